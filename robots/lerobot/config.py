@@ -57,3 +57,16 @@ class SO101SimConfig:
     frozen_s: Seconds = 1.0
     journal: Optional[str] = field(default=None, metadata=OUTSIDE)  # noqa: UP045
     python: Optional[str] = field(default=None, metadata=OUTSIDE)  # noqa: UP045
+
+
+@dataclass
+class BiSO101SimConfig(SO101SimConfig):
+    """Two simulated SO-101 at one table: LeRobot's bimanual robot at simulated motors.
+
+    cameras: a subset of ``front``, ``left_wrist`` and ``right_wrist``. The rest is as for
+    ``so101_sim``.
+    """
+
+    name: Name = "bi_so101_sim"
+    cell: str = field(default="cell://bi_so101_sim", metadata=OUTSIDE)
+    cameras: List[str] = field(default_factory=lambda: ["front", "left_wrist", "right_wrist"])  # noqa: UP006

@@ -1,4 +1,4 @@
-"""Plug-ins ``lerobot`` and ``so101_sim``: build robot, cameras and scene from ``robot``.
+"""Plug-ins ``lerobot``, ``so101_sim`` and ``bi_so101_sim``: build robot, cameras and scene from ``robot``.
 
 Cheap to import: drivers are imported when used.
 """
@@ -6,7 +6,7 @@ Cheap to import: drivers are imported when used.
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,10 +17,11 @@ from rlinf_vla.core.robot import Camera, Finding, Scene
 from .. import cell_file, runtime_folder, stop
 from ..joint_cell import JointCell
 from ..real_cell import ManualScene, camera
+from ..so101_sim import scene
 from ..so101_sim.client import SimulatedSO101
 from ..so101_sim.reach import Reach
 from .client import LeRobotRobot
-from .config import RELATIVE, LeRobotConfig, SO101SimConfig
+from .config import RELATIVE, BiSO101SimConfig, LeRobotConfig, SO101SimConfig
 
 INSTALL = "install lerobot in an environment of its own and name its interpreter with robot.python (docs/lerobot.md)"
 
@@ -64,17 +65,21 @@ class LeRobot:
 
 
 class SO101Sim:
-    """A simulated SO-101; implements ``RobotPlugin``."""
+    """One or two simulated SO-101; implements ``RobotPlugin``."""
 
-    Config, simulated = SO101SimConfig, True
+    simulated = True
+
+    def __init__(self, config: type[SO101SimConfig], arms: Sequence[str]) -> None:
+        """``arms``: prefixes of the joints' names."""
+        self.Config, self._arms = config, arms
 
     def make(self, config: SO101SimConfig) -> LeRobotRobot:
         where, size = self.folder(config), config.image_size
-        simulated = SimulatedSO101(where)
+        simulated = SimulatedSO101(where, self._arms)
 
         def robot(timeout: float) -> dict[str, Any]:
             simulated.start(timeout, config.cameras, size, size, config.camera_hz)
-            return {"type": "so101_follower", "module": None, "options": simulated.options()}
+            return simulated.robot()
 
         cell = cell_file.read(config.cell, JointCell)
         return LeRobotRobot(cell, config.actions == RELATIVE, where, robot, simulated.close, config.journal, config.python)
@@ -87,7 +92,7 @@ class SO101Sim:
 
     def scene(self, config: SO101SimConfig) -> Scene:
         space = cell_file.read(config.cell, JointCell).space(config.actions == RELATIVE)
-        return Reach(SimulatedSO101(self.folder(config)), space)
+        return Reach(SimulatedSO101(self.folder(config), self._arms), space)
 
     def check(self, config: SO101SimConfig) -> Iterator[Finding]:
         from .check import findings
@@ -104,10 +109,11 @@ class SO101Sim:
 
     def folder(self, config: SO101SimConfig) -> Path:
         """Return the cell's folder; the default one names the machine, as it exists only there."""
-        own = f"so101_sim-{socket.gethostname()}"
+        own = f"{config.name}-{socket.gethostname()}"
         path = runtime_folder.of_arm(own) if config.folder is None else Path(config.folder).expanduser()
         path.mkdir(parents=True, exist_ok=True)
         return path
 
 
-lerobot, so101_sim = LeRobot(), SO101Sim()
+lerobot, so101_sim = LeRobot(), SO101Sim(SO101SimConfig, (scene.ONE_ARM,))
+bi_so101_sim = SO101Sim(BiSO101SimConfig, scene.TWO_ARMS)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rlinf_vla.core.listener import ask
@@ -33,6 +35,8 @@ class CellProcesses:
     cell_module: str
     """Main module of the physics, relative to ``robots``."""
     renderer_module: str
+    settings: Mapping[str, Any] = MappingProxyType({})
+    """More options of both modules."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -50,9 +54,9 @@ class CellProcesses:
             (self.folder / TRUTH).unlink(missing_ok=True)  # from an earlier cell; the cameras wait for the new one
             cell = ChildProcess("the simulated cell", self.cell_module)
             self._children.append(cell)
-            cell.begin({"folder": str(self.folder)})
+            cell.begin({"folder": str(self.folder), **self.settings})
             if cameras:
-                options = {"folder": str(self.folder), "cameras": cameras, "height": height, "width": width, "hz": hz}
+                options = {"folder": str(self.folder), "cameras": cameras, "height": height, "width": width, "hz": hz, **self.settings}
                 self._children.append(_cameras(self.renderer_module, options, deadline))
             cell.wait_ready(deadline)
         return str(self.ask({})["host"])

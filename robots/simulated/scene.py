@@ -53,7 +53,7 @@ def build() -> tuple[Any, Any]:
 
 def intrinsics(camera: str, width: int, height: int) -> Intrinsics:
     """Return how a camera projects; its pixels are square."""
-    focal = height / (2 * math.tan(math.radians(FOVY_DEG[camera]) / 2))
+    focal = height / (2 * math.tan(math.radians(FOVY_DEG[camera.rpartition("_")[2]]) / 2))
     return Intrinsics(width, height, focal, focal, (width - 1) / 2, (height - 1) / 2)
 
 

@@ -1,7 +1,9 @@
-"""Start a simulated SO-101, or connect to the one that runs in a folder, and control it."""
+"""Start one or two simulated SO-101, or connect to the one that runs in a folder, and control it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ..simulated.client import CellProcesses
@@ -9,7 +11,7 @@ from . import scene
 
 PORT, ROBOT_ID = "arm.port", "so101_sim"
 FAULTS = ("silent", "blocked")
-"""silent: the bus is interrupted. blocked: something holds the elbow where it is."""
+"""silent: the buses are interrupted. blocked: something holds the (left) elbow where it is."""
 
 
 class SimulatedSO101(CellProcesses):
@@ -17,9 +19,18 @@ class SimulatedSO101(CellProcesses):
 
     cell_module, renderer_module = "so101_sim.cell", "so101_sim.renderer"
 
-    def options(self) -> dict[str, Any]:
-        """Return the options of LeRobot's ``so101_follower`` for this arm."""
-        return {"port": str(self.folder / PORT), "id": ROBOT_ID, "calibration_dir": str(self.folder)}
+    def __init__(self, folder: Path, arms: Sequence[str] = (scene.ONE_ARM,)) -> None:
+        """``arms``: prefixes of the arms' names, see ``scene.build``."""
+        super().__init__(folder)
+        self.arms, self.settings = tuple(arms), {"arms": list(arms)}
+
+    def robot(self) -> dict[str, Any]:
+        """Return type, module and options of LeRobot's robot."""
+        common = {"id": ROBOT_ID, "calibration_dir": str(self.folder)}
+        if self.arms == scene.TWO_ARMS:
+            ports = {f"{arm}arm_port": str(self.folder / f"{arm}{PORT}") for arm in self.arms}
+            return {"type": "bi_so100_follower", "module": None, "options": common | ports}
+        return {"type": "so101_follower", "module": None, "options": common | {"port": str(self.folder / PORT)}}
 
     def place(self, cube: tuple[float, float, float]) -> None:
         """Place the cube at x, y (metres) and yaw (radians)."""

@@ -13,7 +13,7 @@ from . import scene
 
 
 def cameras(options: dict[str, Any]) -> SimulatedCameras:
-    model = scene.build()
+    model = scene.build(options.pop("arms"))
     data = mujoco.MjData(model)
 
     def show(packed: bytes) -> float:
