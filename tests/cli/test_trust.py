@@ -117,9 +117,11 @@ def test_keys_that_only_the_command_line_sets() -> None:
         *(f"serve.{key}" for key in ("host", "token_env", "insecure", "certificate", "private_key")),
         *("env=libero: python", "env=genesis: scene", "env=genesis: cache_dir", "env=gymnasium: id", "env=gymnasium: kwargs"),
         *("env=maniskill: asset_dir", "reward=function: function"),
+        *(f"rollout.backbone.{key}" for key in ("url", "token_env", "ca_file")),
         *(f"model=remote: {key}" for key in ("url", "token_env", "ca_file")),
         *(f"robot=franka: {key}" for key in ("host", "cell", "cameras", "journal", "python")),
-        *(f"robot=franka_sim: {key}" for key in ("cell", "folder", "journal", "python")),
+        *(f"robot=lerobot: {key}" for key in ("module", "options", "cell", "cameras", "journal", "python")),
+        *(f"robot={name}: {key}" for name in ("franka_sim", "so101_sim") for key in ("cell", "folder", "journal", "python")),
     }
 
 
