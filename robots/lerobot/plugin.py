@@ -1,4 +1,4 @@
-"""Plug-ins ``lerobot``, ``so101_sim`` and ``bi_so101_sim``: build robot, cameras and scene from ``robot``.
+"""Plug-ins ``lerobot``, ``so101_sim`` and ``bi_so101_sim``: robot, cameras and scene of a recipe.
 
 Cheap to import: drivers are imported when used.
 """

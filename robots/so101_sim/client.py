@@ -1,4 +1,4 @@
-"""Start one or two simulated SO-101, or connect to the one that runs in a folder, and control it."""
+"""Start one or two simulated SO-101, or connect to those of a folder, and control them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""One or two simulated SO-101 with table, cube and cameras. Metres; joints in degrees outside MuJoCo.
+"""One or two simulated SO-101 with table, cube and cameras.
+
+Metres; joints in degrees outside MuJoCo.
 
 Joint frames and masses: the URDF of the SO-100 (TheRobotStudio, SO-ARM100, Apache-2.0), whose links
 the SO-101 keeps, with x forward and z up. Shapes are primitives. Position control, friction and
