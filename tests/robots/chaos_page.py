@@ -15,7 +15,8 @@ from chaos import Round
 HEAD = """# Repeated faults
 
 `make robot-chaos ROUNDS=N` writes this table. A run of some of its tests replaces their rows; each
-row says when it was measured. Newest rows: {where}.
+row says when it was measured. Newest rows:
+{where}.
 
 Each fault is injected at a random moment while the arm moves, in a session that continues from
 round to round. "Stopped": seconds from the fault to the last moment at which a joint was faster
