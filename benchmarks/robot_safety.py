@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("--actions", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    cell = load(CELLS / "franka_sim.yaml")
+    cell = load(CELLS / "franka_sim.yaml", Cell)
     benches = {"franka_sim": Bench(cell), "franka_sim, widest workspace": Bench(trials.roomy(cell))}
     draw = np.random.default_rng(options.seed)
     command = f"python -m rlinf_vla.benchmarks.robot_safety --actions {options.actions} --seed {options.seed} {options.output}"
