@@ -119,16 +119,21 @@ def _server(config: DictConfig) -> Iterator[int]:
         run_directory.save_recipe(Path(folder) / run_directory.RECIPE, told)
         child = Child(["-m", "rlinf_vla.benchmarks.served_control", folder])
         try:
-            said = child.channel.receive(START_S)
-        except ChannelClosed:
-            child.end(5.0)
-            raise Failure(f"the policy server ended: {child.output_tail() or 'it printed nothing'}") from None
-        try:
-            if said is None:
-                raise Failure(f"the policy server was not ready within {START_S:g} s")
-            yield int(said["port"])
+            yield _port(child)
         finally:
             child.end()
+
+
+def _port(child: Child) -> int:
+    """Wait until the server is ready, and return its port. Raises Failure."""
+    try:
+        said = child.channel.receive(START_S)
+    except ChannelClosed:
+        child.end(5.0)
+        raise Failure(f"the policy server ended: {child.output_tail() or 'it printed nothing'}") from None
+    if said is None:
+        raise Failure(f"the policy server was not ready within {START_S:g} s")
+    return int(said["port"])
 
 
 def main(directory: Path) -> None:

@@ -37,7 +37,7 @@ def test_the_policy_also_acts_from_a_server_over_each_link(
     announce(tmp_path / "package")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, [ROOT, tmp_path / "package"])))
     monkeypatch.setattr(plugins, "models", lambda: {"linear": LinearPolicy, "remote": RemotePolicy})
-    monkeypatch.setattr(bench_control, "RATES", (50.0,))
+    monkeypatch.setattr(bench_control, "RATES", (10.0,))
     _, *rest = counting.arguments("bench", "counting_ppo", "run_dir=bench", "control.max_observation_age_s=5")
     found = rlinf_vla("bench", "control", *rest)
     assert found.code == 0, found.err
