@@ -75,9 +75,11 @@ RUNS = {
     "sac of compact": ("sac", "compact", [*FULL, "algorithm.demonstrations=2"]),
     "sac of frozen openvla": ("sac", "openvla_oft", [*FULL, "algorithm.frozen_backbone=true"]),
     "dsrl of pi0": ("sac", "pi0", [*FULL, "algorithm.frozen_backbone=true", "algorithm.noise_bound=2.0"]),
+    "rl token on pi0": ("sac", "pi0", [*FULL, "algorithm.frozen_backbone=true", "algorithm.anchor=0.1"]),
     "sft of openvla": ("sft", "openvla", FULL),
     "sft of openvla_oft": ("sft", "openvla_oft", LORA),
     "sft of pi0": ("sft", "pi0", FULL),
+    "sft of pi0 with delays": ("sft", "pi0", [*FULL, "model.options.simulated_delay=1"]),
 }
 
 
