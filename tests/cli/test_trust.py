@@ -121,7 +121,11 @@ def test_keys_that_only_the_command_line_sets() -> None:
         *(f"model=remote: {key}" for key in ("url", "token_env", "ca_file")),
         *(f"robot=franka: {key}" for key in ("host", "cell", "cameras", "journal", "python")),
         *(f"robot=lerobot: {key}" for key in ("module", "options", "cell", "cameras", "journal", "python")),
-        *(f"robot={name}: {key}" for name in ("franka_sim", "so101_sim") for key in ("cell", "folder", "journal", "python")),
+        *(
+            f"robot={name}: {key}"
+            for name in ("franka_sim", "so101_sim", "bi_so101_sim")
+            for key in ("cell", "folder", "journal", "python")
+        ),
     }
 
 
