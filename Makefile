@@ -12,7 +12,7 @@ FIND_LINKS := $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.
 # Cores are shared with simulators, so waiting threads must sleep, not spin.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: install quickstart test test-rest test-order portability lint type format prove-ppo prove-ppo-putonplate prove-grpo prove-cost prove-sac prove-gpu prove-plans gpu-packages rehearse-7b robot-demo robot-chaos robot-deadlines prove-franka prove-delay sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-reference mutants serve-clients lerobot prove-serve clean
+.PHONY: install quickstart test test-rest test-order portability lint type format prove-ppo prove-ppo-putonplate prove-grpo prove-cost prove-deadline prove-sac prove-gpu prove-plans gpu-packages rehearse-7b robot-demo robot-chaos robot-deadlines prove-franka prove-delay sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-reference mutants serve-clients lerobot prove-serve clean
 
 install: $(INSTALLED)
 
@@ -158,6 +158,14 @@ dagger-%: $(ARM)/weak/policy
 	$(ARM_RUN) seed=$* recipe=franka_dagger algorithm.demonstrations.dataset=$(ARM)/data session.patience_s=2.5
 rlt-%: $(ARM)/weak/policy
 	$(ARM_RUN) seed=$* recipe=franka_rlt algorithm.dataset=$(ARM)/data algorithm.dataset_cameras=[front:front] session.patience_s=2.5
+
+# PPO whose chunks arrive two control steps late, against PPO whose chunks arrive at once; both are then evaluated with the delay, on the
+# same episodes. Two seeds, 10 minutes per run.
+LATE := rollout.deadline.execution_horizon=2 rollout.deadline.delays
+prove-deadline: install
+	for seed in 0 1; do for delay in 0 2; do run=runs/$@/delay-$$delay-seed-$$seed; \
+		$(BIN)/rlinf-vla train recipe=maniskill_ppo model=openvla_oft seed=$$seed run_dir=$$run resume=auto $(LATE)=[$$delay] && \
+		$(BIN)/rlinf-vla eval run=$$run $(LATE)=[2] || exit; done; done
 
 # Success against delay: small policies imitate recorded episodes, then drive the simulated arm from a server over a slow link, in real
 # time. 20 minutes of recording, 15 of training, 3 minutes per delay and mode; on an otherwise idle machine.
