@@ -43,7 +43,7 @@ _GOODBYE = "goodbye"
 _OWNERS = ("goal", _GOODBYE)
 """Messages that only the policy's process may send."""
 _SOONEST = 0.6
-"""Shortest time between ticks, in periods; slightly above safety.EARLIEST."""
+"""Shortest time between ticks, in periods; slightly above command_filter.EARLIEST."""
 _END_S = 3.0
 """Longest time to stop and exit, well above the time that the arm needs."""
 

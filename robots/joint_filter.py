@@ -8,15 +8,12 @@ command again by finite differences.
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import NamedTuple
-
 import numpy as np
 
-from rlinf_vla.core.robot import Intervention, JointTarget, RobotError, RobotState, Vector
+from rlinf_vla.core.robot import JointTarget, RobotError, RobotState, Vector
 
+from .command_filter import CommandFilter
 from .joint_cell import JointCell
-from .safety import EARLIEST, LATEST
 from .smoothing import Average
 
 SAG = 0.02
@@ -25,35 +22,18 @@ _RELATIVE, _ABSOLUTE = 1e-6, 1e-6
 """Tolerances for float rounding: a third difference divides the error by the tick cubed."""
 
 
-class Filtered(NamedTuple):
-    """Result of one step."""
-
-    command: JointTarget
-    interventions: list[Intervention]
-    fault: str | None
-    """The violated limit, for the caller to latch. The command already decelerates and holds."""
-
-
-class JointFilter:
+class JointFilter(CommandFilter[JointTarget, RobotState]):
     """Keep the commands of one arm within the limits of its cell."""
 
     def __init__(self, cell: JointCell) -> None:
-        self.counts: Counter[str] = Counter()
-        """Interventions so far, by rule."""
+        super().__init__(cell)
         self._cell, self._gate, self._average = cell, JointGate(cell), Average(cell.windows)
         self._lower, self._upper = np.array(cell.lower), np.array(cell.upper)
         self._step, self._lead = np.array(cell.max_speed) / cell.control_hz, np.array(cell.max_lead)
         self._deviation = np.where(cell.is_gripper, np.inf, np.array(cell.max_deviation))
-        self._tick_s, self._ticks = 1 / cell.servo_hz, cell.ticks_per_step
         self._reference = self._end = self._commanded = np.zeros(len(cell.joints))
-        self._left = 0
-        """Ticks until the reference reaches the end of its path."""
-        self._goal: JointTarget | None = None
-        self._command: JointTarget | None = None
         self._away = 0
         """Ticks for which a joint has been too far from its command."""
-        self._gate_fault: str | None = None
-        self._told: list[Intervention] = []
 
     @property
     def admitted(self) -> JointTarget:
@@ -66,38 +46,11 @@ class JointFilter:
         if wrong is not None:
             raise RobotError(wrong)
         self._gate_fault, self._away = None, 0
-        self._rest(np.clip(state.joints, self._lower, self._upper))
+        self._rest(np.clip(state.joints, self._lower, self._upper), state)
 
     def felt(self, state: RobotState) -> str | None:
         """Return what is wrong with a measurement, or None; also valid while not commanding."""
         return self._unmeasured(state)
-
-    def step(self, goal: JointTarget | None, state: RobotState, dt: float) -> Filtered:
-        """Return the command of this tick, ``dt`` seconds after the last.
-
-        A goal is new if it is a different object than at the last tick. None: decelerate and hold.
-        Raises RuntimeError before ``start``.
-        """
-        if self._command is None:
-            raise RuntimeError("JointFilter.step before start")
-        self._told = []
-        fault = self._gate_fault or self._unmeasured(state) or self._blocked(state)
-        if not EARLIEST * self._tick_s <= dt <= LATEST * self._tick_s:
-            self._tell(state, "servo_hz", 1 / dt if dt > 1e-9 else 1e9, self._cell.servo_hz)
-            if not dt > LATEST * self._tick_s:
-                return Filtered(self._command, self._told, fault)
-            self._rest(self._commanded)
-        if goal is None or fault is not None:
-            self._hold()
-        elif goal is not self._goal:
-            self._goal = goal
-            self._admit(goal, state)
-        command = self._travel()
-        if self._gate_fault is None:
-            self._gate_fault = self._gate.check(command)
-        if self._gate_fault is None:
-            self._command = JointTarget(command)
-        return Filtered(self._command, self._told, fault or self._gate_fault)
 
     def _unmeasured(self, state: RobotState) -> str | None:
         if state.joints.shape != self._lower.shape or not np.isfinite(state.joints).all():
@@ -119,19 +72,18 @@ class JointFilter:
         joint = int((apart - self._deviation).argmax())
         return f"max_deviation: {self._cell.joints[joint]} is {apart[joint]:.1f} from its command; is it blocked?"
 
-    def _rest(self, at: Vector) -> None:
+    def _fault(self, state: RobotState) -> str | None:
+        return self._unmeasured(state) or self._blocked(state)
+
+    def _check(self, command: JointTarget) -> str | None:
+        return self._gate.check(command.positions)
+
+    def _rest(self, at: Vector, state: RobotState) -> None:
         self._reference = self._end = self._commanded = at
         self._hold()
         self._average.rest(at)
         self._command = JointTarget(at)
         self._gate.rest(at)
-
-    def _hold(self) -> None:
-        self._end, self._left, self._goal = self._reference, 0, None
-
-    def _tell(self, state: RobotState, rule: str, before: float, after: float) -> None:
-        self._told.append(Intervention(state.time, rule, float(before), float(after)))
-        self.counts[rule] += 1
 
     def _admit(self, goal: JointTarget, state: RobotState) -> None:
         wanted = np.asarray(goal.positions, np.float64)
@@ -154,13 +106,12 @@ class JointFilter:
             wanted = cut
         self._end, self._left = wanted, self._ticks
 
-    def _travel(self) -> Vector:
-        """Move the reference by one tick and return the smoothed command."""
+    def _travel(self) -> JointTarget:
         if self._left:
             self._reference = self._reference + (self._end - self._reference) / self._left
             self._left -= 1
         self._commanded = self._average.push(self._reference)
-        return self._commanded
+        return JointTarget(self._commanded)
 
 
 class JointGate:

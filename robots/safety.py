@@ -15,45 +15,27 @@ given as a new goal in the same state, makes the same command without interventi
 from __future__ import annotations
 
 import math
-from collections import Counter
-from typing import NamedTuple
 
 import numpy as np
 
-from rlinf_vla.core.robot import Intervention, RobotError, ToolState, ToolTarget
+from rlinf_vla.core.robot import RobotError, ToolState, ToolTarget
 
 from .admission import Admission, Start
 from .cell import Cell
+from .command_filter import CommandFilter
 from .command_gate import CommandGate
 from .smoothing import Average
 from .state_monitor import StateMonitor
 from .workspace import Place, Workspace, along
 
-EARLIEST, LATEST = 0.5, 2.0
-"""Bounds of a tick's duration, in servo periods.
 
-An earlier tick repeats the last command. After a later one the arm is assumed to have stood still.
-"""
-
-
-class Filtered(NamedTuple):
-    """Result of one step."""
-
-    command: ToolTarget
-    interventions: list[Intervention]
-    fault: str | None
-    """The violated limit, for the caller to latch. The command already decelerates and holds."""
-
-
-class SafetyFilter:
+class SafetyFilter(CommandFilter[ToolTarget, ToolState]):
     """Keep the commands of one arm within the limits of its cell."""
 
     def __init__(self, cell: Cell) -> None:
-        self.counts: Counter[str] = Counter()
-        """Interventions so far, by rule."""
+        super().__init__(cell)
         self._cell, self._space, self._gate, self._arm = cell, Workspace(cell), CommandGate(cell), cell.arm
         self._watch = StateMonitor(cell, self._space)
-        self._tick_s, self._ticks = 1 / cell.servo_hz, cell.ticks_per_step
         self._average = Average(cell.windows)
         self._ways = np.zeros((round(cell.servo_hz), 2))
         """Metres and radians that the reference moved in each tick of the last second."""
@@ -61,13 +43,7 @@ class SafetyFilter:
         self._reference: Place = ((0.0, 0.0, 0.0), (0.0, 0.0, 0.0))
         self._end = self._commanded = self._reference
         self._joints = self._end_joints = np.zeros(7)
-        self._left = 0
-        """Ticks until the reference reaches the end of its path."""
-        self._goal: ToolTarget | None = None
         self._width: float | None = None
-        self._command: ToolTarget | None = None
-        self._gate_fault: str | None = None
-        self._told: list[Intervention] = []
 
     @property
     def admitted(self) -> ToolTarget:
@@ -87,32 +63,11 @@ class SafetyFilter:
         """Return the exceeded force or torque limit, or None; also valid while not commanding."""
         return self._watch.felt(state)
 
-    def step(self, goal: ToolTarget | None, state: ToolState, dt: float) -> Filtered:
-        """Return the command of this tick, ``dt`` seconds after the last.
+    def _fault(self, state: ToolState) -> str | None:
+        return self._watch.fault(state)
 
-        A goal is new if it is a different object than at the last tick. None: decelerate and hold.
-        Raises RuntimeError before ``start``.
-        """
-        if self._command is None:
-            raise RuntimeError("SafetyFilter.step before start")
-        self._told = []
-        fault = self._gate_fault or self._watch.fault(state)
-        if not EARLIEST * self._tick_s <= dt <= LATEST * self._tick_s:
-            self._tell(state, "servo_hz", 1 / dt if dt > 1e-9 else 1e9, self._cell.servo_hz)
-            if not dt > LATEST * self._tick_s:
-                return Filtered(self._command, self._told, fault)
-            self._rest(self._commanded, state)
-        if goal is None or fault is not None:
-            self._hold()
-        elif goal is not self._goal:
-            self._goal = goal
-            self._admit(goal, state)
-        command = self._travel()
-        if self._gate_fault is None:
-            self._gate_fault = self._gate.check(command)
-        if self._gate_fault is None:
-            self._command = command
-        return Filtered(self._command, self._told, fault or self._gate_fault)
+    def _check(self, command: ToolTarget) -> str | None:
+        return self._gate.check(command)
 
     def _rest(self, at: Place, state: ToolState) -> None:
         self._joints = state.joints.copy()
@@ -121,13 +76,6 @@ class SafetyFilter:
         self._average.rest(np.array((*at[0], *at[1])))
         self._command = ToolTarget(self._space.pose(at), self._width)
         self._gate.rest(self._command)
-
-    def _hold(self) -> None:
-        self._end, self._left, self._goal = self._reference, 0, None
-
-    def _tell(self, state: ToolState, rule: str, before: float, after: float) -> None:
-        self._told.append(Intervention(state.time, rule, float(before), float(after)))
-        self.counts[rule] += 1
 
     def _admit(self, goal: ToolTarget, state: ToolState) -> None:
         gone_m, gone_rad = self._ways.sum(axis=0).tolist()
@@ -138,7 +86,6 @@ class SafetyFilter:
             self._tell(state, rule, before, after)
 
     def _travel(self) -> ToolTarget:
-        """Move the reference by one tick and return the smoothed command."""
         before = self._reference
         if self._left == 1:
             self._reference, self._joints = self._end, self._end_joints

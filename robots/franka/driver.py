@@ -17,9 +17,9 @@ import numpy as np
 from rlinf_vla.core.robot import RobotError, ToolPose, Vector
 
 from ..cell import Cell
+from ..command_filter import LATEST
 from ..homing import way_home
 from ..pace import Pace
-from ..safety import LATEST
 from .errors import ConnectionLost, explained, is_dead, is_ending, robot_error, words
 from .messages import Measured
 from .reflexes import MARGIN, joint_thresholds, tool_thresholds
