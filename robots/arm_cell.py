@@ -8,6 +8,11 @@ from typing import Any
 
 from rlinf_vla.core.robot import CellError
 
+from .smoothing import Windows
+
+SLOWEST_STOP_S = 1.0
+"""A slower stop offers no protection."""
+
 
 def number(low: float, high: float, length: int | None = None) -> Any:
     """Return a field for a number in this range, or for ``length`` such numbers."""
@@ -47,8 +52,13 @@ class ArmCell(ABC):
 
     @property
     @abstractmethod
+    def windows(self) -> Windows:
+        """Averaging windows that keep acceleration and jerk within limits."""
+
+    @property
     def stop_time_s(self) -> float:
         """Longest time from the last goal to standstill of the command."""
+        return self.windows.length / self.servo_hz
 
 
 def check_timing(cell: ArmCell) -> None:

@@ -19,7 +19,7 @@ from rlinf_vla.core.camera_geometry import Mount
 from rlinf_vla.core.robot import CellError, RobotSpec, ToolPose
 
 from . import kinematics
-from .arm_cell import ArmCell, check_timing, number, unbounded
+from .arm_cell import SLOWEST_STOP_S, ArmCell, check_timing, number, unbounded
 from .smoothing import Windows
 
 
@@ -126,11 +126,6 @@ class Cell(ArmCell):
         )
 
     @property
-    def stop_time_s(self) -> float:
-        """Longest time from the last goal to standstill of the command."""
-        return self.windows.length / self.servo_hz
-
-    @property
     def lag_s(self) -> float:
         """Longest time from a goal to the unobstructed tool reaching it.
 
@@ -149,8 +144,6 @@ SPRINGS_S = 0.05
 
 At 0.2 m/s and 1500 N/m, MuJoCo's arm is 11 mm behind after the start, then 3 mm.
 """
-SLOWEST_STOP_S = 1.0
-"""A slower stop offers no protection."""
 
 
 def check(cell: Cell) -> None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rlinf_vla.core.action_space import JointSpace
 from rlinf_vla.core.robot import CellError, RobotSpec
 
-from .arm_cell import ArmCell, check_timing, number, unbounded
+from .arm_cell import SLOWEST_STOP_S, ArmCell, check_timing, number, unbounded
 from .smoothing import Windows
 
 ANY = 0
@@ -22,8 +22,6 @@ ANY = 0
 _FOLLOWING_S = 0.1
 """Lag of the measured joints behind the command: of an SO-101 at the gains that LeRobot sets, in
 simulation; not measured on hardware."""
-_SLOWEST_STOP_S = 1.0
-"""A slower stop offers no protection."""
 
 
 def _each(low: float, high: float) -> tuple[float, ...]:
@@ -73,10 +71,6 @@ class JointCell(ArmCell):
         return Windows.within(1 / self.servo_hz, zip(self.max_speed, self.max_acceleration, self.max_jerk, strict=True))
 
     @property
-    def stop_time_s(self) -> float:
-        return self.windows.length / self.servo_hz
-
-    @property
     def lag_s(self) -> float:
         """Longest time from a goal to the unobstructed joints reaching it."""
         return 1 / self.control_hz + self.stop_time_s + _FOLLOWING_S
@@ -121,5 +115,5 @@ def check(cell: JointCell) -> None:
             raise CellError(f"max_speed: {name}'s {cell.max_speed[joint]:g} is below {speed:g}, that of full actions; lower action_step")
         if ahead[joint] > cell.max_lead[joint]:
             raise CellError(f"max_lead: {name}'s {cell.max_lead[joint]:g} is below {ahead[joint]:.1f}, the lead of full actions; raise it")
-    if cell.stop_time_s > _SLOWEST_STOP_S:
-        raise CellError(f"max_acceleration: a stop takes {cell.stop_time_s:.1f} s, more than {_SLOWEST_STOP_S:g} s; raise it, or max_jerk")
+    if cell.stop_time_s > SLOWEST_STOP_S:
+        raise CellError(f"max_acceleration: a stop takes {cell.stop_time_s:.1f} s, more than {SLOWEST_STOP_S:g} s; raise it, or max_jerk")
