@@ -293,6 +293,16 @@ class Flow(LinearPolicy):
         return (noise[:, None, [3, 1, 2, 0]] - 0.5).clamp(-1, 1).expand(-1, self.spec.chunk, -1)
 
 
+def successes(running: OffPolicyFlow, config: SACConfig, iterations: int) -> list[float]:
+    """Run the iterations; return the success of each one's episodes."""
+    found = []
+    for iteration in range(iterations):
+        running.begin(iteration)
+        SAC(config, 1.0).iteration(running)
+        found.append(running.metrics["rollout/success_once"])
+    return found
+
+
 STEERED = replace(CONFIG, noise_bound=1.6, frozen_backbone=True, episodes=8, updates_per_step=1.0, learning_rate=3e-3, gamma=0.9)
 
 
@@ -303,11 +313,7 @@ def test_a_frozen_flow_is_steered_by_its_noise(tmp_path: Path) -> None:
     trainer = Trainer(subject, SAC(STEERED), 64)
     assert SAC(STEERED).target_entropy(subject) == -4
     running = flow(tmp_path, subject, trainer, STEERED, {})
-    success = []
-    for iteration in range(10):
-        running.begin(iteration)
-        SAC(STEERED, 1.0).iteration(running)
-        success.append(running.metrics["rollout/success_once"])
+    success = successes(running, STEERED, 10)
     assert sum(success[-3:]) / 3 > sum(success[:3]) / 3 + 0.25
     stored = running.replay.sample(16, torch.Generator().manual_seed(0)).now
     assert stored["action"].shape == (16, 4) and stored["action"].abs().max() <= 1 and "image" not in stored
@@ -384,11 +390,7 @@ def test_refining_a_frozen_policy_improves_it(tmp_path: Path) -> None:
     subject = refining(0.0)
     trainer = Trainer(subject, SAC(REFINED), 64)
     running = flow(tmp_path, subject, trainer, REFINED, {})
-    success = []
-    for iteration in range(12):
-        running.begin(iteration)
-        SAC(REFINED, 1.0).iteration(running)
-        success.append(running.metrics["rollout/success_once"])
+    success = successes(running, REFINED, 12)
     assert sum(success[-3:]) / 3 > sum(success[:3]) / 3 + 0.25
     stored = running.replay.sample(16, torch.Generator().manual_seed(0)).now
     assert "image" not in stored and stored["features"].shape[1] == subject.features
