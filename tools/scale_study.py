@@ -81,8 +81,9 @@ NETWORKS = {
 class Settings:
     """What is varied: recipe keys, assumptions, keys of a node, the minibatch as a multiple.
 
-    ``merge``: adapters are merged into the weights for rollouts. ``kept``: a rank learns from the
-    same rows in each epoch, which is not built.
+    ``merge``: adapters are merged into the weights for rollouts. ``envs``: environments as a
+    multiple. ``kept``: a rank learns from the same rows in each epoch
+    (``algorithm.row_groups``).
     """
 
     keys: tuple[str, ...] = ()
@@ -91,6 +92,7 @@ class Settings:
     minibatch: int = 1
     merge: bool = True
     kept: bool = False
+    envs: int = 1
 
 
 STALE = ("algorithm.staleness=1", "algorithm.decoupled=true")
@@ -102,10 +104,11 @@ LORA = {
 }
 EXPERT = {
     "minibatches twice as large": Settings(minibatch=2),
-    "a rank learns from the same rows in each epoch (not built)": Settings(kept=True),
+    "a rank learns from the same rows in each epoch (`algorithm.row_groups`)": Settings(kept=True),
     "rollouts one iteration behind (`algorithm.staleness=1`)": Settings(STALE),
     "both": Settings(STALE, kept=True),
     "both, minibatches twice as large": Settings(STALE, kept=True, minibatch=2),
+    "these, and one environment per core, 16 per GPU": Settings(STALE, kept=True, minibatch=2, envs=2),
 }
 
 
@@ -122,17 +125,15 @@ class Study:
     def predict(self, gpus: int, weak: bool, settings: Settings) -> Prediction:
         """Return the prediction of the plan that is fastest on ``gpus`` GPUs."""
         share = gpus if weak else MOST
-        envs, minibatch = share * self.network.envs, share * self.network.minibatch * settings.minibatch
-        sizes = (f"env.num_envs={envs}", f"rollout.batch_size={self.network.envs}", f"algorithm.minibatch_size={minibatch}")
-        recipe = self.recipe(*sizes, *settings.keys)
+        each = self.network.envs * settings.envs
+        envs, minibatch = share * each, share * self.network.minibatch * settings.minibatch
+        sizes = (f"env.num_envs={envs}", f"rollout.batch_size={each}", f"algorithm.minibatch_size={minibatch}")
+        groups = (f"algorithm.row_groups={gpus}",) * settings.kept
+        recipe = self.recipe(*sizes, *groups, *settings.keys)
         node = replace(NODE, count=gpus // 8, **settings.node)
         profile = published(self.work, GPU, node.cpus, settings.assumed)
         if not settings.merge:
             profile = replace(profile, operations=profile.operations | {"merge": Cost(on="gpu")})
-        if settings.kept:
-            mine = 1 - (1 - 1 / gpus) ** recipe.algorithm.epochs
-            cost = profile.cost("precompute").times(1 / gpus / mine)
-            profile = replace(profile, operations=profile.operations | {"precompute": cost})
         graph = trace(builders.build_algorithm(recipe))
         cluster = Cluster(f"{gpus}gpu", (node,))
         return choose(Problem(graph, workload(recipe, graph, profile), cluster, {GPU: profile}, recipe.cluster.rows)).best

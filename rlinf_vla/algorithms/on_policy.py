@@ -71,6 +71,12 @@ class OnPolicyConfig(CostConfig):
     epochs: Annotated[int, Range(1, 1000)] = 1
     minibatch_size: Count = 160
     """Policy calls per optimiser step."""
+    row_groups: Count = 1
+    """Draw each minibatch evenly from this many fixed groups of policy calls.
+
+    With a multiple of cluster.trainer_ranks, a rank learns from the same calls in every epoch, and
+    computes the frozen part of the policy only for these.
+    """
     target_kl: Positive | None = 0.08
     """Stop an iteration's updates once a minibatch's approximate KL exceeds this; null: never."""
     learning_rate: LearningRate = 1e-4
@@ -151,6 +157,9 @@ class OnPolicy(CostLimited):
             raise UserError(
                 "algorithm.recompute_log_prob=true: the decoupled objective needs the rollout's log-probabilities; remove one of both"
             )
+
+        if config.minibatch_size % config.row_groups:
+            raise UserError(f"algorithm.row_groups={config.row_groups} does not divide algorithm.minibatch_size={config.minibatch_size}")
 
     @property
     def keeps_reference(self) -> bool:

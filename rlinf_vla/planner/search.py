@@ -165,6 +165,7 @@ def workload(recipe: Recipe, graph: Graph, profile: Profile) -> Workload:
         fixes=recipe.cluster.reuse_frozen and config.epochs > 1,
         critic=slots,
         broadcast=broadcasts(replace(recipe.cluster, offload=False)),
+        row_groups=config.row_groups,
         processes=getattr(recipe.env, "processes", None),
     )
 

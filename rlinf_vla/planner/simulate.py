@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import gcd
 from typing import Any
 
 from rlinf_vla.config.cluster import DISAGGREGATED, IN_PROCESS
@@ -59,8 +60,9 @@ def update_seconds(profile: Profile, plan: Plan, workload: Workload, rows: float
     seconds = 0.0
     for count, minibatch in ((full, size), (1 if rest else 0, rest)):
         seconds += count * (passes(profile, "update", plan, -(-minibatch // ranks)) + optimise)
-    # a rank computes the frozen part of the rows that it learns from: each epoch draws them anew
-    mine = rows * (1 - (1 - 1 / ranks) ** workload.epochs)
+    # the frozen part of the rows that a rank learns from: each epoch draws its groups anew
+    groups = gcd(workload.row_groups, ranks)
+    mine = rows / groups * (1 - (1 - groups / ranks) ** workload.epochs)
     once = passes(profile, "precompute", plan, mine) * workload.fixes + passes(profile, "reference", plan, rows / ranks) * workload.proximal
     return workload.epochs * seconds + once
 

@@ -39,6 +39,8 @@ class Workload:
     """Bootstrap values are computed for episodes that are cut off."""
     broadcast: bool = False
     """New weights are broadcast, unless roles take turns, and not fetched from the object store."""
+    row_groups: int = 1
+    """Fixed groups from which minibatches are drawn evenly."""
     processes: int | None = None
     """Simulator processes per rollout worker; None: one per core, at least one per group."""
 

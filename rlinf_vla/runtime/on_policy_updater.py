@@ -15,8 +15,8 @@ from rlinf_vla.algorithms.parity import FLOAT32, Parity, parity_errors, unit_of
 from rlinf_vla.core.devices import CPU, device_of, moved
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import Inputs, Trajectory, flattened
-from rlinf_vla.training.ranks import Rows, map_rows, rows_of_rank, world_size
-from rlinf_vla.training.trainer import ExtraLoss, Trainer, minibatches
+from rlinf_vla.training.ranks import Rows, map_rows, minibatches, rows_of_rank, world_size
+from rlinf_vla.training.trainer import ExtraLoss, Trainer
 
 if TYPE_CHECKING:
     from rlinf_vla.algorithms.sft import Demonstrations
@@ -53,32 +53,31 @@ class OnPolicyUpdater:
         config, stale = algorithm.config, bool((batch.calls.policy_version != version).any())
         rounded = self.unit > FLOAT32
         self._check(batch.calls, version)
-        minibatch_size = algorithm.minibatch_size(batch)
         seed, rows = self.run_seed * 1_000_003 + iteration, self.trainer.micro_batch_size
+        parts = minibatches(len(batch), config.epochs, algorithm.minibatch_size(batch), seed, config.row_groups)
+        per_epoch = len(parts) // config.epochs
         if self.reuse_frozen and config.epochs > 1 and not self.trainer.sharded:  # a sharded policy computes on all ranks together
-            mine = rows_of_rank(minibatches(len(batch), config.epochs, minibatch_size, seed), rows)
+            mine = rows_of_rank(parts, rows)
             batch = replace(batch, calls=replace(batch.calls, inputs=precompute_frozen(self.policy, batch.calls.inputs, rows, mine)))
         first = self._place[1] if self._place[0] == iteration else 0
         if config.decoupled:
             # of precomputed parts, a rank has only the rows that it learns from
             by_minibatch = rounded or world_size() > 1
-            proximal = self.first_log_prob(batch.calls, minibatch_size, seed) if by_minibatch else self.log_prob(batch.calls)
+            proximal = self.log_prob_by(parts[:per_epoch], batch.calls) if by_minibatch else self.log_prob(batch.calls)
             batch = replace(batch, proximal=proximal)
         elif not (value_only or first or stale) and (rounded if config.recompute_log_prob is None else config.recompute_log_prob):
-            batch = replace(batch, calls=replace(batch.calls, log_prob=self.first_log_prob(batch.calls, minibatch_size, seed)))
+            batch = replace(batch, calls=replace(batch.calls, log_prob=self.log_prob_by(parts[:per_epoch], batch.calls)))
 
         metrics = self.trainer.update(
             batch,
             partial(algorithm.loss, value_only=value_only),
-            config.epochs,
-            minibatch_size,
-            shuffle_seed=seed,
+            parts,
             enough=algorithm.enough,
             critic_only=value_only,
             beside=self._cotraining(config, iteration, first) if config.sft_coef and not value_only else lambda index: (),
             progress=progress,
         )
-        self._place = (iteration, first + config.epochs * -(-len(batch) // minibatch_size))
+        self._place = (iteration, first + len(parts))
         return metrics
 
     def reference(self, calls: Trajectory) -> Tensor:
@@ -93,14 +92,14 @@ class OnPolicyUpdater:
         return map_rows(self._evaluated, calls, self.trainer.micro_batch_size, device_of(self.policy))
 
     @torch.no_grad()
-    def first_log_prob(self, calls: Trajectory, minibatch_size: int, seed: int) -> Tensor:
-        """Log-probabilities as ``log_prob``, but in the micro-batches of the first epoch.
+    def log_prob_by(self, epoch: Sequence[Tensor], calls: Trajectory) -> Tensor:
+        """Log-probabilities as ``log_prob``, but in the micro-batches of an epoch's minibatches.
 
         Rounding depends on the size of a matrix product. So these equal the ones of the first
         minibatch's loss bit for bit, and its ratio is exactly 1.
         """
         found, device = torch.empty_like(calls.log_prob), device_of(self.policy)
-        for rows in minibatches(len(calls), 1, minibatch_size, seed):
+        for rows in epoch:
             found[rows] = map_rows(self._evaluated, Rows(calls, rows), self.trainer.micro_batch_size, device, least=1)
         return found
 

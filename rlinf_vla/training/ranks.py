@@ -75,6 +75,22 @@ class Rows:
         return self.batch[self.index[index]]
 
 
+def minibatches(count: int, epochs: int, size: int, seed: int, groups: int = 1) -> list[Tensor]:
+    """Return the row numbers (int64) of each minibatch; every epoch is shuffled anew.
+
+    Position ``i`` of an epoch has a row whose number is ``i`` modulo ``groups``. So a rank that
+    takes every W-th row, with ``groups`` a multiple of W, gets the same rows in each epoch.
+    """
+    generator, found = torch.Generator().manual_seed(seed), list[Tensor]()
+    for _ in range(epochs):
+        order = torch.empty(count, dtype=torch.int64)
+        for group in range(min(groups, count)):
+            rows = torch.arange(group, count, groups)
+            order[group::groups] = rows[torch.randperm(len(rows), generator=generator)]
+        found += order.split(size)
+    return found
+
+
 def micro_batches(batch: Sliceable, size: int, device: torch.device = CPU) -> Iterator[tuple[Any, bool]]:
     """Yield this rank's micro-batches of at most ``size`` rows, on ``device``, and if each counts.
 

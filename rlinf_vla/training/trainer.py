@@ -50,13 +50,6 @@ class OptimizerSettings(Protocol):
     def optimizers(self, parameters: Mapping[str, Tensor]) -> dict[str, Optimizer]: ...
 
 
-def minibatches(count: int, epochs: int, size: int, seed: int) -> list[Tensor]:
-    """Return the row numbers (int64) of each minibatch; every epoch is shuffled anew."""
-    generator = torch.Generator().manual_seed(seed)
-    orders = [torch.randperm(count, generator=generator) for _ in range(epochs)]
-    return [order[start : start + size] for order in orders for start in range(0, count, size)]
-
-
 class Trainer:
     """Named optimisers of a network's trainable weights, in one process or on several ranks."""
 
@@ -185,29 +178,27 @@ class Trainer:
         self,
         batch: ranks.Learnable,
         loss: LossFunction,
-        epochs: int,
-        minibatch_size: int,
-        shuffle_seed: int,
+        minibatches: Sequence[Tensor],
         enough: Callable[[dict[str, float]], bool] = lambda metrics: False,
         critic_only: bool = False,
         beside: Callable[[int], Sequence[ExtraLoss]] = lambda index: (),
         progress: Callable[[float], None] = lambda fraction: None,
     ) -> dict[str, float]:
-        """Train ``epochs`` passes over ``batch`` in shuffled minibatches; return mean statistics.
+        """Take a step on each of ``minibatches``, rows of ``batch``; return mean statistics.
 
         Stops early when ``enough(statistics of a step)`` is true. Every rank gets the whole
         ``batch`` and reads its ``counts`` and the rows that it has ``touched`` (see
         ``ranks.py``). ``beside(i)``: additional losses of the ``i``-th minibatch.
         """
         sums: dict[str, float] = defaultdict(float)
-        steps, parts = 0, minibatches(len(batch), epochs, minibatch_size, shuffle_seed)
+        steps = 0
         with self._frozen_actor() if critic_only else nullcontext():
-            for index, rows in enumerate(parts):
+            for index, rows in enumerate(minibatches):
                 metrics = self.step(ranks.Rows(batch, rows), loss, beside=beside(index))
                 steps += bool(metrics)
                 for name, value in metrics.items():
                     sums[name] += value
-                progress((index + 1) / len(parts))
+                progress((index + 1) / len(minibatches))
                 if metrics and enough(metrics):
                     break
         return {name: value / max(steps, 1) for name, value in sums.items()} | {"actor/updates": float(steps)}

@@ -9,6 +9,7 @@ import torch
 from rlinf_vla.algorithms.advantages import GAMMA_UNITS, gae
 from rlinf_vla.algorithms.on_policy import Batch
 from rlinf_vla.algorithms.ppo import PPO, PPOConfig
+from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.types import Trajectory
 from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.rollout.collector import collect
@@ -27,6 +28,12 @@ def policy() -> LinearPolicy:
 @pytest.fixture
 def rollouts(policy: LinearPolicy) -> Trajectory:
     return collect(Actor(policy, Settings(1, 1.0, 3)), groups(6, 2), 0, 0, 5, Timeline())
+
+
+def test_row_groups_divide_a_minibatch() -> None:
+    PPO(replace(CONFIG, minibatch_size=12, row_groups=4), 1.0)
+    with pytest.raises(UserError, match=r"algorithm.row_groups=8 does not divide algorithm.minibatch_size=12"):
+        PPO(replace(CONFIG, minibatch_size=12, row_groups=8), 1.0)
 
 
 def moved(policy: LinearPolicy, by: float = 0.02) -> LinearPolicy:

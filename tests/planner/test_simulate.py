@@ -264,6 +264,10 @@ def test_ranks_share_what_an_update_computes_once() -> None:
         mine = 64 * (1 - (1 - 1 / ranks) ** 2)
         first = 0.25 * (64 / ranks / 16) + 0.01 * 64 / ranks
         assert update_seconds(known, plan, load, 64, False) == pytest.approx(0.5 * ceil(mine / 16) + 0.02 * mine + first)
+    for groups, shares in ((8, 1.0), (6, 1.5), (3, 1.75)):  # rows of all four ranks; of pairs of ranks; of any rank
+        plan = Plan("ray", trainer_ranks=4, micro_batch_size=1)
+        seconds = update_seconds(known, plan, replace(load, proximal=False, row_groups=groups), 64, False)
+        assert seconds == pytest.approx((0.5 + 0.02) * shares * 16)
     graph = trace(GRPO(GRPOConfig(kl_coef=0.1), 1.0))
     known = replace(known, operations=known.operations | {"reference": Cost(per_item=0.2)}, bytes=LIGHT)
     load = workload(reference=True, processes=1, calls=None, listed=16, critic=False)

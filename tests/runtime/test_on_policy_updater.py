@@ -170,8 +170,8 @@ def test_in_bfloat16_the_first_ratio_is_exactly_one(micro_batch_size: int) -> No
 
 def test_log_probabilities_are_recomputed_only_where_they_are_those_of_the_present_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    compute = OnPolicyUpdater.first_log_prob
-    monkeypatch.setattr(OnPolicyUpdater, "first_log_prob", lambda *of: (asked.append(1), compute(*of))[1])
+    compute = OnPolicyUpdater.log_prob_by
+    monkeypatch.setattr(OnPolicyUpdater, "log_prob_by", lambda *of: (asked.append(1), compute(*of))[1])
 
     def times(dtype: str = "bfloat16", value_only: bool = False, version: int = 0, updates: int = 1, **keys: Any) -> int:
         asked.clear()

@@ -110,10 +110,10 @@ def test_each_iteration_has_other_episodes_and_another_order() -> None:
     subject, seeds, orders = flow(), [], []
     update = subject.trainer.update
 
-    def watching(batch: Any, *arguments: Any, **named: Any) -> dict[str, float]:
+    def watching(batch: Any, loss: Any, minibatches: Any, **named: Any) -> dict[str, float]:
         seeds.append(batch.calls.seed.unique().tolist())
-        orders.append(named["shuffle_seed"])
-        return update(batch, *arguments, **named)
+        orders.append(tuple(torch.cat(minibatches).tolist()))
+        return update(batch, loss, minibatches, **named)
 
     subject.trainer.update = watching  # type: ignore[method-assign]
     iterate(subject, 3)

@@ -26,9 +26,9 @@ from rlinf_vla.testing.policy_calls import with_critic
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from rlinf_vla.training.gradient_checkpointing import checkpoint_blocks
 from rlinf_vla.training.lora import add_lora
-from rlinf_vla.training.ranks import map_rows, rows_of_rank
+from rlinf_vla.training.ranks import map_rows, minibatches, rows_of_rank
 from rlinf_vla.training.sharding import shard
-from rlinf_vla.training.trainer import ExtraLoss, Trainer, minibatches
+from rlinf_vla.training.trainer import ExtraLoss, Trainer
 from tests.models.test_openvla_oft import small as small_oft
 from tests.models.test_pi0 import small as small_pi0
 from tests.training.processes import on_ranks
@@ -76,7 +76,7 @@ def updates(mode: str, minibatch: int = 4, micro: int = 2, **options: Any) -> di
     subject, metrics = make(mode, micro, Toy()), []
     for seed in range(3):
         chosen = {name: values[seed] for name, values in options.items()}
-        metrics.append(subject.update(rows(SIZE, seed=seed), loss, 2, minibatch, seed, **chosen))
+        metrics.append(subject.update(rows(SIZE, seed=seed), loss, minibatches(SIZE, 2, minibatch, seed), **chosen))
     return {"metrics": metrics, "weights": subject.weights(), "state": subject.state()}
 
 
@@ -89,7 +89,7 @@ def only_touched(mode: str) -> dict[str, Any]:
     subject, batch = make(mode, 2, Toy()), rows(SIZE)
     mine = rows_of_rank(minibatches(SIZE, 1, 4, 0), 2)
     batch.x = torch.full_like(batch.x, float("nan")).index_copy(0, mine, batch.x[mine])
-    return {"metrics": [subject.update(batch, loss, 1, 4, 0)], "weights": subject.weights()}
+    return {"metrics": [subject.update(batch, loss, minibatches(SIZE, 1, 4, 0))], "weights": subject.weights()}
 
 
 def not_finite(mode: str) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def not_finite(mode: str) -> dict[str, Any]:
 def reference(mode: str) -> dict[str, Any]:
     """The policy before and after, through its methods: each row by one rank, for all."""
     subject = make(mode, 2, Toy(), keep_reference=True)
-    subject.update(rows(SIZE), loss, 1, 4, 0)
+    subject.update(rows(SIZE), loss, minibatches(SIZE, 1, 4, 0))
 
     @torch.no_grad()
     def seen() -> Tensor:
@@ -127,9 +127,10 @@ class Exact(LinearPolicy):
         return super().encode(inputs).double()
 
 
-def ppo(mode: str, lora: int, kl_coef: float) -> dict[str, Any]:
+def ppo(mode: str, lora: int, kl_coef: float, **keys: Any) -> dict[str, Any]:
     """Three updates of two epochs as a trainer makes them; with ``kl_coef`` from the reference of the initial policy."""
-    policy, settings = with_critic(Exact(LinearOptions())), PPOConfig(kl_coef=kl_coef, epochs=2, minibatch_size=4, target_kl=None)
+    settings = PPOConfig(kl_coef=kl_coef, epochs=2, minibatch_size=4, target_kl=None, **keys)
+    policy = with_critic(Exact(LinearOptions()))
     add_lora(policy, LoraOptions(rank=lora), 0)
     policy.double()
     algorithm, metrics = PPO(settings, 1.0), []
@@ -157,6 +158,7 @@ SCENARIOS: dict[str, Callable[[str], dict[str, Any]]] = {
     "not finite": not_finite,
     "reference": reference,
     "LoRA": partial(ppo, lora=2, kl_coef=0.0),
+    "LoRA, each rank with its own rows": partial(ppo, lora=2, kl_coef=0.0, row_groups=4),
     "LoRA with KL": partial(ppo, lora=2, kl_coef=0.3),
     "all weights with KL": partial(ppo, lora=0, kl_coef=0.3),
 }
@@ -187,7 +189,7 @@ def test_ranks_do_not_change_the_result(tmp_path: Path, alone: dict[str, Any], m
 def critic_only(mode: str, folder: Path) -> list[Any]:
     def work(rank: int) -> dict[str, Tensor]:
         subject = make(mode, 2, Toy())
-        subject.update(rows(SIZE), loss, 1, 4, 0, critic_only=True)
+        subject.update(rows(SIZE), loss, minibatches(SIZE, 1, 4, 0), critic_only=True)
         return subject.state()
 
     return on_ranks(work, folder)
@@ -265,7 +267,7 @@ def test_ranks_do_not_change_the_result_of_a_real_policy(tmp_path: Path, name: s
             with torch.no_grad():
                 inputs = policy.precompute(batch.calls.inputs)
             known = replace(batch, calls=replace(batch.calls, inputs=inputs))
-            subject.update(known, lambda policy, part: algorithm.loss(policy, part, False), 1, 3, seed)
+            subject.update(known, lambda policy, part: algorithm.loss(policy, part, False), minibatches(len(known), 1, 3, seed))
         return subject.weights()
 
     found = {mode: on_ranks(lambda rank, mode=mode: learn(mode), tmp_path)[0] for mode in MODES}

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from rlinf_vla.training import ranks
-from rlinf_vla.training.ranks import LEAST, Rows, buckets, map_rows, micro_batches, rows_of_rank, sum_gradients, summed
-from rlinf_vla.training.trainer import minibatches
+from rlinf_vla.training.ranks import LEAST, Rows, buckets, map_rows, micro_batches, minibatches, rows_of_rank, sum_gradients, summed
 from tests.training.processes import on_ranks
 from tests.training.test_trainer import rows
 
@@ -46,6 +45,27 @@ def test_a_rank_reads_only_the_rows_that_it_computes(count: int, minibatch: int,
             assert rows_of_rank(parts, size).tolist() == sorted(computed)
     with as_rank(0, 1):
         assert rows_of_rank(parts, size).tolist() == list(range(count))
+
+
+@given(st.integers(1, 40), st.integers(1, 4), st.integers(1, 3), st.integers(1, 3), st.integers(0, 9))
+def test_with_row_groups_a_rank_keeps_its_rows(count: int, world: int, multiple: int, per_group: int, seed: int) -> None:
+    """Every epoch has every row once, in another order, and a rank has the same rows in each."""
+    groups = world * multiple
+    parts = minibatches(count, 3, per_group * groups, seed, groups)
+    per_epoch = len(parts) // 3
+    epochs = [torch.cat(parts[first : first + per_epoch]) for first in (0, per_epoch, 2 * per_epoch)]
+    for epoch in epochs:
+        assert epoch.sort().values.tolist() == list(range(count))
+        assert torch.equal(epoch % groups, torch.arange(count) % groups), "each group has its share of each minibatch"
+    for rank in range(world):
+        with as_rank(rank, world):
+            mine = [sorted(row for part, counts in micro_batches(epoch, 2) if counts for row in part.tolist()) for epoch in epochs]
+        assert mine[0] == mine[1] == mine[2] == list(range(rank, count, world))
+
+
+def test_row_groups_are_shuffled() -> None:
+    orders = [torch.cat(minibatches(24, 2, 4, seed, 4)).tolist() for seed in (1, 2)]
+    assert len({tuple(half) for order in orders for half in (order[:24], order[24:])}) == 4
 
 
 def test_rows_are_a_batch() -> None:

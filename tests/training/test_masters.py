@@ -129,7 +129,7 @@ def test_the_gradient_is_of_one_step_only() -> None:
 def test_while_only_the_critic_trains_masters_stay() -> None:
     subject = trainer(torch.bfloat16)
     before = {name: value.clone() for name, value in subject.trained.items()}
-    subject.update(batch(0), linear, 1, 8, 0, critic_only=True)
+    subject.update(batch(0), linear, [torch.arange(8)], critic_only=True)
     changed = {name for name, value in subject.trained.items() if not torch.equal(value, before[name])}
     assert changed == {"value_head.weight", "value_head.bias"}
     train(subject, range(1))

@@ -28,7 +28,7 @@ from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.testing.policy_calls import with_critic
 from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
 from rlinf_vla.training.lora import add_lora, merged_lora
-from rlinf_vla.training.ranks import local_gradient, local_shard
+from rlinf_vla.training.ranks import local_gradient, local_shard, minibatches
 from rlinf_vla.training.sharding import shard
 from tests.models.test_openvla_oft import small as small_oft
 from tests.models.test_pi0 import small as small_pi0
@@ -146,7 +146,7 @@ def test_ranks_that_rest_between_updates_learn_the_same(tmp_path: Path, mode: st
             for seed in range(3):
                 batch = rows(7, seed=seed)
                 batch.x = batch.x.to(dtype)
-                metrics.append(trainer.update(batch, loss, 2, 4, seed))
+                metrics.append(trainer.update(batch, loss, minibatches(7, 2, 4, seed)))
                 if moves:
                     trainer.move("cpu")
                     assert all(each.grad is None for each in (*trainer.parameters.values(), *trainer.trained.values()))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from rlinf_vla.algorithms.base import OptimizerConfig
+from rlinf_vla.training.ranks import minibatches
 from rlinf_vla.training.trainer import ExtraLoss, Trainer
 
 SETTINGS = OptimizerConfig(learning_rate=1e-2, value_learning_rate=5e-2, max_grad_norm=0.7)
@@ -100,7 +101,7 @@ def assert_equal(first: dict[str, Tensor], second: dict[str, Tensor], tolerance:
 
 
 def update(of: Trainer, batch: Rows, seed: int = 1, **options: Any) -> dict[str, float]:
-    return of.update(batch, loss, epochs=options.pop("epochs", 2), minibatch_size=5, shuffle_seed=seed, **options)
+    return of.update(batch, loss, minibatches(len(batch), options.pop("epochs", 2), 5, seed), **options)
 
 
 @given(st.integers(1, 14), st.integers(1, 14), st.integers(0, 1000))
@@ -180,7 +181,7 @@ def test_critic_only_changes_nothing_else() -> None:
 def test_critic_only_ends_with_the_update_that_fails() -> None:
     subject = trainer()
     with pytest.raises(FloatingPointError):
-        subject.update(rows(), lambda model, batch: (loss(model, batch)[0] * float("nan"), {}), 1, 5, 0, critic_only=True)
+        subject.update(rows(), lambda model, batch: (loss(model, batch)[0] * float("nan"), {}), [torch.arange(5)], critic_only=True)
     assert all(parameter.requires_grad for parameter in subject.policy.parameters())
 
 
@@ -191,7 +192,7 @@ def test_each_epoch_visits_every_row_in_another_order() -> None:
         seen.append(part.y.tolist())
         return loss(model, part)
 
-    trainer(2).update(batch, watching, epochs=3, minibatch_size=5, shuffle_seed=7)
+    trainer(2).update(batch, watching, minibatches(len(batch), 3, 5, seed=7))
     visited = [y for part in seen for y in part]
     epochs = [visited[i : i + 12] for i in (0, 12, 24)]
     assert all(sorted(epoch) == sorted(batch.y.tolist()) for epoch in epochs)
