@@ -13,9 +13,10 @@ from omegaconf import DictConfig
 from rlinf_vla.benchmarks import harness
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.protocols import Policy, VectorEnv
+from rlinf_vla.core.types import EVALUATION_SEEDS
 from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.rollout.collector import collect, rollout_calls
-from rlinf_vla.rollout.episodes import EVALUATION_SEEDS, numbered_episodes
+from rlinf_vla.rollout.episodes import numbered_episodes
 from rlinf_vla.runtime import builders, recipes
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.lora import merged_lora

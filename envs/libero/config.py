@@ -11,6 +11,7 @@ from .conventions import FLIPS, GRIPPERS, STATES
 
 RENDERINGS = ("lazy", "exact", "fast")
 RENDERERS = ("auto", "egl", "osmesa")
+INIT_STATES = ("drawn", "official")
 INSTRUCTIONS = ("auto", "file_name", "bddl")
 CAMERAS = {"base": "agentview", "wrist": "robot0_eye_in_hand"}
 """Camera name -> name in LIBERO."""
@@ -52,7 +53,10 @@ class LiberoConfig:
         times faster on a CPU, but unlike the images in training data.
     renderer: ``egl``, ``osmesa``, or ``auto``, the first of them that works.
     wait_steps: no-op control steps at the start of an episode, while objects settle.
-    seed: seed of LIBERO's random draws besides the stored initial states (fixture placement).
+    init_states: ``drawn``: evaluation starts in the task's 50 stored states, and training and
+        demonstrations in states that are drawn as those were, so that training never sees them;
+        ``official``: all episodes start in the stored states.
+    seed: seed of LIBERO's random draws besides the initial states (fixture placement).
     instruction: ``file_name``, as benchmarks give to a policy; ``bddl``, the text in the task file;
         ``auto``: file_name, except for LIBERO-PRO suites that change the text or the task.
     processes: total number of simulator processes; null: one per CPU core, at least one per group.
@@ -78,6 +82,7 @@ class LiberoConfig:
     rendering: Annotated[str, OneOf(*RENDERINGS)] = "lazy"
     renderer: Annotated[str, OneOf(*RENDERERS)] = "auto"
     wait_steps: CountOrZero = 10
+    init_states: Annotated[str, OneOf(*INIT_STATES)] = "drawn"
     seed: Seed = 0
     instruction: Annotated[str, OneOf(*INSTRUCTIONS)] = "auto"
     processes: Optional[Size] = None  # noqa: UP045

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core import bootstrap
 from rlinf_vla.core.tasks import Diagnosis, Suite, Task
+from rlinf_vla.core.types import EVALUATION_SEEDS
 
 from ..options import one_of, processes_per_group
 from . import gl
@@ -97,6 +98,7 @@ def simulator_options(config: LiberoConfig) -> dict[str, Any]:
         "rendering": config.rendering,
         "wait_steps": config.wait_steps,
         "seed": config.seed,
+        "stored_below": EVALUATION_SEEDS.stop if config.init_states == "drawn" else None,
         "scenes": config.scenes,
         "convention": ", ".join(chosen[name] for name in ("flip", "state", "gripper")),
         "tool": all(chosen[name] == common[name] for name in ("state", "gripper")),

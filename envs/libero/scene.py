@@ -10,19 +10,17 @@ from __future__ import annotations
 import os
 import sys
 import types
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlinf_vla.config.errors import UserError
 
-T = TypeVar("T")
+from .placement import deep_contacts, draw, drawn_from, until_placed
 
 CONTROL_HZ = 20
 TIMESTEP, PERIOD = 0.002, 1.0 / CONTROL_HZ
@@ -53,32 +51,6 @@ def import_libero() -> Any:
     from libero.libero.envs.env_wrapper import ControlEnv
 
     return ControlEnv
-
-
-@contextmanager
-def drawn_from(seed: int) -> Iterator[None]:
-    """Seed numpy's global generator, which LIBERO draws from, and restore it afterwards."""
-    before = np.random.get_state()
-    np.random.seed(seed)
-    try:
-        yield
-    finally:
-        np.random.set_state(before)
-
-
-def until_placed(attempt: Callable[[], T]) -> T:
-    """Repeat ``attempt`` while LIBERO's random placement does not fit.
-
-    LIBERO's own loop swallows every error and never ends. Raises RuntimeError after 100 attempts.
-    """
-    from robosuite.utils.errors import RandomizationError
-
-    for _ in range(100):
-        try:
-            return attempt()
-        except RandomizationError:
-            continue
-    raise RuntimeError("LIBERO found no place for its objects in 100 attempts")
 
 
 class SamplingClock:
@@ -153,13 +125,14 @@ class Scene:
         self._body = self.env.sim.model.body_name2id(self._robot.robot_model.eef_name)
         self._fingers = self._robot._ref_gripper_joint_pos_indexes
         self._playing: Episode | None = None
+        self._overlapping: set[tuple[int, int]] | None = None
         unknown = [camera for camera in cameras.values() if camera not in self.env.sim.model.camera_names]
         if unknown:
             known = ", ".join(sorted(self.env.sim.model.camera_names))
             raise UserError(f"env.cameras: {unknown[0]} is not a camera of this scene: use base, wrist, or one of {known}")
 
-    def begin(self, number: int, wait_steps: int, again: Episode | None = None) -> Episode:
-        """Begin an episode from the stored initial state ``number``.
+    def begin(self, number: int, wait_steps: int, again: Episode | None = None, drawn: bool = False) -> Episode:
+        """Begin an episode from the stored initial state ``number``, or one ``drawn`` by this seed.
 
         ``again``: a finished episode whose memory is reused.
         """
@@ -168,9 +141,12 @@ class Scene:
         episode = Episode(data, seen)
         self._put_in_place(episode)
         self._robot.gripper.current_action = np.zeros(self._robot.gripper.dof)  # robosuite's soft reset omits it
-        with drawn_from(self.seed):
-            until_placed(env.reset)
-        env.sim.set_state_from_flattened(self.init_states[number])
+        if drawn:
+            draw(env, number, self._overlaps())
+        else:
+            with drawn_from(self.seed):
+                until_placed(env.reset)
+            env.sim.set_state_from_flattened(self.init_states[number])
         env.sim.forward()
         env._check_success()
         env._post_process()
@@ -178,6 +154,15 @@ class Scene:
         for _ in range(wait_steps):
             self.step(episode, WAIT)
         return episode
+
+    def _overlaps(self) -> set[tuple[int, int]]:
+        """Return the pairs of geometries that overlap deeply in a stored initial state."""
+        if self._overlapping is None:
+            self._overlapping = set()
+            for state in self.init_states:
+                self.env.sim.set_state_from_flattened(state)
+                self._overlapping |= deep_contacts(self.env)
+        return self._overlapping
 
     def step(self, episode: Episode, action: NDArray[Any]) -> bool:
         """Execute one control step, ``action`` ``[7]`` as in robosuite. Returns the task's success.

@@ -52,7 +52,8 @@ class LiberoSimulator:
 
     options: ``tasks`` (each with ``bddl``, ``init_states`` and ``instruction``), ``cameras`` (name
         -> LIBERO's name), ``image_size``, ``flip``, ``state``, ``gripper``, ``rendering``,
-        ``wait_steps``, ``seed``, ``scenes``, ``convention``, ``renderer``, ``tool``.
+        ``wait_steps``, ``seed``, ``scenes``, ``convention``, ``renderer``, ``tool``, ``stored_below``
+        (episodes with this seed or a greater one draw their initial states; None: none does).
     """
 
     def __init__(self, options: dict[str, Any], slots: int) -> None:
@@ -78,8 +79,10 @@ class LiberoSimulator:
     def reset(self, slot: int, seed: int, task: int) -> str:
         last, self._slots[slot] = self._slots[slot], None
         scene = self._scene(task)
-        number = seed % len(scene.init_states)
-        episode = scene.begin(number, self._options["wait_steps"], last[1] if last is not None and last[0] == task else None)
+        stored_below = self._options["stored_below"]
+        drawn = stored_below is not None and seed >= stored_below
+        again = last[1] if last is not None and last[0] == task else None
+        episode = scene.begin(seed if drawn else seed % len(scene.init_states), self._options["wait_steps"], again, drawn)
         self._slots[slot] = task, episode
         return str(self._options["tasks"][task]["instruction"])
 

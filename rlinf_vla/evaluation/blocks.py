@@ -15,7 +15,7 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import NO_ALGORITHM, Recipe
 from rlinf_vla.core import plugins
 from rlinf_vla.core.protocols import HasSuites, Suite
-from rlinf_vla.rollout.episodes import EVALUATION_SEEDS
+from rlinf_vla.core.types import EVALUATION_SEEDS
 from rlinf_vla.runtime import builders
 from rlinf_vla.runtime.recipes import asset_path
 

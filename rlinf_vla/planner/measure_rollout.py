@@ -14,12 +14,12 @@ from torch import Tensor
 
 from rlinf_vla.config.recipe import Recipe, RewardConfig
 from rlinf_vla.core.protocols import Policy, VectorEnv
-from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Observation, StepResult, Trajectory
+from rlinf_vla.core.types import EVALUATION_SEEDS, ActionSample, Episodes, Inputs, Observation, StepResult, Trajectory
 from rlinf_vla.planner import synthetic
 from rlinf_vla.planner.profile import CPU, GPU, Cost, Profile, fit
 from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.rollout.collector import collect, rollout_calls
-from rlinf_vla.rollout.episodes import EVALUATION_SEEDS, numbered_episodes
+from rlinf_vla.rollout.episodes import numbered_episodes
 from rlinf_vla.rollout.wrapped_env import WrappedEnv
 from rlinf_vla.runtime import builders
 from rlinf_vla.runtime.machines import this_machine

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Iterable, Sequence
@@ -36,12 +35,10 @@ class OnlineFlow(ReplayFlow):
     iteration old.
     """
 
-    def __init__(
-        self, player: RobotClient, iterations: int, nice: int = 0, seconds: float = math.inf, scripted: bool = True, **options: Any
-    ) -> None:
-        """iterations: number of iterations in the run. seconds: after which no iteration begins.
-        nice: added to the nice value of updates, because a control loop runs at the same time.
-        scripted: the scene's scripted expert demonstrates, not an operator."""
+    def __init__(self, player: RobotClient, iterations: int, nice: int = 0, scripted: bool = True, **options: Any) -> None:
+        """iterations: number of iterations in the run. nice: added to the nice value of updates,
+        because a control loop runs at the same time. scripted: the scene's scripted expert
+        demonstrates, not an operator."""
         super().__init__(**options)
         self.player, self.iterations, self._scripted = player, iterations, scripted
         policy = self.policy
@@ -53,15 +50,6 @@ class OnlineFlow(ReplayFlow):
         self._forgotten = 0
         self._succeeded: int | None = None
         """Successful demonstrations among those of this process; None: it collected none."""
-        self._seconds, self._first = seconds, math.inf
-        """Limit in seconds, and the time at which the first iteration began."""
-
-    def begin(self, iteration: int) -> None:
-        super().begin(iteration)
-        self._first = min(self._first, time.monotonic())
-
-    def enough(self) -> bool:
-        return time.monotonic() - self._first >= self._seconds
 
     def publish(self) -> None:
         super().publish()

@@ -19,13 +19,13 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import INTERACTIVE, OFF_POLICY, ON_POLICY, SUPERVISED, Recipe
 from rlinf_vla.config.robot import NO_OPERATOR
 from rlinf_vla.core.protocols import Policy
+from rlinf_vla.core.types import EVALUATION_SEEDS
 from rlinf_vla.data.from_dataset import require_same_control_rate
 from rlinf_vla.realworld.cell import check, require_whole_chunks, spec_of
 from rlinf_vla.realworld.client import LocalRobotLink, RobotClient
 from rlinf_vla.realworld.dagger import DAggerFlow
 from rlinf_vla.realworld.episode import EVALUATION, RobotEpisode, first_jobs
 from rlinf_vla.realworld.flow import OnlineFlow
-from rlinf_vla.rollout.episodes import EVALUATION_SEEDS
 from rlinf_vla.rollout.evaluation_episodes import EpisodeResult
 from rlinf_vla.runtime import builders, run_directory
 from rlinf_vla.runtime.base import BaseFlow, PlayEpisodes, Runtime
@@ -71,7 +71,6 @@ def at_robot(recipe: Recipe, directory: Path, checkpoint: Path | None, say: Call
                 side,
                 recipe.iterations,
                 recipe.session.learner_nice,
-                60 * (recipe.session.minutes or math.inf),
                 recipe.session.operator == NO_OPERATOR,
                 trainer=trainer,
                 settings=settings,
@@ -80,6 +79,8 @@ def at_robot(recipe: Recipe, directory: Path, checkpoint: Path | None, say: Call
                 state=state,
                 update_threads=threads,
             )
+
+        flow.time_limit_s = 60 * (recipe.session.minutes or math.inf)
 
         def share() -> int:
             side.share(trainer.acting_weights, flow.policy_version)

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.core.types import MAX_TASKS, Episodes
+from rlinf_vla.core.types import EVALUATION_SEEDS, MAX_TASKS, Episodes
 from rlinf_vla.rollout.noise import philox
 
-EVALUATION_SEEDS = range(1 << 20)
-DEMONSTRATION_SEEDS = range(1 << 20, 1 << 24)
+DEMONSTRATION_SEEDS = range(EVALUATION_SEEDS.stop, 1 << 24)
 TRAINING_SEEDS = range(1 << 24, 1 << 32)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -30,6 +32,8 @@ class BaseFlow:
 
     metrics_every = 1
     """Number of iterations per written line of metrics."""
+    time_limit_s = math.inf
+    """No iteration begins more than this many seconds after the first of this process."""
     parity: Parity | None = None
     """Errors of ``evaluate`` on the first rollout's log-probabilities; None: unchecked."""
 
@@ -45,15 +49,18 @@ class BaseFlow:
         From then until its end there is no state to resume from."""
         self.metrics: dict[str, float] = {}
         self._played_steps = 0
+        self._began = math.inf
+        """When the first iteration of this process began, of ``time.monotonic``."""
 
     def begin(self, iteration: int) -> None:
+        self._began = min(self._began, time.monotonic())
         self.iteration, self.metrics, self.changed = iteration, {}, False
         self._played_steps = 0
         self.timeline.begin_iteration(iteration + 1)
 
     def enough(self) -> bool:
         """Whether the run must end before the next iteration, whatever ``iterations`` says."""
-        return False
+        return time.monotonic() - self._began >= self.time_limit_s
 
     def will_leave(self) -> bool:
         """Whether a machine that holds what only a checkpoint preserves was told to leave."""

@@ -16,6 +16,8 @@ from rlinf_vla.envs.libero.suites import LiberoTask, of_suite
 
 SIZE, STEPS, WAIT_STEPS = 64, 4, 3
 CAMERAS = {"base": "agentview"}
+DRAWN = (("libero_spatial", 0), ("libero_spatial", 3), ("libero_object", 1))
+"""Tasks whose objects may overlap; stand on a fixture; overlap the floor."""
 ACTIONS = np.random.RandomState(0).uniform(-1, 1, (STEPS, 7))
 
 
@@ -167,6 +169,39 @@ def projected(here: Scene) -> dict[str, Any]:
     return found
 
 
+def drawn(suite: str, number: int) -> dict[str, bool]:
+    """Initial states that are drawn, against all 50 stored ones, each after waiting."""
+    here = scene(of_suite(suite)[number], cameras={})
+    fixtures = list(here.env.fixtures_dict)
+
+    def positions(begun: Episode) -> dict[str, Any]:
+        env = here.at(begun)
+        return {name: env.sim.data.body_xpos[env.obj_body_id[name]].copy() for name in (*env.objects_dict, *env.fixtures_dict)}
+
+    stored = [positions(here.begin(each, 10)) for each in range(50)]
+    found = [positions(here.begin(1000 + each, 10, drawn=True)) for each in range(20)]
+    ranges = {name: np.array([each[name] for each in stored]) for name in stored[0]}
+    near = [np.all((p > ranges[name].min(0) - 0.04) & (p < ranges[name].max(0) + 0.04)) for each in found for name, p in each.items()]
+    movable = [name for name in stored[0] if np.ptp(ranges[name], axis=0).max() > 0.005]
+    nearest = [min(np.abs(each[name] - other[name]).max() for other in stored) for each in found for name in movable[:1]]
+    again = positions(here.begin(1000, 10, drawn=True))
+    last = here.begin(1019, 10, drawn=True)
+    for _ in range(10):
+        here.step(last, libero_scene.WAIT)
+    rests = all(np.allclose(value, found[19][name], atol=1e-3) for name, value in positions(last).items())
+    after = positions(here.begin(7, 10))
+    here.close()
+    return {
+        "where stored states have them": bool(np.all(near)),
+        "fixtures do not move": all(np.array_equal(each[name], stored[0][name]) for each in found for name in fixtures),
+        "no stored state": min(nearest) > 0,
+        "differ from each other": len({tuple(each[movable[0]]) for each in found}) == len(found),
+        "depend on their seed only": all(np.array_equal(again[name], found[0][name]) for name in again),
+        "at rest": rests,
+        "stored states are as before": all(np.array_equal(after[name], stored[7][name]) for name in after),
+    }
+
+
 def random_state_is_untouched(here: Scene) -> bool:
     np.random.seed(5)
     before = np.random.get_state()[1].copy()
@@ -184,6 +219,7 @@ def main() -> dict[str, Any]:
         "interleaved": interleaved(one, other),
         "projected": projected(other),
         "random_state_is_untouched": random_state_is_untouched(one),
+        "drawn": {f"{suite}-{number}": drawn(suite, number) for suite, number in DRAWN},
     }
 
 

@@ -20,12 +20,12 @@ from rlinf_vla.config.ranges import check_values
 from rlinf_vla.core import bootstrap
 from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.core.rotations import axis_angle
-from rlinf_vla.core.types import Episodes
+from rlinf_vla.core.types import EVALUATION_SEEDS, Episodes
 from rlinf_vla.envs.libero.config import CONVENTIONS, LiberoConfig
 from rlinf_vla.envs.libero.conventions import flipped, state_vector
 from rlinf_vla.envs.libero.plugin import episode_limit, plugin, simulator_options
 from rlinf_vla.envs.libero.suites import SUITES, limit, of_suite, selected_tasks
-from rlinf_vla.rollout.episodes import EVALUATION_SEEDS, numbered_episodes
+from rlinf_vla.rollout.episodes import numbered_episodes
 from rlinf_vla.testing.env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, assert_same_row, random_actions
 from tests.skips import needs
 
@@ -90,6 +90,18 @@ class TestTasks:
         assert_same_row(seen, 0, seen, 1)
         assert_same_row(seen, 0, seen, 3)
         assert not torch.equal(blind.expert_actions()[0], blind.expert_actions()[2])
+
+    def test_training_episodes_draw_initial_states_that_evaluation_never_sees(self, blind: VectorEnv) -> None:
+        stored, drawn = blind.reset(places((1, 3), (1, 3), (1, 4), (1, 5))), EVALUATION_SEEDS.stop
+        seen = blind.reset(places((1, drawn + 3), (1, drawn + 53), (1, drawn + 3), (1, 3)))
+        assert_same_row(seen, 0, seen, 2)
+        assert_same_row(seen, 3, stored, 0)
+        first, second, again, known = blind.expert_actions()
+        assert torch.equal(first, again) and not torch.equal(first, second) and not torch.equal(first, known)
+
+    def test_the_expert_succeeds_from_a_drawn_state(self, blind: VectorEnv) -> None:
+        actions = play_expert(blind, places(*[(0, EVALUATION_SEEDS.stop + 1)] * 4))
+        assert actions.shape[1] < 250
 
     def test_a_process_runs_more_tasks_than_it_keeps(self, blind: VectorEnv) -> None:
         first = blind.reset(places((0, 1), (1, 1), (2, 1), (3, 1)))
@@ -169,6 +181,10 @@ class TestFacts:
     def test_episodes_that_share_a_process_are_independent(self, facts: dict[str, Any]) -> None:
         assert facts["interleaved"]
 
+    def test_drawn_initial_states_are_like_the_stored_ones(self, facts: dict[str, Any]) -> None:
+        assert all(all(found.values()) for found in facts["drawn"].values()), facts["drawn"]
+        assert len(facts["drawn"]) == 3
+
     def test_numpys_generator_is_restored(self, facts: dict[str, Any]) -> None:
         assert facts["random_state_is_untouched"]
 
@@ -232,6 +248,14 @@ def test_evaluation_episode_k_of_a_task_starts_in_its_initial_state_k() -> None:
     listed = numbered_episodes(EVALUATION_SEEDS, 0, 500, 10)
     for task in range(10):
         assert (listed.seed[listed.task_id == task] % 50).tolist() == list(range(50))
+
+
+def test_all_episodes_may_start_in_stored_states() -> None:
+    (env,) = create(suite="libero_object", tasks=[2], cameras=[], num_envs=2, processes=1, init_states="official")
+    start = EVALUATION_SEEDS.stop // 50 * 50
+    seen = env.reset(places((0, start + 51), (0, 1)))
+    assert_same_row(seen, 0, seen, 1)
+    env.close()
 
 
 def test_images_by_convention() -> None:

@@ -7,10 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_vla.core.types import Episodes
+from rlinf_vla.core.types import EVALUATION_SEEDS, Episodes
 from rlinf_vla.rollout.episodes import (
     DEMONSTRATION_SEEDS,
-    EVALUATION_SEEDS,
     TRAINING_SEEDS,
     numbered_episodes,
     training_episodes,
