@@ -194,7 +194,7 @@ def drawn(suite: str, number: int) -> dict[str, bool]:
     return {
         "where stored states have them": bool(np.all(near)),
         "fixtures do not move": all(np.array_equal(each[name], stored[0][name]) for each in found for name in fixtures),
-        "no stored state": min(nearest) > 0,
+        "no stored state": bool(min(nearest) > 0),
         "differ from each other": len({tuple(each[movable[0]]) for each in found}) == len(found),
         "depend on their seed only": all(np.array_equal(again[name], found[0][name]) for name in again),
         "at rest": rests,
