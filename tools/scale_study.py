@@ -108,7 +108,7 @@ EXPERT = {
     "rollouts one iteration behind (`algorithm.staleness=1`)": Settings(STALE),
     "both": Settings(STALE, kept=True),
     "both, minibatches twice as large": Settings(STALE, kept=True, minibatch=2),
-    "these, and one environment per core, 16 per GPU": Settings(STALE, kept=True, minibatch=2, envs=2),
+    "both, one environment per core (16 per GPU), minibatches four times as large": Settings(STALE, kept=True, minibatch=4, envs=2),
 }
 
 

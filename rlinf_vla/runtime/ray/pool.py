@@ -5,7 +5,6 @@ ray is imported on first use, because reading a recipe must not take seconds.
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from rlinf_vla.config.cluster import ClusterConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.types import Episodes
 from rlinf_vla.runtime.ray.notices import leaving_nodes
+from rlinf_vla.runtime.ray.turns import Turns
 from rlinf_vla.runtime.ray.worker import HEALTH
 
 _LOOK = 0.2
@@ -87,7 +87,7 @@ class Pool:
         self.faults = 0
         self._told, self._recovery_s = 0, 0.0
         self.error: BaseException | None = None
-        self._free: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+        self._turns = Turns()
         self._lock = threading.Lock()
         self._closing = False
         self.introduced: dict[int, Any] = {}
@@ -103,25 +103,30 @@ class Pool:
             self._start(place, actor, time.monotonic())
 
     def call(self, method: str, *arguments: Any, returns: int = 1) -> list[Any]:
-        """Call ``method`` on the next free worker; return references to its results.
+        """Call ``method`` on a free worker; return references to its results.
 
         The first result is returned as a value. If the worker is lost, another repeats the call.
         Raises the error of the work itself.
         """
+        self._turns.expect(1)
+        return self._expected(method, arguments, returns)
+
+    def _expected(self, method: str, arguments: tuple[Any, ...], returns: int = 1) -> list[Any]:
         while True:
-            place, actor = self._take()
+            place, actor = self._take(method)
             what = f"{self.role} {place}"
             try:
                 refs = getattr(actor, method).options(num_returns=returns).remote(*arguments)
                 refs = refs if returns > 1 else [refs]
                 found = [*wait(actor, refs[:1], self.cluster, what), *refs[1:]]
             except WorkerLost as loss:
+                self._turns.expect(1)
                 self._replace(place, actor, str(loss), ", its work is repeated")
                 continue
             except BaseException:
-                self._free.put((place, actor))
+                self._turns.done(place, actor, finished=False)
                 raise
-            self._free.put((place, actor))
+            self._turns.done(place, actor)
             return found
 
     def map(self, method: str, works: Sequence[tuple[Any, ...]], progress: Callable[[float], None]) -> list[Any]:
@@ -130,8 +135,9 @@ class Pool:
         ``progress`` gets the share that is done, several times a second; it may raise.
         """
         executor = ThreadPoolExecutor(max_workers=len(self.actors), thread_name_prefix=self.role)
+        self._turns.expect(len(works))
+        futures = [executor.submit(self._expected, method, arguments) for arguments in works]
         try:
-            futures = [executor.submit(self.call, method, *arguments) for arguments in works]
             waiting = set(futures)
             while waiting:
                 done, waiting = wait_for(waiting, timeout=_LOOK, return_when=FIRST_COMPLETED)
@@ -141,6 +147,7 @@ class Pool:
             return [future.result()[0] for future in futures]
         finally:
             executor.shutdown(wait=False, cancel_futures=True)
+            self._turns.expect(-sum(future.cancelled() for future in futures))
 
     @property
     def size(self) -> int:
@@ -175,18 +182,18 @@ class Pool:
             with suppress(KeyError):
                 self._leave.popitem()[1]()
 
-    def _take(self) -> tuple[int, Any]:
+    def _take(self, method: str) -> tuple[int, Any]:
         while True:
-            if self.error is not None:
-                raise self.error
-            if self._closing:
-                raise RuntimeError("the run is ending")
-            try:
-                place, actor = self._free.get(timeout=_LOOK)
-            except queue.Empty:
+            if self.error is not None or self._closing:
+                self._turns.expect(-1)
+                raise self.error or RuntimeError("the run is ending")
+            taken = self._turns.take(method, _LOOK)
+            if taken is None:
                 continue
+            place, actor = taken
             if not self._should_leave(place):
                 return place, actor
+            self._turns.expect(1)
             self._replace(place, actor, f"{self.role} {place} is on a machine that will leave")
 
     def _should_leave(self, place: int) -> bool:
@@ -203,6 +210,7 @@ class Pool:
 
         began = time.monotonic()
         ray.kill(actor)
+        self._turns.forget(place)
         before = self.introduced.pop(place, None)
         if leave := self._leave.pop(place, None):
             self._say(f"{reason}: it leaves{then}")
@@ -263,7 +271,7 @@ class Pool:
                 self._say(f"{what} joins at {worker_info.node}")
             elif self.faults:
                 self._recovery_s = max(self._recovery_s, time.monotonic() - began)
-            self._free.put((place, actor))
+            self._turns.add(place, actor)
 
     def _failed(self, place: int, actor: Any, error: BaseException) -> None:
         """Handle a worker that cannot start: an additional one leaves, any other ends the run."""
