@@ -122,7 +122,7 @@ def _says(path: Path, verdict: Verdict, changes: Sequence[str], sound: bool) -> 
 
 
 def _place(episode: Episode) -> Place:
-    return episode["policy"], episode["suite"], episode["task"], episode["seed"]
+    return episode["policy"], episode["probe"], episode["suite"], episode["task"], episode["seed"]
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def write_report(directory: Path, document: dict[str, Any], films: Sequence[Film
         kind="Evaluation",
         name=document["name"],
         header=[
-            f"{len(document['policies'])} policies on {tasks} tasks, {episodes} episodes each",
+            f"{len(document['provenance'])} policies on {tasks} tasks, {episodes} episodes each",
             machine_line(document["environment"]),
             f"Lost and replaced: {lost}" if lost else "",
         ],

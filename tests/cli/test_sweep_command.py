@@ -97,6 +97,27 @@ def test_videos_show_failures_first(sweep: Eval) -> None:
             assert filmed == sorted((failed + won)[:2])
 
 
+def test_probes_are_columns_beside_their_policy(sweep: Eval, rlinf_vla: CommandLine) -> None:
+    """The same episodes for each; the linear policy reads images and no instruction."""
+    probes = "evaluation.probes=[blank_instruction,blank_image]"
+    directory = sweep("out", "sweep.policies=[start,random]", "episodes=9", "sweep.block=4", "evaluation.modes=[sampled]", probes)
+    document = result(directory)
+    assert list(document["policies"]) == ["start", "start with blank_instruction", "start with blank_image", "random"]
+    assert list(document["provenance"]) == ["start", "random"]
+    whole = {(each["before"], each["after"]): each for each in document["differences"] if each["suite"] is None}
+    assert list(whole) == [("start", "start with blank_instruction"), ("start", "start with blank_image"), ("start", "random")]
+    blank = whole["start", "start with blank_instruction"]
+    assert blank["n_pairs"] == 36 and blank["n_gained"] == blank["n_lost"] == 0 and blank["pc_difference"] == 0
+    steps = {probe: [each["steps"] for each in document["episodes"] if each["probe"] == probe] for probe in ("none", "blank_image")}
+    assert steps["blank_image"] != steps["none"][: len(steps["blank_image"])], "it reads images"
+    given = {(each["policy"], each["probe"], each["instruction"]) for each in document["episodes"] if each["task"] == "Low"}
+    assert ("start", "blank_instruction", "") in given and ("start", "none", "push the cube") in given
+    page = (directory / "report.html").read_text()
+    assert "start with blank_image" in page and "2 policies on" in page
+    found = verify(rlinf_vla, directory, "--episodes", "40")
+    assert found.code == 0 and "40 of 40 episodes are bit-identical" in found.out, found.out + found.err
+
+
 def test_random_actions_and_expert_depend_only_on_the_episode(sweep: Eval) -> None:
     """However episodes are grouped; random actions also depend on the seed of the recipe."""
     first = told(sweep("first", *SCRIPTED))
@@ -210,6 +231,8 @@ def test_a_directory_of_another_sweep_is_refused(sweep: Eval, rlinf_vla: Command
         (["sweep.policies=[expert,start]", "model.checkpoint=/not/there"], "model.checkpoint=/not/there: no such directory"),
         (["recipe=counting_eval", "model.checkpoint=/not/there"], "model.checkpoint=/not/there needs a model"),
         (["sweep.policies=[expert]", "episodes=2000000"], "episodes=2000000"),
+        (["evaluation.probes=[blank]"], "evaluation.probes[0]=blank is not known: use blank_instruction, shuffled_instruction"),
+        (["evaluation.probes=[blank_image,blank_image]"], "evaluation.probes names blank_image twice"),
         (["sweep.polices=[expert]"], "did you mean sweep.policies"),
     ],
 )
