@@ -175,6 +175,9 @@ class SweepConfig:
     """Episodes of a task that run and are saved together; a kill loses only unfinished blocks."""
     parallel: Size = 1
     """Processes that run blocks, each with its own environments; 1: this process."""
+    stop_when_decided: bool = False
+    """Compare two policies, and end each suite as soon as one is shown to be better, at an error of
+    5 %; looked at after every ``block`` seeds of all tasks. ``episodes`` is then the most."""
 
 
 @dataclass

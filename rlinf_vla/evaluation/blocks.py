@@ -15,6 +15,7 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import NO_ALGORITHM, NO_PROBE, Recipe
 from rlinf_vla.core import plugins
 from rlinf_vla.core.protocols import HasSuites, Suite
+from rlinf_vla.evaluation.statistics import Episode, column_of, paired_episodes
 from rlinf_vla.rollout.episodes import EVALUATION_SEEDS
 from rlinf_vla.runtime import builders
 from rlinf_vla.runtime.recipes import asset_path
@@ -39,6 +40,11 @@ class EvalPolicy:
     source: str
     mode: str | None
     probe: str | None = None
+
+    @property
+    def column(self) -> str:
+        """Its name in tables, where it is beside the same policy with other probes."""
+        return column_of(self.name, self.probe or NO_PROBE)
 
 
 @dataclass(frozen=True)
@@ -84,9 +90,33 @@ class Sweep:
         Raises UserError if a policy needs a model and the recipe has none, or a directory is
         missing.
         """
-        policies, suites = _policies(recipe), _suites(recipe)
-        blocks = split_into_blocks(len(policies), [len(suite.tasks) for suite in suites], recipe.episodes, recipe.sweep.block)
+        policies, suites, settings = _policies(recipe), _suites(recipe), recipe.sweep
+        if settings.stop_when_decided and len(policies) != 2:
+            raise UserError(
+                f"sweep.stop_when_decided compares two policies, this sweep has {len(policies)} "
+                f"({'; '.join(policy.column for policy in policies)}): name two in sweep.policies and one of evaluation.modes"
+            )
+        blocks = split_into_blocks(len(policies), [len(suite.tasks) for suite in suites], recipe.episodes, settings.block)
         return Sweep(recipe, policies, suites, blocks)
+
+    def rounds(self, suite: int) -> list[list[Block]]:
+        """Return the blocks of a suite in the parts after which a sweep may end: the same seeds of
+        all policies and tasks; without ``stop_when_decided`` all at once."""
+        blocks = [block for block in self.blocks if block.suite == suite]
+        if not self.recipe.sweep.stop_when_decided:
+            return [blocks]
+        parts: dict[tuple[int, ...], list[Block]] = {}
+        for block in blocks:
+            parts.setdefault(block.seeds, []).append(block)
+        return list(parts.values())
+
+    def decided(self, episodes: Sequence[Episode]) -> bool:
+        """Whether the sweep may end with these episodes of a suite."""
+        if not self.recipe.sweep.stop_when_decided:
+            return False
+        columns = [policy.column for policy in self.policies]
+        played = [[each for each in episodes if column_of(each["policy"], each["probe"]) == column] for column in columns]
+        return bool((found := paired_episodes(*played)) and found["anytime"]["better"])
 
     def places(self, block: Block) -> list[Place]:
         suite = self.suites[block.suite]

@@ -13,7 +13,7 @@ from itertools import combinations
 from typing import Any
 
 from rlinf_vla.config.recipe import NO_PROBE
-from rlinf_vla.evaluation.statistics import Episode, grouped, paired_episodes, summary
+from rlinf_vla.evaluation.statistics import Episode, column_of, grouped, paired_episodes, summary
 
 FORMAT = "rlinf-vla evaluation 3"
 COLUMNS: dict[str, Any] = {"policy": str, "probe": str, "suite": str, "task": str, "seed": int, "instruction": str}
@@ -27,15 +27,14 @@ def tables(episodes: Sequence[Episode]) -> dict[str, Any]:
     ``policies``: name -> counts, rate and interval, in total, ``per_suite`` and, in that,
     ``per_task``; a policy with a probe is named ``POLICY with PROBE``. ``differences``: of each
     pair of policies without a probe, and of each policy without and with each probe, on the
-    episodes that both played, in total (``suite`` null) and per suite. Names are in order of first appearance.
-    Raises ValueError without episodes.
+    episodes that both played, in total (``suite`` null) and per suite. Names are in order of first
+    appearance. Raises ValueError without episodes.
     """
     suites = list(grouped(episodes, "suite"))
     by_policy = {
-        name: (policy, probe, probed)
+        column_of(policy, probe): (policy, probe, probed)
         for policy, played in grouped(episodes, "policy").items()
         for probe, probed in grouped(played, "probe").items()
-        for name in [policy if probe == NO_PROBE else f"{policy} with {probe}"]
     }
     policies = {name: summary(played, "suite", "task") for name, (*_, played) in by_policy.items()}
     differences = [
