@@ -57,7 +57,9 @@ class SweepRun:
         played = self._read(blocks)
         total, found = _episodes(blocks), _episodes(played)
         where, tasks = builders.relative(self.directory), sum(len(suite.tasks) for suite in suites)
-        how = f"{total} episodes: {tasks} tasks, {len(self.sweep.policies)} policies, {self.recipe.episodes} episodes each"
+        most = "at most " if self.recipe.sweep.stop_when_decided else ""
+        kinds = "".join(f", {each}" for each in self.recipe.evaluation.probes)
+        how = f"{most}{total} episodes: {tasks} tasks, {len(policies)} policies{kinds}, {self.recipe.episodes} episodes each"
         print(f"found {found} of {total} episodes in {where}" if found else f"{how}, into {where}")
         parallel, timeout = self.recipe.sweep.parallel, self.recipe.cluster.call_timeout_s
         player = BlockPlayer(self.sweep) if parallel == 1 else BlockWorkers(parallel, timeout)
