@@ -85,7 +85,7 @@ def rows(document: dict[str, Any]) -> list[tuple[str, str, list[dict[str, Any] |
 
 
 def success_table(document: dict[str, Any]) -> Table:
-    policies = (Column(name, justify="right") for name in document["policies"])
+    policies = (Column(name, justify="right", overflow="fold") for name in document["policies"])
     table = Table("suite", "task", *policies, title="success, with its 95 % interval (Wilson)", title_justify="left", show_edge=False)
     for suite, task, blocks in rows(document):
         cells = [suite or "all", task or "all tasks", *map(_cell, blocks)]
@@ -95,7 +95,12 @@ def success_table(document: dict[str, Any]) -> Table:
 
 def differences_table(document: dict[str, Any]) -> Table:
     columns = ("policies", "suite", "pairs", "gained", "lost", "difference (95 %, Newcombe)", "p (McNemar)", "better, at any time")
-    table = Table(*columns, title="paired differences, on the same episodes", title_justify="left", show_edge=False)
+    table = Table(
+        *(Column(name, overflow="fold") for name in columns),
+        title="paired differences, on the same episodes",
+        title_justify="left",
+        show_edge=False,
+    )
     for cells in _difference_rows(document):
         table.add_row(*cells)
     return table
