@@ -180,11 +180,11 @@ def test_the_main_job_imports_no_feature_and_no_other_plugin() -> None:
     loaded = said.rpartition("LOADED ")[2].split()
     others = ("planner", "realworld", "robots", "benchmarks", "envs.libero", "envs.genesis", "models.pi0", "models.compact")
     assert [name for name in loaded if name.startswith(tuple(f"rlinf_vla.{each}" for each in others))] == []
-    assert len(loaded) <= 92
+    assert len(loaded) <= 93
 
 
 BUDGETS = {
-    "rlinf_vla": 28_680,
+    "rlinf_vla": 29_340,
     "rlinf_vla/testing": 1_890,
     "models": 4_560,
     "envs": 5_220,

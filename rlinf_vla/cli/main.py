@@ -26,6 +26,7 @@ VERBS = {
     "record": "record a LeRobotDataset from a scripted expert: rlinf-vla record recipe=maniskill_sft output=DIR",
     "eval": "success rate on fixed episodes: rlinf-vla eval run=DIR, or a sweep: rlinf-vla eval recipe=maniskill_eval",
     "verify": "repeat part of an evaluation and compare: rlinf-vla verify RESULT.json --episodes 20",
+    "compare": "compare recorded evaluations: rlinf-vla compare before=RUN/evaluation/before.json after=RUN/evaluation/after.json",
     "export": "merge a checkpoint into the official layout: rlinf-vla export run=DIR output=DIR",
     "serve": "serve a policy over websockets and HTTP: rlinf-vla serve run=DIR",
     "plan": "predict the fastest placement on a cluster and its speed: rlinf-vla plan recipe=maniskill_ppo cluster=laptop",
@@ -35,9 +36,9 @@ VERBS = {
     "doctor": "check this machine and fix what can be fixed: rlinf-vla doctor [--fix]",
     "list": "list what is installed: rlinf-vla list [recipes|presets|models|envs|tasks|rewards|robots]",
 }
-PLAIN = ("doctor", "list", "verify", "bench_env", "bench_soak", "robot")
+PLAIN = ("doctor", "list", "verify", "compare", "bench_env", "bench_soak", "robot")
 """Verbs without a recipe."""
-ELSEWHERE = {"plan": "planner.search", "verify": "evaluation.verify"}
+ELSEWHERE = {"plan": "planner.search", "verify": "evaluation.verify", "compare": "evaluation.compare"}
 """Verbs whose module is in the room of the feature."""
 DRY_RUN = "--dry-run"
 BENCHES = ("rollout", "throughput", "policy", "update", "control", "load", "memory", "env", "soak")
@@ -162,7 +163,7 @@ def _usage() -> str:
             "rlinf-vla train recipe=NAME --dry-run prints the plan and the memory of each device, and loads nothing.",
             "run=DIR uses the saved recipe of a run: train resumes the run, eval and export use its newest checkpoint.",
             "rlinf-vla VERB recipe=NAME --cfg job prints the composed recipe. --help prints the keys of train, record, eval, export,",
-            "serve, plan, bench rollout (and the other benches), robot record and robot replay, and the arguments of verify.",
+            "serve, plan, bench rollout (and the other benches), robot record and robot replay, and the arguments of verify and compare.",
         ]
     )
 

@@ -33,6 +33,7 @@ def check(recipe: Recipe) -> None:
     _check_robot(recipe, require)
     _check_deadline(recipe, require)
     _check_limits(recipe, require)
+    _check_probes(recipe, require)
     cluster = recipe.cluster
     algorithm = recipe.algorithm
     family = f"algorithm={algorithm.name} is {algorithm.family}"
@@ -116,6 +117,13 @@ def _check_limits(recipe: Recipe, require: Callable[[bool, str], None]) -> None:
     ordered = len(box) == 6 and all(low < high for low, high in zip(box[:3], box[3:], strict=True))
     told = f"rollout.limits.workspace={box} is not a box: give [x0,y0,z0,x1,y1,z1] in metres with x0 < x1, y0 < y1 and z0 < z1"
     require(not box or ordered, told)
+
+
+def _check_probes(recipe: Recipe, require: Callable[[bool, str], None]) -> None:
+    probes = recipe.evaluation.probes
+    twice = sorted({each for each in probes if probes.count(each) > 1})
+    require(not twice, f"evaluation.probes names {twice[0] if twice else ''} twice")
+    require(not probes or recipe.env.name != ROBOT, "evaluation.probes is for simulators: a robot cannot repeat an episode, leave it out")
 
 
 def _check_robot(recipe: Recipe, require: Callable[[bool, str], None]) -> None:

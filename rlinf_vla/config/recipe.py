@@ -14,6 +14,10 @@ from rlinf_vla.config.robot import ControlConfig, SessionConfig
 from rlinf_vla.config.serve import ServeConfig
 
 MODES = ("sampled", "greedy")
+PROBES = ("blank_instruction", "shuffled_instruction", "blank_image", "frozen_image")
+BLANK_INSTRUCTION, SHUFFLED_INSTRUCTION, BLANK_IMAGE, FROZEN_IMAGE = PROBES
+NO_PROBE = "none"
+"""What a result says of an episode with unchanged observations."""
 ON_POLICY, OFF_POLICY, SUPERVISED, INTERACTIVE = "on-policy", "off-policy", "supervised", "interactive"
 NO_ALGORITHM = "none"
 """Algorithm name of a recipe without training, for ``rlinf-vla eval``."""
@@ -144,6 +148,11 @@ class RolloutConfig:
 class EvaluationConfig:
     modes: list[Annotated[str, OneOf(*MODES)]] = field(default_factory=lambda: list(MODES))
     """sampled: act at rollout.temperature; greedy: act at temperature 0."""
+    probes: list[Annotated[str, OneOf(*PROBES)]] = field(default_factory=list)
+    """Evaluate the same episodes again, once for each of these changes of what the policy observes:
+    blank_instruction: no text; shuffled_instruction: its words in an order drawn from the episode's
+    seed; blank_image: all cameras grey; frozen_image: the episode's first images all the time
+    (docs/evaluation.md)."""
     every: CountOrZero = 0
     """Iterations between evaluations during training; 0: none during training."""
     before_and_after: bool = True
@@ -166,6 +175,9 @@ class SweepConfig:
     """Episodes of a task that run and are saved together; a kill loses only unfinished blocks."""
     parallel: Size = 1
     """Processes that run blocks, each with its own environments; 1: this process."""
+    stop_when_decided: bool = False
+    """Compare two policies, and end each suite as soon as one is shown to be better, at an error of
+    5 %; looked at after every ``block`` seeds of all tasks. ``episodes`` is then the most."""
 
 
 @dataclass

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from rlinf_vla.config.recipe import Recipe
+from rlinf_vla.config.recipe import NO_PROBE, Recipe
 from rlinf_vla.core.io import write_json
 from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.evaluation.blocks import EXPERT, SCRIPTED, START, Block, EvalPolicy, Job, Sweep, directory_of
@@ -67,7 +67,8 @@ class BlockPlayer:
         loaded, spec = self._open(block), self._groups[0].spec
         losses = sum(env.losses() for env in self._groups)
         results = self._results(block, loaded, False, progress)
-        names = {"policy": self._sweep.policies[block.policy].name, "suite": self._sweep.suites[block.suite].name}
+        policy = self._sweep.policies[block.policy]
+        names = {"policy": policy.name, "probe": policy.probe or NO_PROBE, "suite": self._sweep.suites[block.suite].name}
         facts: dict[str, Any] = {"control_hz": spec.control_hz, "episode_limit": spec.episode_limit}
         return {
             "block": asdict(block),
@@ -98,11 +99,12 @@ class BlockPlayer:
         return loaded
 
     def _results(self, block: Block, loaded: _Loaded | None, filmed: bool, progress: Progress) -> list[EpisodeResult]:
-        actor = self._actor(self._sweep.policies[block.policy], loaded)
+        policy = self._sweep.policies[block.policy]
+        actor = self._actor(policy, loaded)
         ready = nullcontext() if loaded is None else acting(loaded.policy, self._recipe.rollout.rounded_weights)
         with builders.threads(self._recipe.cluster.rollout_threads), ready:
             return play_episode_list(
-                actor, self._groups, task_episodes(block.task, block.seeds), Timeline(), lambda place: filmed, progress
+                actor, self._groups, task_episodes(block.task, block.seeds), Timeline(), lambda place: filmed, progress, policy.probe
             )
 
     def _actor(self, policy: EvalPolicy, loaded: _Loaded | None) -> Callable[[VectorEnv], ActorProtocol]:

@@ -12,10 +12,11 @@ from pathlib import Path
 
 from rlinf_vla.config.checks import NO_MODEL
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.recipe import NO_ALGORITHM, Recipe
+from rlinf_vla.config.recipe import NO_ALGORITHM, NO_PROBE, Recipe
 from rlinf_vla.core import plugins
 from rlinf_vla.core.protocols import HasSuites, Suite
 from rlinf_vla.core.types import EVALUATION_SEEDS
+from rlinf_vla.evaluation.statistics import Episode, column_of, paired_episodes
 from rlinf_vla.runtime import builders
 from rlinf_vla.runtime.recipes import asset_path
 
@@ -23,8 +24,8 @@ START, EXPERT, RANDOM = "start", "expert", "random"
 SCRIPTED = (EXPERT, RANDOM)
 """Sources of actions that need no policy."""
 
-Place = tuple[str, str, str, int]
-"""(policy, suite, task, seed) of an episode."""
+Place = tuple[str, str, str, str, int]
+"""(policy, probe or NO_PROBE, suite, task, seed) of an episode."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,18 @@ class EvalPolicy:
     """A policy under evaluation, with its name in tables.
 
     ``source``: START, one of SCRIPTED, or a model's location. ``mode``: sampled or greedy; None if
-    SCRIPTED.
+    SCRIPTED. ``probe``: what changes its observations, one of PROBES; None: nothing does.
     """
 
     name: str
     source: str
     mode: str | None
+    probe: str | None = None
+
+    @property
+    def column(self) -> str:
+        """Its name in tables, where it is beside the same policy with other probes."""
+        return column_of(self.name, self.probe or NO_PROBE)
 
 
 @dataclass(frozen=True)
@@ -83,13 +90,38 @@ class Sweep:
         Raises UserError if a policy needs a model and the recipe has none, or a directory is
         missing.
         """
-        policies, suites = _policies(recipe), _suites(recipe)
-        blocks = split_into_blocks(len(policies), [len(suite.tasks) for suite in suites], recipe.episodes, recipe.sweep.block)
+        policies, suites, settings = _policies(recipe), _suites(recipe), recipe.sweep
+        if settings.stop_when_decided and len(policies) != 2:
+            raise UserError(
+                f"sweep.stop_when_decided compares two policies, this sweep has {len(policies)} "
+                f"({'; '.join(policy.column for policy in policies)}): name two in sweep.policies and one of evaluation.modes"
+            )
+        blocks = split_into_blocks(len(policies), [len(suite.tasks) for suite in suites], recipe.episodes, settings.block)
         return Sweep(recipe, policies, suites, blocks)
+
+    def rounds(self, suite: int) -> list[list[Block]]:
+        """Return the blocks of a suite in the parts after which a sweep may end: the same seeds of
+        all policies and tasks; without ``stop_when_decided`` all at once."""
+        blocks = [block for block in self.blocks if block.suite == suite]
+        if not self.recipe.sweep.stop_when_decided:
+            return [blocks]
+        parts: dict[tuple[int, ...], list[Block]] = {}
+        for block in blocks:
+            parts.setdefault(block.seeds, []).append(block)
+        return list(parts.values())
+
+    def decided(self, episodes: Sequence[Episode]) -> bool:
+        """Whether the sweep may end with these episodes of a suite."""
+        if not self.recipe.sweep.stop_when_decided:
+            return False
+        columns = [policy.column for policy in self.policies]
+        played = [[each for each in episodes if column_of(each["policy"], each["probe"]) == column] for column in columns]
+        return bool((found := paired_episodes(*played)) and found["anytime"]["better"])
 
     def places(self, block: Block) -> list[Place]:
         suite = self.suites[block.suite]
-        return [(self.policies[block.policy].name, suite.name, suite.tasks[block.task], seed) for seed in block.seeds]
+        policy = self.policies[block.policy]
+        return [(policy.name, policy.probe or NO_PROBE, suite.name, suite.tasks[block.task], seed) for seed in block.seeds]
 
 
 def directory_of(recipe: Recipe, source: str) -> Path:
@@ -117,7 +149,7 @@ def _policies(recipe: Recipe) -> list[EvalPolicy]:
             listed.insert(0, recipe.checkpoint)
     elif recipe.algorithm.name == NO_ALGORITHM and model.name != NO_MODEL and set(listed) <= set(SCRIPTED):
         listed.insert(0, START)
-    found = eval_policies(listed, recipe.evaluation.modes)
+    found = eval_policies(listed, recipe.evaluation.modes, recipe.evaluation.probes)
     if model.name == NO_MODEL and model.checkpoint != NO_MODEL:
         raise UserError(f"model.checkpoint={model.checkpoint} needs a model, and recipe={recipe.name} has none: set model=NAME, too")
     for policy in listed:
@@ -137,8 +169,10 @@ def _policies(recipe: Recipe) -> list[EvalPolicy]:
     return found
 
 
-def eval_policies(policies: Sequence[str], modes: Sequence[str]) -> list[EvalPolicy]:
-    """Return every policy in every mode under distinct names.
+def eval_policies(policies: Sequence[str], modes: Sequence[str], probes: Sequence[str] = ()) -> list[EvalPolicy]:
+    """Return every policy in every mode under distinct names, without and with each probe.
+
+    SCRIPTED policies observe nothing that a probe changes, so they are not probed.
 
     Raises UserError if a policy is listed twice, or if a policy needs a mode and there is none.
     """
@@ -152,7 +186,8 @@ def eval_policies(policies: Sequence[str], modes: Sequence[str]) -> list[EvalPol
         if policy in SCRIPTED:
             found.append(EvalPolicy(name, policy, None))
         else:
-            found += [EvalPolicy(name if len(modes) == 1 else f"{name} {mode}", policy, mode) for mode in modes]
+            names = {mode: name if len(modes) == 1 else f"{name} {mode}" for mode in modes}
+            found += [EvalPolicy(names[mode], policy, mode, probe) for mode in modes for probe in (None, *probes)]
     return found
 
 

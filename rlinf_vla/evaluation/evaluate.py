@@ -10,7 +10,7 @@ from typing import Any
 
 from rlinf_vla.config.recipe import MODES, Recipe
 from rlinf_vla.core.io import write_json
-from rlinf_vla.evaluation.statistics import summary
+from rlinf_vla.evaluation.statistics import paired_episodes, summary
 from rlinf_vla.rollout.evaluation_episodes import EpisodeResult
 from rlinf_vla.runtime.base import PlayEpisodes
 from rlinf_vla.telemetry.environment import fingerprint
@@ -29,22 +29,30 @@ def evaluate(
     """Run ``recipe.episodes`` episodes in every evaluation mode and return the JSON document.
 
     Writes it to evaluation/NAME.json, and videos to videos/NAME_*.mp4. ``calls_per_s``: policy
-    calls per second of simulated time; a video has one frame per call.
+    calls per second of simulated time; a video has one frame per call. ``probes`` of a mode: for
+    each of ``evaluation.probes`` the same counts, and the paired ``difference`` that it makes.
     """
     document: dict[str, Any] = {"checkpoint": checkpoint, "policy_version": policy_version, "environment": fingerprint()}
     for mode in recipe.evaluation.modes:
         temperature = temperature_of(recipe, mode)
         filmed = recipe.evaluation.filmed if mode == recipe.evaluation.modes[0] else 0
-        results = play(temperature, filmed, partial(progress, f"{name} ({mode})"))
+        results = play(temperature, filmed, partial(progress, f"{name} ({mode})"), None)
         rows = [result.row() for result in results]
-        counts = summary(sorted(rows, key=itemgetter("task")), "task")
         costs = [row["cost"] for row in rows if "cost" in row]
         mean = {"cost_per_episode": sum(costs) / len(costs)} if costs else {}
-        document[mode] = {"temperature": temperature} | counts | mean | {"episodes": rows}
+        probes = {}
+        for probe in recipe.evaluation.probes:
+            probed = [result.row() for result in play(temperature, 0, partial(progress, f"{name} ({mode}, {probe})"), probe)]
+            probes[probe] = _counts(probed) | {"difference": paired_episodes(rows, probed), "episodes": probed}
+        document[mode] = {"temperature": temperature} | _counts(rows) | mean | ({"probes": probes} if probes else {}) | {"episodes": rows}
         for result in results[:filmed]:
             film(result, run_dir / "videos" / f"{name}_{result.task}_{result.seed}.mp4", calls_per_s)
     write_json(run_dir / "evaluation" / f"{name}.json", document)
     return document
+
+
+def _counts(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return summary(sorted(rows, key=itemgetter("task")), "task")
 
 
 def temperature_of(recipe: Recipe, mode: str | None) -> float:
@@ -53,12 +61,18 @@ def temperature_of(recipe: Recipe, mode: str | None) -> float:
 
 
 def headline(document: dict[str, Any]) -> str:
-    """Return e.g. ``41.5 % sampled (95 % interval 34.9 to 48.4), 38.0 % greedy (...)``."""
+    """Return e.g. ``41.5 % sampled (95 % interval 34.9 to 48.4), 38.0 % greedy (...)``.
+
+    After each mode follows the paired difference that each probe makes.
+    """
     parts = []
     for mode in MODES:
         if mode in document:
             low, high = document[mode]["pc_success_ci95"]
             parts.append(f"{document[mode]['pc_success']:.1f} % {mode} (95 % interval {low:.1f} to {high:.1f})")
+            for probe, found in document[mode].get("probes", {}).items():
+                low, high = found["difference"]["pc_difference_ci95"]
+                parts.append(f"{probe} {found['difference']['pc_difference']:+.1f} points ({low:+.1f} to {high:+.1f})")
     return ", ".join(parts)
 
 

@@ -30,6 +30,8 @@ def identities(recipe: Recipe, policies: Sequence[EvalPolicy]) -> dict[str, Any]
     digest = functools.cache(digest_of)
     found: dict[str, Any] = {}
     for policy in policies:
+        if policy.probe is not None:
+            continue  # its policy is listed without it, too
         if policy.source in SCRIPTED:
             found[policy.name] = {"policy": policy.source, "sha256": None, "mode": None}
             continue

@@ -6,12 +6,15 @@ percent.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import comb, sqrt
 from statistics import NormalDist
 from typing import Any
 
-from rlinf_vla.config.recipe import MODES
+import numpy as np
+
+from rlinf_vla.config.recipe import MODES, NO_PROBE
+from rlinf_vla.evaluation.sequential import confidence_sequence, decide_paired
 
 Episode = dict[str, Any]
 """An episode of a result: the values of ``EpisodeResult.row``; in a sweep also policy and suite."""
@@ -106,6 +109,11 @@ def summary(episodes: Sequence[Episode], *parts: str) -> dict[str, Any]:
     return result
 
 
+def column_of(policy: str, probe: str) -> str:
+    """Return the name in tables of a policy with ``probe``, one of PROBES or NO_PROBE."""
+    return policy if probe == NO_PROBE else f"{policy} with {probe}"
+
+
 def grouped(episodes: Sequence[Episode], by: str) -> dict[str, list[Episode]]:
     """Return the episodes by one of their values, in order of first appearance."""
     groups: dict[str, list[Episode]] = {}
@@ -125,8 +133,9 @@ def paired_episodes(before: Sequence[Episode], after: Sequence[Episode]) -> dict
     """Compare two policies on the episodes that both played; empty if there are none.
 
     Keys: n_pairs, n_gained (failed before, succeeds after), n_lost (the reverse), pc_difference
-    (percentage points, after - before), pc_difference_ci95, and p_value of "no difference"
-    (McNemar, exact).
+    (percentage points, after - before), pc_difference_ci95, p_value of "no difference" (McNemar,
+    exact), and ``anytime``: see ``anytime_comparison``. The others hold for a number of episodes
+    that was fixed before the first one.
     """
     first, second = (
         {(episode.get("suite"), episode["task"], episode["seed"]): bool(episode["success"]) for episode in played}
@@ -145,6 +154,30 @@ def paired_episodes(before: Sequence[Episode], after: Sequence[Episode]) -> dict
         "pc_difference": 100 * difference,
         "pc_difference_ci95": [100 * low, 100 * high],
         "p_value": mcnemar_exact(*outcomes),
+        "anytime": anytime_comparison({episode: second[episode] - first[episode] for episode in shared}),
+    }
+
+
+def anytime_comparison(gains: Mapping[tuple[Any, str, int], int]) -> dict[str, Any]:
+    """Compare two policies so that the result holds whenever the evaluation is stopped.
+
+    ``gains``: after - before of each episode (suite, task, seed). A round is one seed in all tasks,
+    and rounds are in the order of their seeds; seeds that some task lacks are left out. Keys:
+    n_rounds, better ("before" or "after", None: undecided), decided_after (rounds), p_value, and
+    pc_difference_ci95 (percentage points), see ``evaluation/sequential.py``.
+    """
+    tasks = {episode[:2] for episode in gains}
+    rounds: dict[int, list[int]] = {}
+    for (_, _, seed), gain in gains.items():
+        rounds.setdefault(seed, []).append(gain)
+    means = np.array([sum(rounds[seed]) / len(tasks) for seed in sorted(rounds) if len(rounds[seed]) == len(tasks)])
+    decision = decide_paired(means)
+    return {
+        "n_rounds": len(means),
+        "better": {"first": "before", "second": "after", None: None}[decision.better],
+        "decided_after": decision.rounds,
+        "p_value": decision.p_value,
+        "pc_difference_ci95": [100 * each for each in confidence_sequence(means)],
     }
 
 

@@ -57,20 +57,28 @@ class SweepRun:
         played = self._read(blocks)
         total, found = _episodes(blocks), _episodes(played)
         where, tasks = builders.relative(self.directory), sum(len(suite.tasks) for suite in suites)
-        how = f"{total} episodes: {tasks} tasks, {len(self.sweep.policies)} policies, {self.recipe.episodes} episodes each"
+        most = "at most " if self.recipe.sweep.stop_when_decided else ""
+        kinds = "".join(f", {each}" for each in self.recipe.evaluation.probes)
+        how = f"{most}{total} episodes: {tasks} tasks, {len(policies)} policies{kinds}, {self.recipe.episodes} episodes each"
         print(f"found {found} of {total} episodes in {where}" if found else f"{how}, into {where}")
         parallel, timeout = self.recipe.sweep.parallel, self.recipe.cluster.call_timeout_s
         player = BlockPlayer(self.sweep) if parallel == 1 else BlockWorkers(parallel, timeout)
+        ended: list[Block] = []
         with stages() as progress, closing(player):
             for number, suite in enumerate(suites):
-                of_suite = [block for block in blocks if block.suite == number]
-                jobs = [Job(block) for block in of_suite if block not in played]
-                self._play(player, jobs, partial(progress, f"part {number + 1} of {len(suites)}, {_label(suite)}"))
-                played |= self._read(of_suite)
+                of_suite: list[Block] = []
+                for part in self.sweep.rounds(number):
+                    jobs = [Job(block) for block in part if block not in played]
+                    self._play(player, jobs, partial(progress, f"part {number + 1} of {len(suites)}, {_label(suite)}"))
+                    played |= self._read(part)
+                    of_suite += part
+                    if self.sweep.decided([episode for block in of_suite for episode in played[block]["episodes"]]):
+                        break
+                ended += of_suite
                 chosen = self._chosen({block: played[block] for block in of_suite})
                 films = [Job(block, filmed=True) for block in chosen if not all(map(Path.exists, self._videos(block)))]
                 self._play(player, films, partial(progress, f"films of {_label(suite)}"))
-        played = {block: played[block] for block in blocks}
+        played = {block: played[block] for block in ended}
         document = self._document(played, policies, machine, player.losses)
         (self.directory / "episodes.csv").write_text(as_csv(document["episodes"]))
         write_report(self.directory, document, [film for block in self._chosen(played) for film in self._films(block)])

@@ -40,7 +40,7 @@ def run(arguments: Sequence[str]) -> int:
     document = _read(path)
     sweep = Sweep.of(with_overrides(document["recipe"], settings, PLAYED, str(path)))
     blocks = {place: block for block in sweep.blocks for place in sweep.places(block)}
-    if list(blocks) != list(map(_place, document["episodes"])) or len(document["suites"]) != len(sweep.suites):
+    if _expected(sweep, document["episodes"]) != list(map(_place, document["episodes"])) or len(document["suites"]) != len(sweep.suites):
         raise UserError(f"{path} does not hold the episodes of its recipe: it is damaged, or of another version")
     now = identities(sweep.recipe, sweep.policies)
     saved = {name: {key: document["provenance"].get(name, {}).get(key) for key in known} for name, known in now.items()}
@@ -121,8 +121,21 @@ def _says(path: Path, verdict: Verdict, changes: Sequence[str], sound: bool) -> 
     return lines
 
 
+def _expected(sweep: Sweep, episodes: Sequence[Episode]) -> list[Place]:
+    """Return the episodes of a complete result, which ends where these ``episodes`` decide it."""
+    recorded, found = {_place(episode): episode for episode in episodes}, list[Place]()
+    for suite in range(len(sweep.suites)):
+        of_suite: list[Place] = []
+        for part in sweep.rounds(suite):
+            of_suite += [place for block in part for place in sweep.places(block)]
+            if sweep.decided([recorded[place] for place in of_suite if place in recorded]):
+                break
+        found += of_suite
+    return found
+
+
 def _place(episode: Episode) -> Place:
-    return episode["policy"], episode["suite"], episode["task"], episode["seed"]
+    return episode["policy"], episode["probe"], episode["suite"], episode["task"], episode["seed"]
 
 
 def _read(path: Path) -> dict[str, Any]:

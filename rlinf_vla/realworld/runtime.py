@@ -141,7 +141,7 @@ def _playing(episodes: int, kind: str, weights: Callable[[], int], side: RobotCl
     An episode that a fault cuts has failed; one that a pause cuts is repeated.
     """
 
-    def play(temperature: float, filmed: int, progress: Callable[[float], None]) -> list[EpisodeResult]:
+    def play(temperature: float, filmed: int, progress: Callable[[float], None], probe: str | None) -> list[EpisodeResult]:
         jobs = first_jobs(kind, EVALUATION_SEEDS, episodes, temperature=temperature, weights=weights())
         for job in jobs:
             side.forget(job)  # left by an interrupted evaluation

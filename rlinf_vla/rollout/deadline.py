@@ -26,7 +26,7 @@ from rlinf_vla.config.recipe import DeadlineConfig
 from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.core.types import Episodes, Observation, StepResult
 from rlinf_vla.rollout.noise import DELAY, CounterNoise
-from rlinf_vla.rollout.wrapped_env import WrappedEnv
+from rlinf_vla.rollout.wrapped_env import WrappedEnv, rows_chosen
 
 OPEN = 1.0
 """Gripper action of an arm that is held before its first action."""
@@ -112,7 +112,7 @@ class DeadlineEnv(WrappedEnv):
 
     def reset_wait(self) -> Observation:
         self._now = self._env.reset_wait()
-        self._late = self._now if self._masked is None else _chosen(self._masked, self._now, self._late)
+        self._late = self._now if self._masked is None else rows_chosen(self._masked, self._now, self._late)
         return self._late
 
     def step_async(self, actions: Tensor, skip_ended: bool = False) -> None:
@@ -140,7 +140,7 @@ class DeadlineEnv(WrappedEnv):
                 self._env.step_async(self._part(number), True)
             result = self._env.step_wait()
             ended = ended | result.done.cpu()
-            seen = _chosen((look == cut) | ended, result.observation, seen)
+            seen = rows_chosen((look == cut) | ended, result.observation, seen)
             parts.append(result)
         self._now = result.observation
         self._late = seen
@@ -171,15 +171,3 @@ class DeadlineEnv(WrappedEnv):
         drawn = noise.uniform(2)
         index = (drawn[:, 0].double() * len(self._delays)).long().clamp(max=len(self._delays) - 1)
         return self._delays[index], drawn[:, 1] < self._deadline.drop
-
-
-def _chosen(where: Tensor, new: Observation, old: Observation) -> Observation:
-    """Return the rows of ``new`` where ``where`` (bool ``[B]``, on the CPU), else of ``old``."""
-
-    def pick(a: Tensor, b: Tensor) -> Tensor:
-        return torch.where(where.to(a.device).view(-1, *[1] * (a.dim() - 1)), a, b)
-
-    kinds = ((new.images, old.images), (new.jpeg, old.jpeg))
-    images, jpeg = ({name: pick(each, before[name]) for name, each in kind.items()} for kind, before in kinds)
-    instruction = [a if chosen else b for chosen, a, b in zip(where.tolist(), new.instruction, old.instruction, strict=True)]
-    return Observation(images, pick(new.state, old.state), instruction, jpeg)

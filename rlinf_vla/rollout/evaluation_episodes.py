@@ -46,10 +46,11 @@ def play_evaluation(
     spans: Spans,
     filmed: int = 0,
     progress: Callable[[float], None] = lambda fraction: None,
+    probe: str | None = None,
 ) -> list[EpisodeResult]:
     """Play evaluation episodes ``numbers``, film those below ``filmed``; results are in order."""
     listed = numbered_episodes(EVALUATION_SEEDS, numbers.start, len(numbers), len(groups[0].spec.tasks))
-    return play_episode_list(lambda _: actor, groups, listed, spans, lambda place: numbers[place] < filmed, progress)
+    return play_episode_list(lambda _: actor, groups, listed, spans, lambda place: numbers[place] < filmed, progress, probe)
 
 
 def play_episode_list(
@@ -59,8 +60,17 @@ def play_episode_list(
     spans: Spans,
     filmed: Callable[[int], bool] = lambda place: False,
     progress: Callable[[float], None] = lambda fraction: None,
+    probe: str | None = None,
 ) -> list[EpisodeResult]:
-    """Play these episodes and return results in order; film index ``i`` where ``filmed(i)``."""
+    """Play these episodes and return results in order; film index ``i`` where ``filmed(i)``.
+
+    ``probe``: one of PROBES, which changes what the policy observes; None: nothing is changed.
+    Results name the instruction that the policy was given.
+    """
+    if probe is not None:
+        from rlinf_vla.rollout.probes import ProbedEnv
+
+        groups = [ProbedEnv(env, probe) for env in groups]
     names = groups[0].spec.tasks
     results = [EpisodeResult(names[task], seed) for task, seed in zip(listed.task_id.tolist(), listed.seed.tolist(), strict=True)]
 

@@ -16,7 +16,7 @@ from rlinf_vla.core.protocols import NoiseKeys
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
 _MASK = 0xFFFFFFFF
-EXPLORATION, LEVEL, IMITATION, DETOUR, DELAY = 1, 2, 3, 4, 5
+EXPLORATION, LEVEL, IMITATION, DETOUR, DELAY, WORD_ORDER = 1, 2, 3, 4, 5, 6
 """Streams of random numbers; the policy uses stream 0."""
 
 

@@ -167,8 +167,9 @@ class OnPolicyFlow(BaseFlow):
         return self._ahead.pop(self.iteration)
 
 
-PlayEpisodes = Callable[[float, int, Callable[[float], None]], list[EpisodeResult]]
-"""Run the recipe's evaluation episodes: (temperature, episodes to film, progress callback)."""
+PlayEpisodes = Callable[[float, int, Callable[[float], None], str | None], list[EpisodeResult]]
+"""Run the recipe's evaluation episodes: (temperature, episodes to film, progress callback, probe or
+None)."""
 Say = Callable[[str], None]
 
 

@@ -88,9 +88,9 @@ def _in_process(recipe: Recipe, directory: Path, checkpoint: Path | None, say: S
 def play_in_process(recipe: Recipe, policy: Policy, groups: Sequence[VectorEnv]) -> PlayEpisodes:
     """Return a ``PlayEpisodes`` that runs the policy in this process."""
 
-    def play(temperature: float, filmed: int, progress: Callable[[float], None]) -> list[EpisodeResult]:
+    def play(temperature: float, filmed: int, progress: Callable[[float], None], probe: str | None) -> list[EpisodeResult]:
         actor = Actor(policy, builders.actor_settings(recipe, temperature))
         with acting(policy, actor.settings.rounded):
-            return play_evaluation(actor, groups, range(recipe.episodes), Timeline(), filmed, progress)
+            return play_evaluation(actor, groups, range(recipe.episodes), Timeline(), filmed, progress, probe)
 
     return play

@@ -50,7 +50,7 @@ def write_report(directory: Path, document: dict[str, Any], films: Sequence[Film
         kind="Evaluation",
         name=document["name"],
         header=[
-            f"{len(document['policies'])} policies on {tasks} tasks, {episodes} episodes each",
+            f"{len(document['provenance'])} policies on {tasks} tasks, {episodes} episodes each",
             machine_line(document["environment"]),
             f"Lost and replaced: {lost}" if lost else "",
         ],
@@ -85,7 +85,7 @@ def rows(document: dict[str, Any]) -> list[tuple[str, str, list[dict[str, Any] |
 
 
 def success_table(document: dict[str, Any]) -> Table:
-    policies = (Column(name, justify="right") for name in document["policies"])
+    policies = (Column(name, justify="right", overflow="fold") for name in document["policies"])
     table = Table("suite", "task", *policies, title="success, with its 95 % interval (Wilson)", title_justify="left", show_edge=False)
     for suite, task, blocks in rows(document):
         cells = [suite or "all", task or "all tasks", *map(_cell, blocks)]
@@ -94,8 +94,13 @@ def success_table(document: dict[str, Any]) -> Table:
 
 
 def differences_table(document: dict[str, Any]) -> Table:
-    columns = ("policies", "suite", "pairs", "gained", "lost", "difference (95 %, Newcombe)", "p (McNemar)")
-    table = Table(*columns, title="paired differences, on the same episodes", title_justify="left", show_edge=False)
+    columns = ("policies", "suite", "pairs", "gained", "lost", "difference (95 %, Newcombe)", "p (McNemar)", "better, at any time")
+    table = Table(
+        *(Column(name, overflow="fold") for name in columns),
+        title="paired differences, on the same episodes",
+        title_justify="left",
+        show_edge=False,
+    )
     for cells in _difference_rows(document):
         table.add_row(*cells)
     return table
@@ -110,15 +115,28 @@ def _cell(block: dict[str, Any] | None) -> str:
 
 
 def _difference_rows(document: dict[str, Any]) -> list[list[str]]:
-    """Return policies, suite, pairs, gained, lost, percentage points (95 % interval) and p."""
+    """Return policies, suite, pairs, gained, lost, percentage points (95 % interval), p, and the
+    decision that holds at any time."""
     found = []
     for each in document["differences"]:
         low, high = each["pc_difference_ci95"]
         points = f"{each['pc_difference']:+.1f} ({low:+.1f} to {high:+.1f})"
-        p = "< 0.001" if each["p_value"] < 0.001 else f"{each['p_value']:.3f}"
         counts = [str(each[name]) for name in ("n_pairs", "n_gained", "n_lost")]
-        found.append([f"{each['before']} → {each['after']}", each["suite"] or "all", *counts, points, p])
+        said = [points, _p_value(each["p_value"]), _decision(each)]
+        found.append([f"{each['before']} → {each['after']}", each["suite"] or "all", *counts, *said])
     return found
+
+
+def _decision(difference: dict[str, Any]) -> str:
+    """Format the anytime-valid comparison as ``start after 23 rounds, p = 0.012``."""
+    found = difference["anytime"]
+    said = "undecided" if found["better"] is None else f"{difference[found['better']]} after {found['decided_after']} rounds"
+    p = _p_value(found["p_value"])
+    return f"{said}, p {p if p.startswith('<') else f'= {p}'}"
+
+
+def _p_value(p: float) -> str:
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def _lost(document: dict[str, Any]) -> str:

@@ -97,6 +97,56 @@ def test_videos_show_failures_first(sweep: Eval) -> None:
             assert filmed == sorted((failed + won)[:2])
 
 
+def test_probes_are_columns_beside_their_policy(sweep: Eval, rlinf_vla: CommandLine) -> None:
+    """The same episodes for each; the linear policy reads images and no instruction."""
+    probes = "evaluation.probes=[blank_instruction,blank_image]"
+    directory = sweep("out", "sweep.policies=[start,random]", "episodes=9", "sweep.block=4", "evaluation.modes=[sampled]", probes)
+    document = result(directory)
+    assert list(document["policies"]) == ["start", "start with blank_instruction", "start with blank_image", "random"]
+    assert list(document["provenance"]) == ["start", "random"]
+    whole = {(each["before"], each["after"]): each for each in document["differences"] if each["suite"] is None}
+    assert list(whole) == [("start", "start with blank_instruction"), ("start", "start with blank_image"), ("start", "random")]
+    blank = whole["start", "start with blank_instruction"]
+    assert blank["n_pairs"] == 36 and blank["n_gained"] == blank["n_lost"] == 0 and blank["pc_difference"] == 0
+    steps = {probe: [each["steps"] for each in document["episodes"] if each["probe"] == probe] for probe in ("none", "blank_image")}
+    assert steps["blank_image"] != steps["none"][: len(steps["blank_image"])], "it reads images"
+    given = {(each["policy"], each["probe"], each["instruction"]) for each in document["episodes"] if each["task"] == "Low"}
+    assert ("start", "blank_instruction", "") in given and ("start", "none", "push the cube") in given
+    page = (directory / "report.html").read_text()
+    assert "start with blank_image" in page and "2 policies on" in page
+    found = verify(rlinf_vla, directory, "--episodes", "40")
+    assert found.code == 0 and "40 of 40 episodes are bit-identical" in found.out, found.out + found.err
+
+
+STOPPING = ("sweep.policies=[random,expert]", "episodes=40", "sweep.block=4", "evaluation.filmed=0", "sweep.stop_when_decided=true")
+
+
+def test_a_sweep_stops_when_it_is_decided(sweep: Eval, rlinf_vla: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each suite by itself, after the same seeds of both policies and all tasks. It resumes and is verified like any other."""
+    document = result(directory := sweep("out", *STOPPING))
+    whole = result(sweep("whole", *STOPPING[:-1]))
+    for suite in ("within 6", "within 3"):
+        episodes = [each for each in document["episodes"] if each["suite"] == suite]
+        seeds = sorted({each["seed"] for each in episodes})
+        assert seeds == list(range(len(seeds))) and len(episodes) == 2 * 2 * len(seeds)
+        everything = [each for each in whole["episodes"] if each["suite"] == suite]
+        assert all(each in everything for each in episodes), "those of the sweep that does not stop"
+        (known,) = [each["anytime"] for each in whole["differences"] if each["suite"] == suite]
+        after = 40 if known["decided_after"] is None else -(-known["decided_after"] // 4) * 4
+        assert len(seeds) == after
+    assert len(document["episodes"]) < len(whole["episodes"])
+    assert (document["policies"]["expert"]["per_suite"]["within 6"]["pc_success"]) == 100
+    found = verify(rlinf_vla, directory, "--episodes", "12")
+    assert found.code == 0, found.out + found.err
+    first = told(directory)
+    (directory / "result.json").unlink()
+    next(iter((directory / "blocks").glob("*.json"))).unlink()
+    assert told(sweep("out", *STOPPING)) == first
+    last = document["episodes"][-1]["seed"]
+    cut = change(directory, lambda document: document.update(episodes=[e for e in document["episodes"] if e["seed"] != last]))
+    assert "does not hold the episodes" in verify(rlinf_vla, cut).complaint
+
+
 def test_random_actions_and_expert_depend_only_on_the_episode(sweep: Eval) -> None:
     """However episodes are grouped; random actions also depend on the seed of the recipe."""
     first = told(sweep("first", *SCRIPTED))
@@ -210,6 +260,10 @@ def test_a_directory_of_another_sweep_is_refused(sweep: Eval, rlinf_vla: Command
         (["sweep.policies=[expert,start]", "model.checkpoint=/not/there"], "model.checkpoint=/not/there: no such directory"),
         (["recipe=counting_eval", "model.checkpoint=/not/there"], "model.checkpoint=/not/there needs a model"),
         (["sweep.policies=[expert]", "episodes=2000000"], "episodes=2000000"),
+        (["sweep.policies=[expert]", "sweep.stop_when_decided=true"], "compares two policies, this sweep has 1 (expert)"),
+        (["sweep.policies=[start]", "sweep.stop_when_decided=true", "evaluation.probes=[blank_image]"], "this sweep has 4"),
+        (["evaluation.probes=[blank]"], "evaluation.probes[0]=blank is not known: use blank_instruction, shuffled_instruction"),
+        (["evaluation.probes=[blank_image,blank_image]"], "evaluation.probes names blank_image twice"),
         (["sweep.polices=[expert]"], "did you mean sweep.policies"),
     ],
 )

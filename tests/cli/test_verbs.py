@@ -269,6 +269,15 @@ def test_evaluation_of_a_checkpoint(train: Any, rlinf_vla: CommandLine, counting
         assert again[mode] == after[mode], "the same episodes, the same outcome"
     missing = rlinf_vla(*counting.arguments("eval", "counting_ppo", f"checkpoint={run_dir}/checkpoints/step_000009"))
     assert "step_000009" in missing.complaint
+    probes = ("evaluation.probes=[blank_instruction,blank_image]", "run_dir=probed")
+    found = rlinf_vla(*counting.arguments("eval", "counting_ppo", f"checkpoint={run_dir}/checkpoints/step_000002", *probes))
+    assert "blank_instruction +0.0 points" in found.out, found.out + found.err
+    probed = json.loads(Path("probed/evaluation/step_000002.json").read_text())["sampled"]
+    assert probed["episodes"] == after["sampled"]["episodes"], "the policy itself is evaluated as without probes"
+    blank = probed["probes"]["blank_image"]
+    assert [(each["task"], each["seed"]) for each in blank["episodes"]] == [(each["task"], each["seed"]) for each in probed["episodes"]]
+    assert blank["n_success"] - probed["n_success"] == blank["difference"]["n_gained"] - blank["difference"]["n_lost"]
+    assert [each["steps"] for each in blank["episodes"]] != [each["steps"] for each in probed["episodes"]], "it reads images"
 
 
 def test_training_may_start_from_a_checkpoint(train: Any) -> None:

@@ -21,6 +21,7 @@ def episodes(draw: st.DrawFn) -> list[dict[str, Any]]:
     return [
         {
             "policy": policy,
+            "probe": "none",
             "suite": suite,
             "task": task,
             "seed": seed,
@@ -74,7 +75,7 @@ def test_csv_contains_the_episodes(played: list[dict[str, Any]]) -> None:
 
 def test_policies_are_paired_by_episode_and_not_by_position() -> None:
     def played(policy: str, outcomes: dict[int, bool]) -> list[dict[str, Any]]:
-        common = {"policy": policy, "suite": "one", "task": "push", "instruction": "", "steps": 1, "return": 0.0}
+        common = {"policy": policy, "probe": "none", "suite": "one", "task": "push", "instruction": "", "steps": 1, "return": 0.0}
         return [common | {"seed": seed, "success": won} for seed, won in outcomes.items()]
 
     (found,) = tables(played("a", {1: False, 2: True, 9: True}) + played("b", {2: True, 1: True, 7: False}))["differences"]

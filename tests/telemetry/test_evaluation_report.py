@@ -19,7 +19,15 @@ TASKS = {"libero_goal": ("open <the> drawer", "push & pull"), "libero_10": ("mak
 
 def document(policies: tuple[str, ...] = ("start", "step_000014")) -> dict[str, Any]:
     episodes = [
-        {"policy": policy, "suite": suite, "task": task, "seed": seed, "instruction": task, "success": (seed + place) % 3 > 0}
+        {
+            "policy": policy,
+            "probe": "none",
+            "suite": suite,
+            "task": task,
+            "seed": seed,
+            "instruction": task,
+            "success": (seed + place) % 3 > 0,
+        }
         for place, policy in enumerate(policies)
         for suite, names in TASKS.items()
         for task in names

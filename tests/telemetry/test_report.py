@@ -239,3 +239,12 @@ def test_lost_workers_of_a_cluster_are_reported(tmp_path: Path) -> None:
         log.write(2, {"faults/rollout": 1.0, "faults/reward": 1.0, "faults/recovery_s": 4.25})
     told = "Workers lost and replaced: 3 rollout, 1 reward; the longest recovery took 4.2 s"
     assert told in Page(write_report(tmp_path)).text
+
+
+def test_probes_are_beside_the_success(run_dir: Path) -> None:
+    document = evaluation([True] * 30 + [False] * 10, [True] * 40)
+    difference = {"pc_difference": -25.0, "pc_difference_ci95": [-37.5, -12.5]}
+    document["greedy"]["probes"] = {"blank_image": document["sampled"] | {"difference": difference}}
+    write_evaluation(run_dir, "after", document)
+    text = Page(write_report(run_dir)).text
+    assert "after training, with" in text and "blank_image" in text and "-25.0 (-37.5 to -12.5)" in text

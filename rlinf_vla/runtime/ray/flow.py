@@ -210,12 +210,18 @@ class RayFlow(OnPolicyFlow):
             self.trainers.call("rest")
 
     def evaluate(
-        self, episodes: int, temperature: float, filmed: int, progress: Callable[[float], None] = lambda fraction: None
+        self,
+        episodes: int,
+        temperature: float,
+        filmed: int,
+        progress: Callable[[float], None] = lambda fraction: None,
+        probe: str | None = None,
     ) -> list[EpisodeResult]:
         """Evaluate the current policy on the first ``episodes``, split over the rollout workers."""
         if self.policy_version not in self._weights:
             self.send_weights()
-        return evaluate_on(self.rollouts, self._weights[self.policy_version], self.share, episodes, temperature, filmed, progress)
+        weights = self._weights[self.policy_version]
+        return evaluate_on(self.rollouts, weights, self.share, episodes, temperature, filmed, progress, probe)
 
     def will_leave(self) -> bool:
         return self.trainers.will_leave()

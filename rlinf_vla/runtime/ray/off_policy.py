@@ -125,9 +125,11 @@ class RayCollector:
             add_spans(timeline, spans)
         return found
 
-    def evaluate(self, episodes: int, temperature: float, filmed: int, progress: Callable[[float], None]) -> list[EpisodeResult]:
+    def evaluate(
+        self, episodes: int, temperature: float, filmed: int, progress: Callable[[float], None], probe: str | None
+    ) -> list[EpisodeResult]:
         """Run the first ``episodes`` evaluation episodes; record frames of the first ``filmed``."""
-        return evaluate_on(self.pool, self.weights, self.share, episodes, temperature, filmed, progress)
+        return evaluate_on(self.pool, self.weights, self.share, episodes, temperature, filmed, progress, probe)
 
     def metrics(self) -> dict[str, float]:
         lost, recovery_s = self.pool.news()

@@ -234,10 +234,10 @@ class RolloutWorker(PolicyWorker):
         heavy, scene = heavy_parts(rollouts)
         return ShardDone(light_part(rollouts), spans, steps, seconds, heavy.nbytes + scene.nbytes, *crossed), heavy, scene
 
-    def play_evaluation(self, weights: Weights, numbers: range, temperature: float, filmed: int) -> list[EpisodeResult]:
+    def play_evaluation(self, weights: Weights, numbers: range, temperature: float, filmed: int, probe: str | None) -> list[EpisodeResult]:
         """Play evaluation episodes ``numbers``; record the frames of those below ``filmed``."""
         with self._acting(weights):
-            return play_evaluation(self.actor_at(temperature), self.groups, numbers, Timeline(), filmed)
+            return play_evaluation(self.actor_at(temperature), self.groups, numbers, Timeline(), filmed, probe=probe)
 
     def collect_transitions(
         self, weights: Weights, episodes: Episodes, rewards: ChunkRewards, expert: bool
@@ -280,8 +280,15 @@ class RolloutWorker(PolicyWorker):
 
 
 def evaluate_on(
-    pool: Pool, weights: Weights, size: int, episodes: int, temperature: float, filmed: int, progress: Callable[[float], None]
+    pool: Pool,
+    weights: Weights,
+    size: int,
+    episodes: int,
+    temperature: float,
+    filmed: int,
+    progress: Callable[[float], None],
+    probe: str | None,
 ) -> list[EpisodeResult]:
     """Run the first ``episodes`` evaluation episodes on the pool's workers, ``size`` in a call."""
-    works = [(weights, part, temperature, filmed) for part in parts(range(episodes), size)]
+    works = [(weights, part, temperature, filmed, probe) for part in parts(range(episodes), size)]
     return list(itertools.chain.from_iterable(pool.map("play_evaluation", works, progress)))

@@ -56,11 +56,13 @@ class RaySupervisedFlow(SupervisedFlow):
         logits: Tensor = self.trainers.call("success_logits", ray.put(frames))[0][0]
         return logits
 
-    def evaluate(self, episodes: int, size: int, temperature: float, filmed: int, progress: Callable[[float], None]) -> list[EpisodeResult]:
+    def evaluate(
+        self, episodes: int, size: int, temperature: float, filmed: int, progress: Callable[[float], None], probe: str | None
+    ) -> list[EpisodeResult]:
         """Evaluate the current policy on the first ``episodes``, ``size`` in a call of a worker."""
         if self._sent is None or self._sent.version != self.policy_version:
             self._sent, _ = self._publisher.publish(self.policy_version)
-        return evaluate_on(self.rollouts, self._sent, size, episodes, temperature, filmed, progress)
+        return evaluate_on(self.rollouts, self._sent, size, episodes, temperature, filmed, progress, probe)
 
 
 @contextmanager

@@ -1,0 +1,193 @@
+"""Compare methods on recorded evaluations: the episodes of one or several training runs of each.
+
+What is recorded is a sweep's result.json, or evaluation/NAME.json of a run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+from rich.console import Console
+from rich.table import Column, Table
+
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.recipe import MODES
+from rlinf_vla.core.io import write_json
+from rlinf_vla.evaluation import aggregate
+from rlinf_vla.evaluation.aggregate import Outcomes
+from rlinf_vla.evaluation.results import FORMAT
+from rlinf_vla.evaluation.sequential import decide_unpaired
+from rlinf_vla.evaluation.statistics import Episode, column_of, grouped, paired_episodes
+
+THRESHOLDS = np.linspace(0, 1, 21)
+"""Success rates at which a performance profile is stated."""
+WANTED = "give result.json of a sweep, or evaluation/NAME.json of a run"
+EXAMPLE = "rlinf-vla compare ppo=a/evaluation/after.json:greedy,b/evaluation/after.json:greedy sft=c/result.json:start"
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Print tables; write all values to ``--output``. Raises UserError for files it cannot use."""
+    methods, output = _read_arguments(arguments)
+    runs = {name: [_episodes(location) for location in locations] for name, locations in methods.items()}
+    document = comparison(runs)
+    _print(document)
+    if output is not None:
+        write_json(output, document)
+        print(f"all values, profiles and times to success: {output}")
+    return 0
+
+
+def comparison(runs: dict[str, list[list[Episode]]]) -> dict[str, Any]:
+    """Return all statistics of ``runs``: method -> episodes of each of its training runs.
+
+    ``methods``: name -> n_runs, n_tasks, n_episodes, the mean success rate over runs and tasks with
+    its hierarchical interval, the interquartile mean and the performance profile with stratified
+    intervals (null with one run), time to success. ``differences``: of each pair, the hierarchical
+    difference; with one run each also the paired comparison of the episodes that both played, or
+    else the sequential comparison of independent episodes. Raises UserError if tasks differ.
+    """
+    found: dict[str, Outcomes] = {}
+    for name, episodes in runs.items():
+        try:
+            found[name] = Outcomes(episodes)
+        except ValueError as error:
+            raise UserError(f"{name} cannot be summarised ({error}): its runs must have played the same tasks") from None
+    limit = max(episode["steps"] for episodes in runs.values() for run in episodes for episode in run)
+    return {
+        "methods": {name: _summary(each, [e for run in runs[name] for e in run], limit) for name, each in found.items()},
+        "differences": [_difference(runs, found, *pair) for pair in combinations(runs, 2) if found[pair[0]].tasks == found[pair[1]].tasks],
+    }
+
+
+def _summary(outcomes: Outcomes, episodes: list[Episode], limit: int) -> dict[str, Any]:
+    count, tasks = outcomes.won.shape
+    mean, interval = aggregate.hierarchical_interval(outcomes)
+    middle, profile = (aggregate.interquartile_mean(outcomes.scores), aggregate.performance_profile(outcomes.scores, THRESHOLDS))
+    bands = [
+        None if count == 1 else [(100 * end).tolist() for end in aggregate.stratified_interval(statistic, outcomes.scores)]
+        for statistic in (aggregate.interquartile_mean, lambda scores: aggregate.performance_profile(scores, THRESHOLDS))
+    ]
+    return {
+        "n_runs": count,
+        "n_tasks": tasks,
+        "n_episodes": int(outcomes.played.sum()),
+        "pc_success": 100 * mean,
+        "pc_success_ci95": [100 * end for end in interval],
+        "pc_interquartile_mean": 100 * float(middle),
+        "pc_interquartile_mean_ci95": bands[0],
+        "profile": {"pc_threshold": (100 * THRESHOLDS).tolist(), "pc_above": (100 * profile).tolist(), "pc_above_ci95": bands[1]},
+        "time_to_success": aggregate.time_to_success(episodes, max(1, limit)),
+    }
+
+
+def _difference(runs: dict[str, list[list[Episode]]], outcomes: dict[str, Outcomes], before: str, after: str) -> dict[str, Any]:
+    difference, interval = aggregate.hierarchical_difference(outcomes[before], outcomes[after])
+    found: dict[str, Any] = {"before": before, "after": after}
+    found |= {"pc_difference": 100 * difference, "pc_difference_ci95": [100 * end for end in interval]}
+    if len(runs[before]) == len(runs[after]) == 1:
+        first, second = runs[before][0], runs[after][0]
+        if paired := paired_episodes(first, second):
+            return found | {"paired": paired}
+        return found | {"unpaired": _unpaired(first, second)}
+    return found
+
+
+def _unpaired(first: list[Episode], second: list[Episode]) -> dict[str, Any]:
+    """Compare independent episodes task by task, in the order of the tasks' names.
+
+    Each block is one episode of each policy of the same task, in the order of the seeds.
+    """
+    parts = [grouped(sorted(each, key=lambda episode: episode["seed"]), "task") for each in (first, second)]
+    blocks = [
+        (number, task, float(a["success"]), float(b["success"]))
+        for task in sorted(parts[0].keys() & parts[1].keys())
+        for number, (a, b) in enumerate(zip(parts[0][task], parts[1][task], strict=False))
+    ]
+    outcomes = np.array([block[2:] for block in sorted(blocks)]).T
+    decision = decide_unpaired(*outcomes)
+    better = {"first": "before", "second": "after", None: None}[decision.better]
+    return {"n_blocks": outcomes.shape[1], "better": better, "decided_after": decision.rounds, "p_value": decision.p_value}
+
+
+def _print(document: dict[str, Any]) -> None:
+    console = Console(highlight=False)
+    heads = ("runs", "tasks", "episodes", "success (95 %, hierarchical)", "interquartile mean (95 %, stratified)", "half solved within")
+    table = Table("method", *(Column(head, justify="right") for head in heads), show_edge=False)
+    for name, each in document["methods"].items():
+        middle, band, times = each["pc_interquartile_mean"], each["pc_interquartile_mean_ci95"], each["time_to_success"]
+        half = next((step for step, pc in zip(times["steps"], times["pc_solved"], strict=True) if pc >= 50), None)
+        told = [str(each[key]) for key in ("n_runs", "n_tasks", "n_episodes")]
+        told.append("{:.1f} % ({:.1f} to {:.1f})".format(each["pc_success"], *each["pc_success_ci95"]))
+        told.append(f"{middle:.1f} %" + (f" ({band[0]:.1f} to {band[1]:.1f})" if band else " (one run: no interval)"))
+        table.add_row(name, *told, "never" if half is None else f"{half} steps")
+    console.print(table)
+    for each in document["differences"]:
+        line = "{:+.1f} points (95 % interval {:+.1f} to {:+.1f})".format(each["pc_difference"], *each["pc_difference_ci95"])
+        found = each.get("unpaired") or each.get("paired", {}).get("anytime")
+        if "paired" in each:
+            line += "; on the same {n_pairs} episodes {n_gained} gained, {n_lost} lost, McNemar p = {p_value:.3g}".format(**each["paired"])
+        if found is not None:
+            said = "neither is shown to be better" if found["better"] is None else f"{each[found['better']]} is better"
+            where = "" if found["decided_after"] is None else f", known after {found['decided_after']} rounds"
+            line += f"; at any time: {said}{where}, p = {found['p_value']:.3g}"
+        console.print(f"{each['before']} → {each['after']}: {line}")
+
+
+def _episodes(location: str) -> list[Episode]:
+    """Return the episodes of a column, ``FILE[:COLUMN]``. Raises UserError."""
+    file, _, column = location.partition(":")
+    path = Path(file).expanduser()
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}): {WANTED}") from None
+    except (ValueError, RecursionError):  # RecursionError: deeply nested lists
+        raise UserError(f"{path} is damaged (no JSON): take another copy of it") from None
+    columns = _columns(document) if isinstance(document, dict) else {}
+    if not columns:
+        raise UserError(f"{path} holds no episodes: {WANTED}")
+    if column not in columns and (column or len(columns) > 1):
+        raise UserError(f"{location} names no column of {path}: write FILE:COLUMN with one of {', '.join(columns)}")
+    found = columns[column or next(iter(columns))]
+    for number, each in enumerate(found):
+        kinds = {"task": str, "seed": int, "success": bool, "steps": int}
+        if not isinstance(each, dict) or not all(isinstance(each.get(key), kind) for key, kind in kinds.items()):
+            raise UserError(f"{path} is damaged (episode {number}): take another copy of it")
+    return found
+
+
+def _columns(document: dict[str, Any]) -> dict[str, list[Episode]]:
+    """Return the episodes of each policy and probe of a sweep, or of each mode of an evaluation."""
+    if document.get("format") == FORMAT and isinstance(document.get("episodes"), list):
+        rows = [each for each in document["episodes"] if isinstance(each, dict)]
+        return grouped([each | {"column": column_of(str(each.get("policy")), str(each.get("probe")))} for each in rows], "column")
+    modes = {mode: document[mode].get("episodes") for mode in MODES if isinstance(document.get(mode), dict)}
+    return {mode: episodes for mode, episodes in modes.items() if isinstance(episodes, list) and episodes}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"compare: {message} ({EXAMPLE})")
+
+
+def _read_arguments(arguments: Sequence[str]) -> tuple[dict[str, list[str]], Path | None]:
+    parser = _Parser("rlinf-vla compare", description="Compare recorded evaluations.", epilog=f"Example: {EXAMPLE}")
+    told = "a method and the evaluations of its training runs; COLUMN: a mode (sampled, greedy), or a policy of a sweep"
+    parser.add_argument("methods", nargs="+", metavar="NAME=FILE[:COLUMN][,FILE...]", help=told)
+    parser.add_argument("--output", metavar="FILE.json", help="write all values there, with performance profiles and times to success")
+    found = parser.parse_args(arguments)
+    methods: dict[str, list[str]] = {}
+    for each in found.methods:
+        name, _, files = each.partition("=")
+        if not name or not all(files.split(",")):
+            parser.error(f"{each} is not NAME=FILE")
+        if name in methods:
+            parser.error(f"{name} is given twice: separate the files of a method by commas")
+        methods[name] = files.split(",")
+    return methods, Path(found.output).expanduser() if found.output else None

@@ -1,0 +1,93 @@
+"""``rlinf-vla compare`` on recorded evaluations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlinf_vla.evaluation.results import FORMAT
+from rlinf_vla.evaluation.statistics import paired_episodes
+from tests.cli.conftest import CommandLine
+
+Record = Callable[..., str]
+
+
+def played(won: range, seeds: range = range(40), tasks: tuple[str, ...] = ("push", "pull")) -> list[dict[str, Any]]:
+    return [{"task": task, "seed": seed, "success": seed in won, "steps": 5 + seed % 3} for task in tasks for seed in seeds]
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Record:
+    """Writes an evaluation of a run, in a file of that name."""
+
+    def write(name: str, **modes: list[dict[str, Any]]) -> str:
+        (tmp_path / name).write_text(json.dumps({"checkpoint": "x"} | {mode: {"episodes": rows} for mode, rows in modes.items()}))
+        return name
+
+    return write
+
+
+def test_two_evaluations_of_the_same_episodes(rlinf_vla: CommandLine, record: Record, tmp_path: Path) -> None:
+    before, after = played(range(10)), played(range(5, 30))
+    files = record("before.json", greedy=before, sampled=before), record("after.json", greedy=after)
+    found = rlinf_vla("compare", f"start={files[0]}:greedy", f"trained={files[1]}", "--output", "all.json")
+    assert found.code == 0, found.err
+    document = json.loads((tmp_path / "all.json").read_text())
+    (difference,) = document["differences"]
+    assert difference["paired"] == paired_episodes(before, after) and difference["pc_difference"] == pytest.approx(37.5)
+    assert "40 gained, 10 lost" in found.out and "trained is better, known after" in found.out and "25.0 %" in found.out
+    method = document["methods"]["trained"]
+    assert (method["n_runs"], method["n_tasks"], method["n_episodes"], method["pc_success"]) == (1, 2, 80, 62.5)
+    assert method["pc_interquartile_mean_ci95"] is None and "one run: no interval" in found.out
+    assert method["time_to_success"]["pc_solved"][-1] == 62.5 and method["profile"]["pc_above"][:2] == [100, 100]
+
+
+def test_episodes_that_differ_are_compared_as_independent(rlinf_vla: CommandLine, record: Record, tmp_path: Path) -> None:
+    files = record("one.json", greedy=played(range(0))), record("two.json", greedy=played(range(100, 140), range(100, 140)))
+    found = rlinf_vla("compare", f"a={files[0]}", f"b={files[1]}", "--output", "all.json")
+    assert found.code == 0 and "b is better" in found.out, found.err
+    (difference,) = json.loads((tmp_path / "all.json").read_text())["differences"]
+    assert "paired" not in difference and difference["unpaired"]["n_blocks"] == 80 and difference["unpaired"]["better"] == "after"
+
+
+def test_several_runs_of_a_method(rlinf_vla: CommandLine, record: Record, tmp_path: Path) -> None:
+    """Also of a sweep, whose columns are policies with their probes."""
+    runs = [record(f"{number}.json", greedy=played(range(10 + 5 * number))) for number in range(3)]
+    rows = [each | {"policy": "start", "probe": probe, "suite": "s"} for probe in ("none", "blank_image") for each in played(range(4))]
+    (tmp_path / "result.json").write_text(json.dumps({"format": FORMAT, "episodes": rows}))
+    methods = f"ours={','.join(runs)}", f"less={runs[0]},{runs[0]}", "blank=result.json:start with blank_image"
+    found = rlinf_vla("compare", *methods, "--output", "all.json")
+    assert found.code == 0, found.err
+    document = json.loads((tmp_path / "all.json").read_text())
+    ours = document["methods"]["ours"]
+    assert ours["n_runs"] == 3 and ours["pc_success"] == pytest.approx(37.5)
+    assert ours["pc_interquartile_mean_ci95"][0] < 37.5 < ours["pc_interquartile_mean_ci95"][1]
+    assert [(each["before"], each["after"]) for each in document["differences"]] == [("ours", "less")], "the sweep's tasks have a suite"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "NAME=FILE"),
+        (["run.json"], "run.json is not NAME=FILE"),
+        (["a=one.json", "a=one.json"], "a is given twice"),
+        (["a=nowhere.json"], "nowhere.json cannot be read"),
+        (["a=half.json"], "no JSON"),
+        (["a=empty.json"], "holds no episodes"),
+        (["a=one.json"], "write FILE:COLUMN with one of sampled, greedy"),
+        (["a=one.json:expert"], "names no column"),
+        (["a=odd.json"], "odd.json is damaged (episode 1)"),
+        (["a=one.json:greedy,other.json"], "a cannot be summarised"),
+    ],
+)
+def test_bad_lines(rlinf_vla: CommandLine, record: Record, tmp_path: Path, arguments: list[str], words: str) -> None:
+    record("one.json", greedy=played(range(3)), sampled=played(range(3)))
+    record("other.json", greedy=played(range(3), tasks=("stack",)))
+    record("odd.json", greedy=[played(range(1))[0], {"task": "push"}])
+    (tmp_path / "half.json").write_text("{")
+    (tmp_path / "empty.json").write_text("[]")
+    assert words in rlinf_vla("compare", *arguments).complaint

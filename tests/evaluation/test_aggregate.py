@@ -1,0 +1,119 @@
+"""Bootstrap over runs, tasks and episodes, rliable's statistics, and time to success."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlinf_vla.evaluation.aggregate import (
+    Outcomes,
+    hierarchical_difference,
+    hierarchical_interval,
+    interquartile_mean,
+    performance_profile,
+    stratified_interval,
+    time_to_success,
+)
+from rlinf_vla.evaluation.statistics import wilson_interval
+
+
+def run(rates: dict[str, float], n: int = 40) -> list[dict[str, Any]]:
+    """A run's episodes, of which that share succeeds in each task."""
+    won = {task: round(rate * n) for task, rate in rates.items()}
+    return [{"task": task, "seed": seed, "success": seed < won[task], "steps": 3} for task in rates for seed in range(n)]
+
+
+def test_outcomes_are_counted_by_run_and_task() -> None:
+    found = Outcomes([run({"push": 0.5, "pull": 0.25}), run({"pull": 1.0, "push": 0.0}, n=20)])
+    assert found.tasks == ["pull", "push"]
+    assert found.won.tolist() == [[10, 20], [20, 0]] and found.played.tolist() == [[40, 40], [20, 20]]
+    with pytest.raises(ValueError, match="tasks"):
+        Outcomes([run({"push": 0.5}), run({"pull": 0.5})])
+    with pytest.raises(ValueError, match="no episodes"):
+        Outcomes([])
+    suites = [each | {"suite": suite} for suite in ("one", "two") for each in run({"push": 0.5})]
+    assert Outcomes([suites]).tasks == ["one: push", "two: push"], "equal names in two suites are two tasks"
+
+
+def test_with_one_run_and_task_only_episodes_vary() -> None:
+    rate, (low, high) = hierarchical_interval(Outcomes([run({"push": 0.3}, n=200)]))
+    assert rate == 0.3
+    assert (low, high) == pytest.approx(wilson_interval(60, 200), abs=0.015)
+
+
+def test_the_spread_of_runs_and_of_tasks_widens_the_interval() -> None:
+    def width(*runs: dict[str, float]) -> float:
+        rate, (low, high) = hierarchical_interval(Outcomes([run(each, n=400) for each in runs]))
+        assert rate == pytest.approx(0.5) and low < 0.5 < high
+        return high - low
+
+    alike = width(*[{"push": 0.5, "pull": 0.5}] * 4)
+    runs = width(*[{"push": rate, "pull": rate} for rate in (0.3, 0.4, 0.6, 0.7)])
+    tasks = width(*[{"push": 0.3, "pull": 0.7}] * 4)
+    assert alike < 0.06 and runs > 3 * alike and tasks > 3 * alike
+
+
+def test_the_hierarchical_interval_covers_the_mean_of_the_runs_drawn() -> None:
+    """200 experiments of eight runs whose rates vary by 0.1 around 0.5: the usual interval of all episodes together covers less."""
+    generator = np.random.default_rng(0)
+    covered = pooled = 0
+    for number in range(200):
+        rates = np.clip(generator.normal(0.5, 0.1, 8), 0, 1)
+        won = generator.binomial(100, rates)
+        outcomes = Outcomes([run({"push": each / 100}, n=100) for each in won])
+        _, (low, high) = hierarchical_interval(outcomes, seed=number)
+        covered += low <= 0.5 <= high
+        low, high = wilson_interval(int(won.sum()), 800)
+        pooled += low <= 0.5 <= high
+    assert covered >= 172 and pooled < 150, (covered, pooled)
+
+
+def test_a_difference_shares_its_tasks() -> None:
+    """Tasks of very different difficulty cancel in a difference."""
+    before = Outcomes([run({"push": 0.1, "pull": 0.8}, n=400)] * 3)
+    after = Outcomes([run({"push": 0.2, "pull": 0.9}, n=400)] * 2)
+    found, (low, high) = hierarchical_difference(before, after)
+    assert found == pytest.approx(0.1)
+    assert 0 < low < 0.1 < high
+    assert hierarchical_difference(after, before)[0] == pytest.approx(-0.1)
+    with pytest.raises(ValueError, match="tasks"):
+        hierarchical_difference(before, Outcomes([run({"push": 0.5})]))
+
+
+def test_the_interquartile_mean_is_scipys_trimmed_mean() -> None:
+    stats = pytest.importorskip("scipy.stats", reason="not installed: EXTRAS=maniskill")
+    generator = np.random.default_rng(1)
+    for shape in ((3, 1), (5, 4), (2, 3), (1, 2), (10, 7)):
+        scores = generator.random(shape)
+        assert interquartile_mean(scores) == pytest.approx(stats.trim_mean(scores, 0.25, axis=None))
+        stack = np.stack([scores, scores[::-1] * 0.5])
+        assert interquartile_mean(stack) == pytest.approx([float(interquartile_mean(each)) for each in stack])
+
+
+def test_a_profile_counts_the_scores_above_each_threshold() -> None:
+    scores = np.array([[0.0, 0.5], [0.5, 1.0]])
+    assert performance_profile(scores, np.array([0.0, 0.4, 0.5, 0.9, 1.0])).tolist() == [0.75, 0.75, 0.25, 0.25, 0.0]
+
+
+def test_the_stratified_bootstrap_draws_runs_in_each_task_by_itself() -> None:
+    """Tasks never mix: scores that are equal in each task have no spread, however different the tasks are."""
+    low, high = stratified_interval(interquartile_mean, np.array([[0.1, 0.9]] * 5))
+    assert low == high == pytest.approx(0.5)
+    scores = np.random.default_rng(4).random((6, 3))
+    low, high = stratified_interval(interquartile_mean, scores)
+    assert low < interquartile_mean(scores) < high
+    lows, highs = stratified_interval(lambda each: performance_profile(each, np.array([0.2, 0.5])), scores)
+    assert lows.shape == (2,) and bool((lows <= performance_profile(scores, np.array([0.2, 0.5]))).all() and (highs <= 1).all())
+
+
+def test_time_to_success() -> None:
+    episodes = [{"success": won, "steps": steps} for won, steps in ((True, 2), (True, 5), (False, 8), (True, 8))]
+    found = time_to_success(episodes, limit=8)
+    assert found["steps"] == list(range(1, 9)) and found["pc_solved"] == [0, 25, 25, 25, 50, 50, 50, 75]
+    assert (found["pc_low"][4], found["pc_high"][4]) == pytest.approx(tuple(100 * each for each in wilson_interval(2, 4)))
+    long = time_to_success(episodes, limit=1000)
+    assert len(long["steps"]) == 50 and long["steps"][0] == 1 and long["steps"][-1] == 1000
+    with pytest.raises(ValueError, match="no episodes"):
+        time_to_success([], 8)
