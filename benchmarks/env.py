@@ -22,7 +22,8 @@ from rlinf_vla.benchmarks import harness
 from rlinf_vla.benchmarks.simulators import Baseline
 from rlinf_vla.core import child_process
 from rlinf_vla.core.protocols import VectorEnv
-from rlinf_vla.core.types import EVALUATION_SEEDS, Episodes
+from rlinf_vla.core.tasks import EVALUATION_SEEDS
+from rlinf_vla.core.types import Episodes
 from rlinf_vla.rollout.episodes import numbered_episodes
 from rlinf_vla.runtime import recipes
 from rlinf_vla.telemetry.measurement import usage

@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from rlinf_vla.benchmarks import harness
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.protocols import Policy, VectorEnv
-from rlinf_vla.core.types import EVALUATION_SEEDS
+from rlinf_vla.core.tasks import EVALUATION_SEEDS
 from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.rollout.collector import collect, rollout_calls
 from rlinf_vla.rollout.episodes import numbered_episodes

@@ -41,7 +41,7 @@ def until_placed(attempt: Callable[[], T]) -> T:
 
 
 def deep_contacts(env: Any) -> set[tuple[int, int]]:
-    """Return the pairs of geometries that overlap by more than ``DEEP_M`` in robosuite's ``env``."""
+    """Return the pairs of geometries of robosuite's ``env`` that overlap by over ``DEEP_M``."""
     env.sim.forward()
     contacts = env.sim.data.contact[: env.sim.data.ncon]
     return {(int(each.geom1), int(each.geom2)) for each in contacts if each.dist < -DEEP_M}

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core import bootstrap
-from rlinf_vla.core.tasks import Diagnosis, Suite, Task
-from rlinf_vla.core.types import EVALUATION_SEEDS
+from rlinf_vla.core.tasks import EVALUATION_SEEDS, Diagnosis, Suite, Task
 
 from ..options import one_of, processes_per_group
 from . import gl

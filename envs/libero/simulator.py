@@ -52,8 +52,8 @@ class LiberoSimulator:
 
     options: ``tasks`` (each with ``bddl``, ``init_states`` and ``instruction``), ``cameras`` (name
         -> LIBERO's name), ``image_size``, ``flip``, ``state``, ``gripper``, ``rendering``,
-        ``wait_steps``, ``seed``, ``scenes``, ``convention``, ``renderer``, ``tool``, ``stored_below``
-        (episodes with this seed or a greater one draw their initial states; None: none does).
+        ``wait_steps``, ``seed``, ``scenes``, ``convention``, ``renderer``, ``tool``,
+        ``stored_below`` (seeds from this one on draw initial states; None: none does).
     """
 
     def __init__(self, options: dict[str, Any], slots: int) -> None:

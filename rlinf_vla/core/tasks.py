@@ -9,6 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+EVALUATION_SEEDS = range(1 << 20)
+"""Seeds of evaluation episodes, and of no others (see ``rollout/episodes.py``)."""
+
 
 @dataclass(frozen=True)
 class Diagnosis:

@@ -85,8 +85,6 @@ class Observation:
         return Observation(images, found["state"], self.instruction, jpeg)
 
 
-EVALUATION_SEEDS = range(1 << 20)
-"""Seeds of evaluation episodes, and of no others (see ``rollout/episodes.py``)."""
 MAX_TASKS = MAX_ATTEMPTS = 1 << 16
 """Task and attempt share one 32-bit word of the counter of the policy's random number generator."""
 

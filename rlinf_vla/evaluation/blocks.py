@@ -15,7 +15,7 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import NO_ALGORITHM, NO_PROBE, Recipe
 from rlinf_vla.core import plugins
 from rlinf_vla.core.protocols import HasSuites, Suite
-from rlinf_vla.core.types import EVALUATION_SEEDS
+from rlinf_vla.core.tasks import EVALUATION_SEEDS
 from rlinf_vla.evaluation.statistics import Episode, column_of, paired_episodes
 from rlinf_vla.runtime import builders
 from rlinf_vla.runtime.recipes import asset_path

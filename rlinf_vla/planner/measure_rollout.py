@@ -14,7 +14,8 @@ from torch import Tensor
 
 from rlinf_vla.config.recipe import Recipe, RewardConfig
 from rlinf_vla.core.protocols import Policy, VectorEnv
-from rlinf_vla.core.types import EVALUATION_SEEDS, ActionSample, Episodes, Inputs, Observation, StepResult, Trajectory
+from rlinf_vla.core.tasks import EVALUATION_SEEDS
+from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Observation, StepResult, Trajectory
 from rlinf_vla.planner import synthetic
 from rlinf_vla.planner.profile import CPU, GPU, Cost, Profile, fit
 from rlinf_vla.rollout.actor import Actor

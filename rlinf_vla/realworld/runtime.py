@@ -19,7 +19,7 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import INTERACTIVE, OFF_POLICY, ON_POLICY, SUPERVISED, Recipe
 from rlinf_vla.config.robot import NO_OPERATOR
 from rlinf_vla.core.protocols import Policy
-from rlinf_vla.core.types import EVALUATION_SEEDS
+from rlinf_vla.core.tasks import EVALUATION_SEEDS
 from rlinf_vla.data.from_dataset import require_same_control_rate
 from rlinf_vla.realworld.cell import check, require_whole_chunks, spec_of
 from rlinf_vla.realworld.client import LocalRobotLink, RobotClient

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.core.types import EVALUATION_SEEDS, MAX_TASKS, Episodes
+from rlinf_vla.core.tasks import EVALUATION_SEEDS
+from rlinf_vla.core.types import MAX_TASKS, Episodes
 from rlinf_vla.rollout.noise import philox
 
 DEMONSTRATION_SEEDS = range(EVALUATION_SEEDS.stop, 1 << 24)

@@ -9,7 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from rlinf_vla.core.protocols import VectorEnv
-from rlinf_vla.core.types import EVALUATION_SEEDS, Episodes
+from rlinf_vla.core.tasks import EVALUATION_SEEDS
+from rlinf_vla.core.types import Episodes
 from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.rollout.episodes import numbered_episodes
 from rlinf_vla.rollout.player import ActorProtocol, Call, Spans, play_episodes

@@ -20,7 +20,8 @@ from rlinf_vla.config.ranges import check_values
 from rlinf_vla.core import bootstrap
 from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.core.rotations import axis_angle
-from rlinf_vla.core.types import EVALUATION_SEEDS, Episodes
+from rlinf_vla.core.tasks import EVALUATION_SEEDS
+from rlinf_vla.core.types import Episodes
 from rlinf_vla.envs.libero.config import CONVENTIONS, LiberoConfig
 from rlinf_vla.envs.libero.conventions import flipped, state_vector
 from rlinf_vla.envs.libero.plugin import episode_limit, plugin, simulator_options

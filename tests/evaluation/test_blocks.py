@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.core.types import EVALUATION_SEEDS
+from rlinf_vla.core.tasks import EVALUATION_SEEDS
 from rlinf_vla.evaluation.blocks import EvalPolicy, eval_policies, split_into_blocks
 
 names = st.lists(st.sampled_from(["start", "expert", "random", "a", "a/b", "c/b", "d/checkpoints/b", "/a/b", "./start"]), unique=True)

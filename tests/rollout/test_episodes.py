@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_vla.core.types import EVALUATION_SEEDS, Episodes
+from rlinf_vla.core.tasks import EVALUATION_SEEDS
+from rlinf_vla.core.types import Episodes
 from rlinf_vla.rollout.episodes import (
     DEMONSTRATION_SEEDS,
     TRAINING_SEEDS,

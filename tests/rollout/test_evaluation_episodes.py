@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rlinf_vla.core.types import EVALUATION_SEEDS, Episodes
+from rlinf_vla.core.tasks import EVALUATION_SEEDS
+from rlinf_vla.core.types import Episodes
 from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.rollout.evaluation_episodes import EpisodeResult, play_evaluation
 from rlinf_vla.rollout.noise import CounterNoise

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -59,8 +58,8 @@ class Recipe:
     ranks: int = 1
     sharded: bool = False
     shards_per_worker: int = 1
-    slow: str | None = None
-    """File that does not exist yet: the worker that creates it is slow."""
+    slow: bool = False
+    """Rollouts take long."""
     placement: str | None = None
     """On fake GPUs; None: without GPUs."""
     weights: str = "store"
@@ -104,8 +103,7 @@ def trainer(built: Policy) -> Trainer:
 @contextmanager
 def environments(count: int, recipe: Recipe) -> Iterator[tuple[Sequence[VectorEnv], Sequence[VectorEnv]]]:
     found = groups(count, recipe.depth)
-    with suppress(FileExistsError, TypeError):
-        Path(recipe.slow).touch(exist_ok=False)  # type: ignore[arg-type]
+    if recipe.slow:
         for env in found:
             env.step_async = partial(_slowly, env.step_async)  # type: ignore[method-assign]
     yield found, rewarded(found, recipe)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import ray
@@ -79,9 +78,9 @@ def test_each_broadcast_arrives_and_is_measured(recipe: Recipe, receivers: int, 
         assert each["weights/broadcast_s"] > 0 and 0 <= each["weights/overlap"] <= 1
 
 
-def test_weights_arrive_while_rollouts_go_on(cluster: None, tmp_path: Path) -> None:
-    """A slow rollout of a stale version lasts longer than the update that makes the next one."""
-    recipe = replace(with_staleness(BROADCAST, 1), slow=str(tmp_path / "slow"))
+def test_weights_arrive_while_rollouts_go_on(cluster: None) -> None:
+    """Slow rollouts of a stale version last longer than the update that makes the next one."""
+    recipe = replace(with_staleness(BROADCAST, 1), slow=True)
     with on_ray(recipe) as flow:
         while flow.rollouts.size < 2:
             time.sleep(0.05)
