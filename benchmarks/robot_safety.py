@@ -78,8 +78,11 @@ def latency(cell: Cell, ticks: int = 20_000) -> dict[str, list[float]]:
 
 
 def most_used(benches: dict[str, Bench]) -> float:
-    """Highest usage of any limit; 1 is the limit."""
-    return max(value for each in benches.values() for value in each.used.values())
+    """Highest usage of any limit of the commands; 1 is the limit.
+
+    The limit of joint accelerations is one of a prediction.
+    """
+    return max(value for each in benches.values() for key, value in each.used.items() if key != "joint_acceleration")
 
 
 def page(benches: dict[str, Bench], times: dict[str, list[float]], command: str, asked: int) -> str:
@@ -96,7 +99,7 @@ def page(benches: dict[str, Bench], times: dict[str, list[float]], command: str,
         f"{actions} of {asked} actions (a policy's, pushing against limits, alternating extremes, jumps of metres, corners of the "
         f"workspace, NaN, infinity, 1e300, denormals, wrong shapes) became {ticks} commands to an arm that follows exactly. "
         f"Faults: {dict(faults) or 'none'}. Every command was checked again by finite differences; "
-        f"the highest usage of any limit is {worst:.6f} (1 is the limit).",
+        f"the highest usage of any limit but joint_acceleration, which is predicted, is {worst:.6f} (1 is the limit).",
         "",
         f"| highest usage of the limit | {columns} |",
         "|---|" + "---|" * len(benches),

@@ -63,7 +63,7 @@ def goals(draw: Draw, cell: Cell, admitted: Callable[[], ToolTarget]) -> Iterato
             yield kind(draw, cell, admitted(), bout, number)
 
 
-def _moved(from_: ToolTarget, step: Vector, turn: Vector, width: float | None = None) -> ToolTarget:
+def moved(from_: ToolTarget, step: Vector, turn: Vector, width: float | None = None) -> ToolTarget:
     quaternion = rotations.multiply(rotations.from_vector(turn.tolist()), from_.pose.quaternion.tolist())
     return ToolTarget(ToolPose(from_.pose.position + step, np.array(quaternion)), width)
 
@@ -71,17 +71,17 @@ def _moved(from_: ToolTarget, step: Vector, turn: Vector, width: float | None = 
 def policy(draw: Draw, cell: Cell, from_: ToolTarget, bout: Vector, number: int) -> ToolTarget:
     action = np.clip(draw.normal(size=7) + bout, -1, 1)
     width = float(np.clip(0.04 + 0.04 * action[6], 0, 0.08))
-    return _moved(from_, action[:3] * cell.action_translation_m, action[3:6] * cell.action_rotation_rad, width)
+    return moved(from_, action[:3] * cell.action_translation_m, action[3:6] * cell.action_rotation_rad, width)
 
 
 def _push(draw: Draw, cell: Cell, from_: ToolTarget, bout: Vector, number: int) -> ToolTarget:
     """Push in one direction throughout the bout, against whichever limit ends it."""
-    return _moved(from_, bout[:3] * 3 * cell.step_m, bout[3:6] * cell.step_rad, float(bout[6]))
+    return moved(from_, bout[:3] * 3 * cell.step_m, bout[3:6] * cell.step_rad, float(bout[6]))
 
 
 def _extremes(draw: Draw, cell: Cell, from_: ToolTarget, bout: Vector, number: int) -> ToolTarget:
     sign = (-1) ** number
-    return _moved(from_, sign * bout[:3], sign * bout[3:6], 0.08 * (number % 2))
+    return moved(from_, sign * bout[:3], sign * bout[3:6], 0.08 * (number % 2))
 
 
 def _jump(draw: Draw, cell: Cell, from_: ToolTarget, bout: Vector, number: int) -> ToolTarget:
@@ -172,6 +172,7 @@ def usage(cell: Cell, played: Trial) -> dict[str, float]:
             used[key] = float((ways[ticks:] - ways[:-ticks]).max()) / getattr(cell, key) if len(ways) > ticks else 0.0
     beyond = np.maximum(played.joints - kinematics.UPPER, kinematics.LOWER - played.joints).max()
     used["joint_margin_rad"] = 1 + float(beyond) / cell.joint_margin_rad
+    used["joint_acceleration"] = float(np.abs(np.diff(played.joints, 2, axis=0)).max()) * hz**2 / kinematics.ACCELERATION_RAD_S2
     return used
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from rlinf_vla.core.robot import ToolState, ToolTarget, Vector
+import numpy as np
+
+from rlinf_vla.core import rotations
+from rlinf_vla.core.robot import ToolPose, ToolState, ToolTarget, Vector
 from rlinf_vla.core.rotations import Triple
 
 from . import kinematics
@@ -18,6 +21,9 @@ _ATTEMPTS, _CUTS = 7, 4
 _ENDS = list(zip(kinematics.LOWER.tolist(), kinematics.UPPER.tolist(), strict=True))
 OWN_SHARE = 0.8
 """Share of the speed that the arm itself allows a joint at its position."""
+SINGULAR = 0.04
+"""Smallest singular value of the Jacobian (m and rad per rad) at the end of a path. Below, the
+joints' speeds change too much within a path to predict their accelerations."""
 _SHY = 0.9
 """Factor on the path fraction that would be allowed if joints were linear along the path."""
 
@@ -32,19 +38,23 @@ class Start:
     gone_m: float
     """Path length in the last second, as ``gone_rad``."""
     gone_rad: float
+    speeds: tuple[Vector, Vector]
+    """Lowest and highest joint speeds that the joints' accelerations permit, rad/s ``[7]``."""
 
 
 class Admission:
     """Admission of one goal.
 
-    ``end`` and ``joints`` are the admitted target; ``changes`` maps each rule that changed the goal
-    to the values before and after.
+    ``end`` and ``joints`` are the admitted target, and ``speeds`` those of the joints (rad/s
+    ``[7]``) at the beginning and the end of the path. ``changes`` maps each rule that changed the
+    goal to the values before and after.
     """
 
     def __init__(
         self, cell: Cell, space: Workspace, arm: kinematics.FrankaKinematics, goal: ToolTarget, start: Start, state: ToolState
     ) -> None:
         self.end, self.joints = start.place, start.joints
+        self.speeds = np.zeros(7), np.zeros(7)
         self.width: float | None = None
         self.changes: dict[str, tuple[float, float]] = {}
         self._cell, self._space, self._arm, self._start, self._state = cell, space, arm, start, state
@@ -107,25 +117,27 @@ class Admission:
         (begin, begin_turn), (whole, whole_turn), part = self._start.place, self.end, 1.0
         if math.dist(begin, whole) <= TOLERANCE and math.dist(begin_turn, whole_turn) <= TOLERANCE:
             return
+        (inverse, smallest), began = self._arm.inverse(self._start.joints), self._space.pose(self._start.place)
         for _ in range(_CUTS):
-            joints = self._arm.reach(self._state.joints, self._space.pose(self.end), _REACHED, _ATTEMPTS)
-            allowed = self._allowed(joints)
-            if joints is not None and allowed == 1:
-                self.joints = joints
-                return
+            pose = self._space.pose(self.end)
+            joints, allowed = self._arm.reach(self._state.joints, pose, _REACHED, _ATTEMPTS), 0.5
+            if joints is None:  # half the way may be reachable
+                self.changes.setdefault("joint_margin_rad", (0.0, self._cell.joint_margin_rad))
+            else:
+                at_end, smallest_at_end = self._arm.inverse(joints)
+                velocity = self._cell.control_hz * _moved(began, pose)
+                speeds = inverse @ velocity, at_end @ velocity
+                allowed = min(self._allowed(joints), *map(self._steady, speeds), self._dexterous(smallest, smallest_at_end))
+                if allowed == 1:
+                    self.joints, self.speeds = joints, speeds
+                    return
             part *= _SHY * allowed
             self.end = along(begin, whole, part), along(begin_turn, whole_turn, part)
         self.end = self._start.place
 
-    def _allowed(self, joints: Vector | None) -> float:
-        """Return the allowed fraction of the way from ``start.joints`` to ``joints``.
-
-        It is 0.5 for an unreachable pose: half the way may be reachable.
-        """
+    def _allowed(self, joints: Vector) -> float:
+        """Return the fraction of the way to ``joints`` that keeps margins and speeds."""
         margin, hz = self._cell.joint_margin_rad, self._cell.control_hz
-        if joints is None:
-            self.changes.setdefault("joint_margin_rad", (0.0, margin))
-            return 0.5
         part, before = 1.0, self._start.joints
         for joint, (at, was_at, (low, high)) in enumerate(zip(joints.tolist(), before.tolist(), _ENDS, strict=True)):
             way, allowed = abs(at - was_at), self._speed(joint, at, at - was_at) / hz
@@ -140,7 +152,33 @@ class Admission:
                     self.changes.setdefault("joint_margin_rad", (margin - beyond, margin))
         return part
 
+    def _steady(self, speeds: Vector) -> float:
+        """Return the fraction of joint speeds ``[7]`` that keeps the joints' accelerations."""
+        part = 1.0
+        for speed, low, high in zip(speeds.tolist(), *(each.tolist() for each in self._start.speeds), strict=True):
+            allowed = max(high, 0.0) if speed > 0 else min(low, 0.0)
+            if abs(speed) > abs(allowed) + TOLERANCE * self._cell.control_hz:
+                part = min(part, allowed / speed)
+                self.changes.setdefault("joint_acceleration", (speed, allowed))
+        return part
+
+    def _dexterous(self, begin: float, end: float) -> float:
+        """Return the fraction of the way that stays clear of singularities, or leads away.
+
+        ``begin``, ``end``: smallest singular values.
+        """
+        if end >= min(SINGULAR, begin) - TOLERANCE:
+            return 1.0
+        self.changes.setdefault("singularity", (end, SINGULAR))
+        return max(begin - SINGULAR, 0.0) / (begin - end)
+
     def _speed(self, joint: int, end: float, way: float) -> float:
         """Return the speed allowed on a path to ``end``: within the arm's own limit with some room,
         because it is a mean, and the arm follows like a spring."""
         return min(self._cell.max_joint_speed_rad_s, OWN_SHARE * kinematics.fastest(joint, end, way))
+
+
+def _moved(begin: ToolPose, end: ToolPose) -> Vector:
+    """Return translation and rotation vector from one pose to another, base axes ``[6]``."""
+    turn = rotations.multiply(end.quaternion.tolist(), rotations.inverse(begin.quaternion.tolist()))
+    return np.array([*(end.position - begin.position), *rotations.to_vector(turn)])

@@ -22,6 +22,8 @@ UPPER = np.array([2.7437, 1.7837, 2.9007, -0.1518, 2.8065, 4.5169, 3.0159])
 """Joint limits, radians ``[7]``."""
 TORQUE_N_M = (87.0, 87.0, 87.0, 87.0, 12.0, 12.0, 12.0)
 """Largest torque of each joint's motor."""
+ACCELERATION_RAD_S2 = 10.0
+"""Largest acceleration of each joint."""
 
 _FASTEST = (2.62, 2.62, 2.62, 2.62, 5.26, 4.18, 5.26)
 _SLOWING = (
@@ -58,6 +60,8 @@ _FLANGE_M = 0.107
 _SAME = 3
 """Iterations that share one Jacobian, which costs more than an iteration."""
 
+_SMALLEST = 1e-3
+"""Smaller singular values are rounded up to this."""
 _DAMPING = 0.01**2 * np.eye(6)
 """Damping of the least squares; keeps joints finite at singularities."""
 
@@ -93,6 +97,14 @@ class FrankaKinematics:
         """Return the Jacobian ``[6, 7]``: tool m/s and rad/s (base axes) per joint rad/s."""
         axes, origins, _, tool = self._chain(joints)
         return _jacobian(axes, origins, tool)
+
+    def inverse(self, joints: Vector) -> tuple[NDArray[np.float64], float]:
+        """Return the pseudo-inverse of the Jacobian ``[7, 6]`` and its smallest singular value.
+
+        The latter is 0 at a singularity, where the joints would be infinitely fast.
+        """
+        left, sizes, right = np.linalg.svd(self.jacobian(joints), full_matrices=False)
+        return (right.T / np.maximum(sizes, _SMALLEST)) @ left.T, float(sizes[-1])
 
     def reach(self, joints: Vector, pose: ToolPose, tolerance: float, attempts: int) -> Vector | None:
         """Return joints near ``joints`` that put the tool at ``pose``, or None after ``attempts``.

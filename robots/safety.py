@@ -24,6 +24,7 @@ from .admission import Admission, Start
 from .cell import Cell
 from .command_filter import CommandFilter
 from .command_gate import CommandGate
+from .joint_accelerations import JointAccelerations
 from .smoothing import Average
 from .state_monitor import StateMonitor
 from .workspace import Place, Workspace, along
@@ -43,6 +44,8 @@ class SafetyFilter(CommandFilter[ToolTarget, ToolState]):
         self._reference: Place = ((0.0, 0.0, 0.0), (0.0, 0.0, 0.0))
         self._end = self._commanded = self._reference
         self._joints = self._end_joints = np.zeros(7)
+        self._accelerations = JointAccelerations(cell.windows, cell.servo_hz)
+        self._speeds = np.zeros(7), np.zeros(7)
         self._width: float | None = None
 
     @property
@@ -71,6 +74,7 @@ class SafetyFilter(CommandFilter[ToolTarget, ToolState]):
 
     def _rest(self, at: Place, state: ToolState) -> None:
         self._joints = state.joints.copy()
+        self._accelerations.rest()
         self._reference = self._end = self._commanded = at
         self._hold()
         self._average.rest(np.array((*at[0], *at[1])))
@@ -79,14 +83,17 @@ class SafetyFilter(CommandFilter[ToolTarget, ToolState]):
 
     def _admit(self, goal: ToolTarget, state: ToolState) -> None:
         gone_m, gone_rad = self._ways.sum(axis=0).tolist()
-        admission = Admission(self._cell, self._space, self._arm, goal, Start(self._reference, self._joints, gone_m, gone_rad), state)
-        self._end, self._end_joints, self._left = admission.end, admission.joints, self._ticks
+        start = Start(self._reference, self._joints, gone_m, gone_rad, self._accelerations.range(self._ticks))
+        admission = Admission(self._cell, self._space, self._arm, goal, start, state)
+        self._end, self._end_joints, self._speeds, self._left = admission.end, admission.joints, admission.speeds, self._ticks
         self._width = self._width if admission.width is None else admission.width
         for rule, (before, after) in admission.changes.items():
             self._tell(state, rule, before, after)
 
     def _travel(self) -> ToolTarget:
         before = self._reference
+        done = 1 - (self._left - 0.5) / self._ticks
+        self._accelerations.push((1 - done) * self._speeds[0] + done * self._speeds[1] if self._left else np.zeros(7))
         if self._left == 1:
             self._reference, self._joints = self._end, self._end_joints
         elif self._left:

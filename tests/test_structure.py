@@ -188,7 +188,7 @@ BUDGETS = {
     "rlinf_vla/testing": 1_890,
     "models": 4_560,
     "envs": 5_300,
-    "robots": 6_950,
+    "robots": 7_060,
     "rewards": 110,
     "benchmarks": 2_730,
 }

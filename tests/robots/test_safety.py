@@ -165,10 +165,10 @@ def test_the_speed_limit_shortens_a_goal_if_it_is_tighter_than_the_step() -> Non
 
 
 def test_goals_of_a_second_share_a_budget() -> None:
-    filter_, follower = started()
+    filter_, follower = started(dataclasses.replace(CELL, max_translation_per_second_m=0.1))
     rules: Counter[str] = Counter()
     for number in range(30):
-        rules += go(filter_, follower, away(((-1) ** number * 0.0125, 0, 0)))
+        rules += go(filter_, follower, away(((-1) ** number * 0.006, 0, 0)))
     assert rules["max_translation_per_second_m"] > 5
     assert go(filter_, follower, None, 100) == {}, "a second later"
     assert not go(filter_, follower, away((0.01, 0, 0)))
