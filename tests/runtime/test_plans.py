@@ -65,7 +65,7 @@ AGAIN += [("ppo", "ray, reference worker, taking turns")]
 
 
 def test_a_slow_worker_takes_less(cluster: None, tmp_path: Path) -> None:
-    subject = replace(RECIPES["ppo"], rollout_workers=2, shards_per_worker=2, slow=str(tmp_path / "slow"))
+    subject = replace(RECIPES["ppo"], rollout_workers=2, shards_per_worker=2, one_slow=str(tmp_path / "slow"))
     with on_ray(subject) as flow:
         iterate(flow, subject)
         taken = Counter(span.track.partition(" policy")[0] for span in flow.timeline.spans() if span.track.endswith(" policy"))

@@ -60,6 +60,8 @@ class Recipe:
     shards_per_worker: int = 1
     slow: bool = False
     """Rollouts take long."""
+    one_slow: str | None = None
+    """File that does not exist yet: rollouts of the worker that creates it take long."""
     placement: str | None = None
     """On fake GPUs; None: without GPUs."""
     weights: str = "store"
@@ -103,7 +105,11 @@ def trainer(built: Policy) -> Trainer:
 @contextmanager
 def environments(count: int, recipe: Recipe) -> Iterator[tuple[Sequence[VectorEnv], Sequence[VectorEnv]]]:
     found = groups(count, recipe.depth)
-    if recipe.slow:
+    slow = recipe.slow
+    with suppress(FileExistsError, TypeError):
+        Path(recipe.one_slow).touch(exist_ok=False)  # type: ignore[arg-type]
+        slow = True
+    if slow:
         for env in found:
             env.step_async = partial(_slowly, env.step_async)  # type: ignore[method-assign]
     yield found, rewarded(found, recipe)
