@@ -70,7 +70,7 @@ def test_a_slow_worker_takes_less(cluster: None, tmp_path: Path) -> None:
         iterate(flow, subject)
         taken = Counter(span.track.partition(" policy")[0] for span in flow.timeline.spans() if span.track.endswith(" policy"))
         found = trained(flow)
-    assert len(taken) == 2 and min(taken.values()) * 2 <= max(taken.values()), taken
+    assert 3 * max(taken.values()) >= 2 * taken.total(), taken
     for name, value in expected("ppo")[0].items():
         assert torch.equal(found[name], value), name
 
