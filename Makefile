@@ -143,21 +143,23 @@ robot-deadlines: install
 prove-franka: install
 	$(BIN)/rlinf-vla train recipe=franka_rlpd run_dir=runs/$@/seed-0 resume=auto iterations=100000 episodes=30 session.minutes=28 session.patience_s=3
 
-# A weak π₀ (250 of 1,500 steps of imitation) learns at the arm, two seeds each: HG-DAgger from corrections alone, RL Token. In real time:
-# 20 minutes of recording, then 30 minutes per run, 30 evaluation episodes before and after among them.
+# π₀ learns at the arm after a part of its imitation, two seeds each: HG-DAgger from corrections alone after 250 of 1,500 steps, RL Token
+# after 500. In real time: 20 minutes of recording, then 30 minutes per run, 30 evaluation episodes before and after among them.
 ARM := runs/prove-arm
-ARM_RUN = $(BIN)/rlinf-vla train run_dir=$(ARM)/$@ resume=auto iterations=100000 episodes=30 session.minutes=20 model.checkpoint=$(ARM)/weak/policy
+ARM_RUN = $(BIN)/rlinf-vla train run_dir=$(ARM)/$@ resume=auto iterations=100000 episodes=30 session.minutes=20 seed=$*
 ARM_RUNS := $(foreach seed,0 1,corrections-$(seed) rlt-$(seed))
 .PHONY: prove-arm
+.PRECIOUS: $(ARM)/steps-%/policy
 prove-arm: $(ARM_RUNS)
-$(ARM)/weak/policy: install
-	test -d $(ARM)/data || $(FRANKA) record recipe=franka_rlpd output=$(ARM)/data algorithm.demonstrations=150 record.video=false
-	$(BIN)/rlinf-vla train recipe=franka_sft run_dir=$(ARM)/weak resume=auto algorithm.demonstrations.dataset=$(ARM)/data \
-		iterations=250 algorithm.decay_steps=1500 evaluation.modes=[]
-corrections-%: $(ARM)/weak/policy
-	$(ARM_RUN) seed=$* recipe=franka_dagger session.patience_s=2.5
-rlt-%: $(ARM)/weak/policy
-	$(ARM_RUN) seed=$* recipe=franka_rlt algorithm.dataset=$(ARM)/data algorithm.dataset_cameras=[front:front] session.patience_s=4.5
+$(ARM)/data: install
+	test -d $@ || $(FRANKA) record recipe=franka_rlpd output=$@ algorithm.demonstrations=150 record.video=false
+$(ARM)/steps-%/policy: | $(ARM)/data
+	$(BIN)/rlinf-vla train recipe=franka_sft run_dir=$(ARM)/steps-$* resume=auto algorithm.demonstrations.dataset=$(ARM)/data \
+		iterations=$* algorithm.decay_steps=1500 evaluation.modes=[]
+corrections-%: $(ARM)/steps-250/policy
+	$(ARM_RUN) recipe=franka_dagger session.patience_s=2.5 model.checkpoint=$<
+rlt-%: $(ARM)/steps-500/policy
+	$(ARM_RUN) recipe=franka_rlt session.patience_s=4.5 model.checkpoint=$< algorithm.dataset=$(ARM)/data algorithm.dataset_cameras=[front:front]
 
 # PPO whose chunks arrive two control steps late, against PPO whose chunks arrive at once; both are then evaluated with the delay, on the
 # same episodes. Two seeds, 10 minutes per run.
