@@ -10,13 +10,16 @@ from typing import Any
 PATIENCE = 0.9
 """Factor on the seconds expected of a worker that is free when no call waits: it is tried again."""
 
+OLD = 0.5
+"""Weight of earlier calls in the average seconds of a worker."""
+
 
 class Turns:
     """The free workers of a pool, and the calls that wait for them.
 
     A free worker gets a call unless others, which are busy now, would have done all waiting calls
-    earlier without it. A worker is expected to take as long as for its last call of the method.
-    For calls of equal work this is the shortest schedule.
+    earlier without it. A worker is expected to take as long as for its last calls of the method:
+    calls are not quite of equal work. If they are, this is the shortest schedule.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -27,7 +30,7 @@ class Turns:
         self._busy: dict[int, tuple[str, float]] = {}
         """Place -> method and start of its call."""
         self._seconds: dict[str, dict[int, float]] = {}
-        """Method -> place -> seconds of the last call."""
+        """Method -> place -> average seconds of the last calls."""
         self._waiting = 0
 
     def expect(self, calls: int) -> None:
@@ -64,7 +67,8 @@ class Turns:
         with self._changed:
             method, started = self._busy.pop(place)
             if finished:
-                self._seconds.setdefault(method, {})[place] = self._clock() - started
+                known, seconds = self._seconds.setdefault(method, {}), self._clock() - started
+                known[place] = seconds + OLD * (known.get(place, seconds) - seconds)
             self._free[place] = worker
             self._changed.notify_all()
 
