@@ -112,4 +112,15 @@ def put_on_plate(env: Any) -> Tensor:
     return _pick_and_place(env, cube, goal, 0.03, grasped, env.evaluate()["is_on_plate"])
 
 
-EXPERTS = {"PushCube-v1": push_cube, "PickCube-v1": pick_cube, "StackCube-v1": stack_cube, "PutOnPlate-v1": put_on_plate}
+def put_on_plate_25(env: Any) -> Tensor:
+    grasped = env.of_target(env.agent.is_grasping)
+    return _pick_and_place(env, env.of_target(lambda thing: thing.pose.p), env.goal, 0.02, grasped, env.evaluate()["is_on_plate"])
+
+
+EXPERTS = {
+    "PushCube-v1": push_cube,
+    "PickCube-v1": pick_cube,
+    "StackCube-v1": stack_cube,
+    "PutOnPlate-v1": put_on_plate,
+    "PutOnPlate25-v1": put_on_plate_25,
+}

@@ -89,6 +89,7 @@ def simulator_options(config: ManiSkillConfig) -> dict[str, Any]:
     return {
         "gym_id": entry.gym_id,
         "robot": entry.robot,
+        "split": entry.split,
         "camera": entry.camera,
         "close_view": entry.close_view if config.camera == "close" else None,
         "low_poly": config.robot_visuals == "low_poly" and not entry.bridge,

@@ -76,8 +76,8 @@ class PutOnPlateEnv(BaseEnv):
     def _load_scene(self, options: dict[str, Any]) -> None:
         self.table_scene = TableSceneBuilder(env=self, robot_init_qpos_noise=self.robot_init_qpos_noise)
         self.table_scene.build()
-        self.cubes = [
-            actors.build_cube(
+        self.objects: dict[int, Actor] = {
+            i: actors.build_cube(
                 self.scene,
                 half_size=CUBE_HALF_SIZE,
                 color=[*colour, 1],
@@ -85,7 +85,7 @@ class PutOnPlateEnv(BaseEnv):
                 initial_pose=sapien.Pose(p=[0.1 * i, 0, CUBE_HALF_SIZE]),
             )
             for i, (name, colour) in enumerate(COLOURS.items())
-        ]
+        }
         self.plate = actors.build_cylinder(
             self.scene,
             radius=PLATE_RADIUS,
@@ -105,13 +105,13 @@ class PutOnPlateEnv(BaseEnv):
             initial_pose=sapien.Pose(p=[0, 0, 0.0005]),
         )
         self.target = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
-        """Index into COLOURS of the instructed cube, int64 ``[num_envs]``."""
+        """Index into ``objects`` of the instructed one, int64 ``[num_envs]``."""
 
     def _initialize_episode(self, env_idx: Tensor, options: dict[str, Any]) -> None:
         layouts = [sample_layout(self._batched_episode_rng.rngs[i]) for i in env_idx.tolist()]
         self.table_scene.initialize(env_idx)
         self.target[env_idx] = torch.tensor([target for target, _, _ in layouts], device=self.device)
-        for i, cube in enumerate(self.cubes):
+        for i, cube in self.objects.items():
             cube.set_pose(self._resting([cubes[i] for _, _, cubes in layouts], CUBE_HALF_SIZE))
         half_turn = [np.cos(np.pi / 4), 0.0, np.sin(np.pi / 4), 0.0]  # turns a cylinder's axis, its x, upright
         self.plate.set_pose(self._resting([plate for _, plate, _ in layouts], PLATE_HALF_THICKNESS, half_turn))
@@ -128,8 +128,8 @@ class PutOnPlateEnv(BaseEnv):
         return [f"put the {names[i]} cube on the plate" for i in self.target.tolist()]
 
     def of_target(self, question: Callable[[Actor], Tensor]) -> Tensor:
-        """Apply ``question`` to the instructed cube of each environment: ``[num_envs, ...]``."""
-        answers = {i: question(self.cubes[i]) for i in self.target.unique().tolist()}
+        """Apply ``question`` to the instructed object of each environment: ``[num_envs, ...]``."""
+        answers = {i: question(self.objects[i]) for i in self.target.unique().tolist()}
         return torch.stack([answers[i][row] for row, i in enumerate(self.target.tolist())])
 
     def evaluate(self) -> dict[str, Tensor]:

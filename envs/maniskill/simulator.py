@@ -31,7 +31,7 @@ def make(options: dict[str, Any], num_envs: int, sim_backend: str, render_backen
     import mani_skill.envs  # noqa: F401  (registers the tasks)
     from mani_skill.utils import sapien_utils
 
-    from . import put_on_plate  # noqa: F401  (registers the task)
+    from . import put_on_plate, put_on_plate_25  # noqa: F401  (registers the tasks)
 
     sensors: dict[str, Any] = {}
     if not options["bridge"]:  # bridge tasks overlay a photograph of fixed size
@@ -40,7 +40,7 @@ def make(options: dict[str, Any], num_envs: int, sim_backend: str, render_backen
         eye, target, fov = options["close_view"]
         sensors |= {"pose": sapien_utils.look_at(eye, target), "fov": fov}
     reward_mode = "none" if options["bridge"] else "normalized_dense" if options["reward"] == "progress" else options["reward"]
-    keywords = {"robot_uids": options["robot"]} if options["robot"] else {}
+    keywords = ({"robot_uids": options["robot"]} if options["robot"] else {}) | ({"split": options["split"]} if options["split"] else {})
     try:
         env: Any = gymnasium.make(
             options["gym_id"],

@@ -36,6 +36,25 @@ BRIDGE_MARKERS = (
 ManiSkill checks directories only, and accepts the empty one that a failed download leaves.
 """
 
+PLATE_SPLITS = {
+    "main": "nothing: training",
+    "unseen_table": "5 unseen table tops",
+    "noise_weak": "30 % of the image is coloured cells",
+    "noise_strong": "50 % of the image is coloured cells",
+    "unseen_object": "9 unseen objects",
+    "unseen_receptacle": "16 unseen receptacles",
+    "unseen_instruction": "16 unseen wordings",
+    "two_objects": "a second object, both seen in training",
+    "two_unseen_objects": "two unseen objects",
+    "two_receptacles": "a second receptacle, unseen",
+    "two_unseen_receptacles": "two unseen receptacles",
+    "position": "places around the grid, other turns of the object",
+    "robot_pose": "another initial pose of the robot",
+    "moved_object": "the object moves in the middle of an episode",
+    "camera": "another camera pose",
+}
+"""Splits of PutOnPlate25, defined in ``plates_splits``, and what each changes."""
+
 View = tuple[tuple[float, float, float], tuple[float, float, float], float]
 """Camera position and the point it faces (m, table frame), and field of view (rad)."""
 
@@ -57,7 +76,23 @@ class TaskEntry:
     """The camera ``close``; None if only the task's own camera sees everything."""
     bridge: bool = False
     """A digital twin of BridgeData V2: needs assets, and has its own reward and image names."""
+    split: str | None = None
+    """Of PutOnPlate25."""
     note: str = ""
+
+
+def _plates(split: str) -> tuple[str, TaskEntry]:
+    """Name and entry of a split of PutOnPlate25."""
+    suffix = "" if split == "main" else "".join(word.capitalize() for word in split.split("_"))
+    return f"PutOnPlate25{suffix}", TaskEntry(
+        "PutOnPlate25-v1",
+        "put the red cube on the plate",
+        80,
+        has_expert=True,
+        close_view=((0.4, 0.0, 0.44), (-0.04, 0.0, 0.03), 0.82),
+        split=split,
+        note=f"changes {PLATE_SPLITS[split]}",
+    )
 
 
 def _bridge(gym_id: str, instruction: str, limit: int = 60) -> TaskEntry:
@@ -93,6 +128,7 @@ TASKS: dict[str, TaskEntry] = {
         close_view=((0.5, 0.0, 0.5), (0.0, 0.0, 0.05), 0.8),
         note="the cube is red, green or blue, drawn per episode",
     ),
+    **dict(map(_plates, PLATE_SPLITS)),
     "PullCube": TaskEntry("PullCube-v1", "pull the blue cube to the red and white target", 50),
     "PokeCube": TaskEntry("PokeCube-v1", "poke the red cube with the peg", 50),
     "PullCubeTool": TaskEntry("PullCubeTool-v1", "pull the blue cube closer with the tool", 100),

@@ -18,6 +18,7 @@ from rlinf_vla.config.ranges import check_values
 from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.envs.maniskill import vulkan
 from rlinf_vla.envs.maniskill.config import ManiSkillConfig
+from rlinf_vla.envs.maniskill.plates_splits import MOVE_STEP, OBJECTS_APART, SPLITS
 from rlinf_vla.envs.maniskill.plugin import plugin, simulator_options
 from rlinf_vla.envs.maniskill.tasks import BRIDGE_MARKERS, TASKS
 from rlinf_vla.envs.processes import SimulatorPool
@@ -60,16 +61,35 @@ class TestPushCube(VectorEnvConformance):
         assert (after[:, 7] < 0.02).all()
 
 
-@pytest.fixture(scope="module")
-def facts() -> dict[str, Any]:
+class TestPutOnPlate25(VectorEnvConformance):
+    """With an overlay, which depends on the episode and on the tool."""
+
+    @classmethod
+    def make(cls) -> list[VectorEnv]:
+        task = "PutOnPlate25NoiseWeak"
+        return plugin.create(ManiSkillConfig(task=task, num_envs=2 * NUM_ENVS, processes=2, episode_limit=EPISODE_LIMIT, backend="cpu"), 2)
+
+
+def asked(name: str) -> dict[str, Any]:
+    """Answer of a script, which has a simulator in its own process."""
     driver = vulkan.find()
     assert driver is not None, "no Vulkan driver: run `rlinf-vla doctor --fix`"
     environment = {**os.environ, **driver.environment}
-    script = Path(__file__).with_name("maniskill_facts.py")
+    script = Path(__file__).with_name(name)
     done = subprocess.run([sys.executable, str(script)], env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer
+
+
+@pytest.fixture(scope="module")
+def facts() -> dict[str, Any]:
+    return asked("maniskill_facts.py")
+
+
+@pytest.fixture(scope="module")
+def plates() -> dict[str, Any]:
+    return asked("plates_facts.py")
 
 
 def test_the_experts_succeed(facts: dict[str, Any]) -> None:
@@ -108,6 +128,41 @@ def test_put_on_plate_names_the_cube(facts: dict[str, Any]) -> None:
 def test_put_on_plate_rewards_grasping_then_placing(facts: dict[str, Any]) -> None:
     rewards = [reward for reward in facts["progress_rewards"] if reward]
     assert rewards == [0.5, 0.5], "half at the grasp and half at the end of an expert's episode"
+
+
+def test_the_expert_solves_every_split_of_put_on_plate_25(plates: dict[str, Any]) -> None:
+    solved, rewards = plates["main"]
+    assert solved >= 0.8
+    assert rewards == [0.5, 0.5], "half at the grasp and half at the end of an expert's episode"
+    assert list(plates["expert"]) == list(SPLITS)
+    assert min(plates["expert"].values()) >= 0.5, plates["expert"]
+
+
+LOOKS_THE_SAME = {"main", "unseen_instruction", "moved_object"}
+SAYS_OTHERWISE = {"unseen_object", "unseen_receptacle", "unseen_instruction", "two_unseen_objects", "two_unseen_receptacles"}
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_split_of_put_on_plate_25_starts_as_training_does_but_for_its_change(plates: dict[str, Any], split: str) -> None:
+    seen = plates["splits"][split]
+    assert seen["image"] == (split not in LOOKS_THE_SAME)
+    assert seen["text"] == (split in SAYS_OTHERWISE)
+    assert seen["state"] == (split == "robot_pose")
+    assert seen["is_a_blend"] == (split in LOOKS_THE_SAME or split.startswith("noise"))
+    moved = 0.0 if split != "position" else 0.04
+    assert moved <= seen["object"] <= moved + (0.011 if split != "position" else 0.4), "places are the same; heights of objects differ"
+
+
+def test_an_episode_of_put_on_plate_25_repeats(plates: dict[str, Any]) -> None:
+    assert plates["repeats"]
+    assert plates["a_batch_of_one_is_the_cpu_backend"]
+
+
+def test_the_object_moves_once_in_the_middle_of_an_episode(plates: dict[str, Any]) -> None:
+    distances = plates["moves"]["distances"]
+    assert max(distances[:MOVE_STEP]) < 0.002
+    assert min(distances[MOVE_STEP:]) > OBJECTS_APART - 0.005
+    assert plates["moves"]["from_the_end"] < 0.005
 
 
 def test_importing_the_plugin_imports_no_simulator() -> None:
