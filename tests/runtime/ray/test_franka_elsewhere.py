@@ -73,12 +73,6 @@ class Elsewhere:
         self.learner.wait()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def ordinary_priority() -> None:
-    """An earlier test of this process may have left it at real-time priority, which the processes of both nodes would inherit."""
-    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-
-
 @pytest.fixture
 def elsewhere(nodes: Nodes, tmp_path: Path) -> Iterator[Elsewhere]:
     require("franka")
