@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-PATIENCE = 0.9
+PATIENCE = 0.97
 """Factor on the seconds expected of a worker that is free when no call waits: it is tried again."""
 
 OLD = 0.5
