@@ -6,7 +6,7 @@ therefore be played again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,21 +99,25 @@ class Sweep:
         blocks = split_into_blocks(len(policies), [len(suite.tasks) for suite in suites], recipe.episodes, settings.block)
         return Sweep(recipe, policies, suites, blocks)
 
-    def rounds(self, suite: int) -> list[list[Block]]:
-        """Return the blocks of a suite in the parts after which a sweep may end: the same seeds of
-        all policies and tasks; without ``stop_when_decided`` all at once."""
-        blocks = [block for block in self.blocks if block.suite == suite]
-        if not self.recipe.sweep.stop_when_decided:
-            return [blocks]
-        parts: dict[tuple[int, ...], list[Block]] = {}
-        for block in blocks:
-            parts.setdefault(block.seeds, []).append(block)
-        return list(parts.values())
+    def until_decided(self, suite: int, play: Callable[[Sequence[Block]], Sequence[Episode]]) -> list[Block]:
+        """Return the blocks of a suite that are played; ``play``: plays blocks, returns episodes.
 
-    def decided(self, episodes: Sequence[Episode]) -> bool:
-        """Whether the sweep may end with these episodes of a suite."""
-        if not self.recipe.sweep.stop_when_decided:
-            return False
+        With ``stop_when_decided`` the same seeds of all policies and tasks at once, until decided.
+        """
+        stops, rounds = self.recipe.sweep.stop_when_decided, dict[tuple[int, ...], list[Block]]()
+        for block in self.blocks:
+            if block.suite == suite:
+                rounds.setdefault(block.seeds if stops else (), []).append(block)
+        blocks, episodes = list[Block](), list[Episode]()
+        for part in rounds.values():
+            blocks += part
+            episodes += play(part)
+            if stops and self._decided(episodes):
+                break
+        return blocks
+
+    def _decided(self, episodes: Sequence[Episode]) -> bool:
+        """Whether these episodes show one of the two policies to be better."""
         columns = [policy.column for policy in self.policies]
         played = [[each for each in episodes if column_of(each["policy"], each["probe"]) == column] for column in columns]
         return bool((found := paired_episodes(*played)) and found["anytime"]["better"])

@@ -6,7 +6,6 @@ What is recorded is a sweep's result.json, or evaluation/NAME.json of a run.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
@@ -21,7 +20,7 @@ from rlinf_vla.config.recipe import MODES
 from rlinf_vla.core.io import write_json
 from rlinf_vla.evaluation import aggregate
 from rlinf_vla.evaluation.aggregate import Outcomes
-from rlinf_vla.evaluation.results import FORMAT
+from rlinf_vla.evaluation.results import FORMAT, read_json
 from rlinf_vla.evaluation.sequential import decide_unpaired
 from rlinf_vla.evaluation.statistics import Episode, column_of, grouped, paired_episodes
 
@@ -110,9 +109,7 @@ def _unpaired(first: list[Episode], second: list[Episode]) -> dict[str, Any]:
         for number, (a, b) in enumerate(zip(parts[0][task], parts[1][task], strict=False))
     ]
     outcomes = np.array([block[2:] for block in sorted(blocks)]).T
-    decision = decide_unpaired(*outcomes)
-    better = {"first": "before", "second": "after", None: None}[decision.better]
-    return {"n_blocks": outcomes.shape[1], "better": better, "decided_after": decision.rounds, "p_value": decision.p_value}
+    return {"n_blocks": outcomes.shape[1]} | decide_unpaired(*outcomes).document()
 
 
 def _print(document: dict[str, Any]) -> None:
@@ -143,12 +140,7 @@ def _episodes(location: str) -> list[Episode]:
     """Return the episodes of a column, ``FILE[:COLUMN]``. Raises UserError."""
     file, _, column = location.partition(":")
     path = Path(file).expanduser()
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}): {WANTED}") from None
-    except (ValueError, RecursionError):  # RecursionError: deeply nested lists
-        raise UserError(f"{path} is damaged (no JSON): take another copy of it") from None
+    document = read_json(path, WANTED)
     columns = _columns(document) if isinstance(document, dict) else {}
     if not columns:
         raise UserError(f"{path} holds no episodes: {WANTED}")

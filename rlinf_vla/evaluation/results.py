@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from collections.abc import Sequence
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
+from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import NO_PROBE
 from rlinf_vla.evaluation.statistics import Episode, column_of, grouped, paired_episodes, summary
 
@@ -19,6 +22,16 @@ FORMAT = "rlinf-vla evaluation 3"
 COLUMNS: dict[str, Any] = {"policy": str, "probe": str, "suite": str, "task": str, "seed": int, "instruction": str}
 COLUMNS |= {"success": bool, "steps": int, "return": float | int}
 """Names and types of an episode's values."""
+
+
+def read_json(path: Path, wanted: str) -> Any:
+    """Return the JSON value of a recorded result. Raises UserError; ``wanted``: what to give."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}): {wanted}") from None
+    except (ValueError, RecursionError):  # RecursionError: deeply nested lists
+        raise UserError(f"{path} is damaged (no JSON): take another copy of it") from None
 
 
 def tables(episodes: Sequence[Episode]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ their outcomes.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,6 +73,11 @@ class Decision:
     better: str | None
     rounds: int | None
     p_value: float
+
+    def document(self) -> dict[str, Any]:
+        """Return it as JSON values, where better is "before" (first) or "after" (second)."""
+        better = {"first": "before", "second": "after", None: None}[self.better]
+        return {"better": better, "decided_after": self.rounds, "p_value": self.p_value}
 
 
 def decide(for_second: Array, for_first: Array, alpha: float = ALPHA) -> Decision:

@@ -171,14 +171,8 @@ def anytime_comparison(gains: Mapping[tuple[Any, str, int], int]) -> dict[str, A
     for (_, _, seed), gain in gains.items():
         rounds.setdefault(seed, []).append(gain)
     means = np.array([sum(rounds[seed]) / len(tasks) for seed in sorted(rounds) if len(rounds[seed]) == len(tasks)])
-    decision = decide_paired(means)
-    return {
-        "n_rounds": len(means),
-        "better": {"first": "before", "second": "after", None: None}[decision.better],
-        "decided_after": decision.rounds,
-        "p_value": decision.p_value,
-        "pc_difference_ci95": [100 * each for each in confidence_sequence(means)],
-    }
+    interval = [100 * each for each in confidence_sequence(means)]
+    return {"n_rounds": len(means)} | decide_paired(means).document() | {"pc_difference_ci95": interval}
 
 
 def _paired_counts(before: Sequence[bool], after: Sequence[bool]) -> tuple[int, int, int, int]:

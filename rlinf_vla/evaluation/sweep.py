@@ -66,14 +66,8 @@ class SweepRun:
         ended: list[Block] = []
         with stages() as progress, closing(player):
             for number, suite in enumerate(suites):
-                of_suite: list[Block] = []
-                for part in self.sweep.rounds(number):
-                    jobs = [Job(block) for block in part if block not in played]
-                    self._play(player, jobs, partial(progress, f"part {number + 1} of {len(suites)}, {_label(suite)}"))
-                    played |= self._read(part)
-                    of_suite += part
-                    if self.sweep.decided([episode for block in of_suite for episode in played[block]["episodes"]]):
-                        break
+                stage = partial(progress, f"part {number + 1} of {len(suites)}, {_label(suite)}")
+                of_suite = self.sweep.until_decided(number, partial(self._play_missing, player, played, stage))
                 ended += of_suite
                 chosen = self._chosen({block: played[block] for block in of_suite})
                 films = [Job(block, filmed=True) for block in chosen if not all(map(Path.exists, self._videos(block)))]
@@ -84,6 +78,14 @@ class SweepRun:
         write_report(self.directory, document, [film for block in self._chosen(played) for film in self._films(block)])
         write_json(self.directory / run_directory.RESULT, document)  # last: it marks the sweep as finished
         return document
+
+    def _play_missing(
+        self, player: BlockPlayer | BlockWorkers, played: Documents, progress: Callable[[float], None], part: Sequence[Block]
+    ) -> list[Episode]:
+        """Play blocks of ``part`` that ``played`` lacks, and add them; return all episodes."""
+        self._play(player, [Job(block) for block in part if block not in played], progress)
+        played.update(self._read(part))
+        return [episode for block in part for episode in played[block]["episodes"]]
 
     def _play(self, player: BlockPlayer | BlockWorkers, jobs: Sequence[Job], progress: Callable[[float], None]) -> None:
         """Carry out jobs, in this process or in workers; report the fraction of all episodes."""

@@ -14,7 +14,7 @@ from rlinf_vla.config.errors import UserError, printable
 from rlinf_vla.evaluation.block_player import BlockPlayer
 from rlinf_vla.evaluation.blocks import Block, Place, Sweep
 from rlinf_vla.evaluation.provenance import SOFTWARE, differing, identities
-from rlinf_vla.evaluation.results import COLUMNS, FORMAT, tables
+from rlinf_vla.evaluation.results import COLUMNS, FORMAT, read_json, tables
 from rlinf_vla.evaluation.statistics import Episode, mcnemar_exact
 from rlinf_vla.runtime.saved_recipe import with_overrides
 from rlinf_vla.telemetry.console import stages
@@ -123,15 +123,12 @@ def _says(path: Path, verdict: Verdict, changes: Sequence[str], sound: bool) -> 
 
 def _expected(sweep: Sweep, episodes: Sequence[Episode]) -> list[Place]:
     """Return the episodes of a complete result, which ends where these ``episodes`` decide it."""
-    recorded, found = {_place(episode): episode for episode in episodes}, list[Place]()
-    for suite in range(len(sweep.suites)):
-        of_suite: list[Place] = []
-        for part in sweep.rounds(suite):
-            of_suite += [place for block in part for place in sweep.places(block)]
-            if sweep.decided([recorded[place] for place in of_suite if place in recorded]):
-                break
-        found += of_suite
-    return found
+    recorded = {_place(episode): episode for episode in episodes}
+
+    def play(part: Sequence[Block]) -> list[Episode]:
+        return [recorded[place] for block in part for place in sweep.places(block) if place in recorded]
+
+    return [place for suite in range(len(sweep.suites)) for block in sweep.until_decided(suite, play) for place in sweep.places(block)]
 
 
 def _place(episode: Episode) -> Place:
@@ -140,12 +137,7 @@ def _place(episode: Episode) -> Place:
 
 def _read(path: Path) -> dict[str, Any]:
     """Read a result. Raises UserError if it cannot be read or is incomplete."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}): give it the result.json of a sweep") from None
-    except (ValueError, RecursionError):  # RecursionError: deeply nested lists
-        raise UserError(f"{path} is damaged (no JSON): take another copy of it") from None
+    document = read_json(path, "give it the result.json of a sweep")
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise UserError(f"{path} is not a sweep's result.json ({FORMAT})")
     kinds: dict[str, type] = dict.fromkeys(("recipe", "environment", "provenance", "policies"), dict)
