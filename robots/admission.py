@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlinf_vla.core import rotations
-from rlinf_vla.core.robot import ToolPose, ToolState, ToolTarget, Vector
+from rlinf_vla.core.robot import ToolState, ToolTarget, Vector
 from rlinf_vla.core.rotations import Triple
 
 from . import kinematics
@@ -125,7 +124,7 @@ class Admission:
                 self.changes.setdefault("joint_margin_rad", (0.0, self._cell.joint_margin_rad))
             else:
                 at_end, smallest_at_end = self._arm.inverse(joints)
-                velocity = self._cell.control_hz * _moved(began, pose)
+                velocity = kinematics.velocity(began, pose, self._cell.control_hz)
                 speeds = inverse @ velocity, at_end @ velocity
                 allowed = min(self._allowed(joints), *map(self._steady, speeds), self._dexterous(smallest, smallest_at_end))
                 if allowed == 1:
@@ -176,9 +175,3 @@ class Admission:
         """Return the speed allowed on a path to ``end``: within the arm's own limit with some room,
         because it is a mean, and the arm follows like a spring."""
         return min(self._cell.max_joint_speed_rad_s, OWN_SHARE * kinematics.fastest(joint, end, way))
-
-
-def _moved(begin: ToolPose, end: ToolPose) -> Vector:
-    """Return translation and rotation vector from one pose to another, base axes ``[6]``."""
-    turn = rotations.multiply(end.quaternion.tolist(), rotations.inverse(begin.quaternion.tolist()))
-    return np.array([*(end.position - begin.position), *rotations.to_vector(turn)])

@@ -150,6 +150,12 @@ class FrankaKinematics:
         return axes, origins, ((x0, x1, x2), (y0, y1, y2), (z0, z1, z2)), tool
 
 
+def velocity(before: ToolPose, after: ToolPose, hz: float) -> Vector:
+    """Return the tool's velocity between poses 1 / hz s apart, in base axes: m/s, rad/s ``[6]``."""
+    turn = rotations.multiply(after.quaternion.tolist(), rotations.inverse(before.quaternion.tolist()))
+    return hz * np.array([*(after.position - before.position), *rotations.to_vector(turn)])
+
+
 def _turn(axes: tuple[Triple, Triple, Triple], wanted: tuple[Triple, Triple, Triple]) -> Triple:
     """Small-angle rotation vector: half the sum of each axis' cross product with the wanted one."""
     (ax, ay, az), (bx, by, bz), (cx, cy, cz) = axes

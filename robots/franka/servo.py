@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlinf_vla.core import rotations
-from rlinf_vla.core.robot import RobotState, Target, ToolPose, ToolState, ToolTarget, Vector
+from rlinf_vla.core.robot import RobotState, Target, ToolState, ToolTarget
 
+from .. import kinematics
 from ..cell import Cell
 from ..runtime_folder import Journal, Latch
 from ..safety import SafetyFilter
@@ -46,7 +46,7 @@ class Servo(ArmServo):
 
     def track(self, before: Target, command: Target) -> bool:
         assert isinstance(before, ToolTarget) and isinstance(command, ToolTarget)
-        velocity = _velocity(before.pose, command.pose, self._cell.servo_hz)
+        velocity = kinematics.velocity(before.pose, command.pose, self._cell.servo_hz)
         self.arm.track(command.pose, velocity)
         if command.gripper_width is not None and self.fault is None:
             self.gripper.pursue(command.gripper_width)
@@ -65,9 +65,3 @@ class Servo(ArmServo):
             pace=found.pace,
             holding=self.gripper.holding,
         )
-
-
-def _velocity(before: ToolPose, after: ToolPose, hz: float) -> Vector:
-    """Return the tool's velocity between two ticks, m/s and rad/s ``[6]``, in base axes."""
-    turn = rotations.multiply(after.quaternion.tolist(), rotations.inverse(before.quaternion.tolist()))
-    return hz * np.array([*(after.position - before.position), *rotations.to_vector(turn)])
