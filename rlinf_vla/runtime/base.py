@@ -49,18 +49,18 @@ class BaseFlow:
         From then until its end there is no state to resume from."""
         self.metrics: dict[str, float] = {}
         self._played_steps = 0
-        self._began = math.inf
+        self._first_began = math.inf
         """When the first iteration of this process began, of ``time.monotonic``."""
 
     def begin(self, iteration: int) -> None:
-        self._began = min(self._began, time.monotonic())
+        self._first_began = min(self._first_began, time.monotonic())
         self.iteration, self.metrics, self.changed = iteration, {}, False
         self._played_steps = 0
         self.timeline.begin_iteration(iteration + 1)
 
     def enough(self) -> bool:
         """Whether the run must end before the next iteration, whatever ``iterations`` says."""
-        return time.monotonic() - self._began >= self.time_limit_s
+        return time.monotonic() - self._first_began >= self.time_limit_s
 
     def will_leave(self) -> bool:
         """Whether a machine that holds what only a checkpoint preserves was told to leave."""

@@ -55,7 +55,7 @@ class OnPolicyUpdater:
         self._check(batch.calls, version)
         seed, rows = self.run_seed * 1_000_003 + iteration, self.trainer.micro_batch_size
         parts = minibatches(len(batch), config.epochs, algorithm.minibatch_size(batch), seed, config.row_groups)
-        per_epoch = len(parts) // config.epochs
+        first_epoch = parts[: len(parts) // config.epochs]
         if self.reuse_frozen and config.epochs > 1 and not self.trainer.sharded:  # a sharded policy computes on all ranks together
             mine = rows_of_rank(parts, rows)
             batch = replace(batch, calls=replace(batch.calls, inputs=precompute_frozen(self.policy, batch.calls.inputs, rows, mine)))
@@ -63,10 +63,10 @@ class OnPolicyUpdater:
         if config.decoupled:
             # of precomputed parts, a rank has only the rows that it learns from
             by_minibatch = rounded or world_size() > 1
-            proximal = self.log_prob_by(parts[:per_epoch], batch.calls) if by_minibatch else self.log_prob(batch.calls)
+            proximal = self.log_prob_by(first_epoch, batch.calls) if by_minibatch else self.log_prob(batch.calls)
             batch = replace(batch, proximal=proximal)
         elif not (value_only or first or stale) and (rounded if config.recompute_log_prob is None else config.recompute_log_prob):
-            batch = replace(batch, calls=replace(batch.calls, log_prob=self.log_prob_by(parts[:per_epoch], batch.calls)))
+            batch = replace(batch, calls=replace(batch.calls, log_prob=self.log_prob_by(first_epoch, batch.calls)))
 
         metrics = self.trainer.update(
             batch,
