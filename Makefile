@@ -180,6 +180,22 @@ prove-delay: install
 	$(BIN)/rlinf-vla train recipe=franka_sft model=openvla_oft run_dir=$(DELAY)/oft resume=auto algorithm.demonstrations.dataset=$(DELAY)/data
 	$(BIN)/python tools/delay_study.py $(DELAY)/study pi0=$(DELAY)/pi0 pi0_delay=$(DELAY)/pi0_delay oft=$(DELAY)/oft
 
+# PPO and GRPO on PutOnPlate25, two seeds each, and the policies on all 15 splits, 100 episodes of each: docs/results/putonplate25.md.
+# Half an hour per run, 20 minutes per policy and evaluation. The line after the sweep removes what the policy could learn from.
+PLATES := runs/prove-putonplate25
+PLATE_RUNS := $(foreach seed,0 1,ppo-$(seed) grpo-$(seed))
+prove-putonplate25: install
+	for run in $(PLATE_RUNS); do \
+		$(BIN)/rlinf-vla train recipe=maniskill_$${run%-*}_putonplate25 seed=$${run#*-} run_dir=$(PLATES)/$$run resume=auto || exit; done
+	$(BIN)/rlinf-vla eval recipe=maniskill_eval_putonplate25 model=openvla_oft model.checkpoint=asset://openvla_oft_tiny_putonplate25 \
+		episodes=100 run_dir=$(PLATES)/splits "sweep.policies=[start,$(subst $() $(),$(comma),$(PLATE_RUNS:%=$(PLATES)/%))]"
+	$(BIN)/rlinf-vla eval run=$(PLATES)/ppo-0 sweep.policies=[start] evaluation.modes=[greedy] episodes=100 run_dir=$(PLATES)/probes \
+		evaluation.probes=[blank_instruction,shuffled_instruction,blank_image,frozen_image]
+
+# Produces assets/openvla_oft_tiny_putonplate25.
+sft-putonplate25: install
+	$(BIN)/rlinf-vla train recipe=maniskill_sft_putonplate25 run_dir=runs/putonplate25 resume=auto
+
 # Produces assets/openvla_oft_tiny_putonplate.
 sft-putonplate: install
 	$(BIN)/rlinf-vla train recipe=maniskill_sft_putonplate_reach run_dir=runs/putonplate/reach resume=auto

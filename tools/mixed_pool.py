@@ -7,7 +7,9 @@ PPO in real ManiSkill on Ray, with two rollout workers, one of which is stopped 
 speed. T is the time of a rollout with one shard per worker and none stopped. The ideal with one
 stopped is that both work until the end: 2 T / (1 + s). A shard per worker that nobody hands on
 would take T / s. Printed is the ideal divided by the time of the rollout, the median over the last
-iterations, for several shards per worker (``cluster.shards_per_worker``). Needs two free cores.
+iterations, for several shards per worker (``cluster.shards_per_worker``), and the share of that
+time in which the workers were at work. A worker whose partner waits has more of the machine, so
+its speed differs from s. Needs two free cores.
 """
 
 from __future__ import annotations
@@ -48,16 +50,17 @@ def main() -> None:
     parser.add_argument("--shards", type=int, nargs="*", default=[1, 2, 4], help="shards per worker")
     parser.add_argument("--envs", type=int, default=64, help="environments of both workers")
     given = parser.parse_args()
-    whole, speed = rollout(1, 0, given.envs), 1 - given.stopped / 100
+    (whole, _), speed = rollout(1, 0, given.envs), 1 - given.stopped / 100
     ideal = 2 * whole / (1 + speed)
     print(f"none stopped: {whole:.2f} s; one stopped: {ideal:.2f} s ideally, {whole / speed:.2f} s if each keeps its half", flush=True)
     for shards in given.shards:
-        seconds = rollout(shards, given.stopped, given.envs)
-        print(f"{shards} shards per worker: {seconds:.2f} s: {100 * ideal / seconds:.0f} % of the ideal split", flush=True)
+        seconds, busy = rollout(shards, given.stopped, given.envs)
+        share = f"{100 * ideal / seconds:.0f} % of the ideal split, workers busy for {100 * busy:.0f} % of it"
+        print(f"{shards} shards per worker: {seconds:.2f} s: {share}", flush=True)
 
 
-def rollout(shards: int, stopped: int, envs: int) -> float:
-    """Return the median seconds of a rollout."""
+def rollout(shards: int, stopped: int, envs: int) -> tuple[float, float]:
+    """Return the seconds of a rollout, and the share of them in which workers worked: medians."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         sizes = (f"env.num_envs={envs}", f"rollout.batch_size={envs // 2}", f"cluster.shards_per_worker={shards}")
@@ -78,8 +81,9 @@ def rollout(shards: int, stopped: int, envs: int) -> float:
         if process.returncode:
             raise RuntimeError((Path(folder) / "log").read_text())
         found = read_run(run)
-    seconds = [line["timing_s/rollout"] for line in found.metrics if "timing_s/rollout" in line][WARMUP:]
-    return statistics.median(seconds)
+    lines = [line for line in found.metrics if "timing_s/rollout" in line][WARMUP:]
+    busy = [line["utilisation/rollout"] * line["timing_s/iteration"] / line["timing_s/rollout"] for line in lines]
+    return statistics.median(line["timing_s/rollout"] for line in lines), statistics.median(busy)
 
 
 def send(processes: list[psutil.Process], number: signal.Signals) -> None:

@@ -7,6 +7,7 @@ arguments alone: the random numbers are seeded.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +45,12 @@ class Outcomes:
     def scores(self) -> Array:
         """Success rates, float64 ``[R, M]``."""
         return self.won / self.played
+
+    def of(self, task: str) -> Outcomes:
+        """Return the outcomes of one of ``tasks``."""
+        found, column = copy(self), [self.tasks.index(task)]
+        found.tasks, found.won, found.played = [task], self.won[:, column], self.played[:, column]
+        return found
 
     def hierarchical_resamples(self, generator: np.random.Generator, tasks: NDArray[np.int64] | None = None) -> Array:
         """Return RESAMPLES mean success rates: runs and tasks are drawn with replacement, and

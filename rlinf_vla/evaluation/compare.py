@@ -27,6 +27,8 @@ from rlinf_vla.evaluation.statistics import Episode, column_of, grouped, paired_
 THRESHOLDS = np.linspace(0, 1, 21)
 """Success rates at which a performance profile is stated."""
 WANTED = "give result.json of a sweep, or evaluation/NAME.json of a run"
+RATE = "{pc_success:.1f} % ({pc_success_ci95[0]:.1f} to {pc_success_ci95[1]:.1f})"
+GAIN = "{pc_difference:+.1f} points ({pc_difference_ci95[0]:+.1f} to {pc_difference_ci95[1]:+.1f})"
 EXAMPLE = "rlinf-vla compare ppo=a/evaluation/after.json:greedy,b/evaluation/after.json:greedy sft=c/result.json:start"
 
 
@@ -46,10 +48,11 @@ def comparison(runs: dict[str, list[list[Episode]]]) -> dict[str, Any]:
     """Return all statistics of ``runs``: method -> episodes of each of its training runs.
 
     ``methods``: name -> n_runs, n_tasks, n_episodes, the mean success rate over runs and tasks with
-    its hierarchical interval, the interquartile mean and the performance profile with stratified
-    intervals (null with one run), time to success. ``differences``: of each pair, the hierarchical
-    difference; with one run each also the paired comparison of the episodes that both played, or
-    else the sequential comparison of independent episodes. Raises UserError if tasks differ.
+    its hierarchical interval, the same of each task (``per_task``), the interquartile mean and the
+    performance profile with stratified intervals (null with one run), time to success.
+    ``differences``: of each pair, the hierarchical difference, in all and per task; with one run
+    each also the paired comparison of the episodes that both played, or else the sequential
+    comparison of independent episodes. Raises UserError if tasks differ.
     """
     found: dict[str, Outcomes] = {}
     for name, episodes in runs.items():
@@ -66,7 +69,6 @@ def comparison(runs: dict[str, list[list[Episode]]]) -> dict[str, Any]:
 
 def _summary(outcomes: Outcomes, episodes: list[Episode], limit: int) -> dict[str, Any]:
     count, tasks = outcomes.won.shape
-    mean, interval = aggregate.hierarchical_interval(outcomes)
     middle, profile = (aggregate.interquartile_mean(outcomes.scores), aggregate.performance_profile(outcomes.scores, THRESHOLDS))
     bands = [
         None if count == 1 else [(100 * end).tolist() for end in aggregate.stratified_interval(statistic, outcomes.scores)]
@@ -76,8 +78,8 @@ def _summary(outcomes: Outcomes, episodes: list[Episode], limit: int) -> dict[st
         "n_runs": count,
         "n_tasks": tasks,
         "n_episodes": int(outcomes.played.sum()),
-        "pc_success": 100 * mean,
-        "pc_success_ci95": [100 * end for end in interval],
+        **_rate(outcomes),
+        "per_task": {task: _rate(outcomes.of(task)) for task in outcomes.tasks},
         "pc_interquartile_mean": 100 * float(middle),
         "pc_interquartile_mean_ci95": bands[0],
         "profile": {"pc_threshold": (100 * THRESHOLDS).tolist(), "pc_above": (100 * profile).tolist(), "pc_above_ci95": bands[1]},
@@ -85,10 +87,20 @@ def _summary(outcomes: Outcomes, episodes: list[Episode], limit: int) -> dict[st
     }
 
 
+def _rate(outcomes: Outcomes) -> dict[str, Any]:
+    mean, interval = aggregate.hierarchical_interval(outcomes)
+    return {"pc_success": 100 * mean, "pc_success_ci95": [100 * end for end in interval]}
+
+
+def _gain(before: Outcomes, after: Outcomes) -> dict[str, Any]:
+    difference, interval = aggregate.hierarchical_difference(before, after)
+    return {"pc_difference": 100 * difference, "pc_difference_ci95": [100 * end for end in interval]}
+
+
 def _difference(runs: dict[str, list[list[Episode]]], outcomes: dict[str, Outcomes], before: str, after: str) -> dict[str, Any]:
-    difference, interval = aggregate.hierarchical_difference(outcomes[before], outcomes[after])
-    found: dict[str, Any] = {"before": before, "after": after}
-    found |= {"pc_difference": 100 * difference, "pc_difference_ci95": [100 * end for end in interval]}
+    pair = outcomes[before], outcomes[after]
+    found: dict[str, Any] = {"before": before, "after": after} | _gain(*pair)
+    found["per_task"] = {task: _gain(*(each.of(task) for each in pair)) for task in pair[0].tasks}
     if len(runs[before]) == len(runs[after]) == 1:
         first, second = runs[before][0], runs[after][0]
         if paired := paired_episodes(first, second):
@@ -120,12 +132,12 @@ def _print(document: dict[str, Any]) -> None:
         middle, band, times = each["pc_interquartile_mean"], each["pc_interquartile_mean_ci95"], each["time_to_success"]
         half = next((step for step, pc in zip(times["steps"], times["pc_solved"], strict=True) if pc >= 50), None)
         told = [str(each[key]) for key in ("n_runs", "n_tasks", "n_episodes")]
-        told.append("{:.1f} % ({:.1f} to {:.1f})".format(each["pc_success"], *each["pc_success_ci95"]))
+        told.append(RATE.format(**each))
         told.append(f"{middle:.1f} %" + (f" ({band[0]:.1f} to {band[1]:.1f})" if band else " (one run: no interval)"))
         table.add_row(name, *told, "never" if half is None else f"{half} steps")
     console.print(table)
     for each in document["differences"]:
-        line = "{:+.1f} points (95 % interval {:+.1f} to {:+.1f})".format(each["pc_difference"], *each["pc_difference_ci95"])
+        line = GAIN.format(**each)
         found = each.get("unpaired") or each.get("paired", {}).get("anytime")
         if "paired" in each:
             line += "; on the same {n_pairs} episodes {n_gained} gained, {n_lost} lost, McNemar p = {p_value:.3g}".format(**each["paired"])
@@ -133,7 +145,15 @@ def _print(document: dict[str, Any]) -> None:
             said = "neither is shown to be better" if found["better"] is None else f"{each[found['better']]} is better"
             where = "" if found["decided_after"] is None else f", known after {found['decided_after']} rounds"
             line += f"; at any time: {said}{where}, p = {found['p_value']:.3g}"
-        console.print(f"{each['before']} → {each['after']}: {line}")
+        console.print(f"{each['before']} → {each['after']} (95 %): {line}")
+    methods = document["methods"]
+    gains = [each for each in document["differences"] if each["before"] == next(iter(methods))]
+    table = Table("task (95 %)", *methods, *(f"{each['before']} → {each['after']}" for each in gains), show_edge=False)
+    for task in next(iter(methods.values()))["per_task"]:
+        rates = (RATE.format(**each["per_task"][task]) if task in each["per_task"] else "" for each in methods.values())
+        table.add_row(task, *rates, *(GAIN.format(**each["per_task"][task]) for each in gains))
+    if table.row_count > 1:
+        console.print(table)
 
 
 def _episodes(location: str) -> list[Episode]:

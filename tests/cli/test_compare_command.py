@@ -42,6 +42,10 @@ def test_two_evaluations_of_the_same_episodes(rlinf_vla: CommandLine, record: Re
     assert "40 gained, 10 lost" in found.out and "trained is better, known after" in found.out and "25.0 %" in found.out
     method = document["methods"]["trained"]
     assert (method["n_runs"], method["n_tasks"], method["n_episodes"], method["pc_success"]) == (1, 2, 80, 62.5)
+    assert {task: each["pc_success"] for task, each in method["per_task"].items()} == {"push": 62.5, "pull": 62.5}
+    assert {task: each["pc_difference"] for task, each in difference["per_task"].items()} == {"push": 37.5, "pull": 37.5}
+    low, high = difference["per_task"]["pull"]["pc_difference_ci95"]
+    assert 0 < low < 37.5 < high and f"+37.5 points ({low:+.1f} to {high:+.1f})" in found.out
     assert method["pc_interquartile_mean_ci95"] is None and "one run: no interval" in found.out
     assert method["time_to_success"]["pc_solved"][-1] == 62.5 and method["profile"]["pc_above"][:2] == [100, 100]
 

@@ -29,6 +29,7 @@ def test_outcomes_are_counted_by_run_and_task() -> None:
     found = Outcomes([run({"push": 0.5, "pull": 0.25}), run({"pull": 1.0, "push": 0.0}, n=20)])
     assert found.tasks == ["pull", "push"]
     assert found.won.tolist() == [[10, 20], [20, 0]] and found.played.tolist() == [[40, 40], [20, 20]]
+    assert found.of("push").tasks == ["push"] and found.of("push").won.tolist() == [[20], [0]] and found.of("push").scores.shape == (2, 1)
     with pytest.raises(ValueError, match="tasks"):
         Outcomes([run({"push": 0.5}), run({"pull": 0.5})])
     with pytest.raises(ValueError, match="no episodes"):
