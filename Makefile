@@ -188,7 +188,7 @@ prove-putonplate25: install
 	for run in $(PLATE_RUNS); do \
 		$(BIN)/rlinf-vla train recipe=maniskill_$${run%-*}_putonplate25 seed=$${run#*-} run_dir=$(PLATES)/$$run resume=auto || exit; done
 	$(BIN)/rlinf-vla eval recipe=maniskill_eval_putonplate25 model=openvla_oft model.checkpoint=asset://openvla_oft_tiny_putonplate25 \
-		episodes=100 run_dir=$(PLATES)/splits "sweep.policies=[start,$(subst $() $(),$(comma),$(PLATE_RUNS:%=$(PLATES)/%))]"
+		model.options.prompt_length=40 episodes=100 run_dir=$(PLATES)/splits "sweep.policies=[start,$(subst $() $(),$(comma),$(PLATE_RUNS:%=$(PLATES)/%))]"
 	$(BIN)/rlinf-vla eval run=$(PLATES)/ppo-0 sweep.policies=[start] evaluation.modes=[greedy] episodes=100 run_dir=$(PLATES)/probes \
 		evaluation.probes=[blank_instruction,shuffled_instruction,blank_image,frozen_image]
 
