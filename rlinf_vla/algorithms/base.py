@@ -130,3 +130,6 @@ class Trainable(Protocol):
 
     def average(self, rate: float) -> None:
         """Move the moving averages towards the current weights by ``rate``."""
+
+    def total(self, part: Tensor) -> Tensor:
+        """Return the sum of all ranks' ``part``."""

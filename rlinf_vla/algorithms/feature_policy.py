@@ -17,6 +17,10 @@ from rlinf_vla.core.protocols import Noise, Policy
 from rlinf_vla.core.types import Inputs, Observation
 
 FEATURES = "features"
+STANDARD_BOUND = 10.0
+"""Standardised features are clipped to this magnitude."""
+LEAST_SPREAD = 0.01
+"""Least standard deviation that a feature is divided by, relative to the largest one."""
 ACTOR_OUTPUT = "chosen"
 """Key in a sample's latent: the actor's output ``[B, ...]`` in [-1, 1], an input of the critics."""
 
@@ -35,7 +39,7 @@ class FeaturePolicy(Policy):
     The actor outputs ``size`` numbers: actions in [-1, 1] in place of the policy's head, or, with
     ``noise_bound``, the noise from which that head generates actions. With ``refine``, the features
     end with the actions that the head generates greedily. Subclasses add ``critics``, also as
-    ``value_head``.
+    ``value_head``. Actor and critics get ``standard`` features.
     """
 
     critics: nn.Module
@@ -63,6 +67,9 @@ class FeaturePolicy(Policy):
                 raise UserError(f"algorithm.noise_bound: model={base.name} has no initial noise: use a flow policy, such as model=pi0")
             self.size = (base.noise_dim,)
         self.features = features + (math.prod(self.size) if refine else 0)
+        # weights, so that actors and checkpoints have them; no optimiser does
+        self.feature_mean = nn.Parameter(torch.zeros(self.features)) if self.frozen else None
+        self.feature_spread = nn.Parameter(torch.ones(self.features)) if self.frozen else None
         self.actor = nn.Sequential(
             *(nn.Linear(self.features, hidden), nn.LayerNorm(hidden), nn.ReLU()),
             *(nn.Linear(hidden, hidden), nn.LayerNorm(hidden), nn.ReLU()),
@@ -101,6 +108,29 @@ class FeaturePolicy(Policy):
     def pooled(self, features: Features) -> Tensor:
         return features.pooled
 
+    def standard(self, features: Tensor) -> Tensor:
+        """Return ``features`` ``[B, F]`` with mean 0 and deviation 1, if the backbone is frozen.
+
+        Of a frozen network most features hardly vary around a large mean, which hides them from a
+        network on top. Features of a backbone that is trained are returned as they are.
+        """
+        if self.feature_mean is None or self.feature_spread is None:
+            return features
+        return ((features - self.feature_mean) / self.feature_spread).clamp(-STANDARD_BOUND, STANDARD_BOUND).detach()
+
+    @torch.no_grad()
+    def standardise(self, features: Tensor, mean: Callable[[Tensor], Tensor]) -> None:
+        """Set what ``standard`` subtracts and divides by, once, from the first ``features``.
+
+        ``mean`` returns the mean over the rows of the whole batch on all ranks.
+        """
+        if self.feature_mean is None or self.feature_spread is None or not bool((self.feature_spread == 1).all()):
+            return
+        centre = mean(features)
+        spread = mean((features - centre).square()).sqrt()
+        self.feature_mean.copy_(centre)
+        self.feature_spread.copy_(torch.maximum(spread, LEAST_SPREAD * spread.max()).clamp(min=1e-6))
+
     def own_actions(self, features: Tensor) -> Tensor:
         """Return the wrapped policy's greedy actions ``[B, C, D]`` in ``features`` (``refine``)."""
         return features[:, -math.prod(self.size) :].unflatten(1, self.size)
@@ -110,7 +140,7 @@ class FeaturePolicy(Policy):
         raise NotImplementedError
 
     def value(self, features: Features) -> Tensor:
-        return self.critics(features.pooled, self.mode(features.pooled)).mean(0)
+        return self.critics(self.standard(features.pooled), self.mode(features.pooled)).mean(0)
 
     def actions_of(self, features: Features, chosen: Tensor) -> Tensor:
         """Return the actions ``[B, C, D]`` of the actor's output ``[B, *size]``."""

@@ -81,7 +81,8 @@ class SAC(OffPolicy):
         """Return those of the actor, of alpha and of all else: critics and encoder."""
         groups: dict[str, list[Tensor]] = {"critic": [], "actor": [], "alpha": []}
         for name, value in parameters.items():
-            groups["alpha" if name == "log_alpha" else "actor" if name.startswith("actor.") else "critic"].append(value)
+            if not name.startswith("feature_"):
+                groups["alpha" if name == "log_alpha" else "actor" if name.startswith("actor.") else "critic"].append(value)
         rates = {"critic": self.config.value_learning_rate}
         return {name: Adam(found, lr=rates.get(name, self.config.learning_rate), fused=True) for name, found in groups.items()}
 
@@ -101,13 +102,15 @@ class SAC(OffPolicy):
         size = (len(batch), *policy.size)
         chosen = torch.randperm(config.critics, generator=generator)[: config.critic_subset].to(device)
         alpha = policy.log_alpha.exp().detach()
+        features = policy.encode(now).pooled
+        if index == 0:
+            policy.standardise(features, lambda values: trainer.total(batch.part(values.mean(0))))
         with torch.no_grad():
             next_features = policy.encode(following).pooled
             next_action, next_log_prob = policy.draw(next_features, batch.own(torch.randn(size, generator=generator)).to(device))
-            values = trainer.target.critics(next_features, next_action, chosen)
+            values = trainer.target.critics(policy.standard(next_features), next_action, chosen)
             target = soft_target(reward, discount, values, next_log_prob, alpha, config.backup_entropy)
-        features = policy.encode(now).pooled
-        found = policy.critics(features, action)
+        found = policy.critics(policy.standard(features), action)
         loss = batch.part(critic_loss(found, target))
         trainer.descend("critic", loss)
         trainer.average(config.target_rate)
@@ -119,7 +122,7 @@ class SAC(OffPolicy):
         if with_actor:
             drawn, log_prob = policy.draw(features.detach(), batch.own(torch.randn(size, generator=generator)).to(device))
             policy.critics.requires_grad_(False)  # the actor's loss does not train them, and their gradient would double its cost
-            climbing = batch.part(actor_loss(policy.critics(features.detach(), drawn), log_prob, alpha, config.actor_aggregate))
+            climbing = batch.part(actor_loss(policy.critics(policy.standard(features.detach()), drawn), log_prob, alpha, config.actor_aggregate))
             total = climbing
             if imitated is not None:
                 with torch.no_grad():
@@ -191,7 +194,7 @@ class SACPolicy(FeaturePolicy):
 
     def distribution(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and log standard deviation ``[B, *size]``, both before squashing."""
-        mean, free = self.actor(features).unbind(1)
+        mean, free = self.actor(self.standard(features)).unbind(1)
         if self.refine:
             mean = mean + self.own_actions(features).clamp(-LARGEST_OWN_ACTION, LARGEST_OWN_ACTION).atanh()
         low, high = LOG_STD_RANGE

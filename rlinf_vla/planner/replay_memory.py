@@ -27,6 +27,9 @@ class _Passes:
     def average(self, rate: float) -> None:
         """Do nothing: averages change in place."""
 
+    def total(self, part: Tensor) -> Tensor:
+        return part
+
 
 class ReplayUpdate:
     """The updates of an off-policy algorithm: each of their passes is of a whole batch."""

@@ -139,6 +139,14 @@ def summed(values: Mapping[str, Tensor]) -> dict[str, float]:
     return dict(zip(values, total.tolist(), strict=True))
 
 
+def total(part: Tensor) -> Tensor:
+    """Sum a tensor over all ranks; the result is the same on all of them."""
+    whole = part.detach().clone()
+    if world_size() > 1:
+        dist.all_reduce(whole)
+    return whole
+
+
 def require_alike(weights: Mapping[str, Tensor]) -> None:
     """Raise UserError on all ranks if their weights differ, which no later check would detect.
     All ranks must call it."""

@@ -155,6 +155,10 @@ class Trainer:
             for old, new in zip(slow.parameters(), getattr(self.policy, name).parameters(), strict=True):
                 old.lerp_(new, rate)
 
+    def total(self, part: Tensor) -> Tensor:
+        """Return the sum of all ranks' ``part``."""
+        return ranks.total(part)
+
     def _accumulate(self, term: ExtraLoss) -> dict[str, float]:
         """Accumulate a term's gradient over micro-batches; return mean statistics of all ranks."""
         count, totals = int(term.batch.counts.sum()), dict[str, Tensor]()

@@ -303,13 +303,14 @@ def successes(running: OffPolicyFlow, config: SACConfig, iterations: int) -> lis
     return found
 
 
+LEARNT = {"actor", "value_head", "log_alpha"}
 STEERED = replace(CONFIG, noise_bound=1.6, frozen_backbone=True, episodes=8, updates_per_step=1.0, learning_rate=3e-3, gamma=0.9)
 
 
 def test_a_frozen_flow_is_steered_by_its_noise(tmp_path: Path) -> None:
     base = Flow(LinearOptions(chunk=2))
     subject = SAC(STEERED).wrap(base, 0)
-    assert {name.split(".")[0] for name, p in subject.named_parameters() if p.requires_grad} == {"actor", "value_head", "log_alpha"}
+    assert {name.split(".")[0] for name, p in subject.named_parameters() if p.requires_grad} == LEARNT | {"feature_mean", "feature_spread"}
     trainer = Trainer(subject, SAC(STEERED), 64)
     assert SAC(STEERED).target_entropy(subject) == -4
     running = flow(tmp_path, subject, trainer, STEERED, {})
@@ -346,7 +347,7 @@ def test_a_refining_actor_starts_as_the_frozen_policy() -> None:
     assert torch.equal(subject.own_actions(features.pooled), own)
     assert torch.equal(features.pooled[:, : -own[0].numel()], subject.base.pooled(subject.base.encode(inputs)))
     torch.testing.assert_close(subject.act(features, None, 0.0).actions, own.clamp(-0.98, 0.98))
-    assert {name.split(".")[0] for name, p in subject.named_parameters() if p.requires_grad} == {"actor", "value_head", "log_alpha"}
+    assert {name.split(".")[0] for name, p in subject.named_parameters() if p.requires_grad} == LEARNT | {"feature_mean", "feature_spread"}
 
 
 def test_the_anchor_is_the_squared_distance_to_the_frozen_policys_actions() -> None:
@@ -374,6 +375,32 @@ def test_the_anchor_is_the_squared_distance_to_the_frozen_policys_actions() -> N
     assert distance == pytest.approx(expected.item(), rel=1e-5)
     (slope,) = torch.autograd.grad(0.7 * expected, subject.actor[-2].bias)
     torch.testing.assert_close(gradients[1] - gradients[0], slope, atol=1e-6, rtol=1e-3)
+
+
+def test_features_of_a_frozen_backbone_are_standardised_once() -> None:
+    """By the first update's batch: after it, its features have mean 0 and deviation 1."""
+    subject = refining(0.1)
+    trainer = Trainer(subject, SAC(replace(REFINED, anchor=0.1)), 64)
+    raw = subject.precompute(subject.prepare(observations(subject, 64)))["features"]
+    assert torch.equal(subject.standard(raw), raw)
+    sac_step(trainer, stored(subject, {"features": raw}), torch.Generator(), True)
+    found = subject.standard(raw)
+    varies = raw.std(0) > 0.02 * raw.std(0).max()
+    assert varies.sum() > 3
+    torch.testing.assert_close(found.mean(0), torch.zeros_like(found[0]), atol=1e-3, rtol=0.0)
+    torch.testing.assert_close(found.std(0, correction=0)[varies], torch.ones(int(varies.sum())), atol=1e-3, rtol=0.0)
+    mean, spread = subject.feature_mean, subject.feature_spread
+    assert mean is not None and spread is not None and not torch.equal(mean, torch.zeros_like(mean))
+    before = mean.detach().clone(), spread.detach().clone()
+    sac_step(trainer, stored(subject, {"features": raw + 1}), torch.Generator(), True)
+    assert torch.equal(mean, before[0]) and torch.equal(spread, before[1])
+    assert subject.standard(raw + 1e6).abs().max() == 10
+
+
+def test_features_of_a_trained_backbone_are_as_they_are() -> None:
+    subject = SAC(CONFIG).wrap(LinearPolicy(LinearOptions()), 0)
+    raw = subject.pooled(subject.encode(subject.prepare(observations(subject, 8))))
+    assert subject.standard(raw) is raw and subject.feature_mean is None
 
 
 def stored(subject: SACPolicy, inputs: dict[str, Tensor]) -> Transitions:
