@@ -122,7 +122,8 @@ class SAC(OffPolicy):
         if with_actor:
             drawn, log_prob = policy.draw(features.detach(), batch.own(torch.randn(size, generator=generator)).to(device))
             policy.critics.requires_grad_(False)  # the actor's loss does not train them, and their gradient would double its cost
-            climbing = batch.part(actor_loss(policy.critics(policy.standard(features.detach()), drawn), log_prob, alpha, config.actor_aggregate))
+            reached = policy.critics(policy.standard(features.detach()), drawn)
+            climbing = batch.part(actor_loss(reached, log_prob, alpha, config.actor_aggregate))
             total = climbing
             if imitated is not None:
                 with torch.no_grad():

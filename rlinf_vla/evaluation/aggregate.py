@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,10 +47,10 @@ class Outcomes:
         """Success rates, float64 ``[R, M]``."""
         return self.won / self.played
 
-    def of(self, task: str) -> Outcomes:
-        """Return the outcomes of one of ``tasks``."""
-        found, column = copy(self), [self.tasks.index(task)]
-        found.tasks, found.won, found.played = [task], self.won[:, column], self.played[:, column]
+    def of(self, tasks: Sequence[str]) -> Outcomes:
+        """Return the outcomes of some of ``tasks``."""
+        found, columns = copy(self), [self.tasks.index(task) for task in tasks]
+        found.tasks, found.won, found.played = list(tasks), self.won[:, columns], self.played[:, columns]
         return found
 
     def hierarchical_resamples(self, generator: np.random.Generator, tasks: NDArray[np.int64] | None = None) -> Array:
@@ -83,6 +84,12 @@ def hierarchical_interval(outcomes: Outcomes, seed: int = 0) -> tuple[float, Int
     nothing of other runs, nor does one task of others.
     """
     return float(outcomes.scores.mean()), _interval(outcomes.hierarchical_resamples(np.random.default_rng(seed)))
+
+
+def success(outcomes: Outcomes) -> dict[str, Any]:
+    """Return ``pc_success`` and ``pc_success_ci95`` of ``hierarchical_interval``, in percent."""
+    mean, interval = hierarchical_interval(outcomes)
+    return {"pc_success": 100 * mean, "pc_success_ci95": [100 * end for end in interval]}
 
 
 def hierarchical_difference(before: Outcomes, after: Outcomes, seed: int = 0) -> tuple[float, Interval]:

@@ -20,6 +20,7 @@ from rlinf_vla.config.recipe import MODES
 from rlinf_vla.core.io import write_json
 from rlinf_vla.evaluation import aggregate
 from rlinf_vla.evaluation.aggregate import Outcomes
+from rlinf_vla.evaluation.published import PUBLISHED, beside_published
 from rlinf_vla.evaluation.results import FORMAT, read_json
 from rlinf_vla.evaluation.sequential import decide_unpaired
 from rlinf_vla.evaluation.statistics import Episode, column_of, grouped, paired_episodes
@@ -34,9 +35,11 @@ EXAMPLE = "rlinf-vla compare ppo=a/evaluation/after.json:greedy,b/evaluation/aft
 
 def run(arguments: Sequence[str]) -> int:
     """Print tables; write all values to ``--output``. Raises UserError for files it cannot use."""
-    methods, output = _read_arguments(arguments)
+    methods, output, published = _read_arguments(arguments)
     runs = {name: [_episodes(location) for location in locations] for name, locations in methods.items()}
     document = comparison(runs)
+    if published is not None:
+        document["published"] = beside_published(published, {name: Outcomes(episodes) for name, episodes in runs.items()})
     _print(document)
     if output is not None:
         write_json(output, document)
@@ -78,18 +81,13 @@ def _summary(outcomes: Outcomes, episodes: list[Episode], limit: int) -> dict[st
         "n_runs": count,
         "n_tasks": tasks,
         "n_episodes": int(outcomes.played.sum()),
-        **_rate(outcomes),
-        "per_task": {task: _rate(outcomes.of(task)) for task in outcomes.tasks},
+        **aggregate.success(outcomes),
+        "per_task": {task: aggregate.success(outcomes.of([task])) for task in outcomes.tasks},
         "pc_interquartile_mean": 100 * float(middle),
         "pc_interquartile_mean_ci95": bands[0],
         "profile": {"pc_threshold": (100 * THRESHOLDS).tolist(), "pc_above": (100 * profile).tolist(), "pc_above_ci95": bands[1]},
         "time_to_success": aggregate.time_to_success(episodes, max(1, limit)),
     }
-
-
-def _rate(outcomes: Outcomes) -> dict[str, Any]:
-    mean, interval = aggregate.hierarchical_interval(outcomes)
-    return {"pc_success": 100 * mean, "pc_success_ci95": [100 * end for end in interval]}
 
 
 def _gain(before: Outcomes, after: Outcomes) -> dict[str, Any]:
@@ -100,7 +98,7 @@ def _gain(before: Outcomes, after: Outcomes) -> dict[str, Any]:
 def _difference(runs: dict[str, list[list[Episode]]], outcomes: dict[str, Outcomes], before: str, after: str) -> dict[str, Any]:
     pair = outcomes[before], outcomes[after]
     found: dict[str, Any] = {"before": before, "after": after} | _gain(*pair)
-    found["per_task"] = {task: _gain(*(each.of(task) for each in pair)) for task in pair[0].tasks}
+    found["per_task"] = {task: _gain(*(each.of([task]) for each in pair)) for task in pair[0].tasks}
     if len(runs[before]) == len(runs[after]) == 1:
         first, second = runs[before][0], runs[after][0]
         if paired := paired_episodes(first, second):
@@ -154,6 +152,20 @@ def _print(document: dict[str, Any]) -> None:
         table.add_row(task, *rates, *(GAIN.format(**each["per_task"][task]) for each in gains))
     if table.row_count > 1:
         console.print(table)
+    if "published" in document:
+        _print_published(console, document["published"])
+
+
+def _print_published(console: Console, found: dict[str, Any]) -> None:
+    papers, ours = (list(dict.fromkeys(name for row in found["rows"].values() for name in row[part])) for part in ("paper", "ours"))
+    table = Table("published", *(f"{name}, paper" for name in papers), *(f"{name}, here" for name in ours), show_edge=False)
+    for name, row in found["rows"].items():
+        rates = (RATE.format(**row["ours"][each]) if each in row["ours"] else "" for each in ours)
+        verdicts = (f": {row['verdict'][each]}" if each in row["verdict"] else "" for each in ours)
+        table.add_row(name, *(f"{row['paper'][each]:.1f} %" for each in papers), *map("".join, zip(rates, verdicts, strict=True)))
+    console.print(table)
+    missing = f"; not in these results: {', '.join(found['missing'])}" if found["missing"] else ""
+    console.print(f"{found['title']} ({found['source']}); {found['note']}{missing}")
 
 
 def _episodes(location: str) -> list[Episode]:
@@ -188,11 +200,13 @@ class _Parser(argparse.ArgumentParser):
         raise UserError(f"compare: {message} ({EXAMPLE})")
 
 
-def _read_arguments(arguments: Sequence[str]) -> tuple[dict[str, list[str]], Path | None]:
+def _read_arguments(arguments: Sequence[str]) -> tuple[dict[str, list[str]], Path | None, str | None]:
     parser = _Parser("rlinf-vla compare", description="Compare recorded evaluations.", epilog=f"Example: {EXAMPLE}")
     told = "a method and the evaluations of its training runs; COLUMN: a mode (sampled, greedy), or a policy of a sweep"
     parser.add_argument("methods", nargs="+", metavar="NAME=FILE[:COLUMN][,FILE...]", help=told)
     parser.add_argument("--output", metavar="FILE.json", help="write all values there, with performance profiles and times to success")
+    told = f"lay the rates that a paper reports beside them: {', '.join(PUBLISHED)}"
+    parser.add_argument("--published", metavar="NAME", help=told)
     found = parser.parse_args(arguments)
     methods: dict[str, list[str]] = {}
     for each in found.methods:
@@ -202,4 +216,4 @@ def _read_arguments(arguments: Sequence[str]) -> tuple[dict[str, list[str]], Pat
         if name in methods:
             parser.error(f"{name} is given twice: separate the files of a method by commas")
         methods[name] = files.split(",")
-    return methods, Path(found.output).expanduser() if found.output else None
+    return methods, Path(found.output).expanduser() if found.output else None, found.published

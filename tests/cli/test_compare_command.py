@@ -73,6 +73,23 @@ def test_several_runs_of_a_method(rlinf_vla: CommandLine, record: Record, tmp_pa
     assert [(each["before"], each["after"]) for each in document["differences"]] == [("ours", "less")], "the sweep's tasks have a suite"
 
 
+def test_a_paper_beside_ours(rlinf_vla: CommandLine, record: Record, tmp_path: Path) -> None:
+    """Rows of which a task is missing are left out; a method of the paper's is compared with it."""
+    names = [f"PutOnPlate25{name}" for name in ("", "Position", "RobotPose", "MovedObject", "NoiseWeak")]
+    files = [record(f"{n}.json", greedy=played(range(n), tasks=tuple(names))) for n in (20, 39)]
+    methods = f"ppo={files[1]}", f"mine={files[0]}"
+    found = rlinf_vla("compare", *methods, "--published", "rlinf_openvla", "--output", "all.json")
+    assert found.code == 0, found.err
+    paper = json.loads((tmp_path / "all.json").read_text())["published"]
+    assert list(paper["rows"]) == ["In distribution", "Execution"] and paper["missing"] == ["Vision", "Semantics"]
+    row = paper["rows"]["Execution"]
+    assert row["paper"]["ppo"] == 85.42 and row["ours"]["ppo"]["pc_success"] == 97.5 and row["ours"]["mine"]["pc_success"] == 50
+    low, high = row["ours"]["ppo"]["pc_success_ci95"]
+    assert row["verdict"] == {"ppo": "above"} and 85.42 < low < 97.5 <= high
+    assert paper["rows"]["In distribution"]["verdict"] == {"ppo": "agrees"}
+    assert "not in these results: Vision, Semantics" in " ".join(found.out.split())
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -86,6 +103,8 @@ def test_several_runs_of_a_method(rlinf_vla: CommandLine, record: Record, tmp_pa
         (["a=one.json:expert"], "names no column"),
         (["a=odd.json"], "odd.json is damaged (episode 1)"),
         (["a=one.json:greedy,other.json"], "a cannot be summarised"),
+        (["a=one.json:greedy", "--published", "nobody"], "--published nobody is not known: choose from"),
+        (["a=one.json:greedy", "--published", "pirl_pi0"], "no row of πRL, π₀, LIBERO is in the results"),
     ],
 )
 def test_bad_lines(rlinf_vla: CommandLine, record: Record, tmp_path: Path, arguments: list[str], words: str) -> None:

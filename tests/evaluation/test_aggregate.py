@@ -29,7 +29,8 @@ def test_outcomes_are_counted_by_run_and_task() -> None:
     found = Outcomes([run({"push": 0.5, "pull": 0.25}), run({"pull": 1.0, "push": 0.0}, n=20)])
     assert found.tasks == ["pull", "push"]
     assert found.won.tolist() == [[10, 20], [20, 0]] and found.played.tolist() == [[40, 40], [20, 20]]
-    assert found.of("push").tasks == ["push"] and found.of("push").won.tolist() == [[20], [0]] and found.of("push").scores.shape == (2, 1)
+    assert found.of(["push"]).tasks == ["push"] and found.of(["push"]).won.tolist() == [[20], [0]]
+    assert found.of(["push", "pull"]).scores.tolist() == [[0.5, 0.25], [0.0, 1.0]]
     with pytest.raises(ValueError, match="tasks"):
         Outcomes([run({"push": 0.5}), run({"pull": 0.5})])
     with pytest.raises(ValueError, match="no episodes"):

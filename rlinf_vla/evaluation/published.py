@@ -1,0 +1,137 @@
+"""Success rates that papers report, to be laid beside ours: ``rlinf-vla compare --published``.
+
+A method of ours that has the name of a paper's column is compared with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.evaluation.aggregate import Outcomes, success
+
+
+@dataclass(frozen=True)
+class Published:
+    """A table of a paper.
+
+    ``rows``: name -> the tasks or suites over which it is the mean. ``columns``: method -> percent
+    per row. ``note``: what a reader must know before comparing.
+    """
+
+    title: str
+    source: str
+    rows: Mapping[str, Sequence[str]]
+    columns: Mapping[str, Sequence[float]]
+    note: str
+    presets: Sequence[str] = field(default_factory=tuple)
+
+
+_SUITES = {"Spatial": ("libero_spatial",), "Object": ("libero_object",), "Goal": ("libero_goal",), "Long": ("libero_10",)}
+_LIBERO = "500 episodes per suite; the runs trained in the 50 stored states in which they are evaluated"
+_SHIFTS = {
+    "In distribution": ("",),
+    "Vision": ("UnseenTable", "NoiseWeak", "NoiseStrong"),
+    "Semantics": (
+        *("UnseenObject", "UnseenReceptacle", "UnseenInstruction", "TwoObjects"),
+        *("TwoUnseenObjects", "TwoReceptacles", "TwoUnseenReceptacles"),
+    ),
+    "Execution": ("Position", "RobotPose", "MovedObject"),
+}
+_PLATES = {row: tuple(f"PutOnPlate25{name}" for name in names) for row, names in _SHIFTS.items()}
+_OURS = "ours is PutOnPlate25, without downloaded assets: the same kinds of shift, not the same scenes, robot or network"
+_RLINF_VLA = "arXiv 2510.06710; RLinf at b4b586e6: docs/source-en/rst_source/publications/rlinf_vla.rst"
+_PI_RL = "arXiv 2510.25889; RLinf at 38766789: docs/source-en/rst_source/examples/embodied/pi0.rst"
+
+PUBLISHED = {
+    "rlinf_openvla": Published(
+        "RLinf-VLA and RL4VLA, OpenVLA, PutOnPlateInScene25",
+        _RLINF_VLA,
+        _PLATES,
+        {
+            "start": (53.91, 38.75, 35.94, 42.11),
+            "rl4vla": (93.75, 80.47, 75.00, 81.77),
+            "grpo": (84.38, 74.69, 72.99, 77.86),
+            "ppo": (96.09, 82.03, 78.35, 85.42),
+        },
+        _OURS,
+        ("rl4vla", "rlinf_ppo_openvla", "rlinf_grpo_openvla"),
+    ),
+    "rlinf_openvla_oft": Published(
+        "RLinf-VLA, OpenVLA-OFT, PutOnPlateInScene25",
+        _RLINF_VLA,
+        _PLATES,
+        {"start": (28.13, 27.73, 12.95, 11.72), "grpo": (94.14, 84.69, 45.54, 44.66), "ppo": (97.66, 92.11, 64.84, 73.57)},
+        _OURS,
+        ("rlinf_ppo_openvla_oft", "rlinf_grpo_openvla_oft"),
+    ),
+    "rlinf_libero": Published(
+        "RLinf-VLA, one OpenVLA-OFT for 130 tasks of LIBERO",
+        _RLINF_VLA,
+        _SUITES | {"90": ("libero_90",)},
+        {"start": (72.18, 71.48, 64.06, 48.44, 70.97), "grpo": (99.40, 99.80, 98.79, 93.95, 98.59)},
+        _LIBERO,
+        ("rlinf_libero_grpo_openvla_oft",),
+    ),
+    "pirl_pi0": Published(
+        "πRL, π₀, LIBERO",
+        _PI_RL,
+        _SUITES,
+        {"start": (65.3, 64.4, 49.8, 51.2), "grpo": (97.8, 97.8, 83.2, 81.4), "ppo": (98.4, 99.4, 96.2, 90.2)},
+        _LIBERO,
+        ("pirl_flow_sde", "pirl_grpo"),
+    ),
+    "pirl_pi05": Published(
+        "πRL, π₀.₅, LIBERO",
+        _PI_RL,
+        _SUITES,
+        {"start": (84.6, 95.4, 84.6, 43.9), "grpo": (97.4, 99.8, 91.2, 77.6), "ppo": (99.6, 100.0, 98.8, 93.0)},
+        _LIBERO,
+        ("pirl_flow_sde_pi05",),
+    ),
+}
+"""Tables by name. SimpleVLA-RL is not among them: no copy of its table was found that agrees with
+its averages."""
+
+
+def beside_published(name: str, outcomes: Mapping[str, Outcomes]) -> dict[str, Any]:
+    """Return the paper's rows that all ``outcomes`` (method -> outcomes) have, and ours beside them.
+
+    Keys: title, source, note, missing (rows that are not there), rows: row -> paper (method ->
+    percent), ours (method -> pc_success and pc_success_ci95, hierarchical) and, for methods of the
+    same name, verdict: "agrees" if the paper's rate lies in our interval, else "above" or "below".
+    Raises UserError for an unknown name, or if no row is there.
+    """
+    if name not in PUBLISHED:
+        raise UserError(f"--published {name} is not known: choose from {', '.join(PUBLISHED)}")
+    paper = PUBLISHED[name]
+    found: dict[str, Any] = {"title": paper.title, "source": paper.source, "note": paper.note, "missing": [], "rows": {}}
+    for number, (row, wanted) in enumerate(paper.rows.items()):
+        ours: dict[str, Any] = {}
+        for method, each in outcomes.items():
+            parts = [[task for task in each.tasks if _is_in(task, part)] for part in wanted]
+            if all(parts):
+                ours[method] = success(each.of([task for part in parts for task in part]))
+        if not ours:
+            found["missing"].append(row)
+            continue
+        rates = {method: values[number] for method, values in paper.columns.items()}
+        verdicts = {method: _verdict(rates[method], each["pc_success_ci95"]) for method, each in ours.items() if method in rates}
+        found["rows"][row] = {"paper": rates, "ours": ours, "verdict": verdicts}
+    if not found["rows"]:
+        wanted = ", ".join(part for parts in paper.rows.values() for part in parts)
+        raise UserError(f"--published {name}: no row of {paper.title} is in the results: it is about {wanted}")
+    return found
+
+
+def _is_in(task: str, part: str) -> bool:
+    """``task``: "suite: task", or "task"; ``part``: a suite or a task."""
+    suite, _, name = task.rpartition(": ")
+    return part in (suite, name)
+
+
+def _verdict(paper: float, ours: Sequence[float]) -> str:
+    low, high = ours
+    return "agrees" if low <= paper <= high else "above" if low > paper else "below"
