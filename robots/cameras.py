@@ -1,7 +1,8 @@
 """Camera drivers that raise an error when a frame is stale, frozen or missing.
 
-The time of a frame is its arrival at this machine. Exposure and transfer precede it, usually by one
-to two frame periods.
+The time of a frame is that of its exposure, as far as the driver knows it: a RealSense's own time
+stamps, or those of the kernel's video driver. Otherwise it is the arrival at this machine, which
+exposure and transfer precede, usually by one to two frame periods: ``latency_s`` subtracts them.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from .simulated.client import frames_path
 from .simulated.scene import intrinsics
 
 FIRST_FRAME_S = 10.0
+LONGEST_TRANSFER_S = 1.0
+"""An exposure that is said to be longer ago than this, or in the future, is not believed."""
 
 
 class FrameMonitor:
@@ -136,7 +139,7 @@ class CapturingCamera(ABC):
         while True:
             failure = None
             try:
-                image = self._read()
+                image, exposed = self._read()
             except Exception as error:
                 failure = " ".join(str(error).split()) or type(error).__name__
             if closed.is_set():
@@ -145,7 +148,9 @@ class CapturingCamera(ABC):
                 self._failure = failure
                 break
             number += 1
-            self._newest = Frame(time.monotonic(), number, image)
+            now = time.monotonic()
+            believed = exposed is not None and 0 <= now - exposed <= LONGEST_TRANSFER_S
+            self._newest = Frame(exposed if exposed is not None and believed else now - self._options.latency_s, number, image)
         with contextlib.suppress(Exception):  # the device may be disconnected
             release()
 
@@ -157,8 +162,11 @@ class CapturingCamera(ABC):
         """
 
     @abstractmethod
-    def _read(self) -> NDArray[np.uint8]:
-        """Wait for the next image and return it: RGB ``[H, W, 3]``."""
+    def _read(self) -> tuple[NDArray[np.uint8], float | None]:
+        """Wait for the next image, RGB ``[H, W, 3]``; return it and the time of its exposure.
+
+        The time is ``time.monotonic()``'s, in seconds; None if the driver does not know it.
+        """
 
 
 class OpenCVCamera(CapturingCamera):
@@ -179,11 +187,13 @@ class OpenCVCamera(CapturingCamera):
         self._device.set(cv2.CAP_PROP_BUFFERSIZE, 1)  # no queue of old frames
         return self._device.release
 
-    def _read(self) -> NDArray[np.uint8]:
+    def _read(self) -> tuple[NDArray[np.uint8], float | None]:
         there, image = self._device.read()
         if not there:
             raise RuntimeError("it gives no more pictures")
-        return np.asarray(self._cv2.cvtColor(image, self._cv2.COLOR_BGR2RGB), np.uint8)
+        stamped = self._device.getBackendName() == "V4L2"  # elsewhere it is the position in a film
+        exposed = self._device.get(self._cv2.CAP_PROP_POS_MSEC) / 1000 if stamped else None
+        return np.asarray(self._cv2.cvtColor(image, self._cv2.COLOR_BGR2RGB), np.uint8), exposed
 
 
 class RealSenseCamera(CapturingCamera):
@@ -196,6 +206,7 @@ class RealSenseCamera(CapturingCamera):
             fix = LIBUSB if "libusb" in str(error) else INSTALL
             raise CameraError(f"camera {self.name}: pyrealsense2 cannot be imported: {fix}") from None
         self._queue = rs.frame_queue(1)  # keeps only the newest frame
+        self._clocks = (rs.timestamp_domain.global_time, rs.timestamp_domain.system_time)  # times of this machine's clock
         serials = self._serials(rs)
         wanted = self._options.device or next(iter(serials), None)
         if wanted not in serials:
@@ -218,11 +229,14 @@ class RealSenseCamera(CapturingCamera):
         self.intrinsics = _intrinsics(profile.get_stream(rs.stream.color).as_video_stream_profile().get_intrinsics())
         return pipeline
 
-    def _read(self) -> NDArray[np.uint8]:
+    def _read(self) -> tuple[NDArray[np.uint8], float | None]:
         frame = self._queue.wait_for_frame(1000)  # milliseconds
         if frame.is_frameset():
             frame = frame.as_frameset().get_color_frame()
-        return np.array(frame.get_data(), np.uint8)  # a copy: the driver reuses its memory
+        exposed = None
+        if frame.get_frame_timestamp_domain() in self._clocks:
+            exposed = time.monotonic() - (time.time() - frame.get_timestamp() / 1000)
+        return np.array(frame.get_data(), np.uint8), exposed  # a copy: the driver reuses its memory
 
 
 def _intrinsics(found: Any) -> Intrinsics:

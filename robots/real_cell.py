@@ -18,6 +18,7 @@ class CameraConfig:
     device: index or path for OpenCV (/dev/v4l/by-id/... survives a reboot), serial number for a
     RealSense; null uses the first camera.
     width, height: requested size in pixels. hz: requested frames per second.
+    latency_s: time from exposure to arrival, of a camera whose driver does not state exposures.
     max_age_s: an older frame is an error. frozen_s: bit-identical images for longer are an error.
     """
 
@@ -26,6 +27,7 @@ class CameraConfig:
     width: Annotated[int, Range(16, 8192)] = 640
     height: Annotated[int, Range(16, 8192)] = 480
     hz: Annotated[int, Range(1, 1000)] = 30
+    latency_s: Annotated[float, Range(0, 1)] = 0.0
     max_age_s: Seconds = 0.2
     frozen_s: Seconds = 1.0
 

@@ -72,13 +72,16 @@ class Scripted(CapturingCamera):
         self.released = threading.Event()
         return self.released.set
 
-    def _read(self) -> NDArray[np.uint8]:
+    exposed: float | None = None
+    """How long ago the picture was exposed, as the driver says, in seconds."""
+
+    def _read(self) -> tuple[NDArray[np.uint8], float | None]:
         self.more.wait()
         self.more.clear()
         picture = self.pictures[-1]
         if isinstance(picture, Exception):
             raise picture
-        return picture
+        return picture, None if self.exposed is None else time.monotonic() - self.exposed
 
 
 LASTING = CameraConfig(max_age_s=60.0, frozen_s=60.0)
@@ -181,7 +184,7 @@ def test_opencv_shows_a_film_and_says_when_it_ends(tmp_path: Path) -> None:
     pictures = threading.Semaphore(1)
 
     class OneByOne(OpenCVCamera):
-        def _read(self) -> NDArray[np.uint8]:
+        def _read(self) -> tuple[NDArray[np.uint8], float | None]:
             pictures.acquire()
             return super()._read()
 
@@ -226,12 +229,14 @@ def test_realsense_pictures_are_read_as_the_driver_gives_them() -> None:
             sensor.start(queue)
             picture = rs.software_video_frame()
             picture.stride, picture.bpp, picture.pixels, picture.profile = 64 * 3, 3, image, profile.as_video_stream_profile()
+            picture.timestamp, picture.domain = 1000 * (time.time() - 0.3), rs.timestamp_domain.system_time
             sensor.on_video_frame(picture)
             return sensor
 
     camera = OnSoftware("front", CameraConfig(device="123", max_age_s=10.0))
     camera.start()
     np.testing.assert_array_equal(camera.latest().image, image)
+    assert time.monotonic() - camera.latest().time >= 0.3
     camera.close()
     assert rs is not None
 
@@ -319,6 +324,62 @@ def test_the_geometry_of_a_resized_camera_is_that_of_its_images(scripted: Script
     assert resized.intrinsics is None is resized.mount
     scripted.intrinsics, scripted.mount = Intrinsics(4, 4, 8.0, 6.0, 1.5, 1.5), CELL.cameras["front"]
     assert resized.intrinsics == Intrinsics(1, 2, 2.0, 3.0, 0.0, 0.5) and resized.mount is scripted.mount
+
+
+@pytest.mark.parametrize(
+    ("exposed", "least", "most"),
+    [(0.25, 0.25, 60.0), (None, 0.1, 60.0), (2.0, 0.1, 1.9), (-5.0, 0.1, 60.0)],
+    ids=["stated", "not stated", "too long ago", "in the future"],
+)
+def test_the_time_of_a_picture_is_its_exposure(exposed: float | None, least: float, most: float) -> None:
+    camera = Scripted("wrist", replace(LASTING, latency_s=0.1))
+    camera.exposed = exposed
+    before = time.monotonic()
+    camera.start()
+    arrived = time.monotonic()
+    assert before - most <= camera.latest().time <= arrived - least
+    camera.more.set()
+    camera.close()
+
+
+def test_opencv_takes_times_of_the_kernels_driver_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    require("franka")
+    import cv2
+
+    class Device:
+        backend = "V4L2"
+
+        def __init__(self, device: int) -> None:
+            pass
+
+        def isOpened(self) -> bool:
+            return True
+
+        def set(self, key: int, value: float) -> bool:
+            return True
+
+        def read(self) -> tuple[bool, NDArray[np.uint8]]:
+            time.sleep(0.01)
+            return True, np.zeros((4, 4, 3), np.uint8)
+
+        def get(self, key: int) -> float:
+            assert key == cv2.CAP_PROP_POS_MSEC
+            return 1000 * (time.monotonic() - 0.3)
+
+        def getBackendName(self) -> str:
+            return self.backend
+
+        def release(self) -> None:
+            pass
+
+    monkeypatch.setattr(cv2, "VideoCapture", Device)
+    for Device.backend, least in (("V4L2", 0.3), ("FFMPEG", 0.0)):
+        camera = OpenCVCamera("front", replace(LASTING, driver="opencv"))
+        before = time.monotonic()
+        camera.start()
+        shown = camera.latest().time
+        assert shown <= time.monotonic() - least and (least > 0 or shown >= before)
+        camera.close()
 
 
 def test_a_device_is_released_by_whoever_reads_it(scripted: Scripted) -> None:
