@@ -5,8 +5,8 @@ A camera's frame is the optical one: x to the right in the image, y down, z forw
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol, runtime_checkable
 
 BASE, FLANGE = PARENTS = ("base", "flange")
 
@@ -52,3 +52,9 @@ class Calibrated(Protocol):
 
     @property
     def mount(self) -> Mount | None: ...
+
+
+def geometry(camera: object) -> dict[str, Any]:
+    """Return what ``camera`` knows of ``intrinsics`` and ``mount``, as JSON values."""
+    known = {"intrinsics": camera.intrinsics, "mount": camera.mount} if isinstance(camera, Calibrated) else {}
+    return {name: asdict(value) for name, value in known.items() if value is not None}

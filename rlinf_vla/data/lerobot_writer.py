@@ -35,8 +35,16 @@ class LeRobotWriter:
     A killed process leaves files without ``meta/info.json``, which no reader accepts.
     """
 
-    def __init__(self, directory: Path, fps: float, features: Mapping[str, Feature], robot_type: str | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        fps: float,
+        features: Mapping[str, Feature],
+        robot_type: str | None = None,
+        cameras: Mapping[str, Any] | None = None,
+    ) -> None:
         """``directory``: new or empty. ``features``: all but INDICES; numbers ``(1,)`` or ``(D,)``.
+        ``cameras``: feature -> what is known of its geometry, as JSON values.
 
         Raises UserError if the directory is not empty, or ``fps`` or a feature cannot be written.
         """
@@ -51,7 +59,7 @@ class LeRobotWriter:
         described = {key: replace(feature, info=video_info(feature.image_size, self.fps)) for key, feature in videos.items()}
         self._features = {**features, **described, **form.INDICES}
         self._schema = form.data_schema(self._features)
-        self._robot_type = robot_type
+        self._robot_type, self._cameras = robot_type, dict(cameras or {})
         self._tasks: dict[str, int] = {}
         self._rows: list[dict[str, Any]] = []
         numbers = [key for key, feature in self._features.items() if not feature.is_camera and feature.dtype != "string"]
@@ -134,7 +142,7 @@ class LeRobotWriter:
             "data_path": form.DATA_PATH,
             "video_path": form.VIDEO_PATH if self._videos else None,
             "features": {key: feature.as_json() for key, feature in self._features.items()},
-        }
+        } | ({"cameras": self._cameras} if self._cameras else {})
 
     def _close(self) -> None:
         for files in (self._data, *self._videos.values()):

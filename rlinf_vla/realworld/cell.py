@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from rlinf_vla.config.robot import BY_SCRIPT, NO_OPERATOR, ROBOT, ControlConfig
 from rlinf_vla.core import plugins
 from rlinf_vla.core.action_space import ActionSpace, ToolSpace
 from rlinf_vla.core.protocols import EnvSpec, Policy, PolicySpec, ToolUnits
-from rlinf_vla.core.robot import Action, CellError, Operator, Robot, RobotSpec, Scene
+from rlinf_vla.core.robot import Action, Camera, CellError, Operator, Robot, RobotSpec, Scene
 from rlinf_vla.core.types import Episodes, Observation
 from rlinf_vla.realworld.arm_convention import ArmConvention
 from rlinf_vla.realworld.clock import Clock
@@ -95,9 +95,10 @@ class Inference:
 
 @dataclass(frozen=True)
 class RobotCell:
-    """An opened robot with its episode player, policy and spec."""
+    """An opened robot with its cameras, episode player, policy and spec."""
 
     robot: Robot
+    cameras: Sequence[Camera]
     player: RobotPlayer
     inference: Inference
     spec: EnvSpec
@@ -178,7 +179,7 @@ def open_cell(
         cell = Cell(robot, cameras, staged(scene), operator)
         limits = recipe.env.episode_limit, (policy.spec.chunk, policy.spec.action_dim)
         player = RobotPlayer(cell, background, recipe.control, settings, *limits, clock, score, tell, journal_path)
-        yield RobotCell(robot, player, inference, spec)
+        yield RobotCell(robot, cameras, player, inference, spec)
 
 
 def env_spec(recipe: Recipe, spec: RobotSpec, scene: Scene, policy: PolicySpec) -> EnvSpec:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.config.robot import NO_OPERATOR
 from rlinf_vla.core.action_space import ActionSpace
+from rlinf_vla.core.camera_geometry import geometry
 from rlinf_vla.core.robot import Action, RobotState, Scene
 from rlinf_vla.data import lerobot_format as form
 from rlinf_vla.data.from_dataset import require_same_control_rate
@@ -101,6 +101,7 @@ def _record(recipe: Recipe, jobs: list[Job], parts: Path, output: Path) -> None:
 
     with open_cell(recipe, say) as cell:
         features, hz, space = _features(recipe, cell), cell.spec.control_hz, cell.robot.spec.space
+        cameras = {form.IMAGES + camera.name: known for camera in cell.cameras if (known := geometry(camera))}
         try:
             for job in missing:
                 cell.inference.begin(job)
@@ -111,7 +112,18 @@ def _record(recipe: Recipe, jobs: list[Job], parts: Path, output: Path) -> None:
             kept = sum((parts / job.file).exists() for job in jobs)
             print(f"{kept} of {count} episodes are in {builders.relative(parts)}: the same command continues")
             raise
-    _write(recipe, output, hz, features, space, [path for job in jobs if (path := parts / job.file).exists()])
+    played = [path for job in jobs if (path := parts / job.file).exists()]
+    successes = 0
+    with LeRobotWriter(output, hz, features, recipe.robot.name, cameras) as writer:
+        for path in played:
+            episode = RobotEpisode.read(path)
+            successes += episode.success
+            if len(episode) and (episode.success or recipe.record.failures):
+                writer.add_episode(robot_frames(episode, space), episode.instruction)
+        if played and not writer.episodes:
+            raise UserError(f"none of the {len(played)} episodes in {parts} is a success: record.failures=true keeps them too")
+    frames, where = writer.frames, builders.relative(output)
+    print(f"{len(played)} episodes, {successes} with success; {frames} frames in {where} (algorithm.dataset={output})")
     shutil.rmtree(parts)
 
 
@@ -121,20 +133,6 @@ def _features(recipe: Recipe, cell: RobotCell) -> dict[str, Feature]:
     if names is None:
         return found
     return found | {key: replace(found[key], names=[f"{name}.pos" for name in names]) for key in (form.STATE, form.ACTION)}
-
-
-def _write(recipe: Recipe, output: Path, hz: float, features: dict[str, Feature], space: ActionSpace, played: Sequence[Path]) -> None:
-    successes = 0
-    with LeRobotWriter(output, hz, features, recipe.robot.name) as writer:
-        for path in played:
-            episode = RobotEpisode.read(path)
-            successes += episode.success
-            if len(episode) and (episode.success or recipe.record.failures):
-                writer.add_episode(robot_frames(episode, space), episode.instruction)
-        if played and not writer.episodes:
-            raise UserError(f"none of the {len(played)} episodes in {played[0].parent} is a success: record.failures=true keeps them too")
-    frames, where = writer.frames, builders.relative(output)
-    print(f"{len(played)} episodes, {successes} with success; {frames} frames in {where} (algorithm.dataset={output})")
 
 
 def say(message: dict[str, Any]) -> None:

@@ -70,6 +70,14 @@ def test_each_frame_has_its_indices(tmp_path: Path) -> None:
     assert (info["total_episodes"], info["total_frames"], info["total_tasks"]) == (2, 5, 2)
 
 
+def test_the_geometry_of_cameras_is_kept(tmp_path: Path) -> None:
+    known = {"observation.images.front": {"intrinsics": {"fx": 60.0}}}
+    with LeRobotWriter(tmp_path / "data", FPS, features(False), cameras=known) as writer:
+        writer.add_episode(episode(3, 0, video=False), "task")
+    assert json.loads((tmp_path / "data/meta/info.json").read_text())["cameras"] == known
+    assert len(LeRobotReader(tmp_path / "data")) == 1
+
+
 def test_an_exception_leaves_no_files(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError), LeRobotWriter(tmp_path / "data", FPS, features(True)) as writer:
         writer.add_episode(episode(3, 0, video=True), "task")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 import time
@@ -20,7 +21,7 @@ from obedient import CELL
 from rlinf_vla.cli import compose
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core import rotations
-from rlinf_vla.core.camera_geometry import Intrinsics
+from rlinf_vla.core.camera_geometry import Intrinsics, geometry
 from rlinf_vla.core.robot import Camera, CameraError, Frame
 from rlinf_vla.realworld.sensing import ResizedCamera
 from rlinf_vla.robots import cameras, kinematics
@@ -321,8 +322,10 @@ def test_the_places_of_the_simulated_cameras_are_mujocos() -> None:
 
 def test_the_geometry_of_a_resized_camera_is_that_of_its_images(scripted: Scripted) -> None:
     resized = ResizedCamera(scripted, (2, 1))
-    assert resized.intrinsics is None is resized.mount
+    assert resized.intrinsics is None is resized.mount and geometry(resized) == geometry(object()) == {}
     scripted.intrinsics, scripted.mount = Intrinsics(4, 4, 8.0, 6.0, 1.5, 1.5), CELL.cameras["front"]
+    known = json.loads(json.dumps(geometry(resized)))
+    assert known["intrinsics"]["fx"] == 2.0 and known["mount"]["position_m"] == list(scripted.mount.position_m)
     assert resized.intrinsics == Intrinsics(1, 2, 2.0, 3.0, 0.0, 0.5) and resized.mount is scripted.mount
 
 

@@ -32,6 +32,8 @@ def test_two_demonstrations_an_iteration_and_an_evaluation(tmp_path: Path, monke
     cell = f"robot.folder={tmp_path}/cell"
     assert cli.run(["robot", "record", "recipe=franka_rlpd", cell, "output=data", "algorithm.demonstrations=2", *LENIENT]) == 0
     assert len(LeRobotReader(tmp_path / "data")) == 2
+    front = json.loads((tmp_path / "data" / "meta" / "info.json").read_text())["cameras"]["observation.images.front"]
+    assert front["intrinsics"]["width"] == 64 and front["mount"]["parent"] == "base"
     small = ("iterations=2", "episodes=1", "algorithm.episodes=1", "algorithm.batch_size=16", "algorithm.updates_per_step=0.05")
     shown = ("algorithm.demonstrations=0", "algorithm.dataset=data")
     assert cli.run(["train", "recipe=franka_rlpd", cell, "run_dir=run", *small, *shown, *LENIENT]) == 0
