@@ -180,7 +180,7 @@ prove-delay: install
 	$(BIN)/rlinf-vla train recipe=franka_sft model=openvla_oft run_dir=$(DELAY)/oft resume=auto algorithm.demonstrations.dataset=$(DELAY)/data
 	$(BIN)/python tools/delay_study.py $(DELAY)/study pi0=$(DELAY)/pi0 pi0_delay=$(DELAY)/pi0_delay oft=$(DELAY)/oft
 
-# PPO and GRPO on PutOnPlate25, two seeds each, and the policies on all 15 splits, 100 episodes of each: docs/results/putonplate25.md.
+# PPO and GRPO on PutOnPlate25, two seeds each, and the policies on all 17 splits, 100 episodes of each: docs/results/putonplate25.md.
 # Half an hour per run, 20 minutes per policy and evaluation. The line after the sweep removes what the policy could learn from.
 PLATES := runs/prove-putonplate25
 PLATE_RUNS := $(foreach seed,0 1,ppo-$(seed) grpo-$(seed))

@@ -206,7 +206,9 @@ class RealSenseCamera(CapturingCamera):
             fix = LIBUSB if "libusb" in str(error) else INSTALL
             raise CameraError(f"camera {self.name}: pyrealsense2 cannot be imported: {fix}") from None
         self._queue = rs.frame_queue(1)  # keeps only the newest frame
-        self._clocks = (rs.timestamp_domain.global_time, rs.timestamp_domain.system_time)  # times of this machine's clock
+        # time stamps of this machine's clock, as those of the arrival at the driver are
+        self._clocks = (rs.timestamp_domain.global_time, rs.timestamp_domain.system_time)
+        self._arrival = rs.frame_metadata_value.time_of_arrival
         serials = self._serials(rs)
         wanted = self._options.device or next(iter(serials), None)
         if wanted not in serials:
@@ -234,8 +236,8 @@ class RealSenseCamera(CapturingCamera):
         if frame.is_frameset():
             frame = frame.as_frameset().get_color_frame()
         exposed = None
-        if frame.get_frame_timestamp_domain() in self._clocks:
-            exposed = time.monotonic() - (time.time() - frame.get_timestamp() / 1000)
+        if frame.get_frame_timestamp_domain() in self._clocks and frame.supports_frame_metadata(self._arrival):
+            exposed = time.monotonic() - (frame.get_frame_metadata(self._arrival) - frame.get_timestamp()) / 1000
         return np.array(frame.get_data(), np.uint8), exposed  # a copy: the driver reuses its memory
 
 

@@ -1,15 +1,15 @@
-"""Write docs/results/reproduction.md: what published runs reported, their settings here, and what a lab types to repeat them.
+"""Write docs/results/reproduction.md: published results, settings and the commands to repeat them.
 
     python tools/reproduction.py
 
-Predicts the time of an iteration on one machine with 8 H100 from published numbers. Needs no GPU and no weights. Takes minutes.
+Predicts the time of an iteration on one machine with 8 H100 from published numbers. Needs no GPU
+and no weights. Takes minutes.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +39,7 @@ EVALUATED = "runs/{name}/splits/result.json:runs/{name}"
 
 @dataclass(frozen=True)
 class Run:
-    """``keys``: of the training command. ``control_steps``: of the published run; None: not stated."""
+    """``keys``: of the training command. ``control_steps``: of the published run, None: not stated."""
 
     preset: str
     keys: str
@@ -92,27 +92,40 @@ RUNS = {
 
 
 def predict(preset: str) -> tuple[Prediction, int]:
-    """Return the fastest plan on NODE, and the control steps of an iteration; sharded if nothing else fits."""
-    for sharding in ("none", "full"):
-        keys = (
-            *PRESETS[preset],
-            f"preset={preset}",
-            "model.options.dtype=bfloat16",
-            "cluster=8gpu",
-            f"cluster.trainer_sharding={sharding}",
-        )
+    """Return the fastest plan on NODE, and the control steps of an iteration.
+
+    The trainer is sharded if nothing else fits. Raises UserError.
+    """
+    for sharded in ((), ("cluster.trainer_sharding=full", "cluster.gradient_checkpointing=true")):
+        keys = (*PRESETS[preset], f"preset={preset}", "model.options.dtype=bfloat16", "cluster=8gpu", *sharded)
         recipe = recipes.read(compose.load("plan", keys))
         work = CountedWork(MemoryModel(recipe))
         profile, graph = published(work, GPU, NODE.cpus, ASSUMED), trace(builders.build_algorithm(recipe))
         problem = Problem(graph, workload(recipe, graph, profile), Cluster("8gpu", (NODE,)), {GPU: profile}, recipe.cluster.rows)
-        with suppress(UserError):
+        try:
             best = choose(problem).best
-            return best, round(best.steps_per_s * best.seconds)
-    raise UserError(f"preset={preset} fits no machine with 8 GPUs")
+        except UserError as error:
+            refused = error
+            continue
+        return best, round(best.steps_per_s * best.seconds)
+    raise refused
+
+
+def predicted(run: Run) -> str:
+    try:
+        best, steps = predict(run.preset)
+    except UserError as error:
+        return f"Not predicted on 8 H100: {error}."
+    hours = 8 * best.seconds / 3600
+    total = "The number of control steps is not stated"
+    if run.control_steps is not None:
+        iterations = run.control_steps / steps
+        total = f"{run.control_steps:,} control steps are {iterations:.0f} iterations, **{hours * iterations:.0f} GPU hours**"
+    return f"Predicted on 8 H100: {best.seconds:.0f} s per iteration of {steps:,} control steps ({hours:.2f} GPU hours). {total}."
 
 
 def settings(preset: str) -> Iterator[str]:
-    """Yield a row for each value that the preset sets, with its source, and the lines on what it cannot set."""
+    """Yield the preset's comment, and a row for each value that it sets, with its source."""
     lines = (ROOT / "recipes" / "preset" / f"{preset}.yaml").read_text().splitlines()
     yield from (line.removeprefix("# ") for line in lines[1:] if line.startswith("# "))
     yield from ("", "| key | value | source |", "|---|---|---|")
@@ -135,7 +148,6 @@ def sheet(name: str) -> Iterator[str]:
     for number, row in enumerate(paper.rows):
         yield f"| {row} | {' | '.join(f'{rates[number]:.1f}' for rates in paper.columns.values())} |"
     for run in RUNS[name]:
-        best, steps = predict(run.preset)
         result = f"runs/{run.preset}/sweep/result.json"
         yield from ("", f"### `preset={run.preset}`", "", "```")
         yield f"rlinf-vla train {run.keys} preset={run.preset} cluster=8gpu run_dir=runs/{run.preset}"
@@ -146,12 +158,7 @@ def sheet(name: str) -> Iterator[str]:
         yield from ("```", "")
         if "TASK" in run.keys:
             yield from ("`TASK` is a task that a plug-in registers in ManiSkill: the papers' own is not in it.", "")
-        hours = 8 * best.seconds / 3600
-        total = "The number of control steps is not stated"
-        if run.control_steps is not None:
-            iterations = run.control_steps / steps
-            total = f"{run.control_steps:,} control steps are {iterations:.0f} iterations, **{hours * iterations:.0f} GPU hours**"
-        yield f"Predicted on 8 H100: {best.seconds:.0f} s per iteration of {steps:,} control steps ({hours:.2f} GPU hours). {total}."
+        yield predicted(run)
         yield ""
         yield from settings(run.preset)
 

@@ -65,6 +65,8 @@ class Split:
     """The object moves to another place after MOVE_STEP control steps."""
     noise: float = 0.0
     """Share of the image that is an overlay, 0 to 1."""
+    foreground: bool = False
+    """The overlay is on robot, objects and receptacles alone."""
     camera: bool = False
     robot_pose: bool = False
 
@@ -75,6 +77,8 @@ _UNSEEN_RECEPTACLES = range(SEEN_RECEPTACLES, len(RECEPTACLES))
 SPLITS = {
     "main": Split(),
     "unseen_table": Split(tables=range(SEEN_TABLES, TABLES)),
+    "texture_weak": Split(noise=0.3, foreground=True),
+    "texture_strong": Split(noise=0.5, foreground=True),
     "noise_weak": Split(noise=0.3),
     "noise_strong": Split(noise=0.5),
     "unseen_object": Split(objects=_UNSEEN_OBJECTS),

@@ -51,6 +51,8 @@ class PutOnPlate25Env(PutOnPlateEnv):
 
     def __init__(self, *args: Any, split: str = "main", **kwargs: Any) -> None:
         self.split = SPLITS[split]
+        if self.split.foreground:
+            kwargs["obs_mode"] = "rgb+segmentation"
         super().__init__(*args, **kwargs)
 
     @property
@@ -161,8 +163,17 @@ class PutOnPlate25Env(PutOnPlateEnv):
         data: dict[str, Any] = super()._get_obs_sensor_data(*args, **kwargs)
         if self.split.noise:
             for images in data.values():
-                images["rgb"] = self._noisy(images["rgb"])
+                seen = images["rgb"]
+                images["rgb"] = self._noisy(seen)
+                if self.split.foreground:
+                    images["rgb"] = torch.where(torch.isin(images.pop("segmentation"), self._foreground), images["rgb"], seen)
         return data
+
+    @property
+    def _foreground(self) -> Tensor:
+        """Numbers of robot, objects and receptacles in a segmentation."""
+        things = [*self.objects.values(), *self.receptacles.values(), *self.agent.robot.get_links()]
+        return torch.cat([thing.per_scene_id for thing in things]).unique().to(torch.int16)
 
     def _noisy(self, images: Tensor) -> Tensor:
         """Blend each episode's overlay, which moves with the tool, into ``[num_envs, H, W, 3]``."""

@@ -39,6 +39,8 @@ ManiSkill checks directories only, and accepts the empty one that a failed downl
 PLATE_SPLITS = {
     "main": "nothing: training",
     "unseen_table": "5 unseen table tops",
+    "texture_weak": "30 % of robot, objects and receptacles is coloured cells",
+    "texture_strong": "50 % of robot, objects and receptacles is coloured cells",
     "noise_weak": "30 % of the image is coloured cells",
     "noise_strong": "50 % of the image is coloured cells",
     "unseen_object": "9 unseen objects",

@@ -33,7 +33,7 @@ _SUITES = {"Spatial": ("libero_spatial",), "Object": ("libero_object",), "Goal":
 _LIBERO = "500 episodes per suite; the runs trained in the 50 stored states in which they are evaluated"
 _SHIFTS = {
     "In distribution": ("",),
-    "Vision": ("UnseenTable", "NoiseWeak", "NoiseStrong"),
+    "Vision": ("UnseenTable", "TextureWeak", "TextureStrong", "NoiseWeak", "NoiseStrong"),
     "Semantics": (
         *("UnseenObject", "UnseenReceptacle", "UnseenInstruction", "TwoObjects"),
         *("TwoUnseenObjects", "TwoReceptacles", "TwoUnseenReceptacles"),
@@ -97,7 +97,7 @@ its averages."""
 
 
 def beside_published(name: str, outcomes: Mapping[str, Outcomes]) -> dict[str, Any]:
-    """Return the paper's rows that all ``outcomes`` (method -> outcomes) have, and ours beside them.
+    """Return the paper's rows that some ``outcomes`` (by method) have, and ours beside them.
 
     Keys: title, source, note, missing (rows that are not there), rows: row -> paper (method ->
     percent), ours (method -> pc_success and pc_success_ci95, hierarchical) and, for methods of the

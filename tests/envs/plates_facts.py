@@ -41,6 +41,7 @@ def compared_with_main(split: str, main: ManiSkillSimulator, sim: ManiSkillSimul
         "text": texts[0] != texts[1],
         "state": expected.state.tobytes() != seen.state.tobytes(),
         "image": bool((one != other).any()),
+        "changed": float((one != other).any(-1).mean()),
         "is_a_blend": bool((np.abs(other - one * (1 - noise) - 127.5 * noise) <= 127.5 * noise + 0.51).all()),
         "object": float(np.abs(np.subtract(place(main), place(sim))).max()),
     }

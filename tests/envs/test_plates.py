@@ -30,7 +30,9 @@ PLACES = {"object_place", "receptacle_place", "third_place", "yaw"}
 CHANGES = {
     "main": set(),
     "unseen_table": {"table"},
-    "noise_weak": set(),  # the image alone
+    "texture_weak": set(),  # the image alone
+    "texture_strong": set(),
+    "noise_weak": set(),
     "noise_strong": set(),
     "unseen_object": {"object"},
     "unseen_receptacle": {"receptacle"},
@@ -88,7 +90,9 @@ def test_a_split_changes_what_it_says_and_nothing_else(split: str) -> None:
 
 def test_only_its_split_moves_the_object_or_changes_the_image() -> None:
     assert [name for name, split in SPLITS.items() if split.moves] == ["moved_object"]
-    assert {name: split.noise for name, split in SPLITS.items() if split.noise} == {"noise_weak": 0.3, "noise_strong": 0.5}
+    noise = {name: split.noise for name, split in SPLITS.items() if split.noise}
+    assert noise == {"noise_weak": 0.3, "noise_strong": 0.5, "texture_weak": 0.3, "texture_strong": 0.5}
+    assert {name for name, split in SPLITS.items() if split.foreground} == {"texture_weak", "texture_strong"}
 
 
 @pytest.mark.parametrize(

@@ -230,7 +230,8 @@ def test_realsense_pictures_are_read_as_the_driver_gives_them() -> None:
             sensor.start(queue)
             picture = rs.software_video_frame()
             picture.stride, picture.bpp, picture.pixels, picture.profile = 64 * 3, 3, image, profile.as_video_stream_profile()
-            picture.timestamp, picture.domain = 1000 * (time.time() - 0.3), rs.timestamp_domain.system_time
+            picture.timestamp, picture.domain = 1_000_000.0, rs.timestamp_domain.system_time
+            sensor.set_metadata(rs.frame_metadata_value.time_of_arrival, 1_000_300)
             sensor.on_video_frame(picture)
             return sensor
 
