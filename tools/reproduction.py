@@ -17,7 +17,6 @@ from gpu_memory import PRESETS
 from scale_study import GPU, NODE
 
 from rlinf_vla.cli import compose
-from rlinf_vla.config.errors import UserError
 from rlinf_vla.evaluation.published import PUBLISHED
 from rlinf_vla.planner.choice import choose
 from rlinf_vla.planner.devices import ASSUMED
@@ -34,20 +33,26 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "results" / "reproduction.md"
 SETTING = re.compile(r"^ *(?P<key>\w+): (?P<value>\S.*?)(?: # (?P<source>.*))?$")
 LIBERO = "recipe=libero_grpo"
-EVALUATED = "runs/{name}/splits/result.json:runs/{name}"
+SHARDED = ("cluster.trainer_sharding=full", "cluster.gradient_checkpointing=true")
 
 
 @dataclass(frozen=True)
 class Run:
-    """``keys``: of the training command. ``control_steps``: of the published run, None: not stated."""
+    """``keys``: of training. ``control_steps``: of the published run, None if it does not say.
+
+    ``full``: all weights of a 7B network are trained, which takes sharding.
+    """
 
     preset: str
     keys: str
     method: str
     control_steps: int | None = None
+    full: bool = False
 
 
-MANISKILL = "env.task=TASK env.image_size=224 env.control_mode=pd_ee_delta_pose env.backend=gpu model.options.dtype=bfloat16"
+MANISKILL = (
+    "env.task=TASK env.episode_limit=80 env.image_size=224 env.control_mode=pd_ee_delta_pose env.backend=gpu model.options.dtype=bfloat16"
+)
 RUNS = {
     "rlinf_openvla": (
         Run(
@@ -65,6 +70,7 @@ RUNS = {
             "rlinf_grpo_openvla",
             f"recipe=maniskill_grpo model=openvla model.checkpoint=hf://gen-robot/openvla-7b-rlvla-warmup {MANISKILL}",
             "grpo",
+            full=True,
         ),
     ),
     "rlinf_openvla_oft": tuple(
@@ -80,6 +86,7 @@ RUNS = {
             "rlinf_libero_grpo_openvla_oft",
             f"{LIBERO} model.checkpoint=hf://Haozhan72/Openvla-oft-SFT-libero-spatial-traj1 model.options.stop_token=false",
             "grpo",
+            full=True,
         ),
     ),
     "pirl_pi0": (
@@ -91,31 +98,19 @@ RUNS = {
 """Table of PUBLISHED -> the runs that repeat it."""
 
 
-def predict(preset: str) -> tuple[Prediction, int]:
-    """Return the fastest plan on NODE, and the control steps of an iteration.
-
-    The trainer is sharded if nothing else fits. Raises UserError.
-    """
-    for sharded in ((), ("cluster.trainer_sharding=full", "cluster.gradient_checkpointing=true")):
-        keys = (*PRESETS[preset], f"preset={preset}", "model.options.dtype=bfloat16", "cluster=8gpu", *sharded)
-        recipe = recipes.read(compose.load("plan", keys))
-        work = CountedWork(MemoryModel(recipe))
-        profile, graph = published(work, GPU, NODE.cpus, ASSUMED), trace(builders.build_algorithm(recipe))
-        problem = Problem(graph, workload(recipe, graph, profile), Cluster("8gpu", (NODE,)), {GPU: profile}, recipe.cluster.rows)
-        try:
-            best = choose(problem).best
-        except UserError as error:
-            refused = error
-            continue
-        return best, round(best.steps_per_s * best.seconds)
-    raise refused
+def predict(run: Run) -> tuple[Prediction, int]:
+    """Return the fastest plan on NODE, and the control steps of an iteration."""
+    length = ("env.episode_limit=80",) if MANISKILL in run.keys else ()
+    keys = [*PRESETS[run.preset], f"preset={run.preset}", "model.options.dtype=bfloat16", "cluster=8gpu", *length, *SHARDED * run.full]
+    recipe = recipes.read(compose.load("plan", keys))
+    work = CountedWork(MemoryModel(recipe))
+    profile, graph = published(work, GPU, NODE.cpus, ASSUMED), trace(builders.build_algorithm(recipe))
+    best = choose(Problem(graph, workload(recipe, graph, profile), Cluster("8gpu", (NODE,)), {GPU: profile}, recipe.cluster.rows)).best
+    return best, round(best.steps_per_s * best.seconds)
 
 
 def predicted(run: Run) -> str:
-    try:
-        best, steps = predict(run.preset)
-    except UserError as error:
-        return f"Not predicted on 8 H100: {error}."
+    best, steps = predict(run)
     hours = 8 * best.seconds / 3600
     total = "The number of control steps is not stated"
     if run.control_steps is not None:
@@ -150,7 +145,8 @@ def sheet(name: str) -> Iterator[str]:
     for run in RUNS[name]:
         result = f"runs/{run.preset}/sweep/result.json"
         yield from ("", f"### `preset={run.preset}`", "", "```")
-        yield f"rlinf-vla train {run.keys} preset={run.preset} cluster=8gpu run_dir=runs/{run.preset}"
+        sharded = f" {' '.join(SHARDED)}" if run.full else ""
+        yield f"rlinf-vla train {run.keys} preset={run.preset} cluster=8gpu{sharded} run_dir=runs/{run.preset}"
         keys = f"checkpoint=null sweep.policies=[start,runs/{run.preset}] evaluation.modes=[greedy]"
         yield f"rlinf-vla eval run=runs/{run.preset} {keys} run_dir=runs/{run.preset}/sweep"
         columns = f"start={result}:start {run.method}={result}:{run.preset}"

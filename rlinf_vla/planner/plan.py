@@ -140,16 +140,20 @@ def rollout_bytes(stored: Bytes, plan: Plan, workload: Workload) -> float:
 def trainer_bytes(stored: Bytes, plan: Plan, workload: Workload) -> float:
     """Bytes of one trainer rank: weights, gradients, Adam's moments, masters, activations.
 
-    Without reference workers, the reference policy's copy of the trained weights is added.
+    Without reference workers, the reference policy's copy of the trained weights is added. If
+    sharded, ranks share all but the activations; the block at work is not counted.
     """
     rows = min(plan.micro_batch_size, -(-workload.minibatch_size // plan.trainer_ranks))
     reference = stored.trained if workload.reference and not plan.reference_workers else 0.0
-    return stored.weights + stored.gradients + stored.moments + reference + rows * (stored.activations + stored.call)
+    held = stored.weights + stored.gradients + stored.moments + reference
+    return held / (plan.trainer_ranks if workload.sharded else 1) + rows * (stored.activations + stored.call)
 
 
 def check_memory(problem: Problem, plan: Plan) -> None:
     """Raise UserError, with the figures, for the first device whose memory does not suffice."""
     workload = problem.workload
+    if workload.sharded and plan.runtime == IN_PROCESS:
+        raise UserError("cluster.trainer_sharding=full needs trainer ranks: it is not possible in one process")
     for machine in place(plan, problem.cluster):
         node, profile = machine.node, problem.profiles[machine.node.device]
         rollout, trainer = rollout_bytes(profile.bytes, plan, workload), trainer_bytes(profile.bytes, plan, workload)

@@ -25,6 +25,7 @@ TASKS = {
     "reference": ("f", "the reference policy"),
     "update": ("U", "the update"),
     "all-reduce": ("A", "summing gradients over trainer ranks"),
+    "gather": ("g", "gathering sharded weights"),
     "trajectories": ("t", "moving trajectories"),
     "features": ("t", "moving features"),
     "publish": ("p", "publishing weights"),

@@ -146,7 +146,7 @@ def workload(recipe: Recipe, graph: Graph, profile: Profile) -> Workload:
     horizon = getattr(config, "horizon", limit)
     if horizon < 1 or horizon % limit:
         raise UserError(f"algorithm.horizon={horizon} is not a multiple of the episode limit of {limit} control steps")
-    slots = "collect" in graph
+    slots, sharded = "collect" in graph, recipe.cluster.trainer_sharding != "none"
     return Workload(
         envs=recipe.env.num_envs,
         batch_size=recipe.rollout.batch_size,
@@ -162,9 +162,10 @@ def workload(recipe: Recipe, graph: Graph, profile: Profile) -> Workload:
         rewarded="reward" in profile.operations,
         reference=config.kl_coef > 0,
         proximal=config.decoupled or (profile.rounded if config.recompute_log_prob is None else config.recompute_log_prob),
-        fixes=recipe.cluster.reuse_frozen and config.epochs > 1,
+        fixes=recipe.cluster.reuse_frozen and config.epochs > 1 and not sharded,
         critic=slots,
         broadcast=broadcasts(replace(recipe.cluster, offload=False)),
+        sharded=sharded,
         row_groups=config.row_groups,
         processes=getattr(recipe.env, "processes", None),
     )

@@ -192,6 +192,8 @@ class _Simulation:
             begin = self._switched(host, [ready, self.free.get(track, -1)], track)
             seconds = update_seconds(host.profile, plan, self.workload, rows, whole)
             end = tasks.run(host, "update", track, device, seconds, [begin])
+            if self.workload.sharded:
+                end = tasks.wait([end, tasks.wait([begin], self._gathering(rows), "gather", "network")])
             self.free[track] = self._switched(host, [end], track)
             ends.append(self.free[track])
         done = tasks.wait(ends, self._all_reduce(rows, whole), "all-reduce", "network")
@@ -208,17 +210,31 @@ class _Simulation:
         size = rollout_bytes(stored, plan, self.workload) + stored.weights + stored.gradients + stored.moments
         return self.tasks.wait(after, 8 * size / (1e9 * host.node.gpu_link_gbps), "switch", track)
 
-    def _all_reduce(self, rows: float, whole: bool) -> float:
-        """Seconds of ring all-reduces over all optimiser steps (Patarasuk and Yuan 2009)."""
-        ranks, head = self.plan.trainer_ranks, self.head
-        if ranks == 1:
-            return 0.0
-        rate = self._bus
+    def _gathering(self, rows: float) -> float:
+        """Seconds of a sharded rank's all-gathers, beside its computation.
+
+        Each micro-batch gathers all weights for the forward pass, and again for the backward pass.
+        """
+        ranks, plan = self.plan.trainer_ranks, self.plan
+        passes = self.workload.epochs * -(-rows // (ranks * plan.micro_batch_size))
+        return 2 * passes * self._ring(self.head.profile.bytes.weights)
+
+    def _ring(self, size: float) -> float:
+        """Seconds in which a ring of the trainer ranks gathers or reduces ``size`` bytes.
+
+        Patarasuk and Yuan 2009. 0 with one rank.
+        """
+        ranks, head, rate = self.plan.trainer_ranks, self.head, self._bus
         if self._trainers_apart:
             network = 1e9 * head.node.network_gbps / 8
             rate = min(rate, network) if head.node.gpus else network
+        return (ranks - 1) / ranks * (size / rate + head.latency)
+
+    def _all_reduce(self, rows: float, whole: bool) -> float:
+        """Seconds in which gradients are summed, once per optimiser step: they are reduced and, if
+        every rank needs all of them, gathered."""
         steps = self.workload.epochs * (1 if whole else -(-rows // self.workload.minibatch_size))
-        return steps * 2 * ((ranks - 1) / ranks * head.profile.bytes.gradients / rate + (ranks - 1) * head.latency / ranks)
+        return steps * (1 if self.workload.sharded else 2) * self._ring(self.head.profile.bytes.gradients)
 
     def _publish(self, updated: int) -> int:
         """Add the publication of weights: one put, then a broadcast or one fetch per machine."""
@@ -227,7 +243,8 @@ class _Simulation:
             self.published.append({})
             return updated
         size, (track, (_, device)) = head.profile.bytes.trained, next(self._tracks())
-        copied = tasks.run(head, "publish", track, device, head.profile.cost("publish").fixed, [updated, self.free[track]])
+        gathered = tasks.wait([updated], self._ring(size), "publish", "network") if self.workload.sharded else updated
+        copied = tasks.run(head, "publish", track, device, head.profile.cost("publish").fixed, [gathered, self.free[track]])
         self.free[track] = copied
         stored = tasks.wait([copied], head.latency + size / STORE, "publish", "network")
         if self.workload.broadcast and not self.plan.offload:

@@ -39,6 +39,8 @@ class Workload:
     """Bootstrap values are computed for episodes that are cut off."""
     broadcast: bool = False
     """New weights are broadcast, unless roles take turns, and not fetched from the object store."""
+    sharded: bool = False
+    """Each trainer rank holds a share of the weights, their gradients and Adam's moments."""
     row_groups: int = 1
     """Fixed groups from which minibatches are drawn evenly."""
     processes: int | None = None

@@ -88,6 +88,16 @@ def test_two_roles_on_one_gpu_need_memory_for_both_unless_one_is_off_loaded() ->
     assert fits(Plan(), 7.1 / 0.9), "in one process they share their weights"
 
 
+def test_sharded_ranks_share_weights_gradients_and_moments() -> None:
+    both = replace(ray("collocated", 2, 2), offload=True)
+    assert fits(both, 7.1 / 0.9) and not fits(both, 6.9 / 0.9)
+    assert fits(both, 5.1 / 0.9, sharded=True) and not fits(both, 4.9 / 0.9, sharded=True), "a rollout worker has all weights"
+    apart = replace(both, offload=False)
+    assert fits(apart, 8.6 / 0.9, sharded=True) and not fits(apart, 8.4 / 0.9, sharded=True)
+    with pytest.raises(UserError, match=r"cluster\.trainer_sharding=full needs trainer ranks"):
+        check_memory(problem(workload(sharded=True), cluster(**GPUS), KNOWN), Plan())
+
+
 def test_activations_grow_with_the_micro_batch() -> None:
     large = Bytes(weights=1e9, activations=1e9)
     known = {"fast": profile("fast", bytes=large)}

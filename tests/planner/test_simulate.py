@@ -111,6 +111,21 @@ def test_ranks_share_an_update_and_add_their_gradients() -> None:
     assert one.critical["the update"] == pytest.approx((0.25 + 64 * 0.01 + 0.125) / 2)
 
 
+def test_sharded_ranks_gather_weights_twice_per_micro_batch_and_each_reduces_its_share() -> None:
+    """Over a link of 10 Gbit/s, four ranks: all 4 GB of weights for each of two micro-batches of 16 calls."""
+    plan = Plan("ray", "disaggregated", 1, trainer_ranks=4, micro_batch_size=8)
+    whole, shared = (played(plan, workload(minibatch_size=64, sharded=sharded), count=5) for sharded in (False, True))
+    once = 0.75 * 1e9 / (10e9 / 8)
+    assert shared.critical["summing gradients over trainer ranks"] == pytest.approx(once)
+    assert whole.critical["the update"] == pytest.approx((2 * 0.25 + 16 * 0.01 + 0.125) / 2)
+    assert shared.critical["gathering sharded weights"] == pytest.approx(2 * 2 * 4 * once) and "the update" not in shared.critical
+    assert shared.critical["publishing weights"] - whole.critical["publishing weights"] == pytest.approx(once)
+    hidden = played(plan, workload(minibatch_size=64, sharded=True), count=5, network_gbps=1e6)
+    assert (
+        hidden.critical["the update"] == pytest.approx(whole.critical["the update"]) and "gathering sharded weights" not in hidden.critical
+    )
+
+
 def test_smaller_micro_batches_cost_their_fixed_part_again() -> None:
     whole, cut = (played(replace(Plan(), micro_batch_size=rows)) for rows in (32, 8))
     assert cut.seconds - whole.seconds == pytest.approx(2 * 3 * 0.25 / 2)
