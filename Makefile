@@ -12,7 +12,7 @@ FIND_LINKS := $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.
 # Cores are shared with simulators, so waiting threads must sleep, not spin.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: install quickstart test test-rest test-order portability lint type format prove-ppo prove-ppo-putonplate prove-grpo prove-cost prove-deadline prove-sac prove-gpu prove-plans gpu-packages rehearse-7b robot-demo robot-chaos robot-deadlines prove-franka prove-delay sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-reference mutants serve-clients lerobot prove-serve clean
+.PHONY: install quickstart test test-rest test-order portability lint type format prove-all prove-putonplate25 sft-putonplate25 prove-cost prove-deadline prove-gpu prove-plans gpu-packages rehearse-7b robot-demo robot-chaos robot-deadlines prove-franka prove-delay sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-reference mutants serve-clients lerobot prove-serve clean
 
 install: $(INSTALLED)
 
@@ -67,12 +67,10 @@ format: install
 portability: install
 	$(BIN)/python tests/portability.py docs/results/portability.md
 
-# Learning curves: two seeds, 200 paired evaluation episodes before and after. The results are in docs/results/.
-prove-ppo: RECIPE = maniskill_ppo
-prove-ppo-putonplate: RECIPE = maniskill_ppo_putonplate
-prove-grpo: RECIPE = maniskill_grpo
-prove-ppo prove-ppo-putonplate prove-grpo: install
-	for seed in 0 1; do $(BIN)/rlinf-vla train recipe=$(RECIPE) seed=$$seed run_dir=runs/$@/seed-$$seed resume=auto || exit; done
+# Learning proofs: three seeds each, 200 paired evaluation episodes before and after. May be stopped and repeated at any time; a night.
+# PROOFS="ppo_pushcube grpo_pushcube" takes some.
+prove-all: install
+	$(BIN)/python tools/prove_all.py --page docs/results/learning.md $(PROOFS)
 
 # Safety as a signal: PushCube under a limit on the arm's translation, with and without a cost limit. Interventions are the
 # cost_per_episode of each run's evaluation/before.json and after.json.
@@ -109,11 +107,6 @@ gpu-packages:
 	$(PYTHON) -m pip install -q --disable-pip-version-check --upgrade --no-deps --target .prove-gpu/packages \
 		hydra-core==1.3.* omegaconf==2.3.* antlr4-python3-runtime==4.9.* PyYAML rich markdown-it-py mdurl pygments psutil pillow \
 		pytest pluggy iniconfig packaging hypothesis sortedcontainers attrs jinja2 MarkupSafe
-
-# SAC from images and proprioception, with 20 demonstrations and without.
-prove-sac: install
-	for seed in 0 1; do for recipe in maniskill_rlpd maniskill_sac; do \
-		$(BIN)/rlinf-vla train recipe=$$recipe seed=$$seed run_dir=runs/$@/$$recipe-seed-$$seed resume=auto || exit; done; done
 
 # A session at the simulated Franka without an operator, from check to report. This and the next three need EXTRAS=franka,dev.
 SECONDS ?= 600
@@ -184,15 +177,15 @@ prove-delay: install
 # Half an hour per run, 20 minutes per policy and evaluation. The line after the sweep removes what the policy could learn from.
 PLATES := runs/prove-putonplate25
 PLATE_RUNS := $(foreach seed,0 1,ppo-$(seed) grpo-$(seed))
-prove-putonplate25: install
+prove-putonplate25: sft-putonplate25
 	for run in $(PLATE_RUNS); do \
 		$(BIN)/rlinf-vla train recipe=maniskill_$${run%-*}_putonplate25 seed=$${run#*-} run_dir=$(PLATES)/$$run resume=auto || exit; done
-	$(BIN)/rlinf-vla eval recipe=maniskill_eval_putonplate25 model=openvla_oft model.checkpoint=asset://openvla_oft_tiny_putonplate25 \
+	$(BIN)/rlinf-vla eval recipe=maniskill_eval_putonplate25 model=openvla_oft model.checkpoint=runs/putonplate25/policy \
 		model.options.prompt_length=40 episodes=100 run_dir=$(PLATES)/splits "sweep.policies=[start,$(subst $() $(),$(comma),$(PLATE_RUNS:%=$(PLATES)/%))]"
 	$(BIN)/rlinf-vla eval run=$(PLATES)/ppo-0 sweep.policies=[start] evaluation.modes=[greedy] episodes=100 run_dir=$(PLATES)/probes \
 		evaluation.probes=[blank_instruction,shuffled_instruction,blank_image,frozen_image]
 
-# Produces assets/openvla_oft_tiny_putonplate25.
+# Where prove-putonplate25 begins; minutes if it is there.
 sft-putonplate25: install
 	$(BIN)/rlinf-vla train recipe=maniskill_sft_putonplate25 run_dir=runs/putonplate25 resume=auto
 

@@ -1,0 +1,75 @@
+"""The table of learning proofs, with runs that were not trained."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from rlinf_vla.cli import compose
+from rlinf_vla.runtime import recipes
+
+TOOL = Path(__file__).parents[1] / "tools" / "prove_all.py"
+
+
+@pytest.fixture
+def tool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("prove_all", TOOL)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "prove_all", module)
+    spec.loader.exec_module(module)
+    monkeypatch.chdir(tmp_path)
+    return module
+
+
+def evaluated(won: int) -> dict[str, Any]:
+    return {"greedy": {"episodes": [{"task": "push", "seed": seed, "success": seed < won, "steps": 3} for seed in range(100)]}}
+
+
+def finish(run: Any, after: int) -> None:
+    """Leaves what a training leaves."""
+    folder = run.directory / "evaluation"
+    folder.mkdir(parents=True)
+    for name, document in {"before": evaluated(30), "after": evaluated(after), "comparison": {}}.items():
+        (folder / f"{name}.json").write_text(json.dumps(document))
+    lines = [{"step": step, "rollout/success_once": step / 20} for step in range(12)]
+    (run.directory / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_every_proof_has_a_recipe_and_a_name_of_its_own(tool: ModuleType) -> None:
+    assert len({tool.slug(name) for name in tool.PROOFS}) == len(tool.PROOFS)
+    for keys in tool.PROOFS.values():
+        recipe = recipes.read(compose.load("train", list(keys)))
+        assert recipe.evaluation.before_and_after and recipe.episodes >= 100
+
+
+def test_the_table_fills_and_a_finished_run_is_not_repeated(tool: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    begun: list[Any] = []
+
+    def train(run: Any) -> None:
+        begun.append((run.proof, run.seed))
+        if run.seed == 2:
+            raise tool.subprocess.CalledProcessError(1, "train")
+        finish(run, 80 if run.proof.startswith("PPO") else 35)
+
+    monkeypatch.setattr(tool.Run, "train", train)
+    page = tmp_path / "docs" / "results" / "learning.md"
+    page.parent.mkdir(parents=True)
+    monkeypatch.setattr(sys, "argv", ["prove_all.py", "--page", str(page), "ppo_pushcube", "grpo_pushcube"])
+    finish(tool.Run("PPO, PushCube", 0), 60)
+    with pytest.raises(SystemExit) as ended:
+        tool.main()
+    assert ended.value.code == 1, "one seed of each failed"
+    assert begun == [("GRPO, PushCube", 0), ("PPO, PushCube", 1), ("GRPO, PushCube", 1), ("PPO, PushCube", 2), ("GRPO, PushCube", 2)]
+    rows = {line.split(" | ")[0].removeprefix("| "): line for line in page.read_text().splitlines() if line.startswith("| ")}
+    assert "2 of 3 seeds, one failed | 30.0 %" in rows["PPO, PushCube"] and "70.0 %" in rows["PPO, PushCube"]
+    assert ": 60, 80 | +40.0 (" in rows["PPO, PushCube"] and "disjoint" in rows["PPO, PushCube"]
+    assert ": 35, 35 | +5.0 (" in rows["GRPO, PushCube"] and "overlapping" in rows["GRPO, PushCube"]
+    assert "0 of 3 seeds" in rows["SAC, PushCube"]
+    assert (page.parent.parent / "images" / "learning" / "ppo_pushcube.svg").exists()

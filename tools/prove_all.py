@@ -1,0 +1,169 @@
+"""Train every learning proof on three seeds, one after the other, and fill in a table.
+
+    python tools/prove_all.py [--seeds 3] [--page docs/results/learning.md] [NAME ...]
+
+Runs are in runs/prove-all/NAME/seed-K. A finished run is not repeated, and a run that was cut goes
+on at its newest checkpoint, so the command may be stopped and repeated at any time. After each run
+the table is printed and, with ``--page``, written with a figure per proof. A proof that fails is
+named in the table, and the others go on. Takes a night on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+
+from rlinf_vla.evaluation.aggregate import Outcomes, hierarchical_difference, success
+from rlinf_vla.telemetry.environment import fingerprint
+from rlinf_vla.telemetry.page import machine_line
+from rlinf_vla.telemetry.run_files import read_run
+
+ROOT = Path(__file__).parents[1]
+RUNS = Path("runs/prove-all")
+PROOFS: dict[str, tuple[str, ...]] = {
+    "PPO, PushCube": ("recipe=maniskill_ppo",),
+    "GRPO, PushCube": ("recipe=maniskill_grpo",),
+    "PPO on OFT, PushCube": ("recipe=maniskill_ppo", "model=openvla_oft"),
+    "SAC, PushCube": ("recipe=maniskill_sac",),
+    "RLPD, PushCube": ("recipe=maniskill_rlpd",),
+    "PPO, PutOnPlate": ("recipe=maniskill_ppo_putonplate",),
+    "PPO, PutOnPlate25": ("recipe=maniskill_ppo_putonplate25",),
+    "GRPO, PutOnPlate25": ("recipe=maniskill_grpo_putonplate25",),
+    "PPO on π₀ (flow-SDE), PushCube": ("recipe=maniskill_ppo", "model=pi0"),
+    "DSRL on π₀, PushCube": ("recipe=maniskill_dsrl",),
+    "RL Token on π₀, PushCube": ("recipe=maniskill_dsrl", "algorithm.noise_bound=null", "algorithm.anchor=3"),
+    "PPO, Genesis": ("recipe=genesis_ppo",),
+}
+"""Name -> keys of the training."""
+
+
+def slug(name: str) -> str:
+    return "_".join(re.findall("[a-z0-9]+", name.lower().replace("π₀", "pi0")))
+
+
+@dataclass(frozen=True)
+class Run:
+    """One seed of a proof."""
+
+    proof: str
+    seed: int
+
+    @property
+    def directory(self) -> Path:
+        return RUNS / slug(self.proof) / f"seed-{self.seed}"
+
+    @property
+    def finished(self) -> bool:
+        return (self.directory / "evaluation" / "comparison.json").exists()
+
+    def train(self) -> None:
+        """Train, or go on. Raises CalledProcessError."""
+        keys = (*PROOFS[self.proof], f"seed={self.seed}", f"run_dir={self.directory}", "resume=auto")
+        print(f"rlinf-vla train {' '.join(keys)}", flush=True)
+        subprocess.run([sys.executable, "-m", "rlinf_vla.cli.main", "train", *keys], check=True)
+
+    def episodes(self, when: str) -> list[dict[str, Any]]:
+        """``when``: before or after. Of the greedy policy, if it was evaluated."""
+        document = json.loads((self.directory / "evaluation" / f"{when}.json").read_text())
+        found: list[dict[str, Any]] = document.get("greedy", document.get("sampled"))["episodes"]
+        return found
+
+    def curve(self) -> list[float]:
+        return [line["rollout/success_once"] for line in read_run(self.directory).metrics if "rollout/success_once" in line]
+
+
+def row(proof: str, seeds: int, failed: set[Run]) -> str:
+    runs = [Run(proof, seed) for seed in range(seeds)]
+    done = [run for run in runs if run.finished]
+    state = f"{len(done)} of {seeds} seeds" + ", one failed" * any(run in failed for run in runs)
+    if not done:
+        return f"| {proof} | {state} | | | |"
+    before = Outcomes([done[0].episodes("before")])
+    after = Outcomes([run.episodes("after") for run in done])
+    gain, (low, high) = hierarchical_difference(before, after)
+    each = ", ".join(f"{100 * rate:.0f}" for rate in after.scores.mean(1))
+    rates = [
+        "{pc_success:.1f} % ({pc_success_ci95[0]:.1f} to {pc_success_ci95[1]:.1f})".format(**success(found)) for found in (before, after)
+    ]
+    apart = "disjoint" if success(before)["pc_success_ci95"][1] < success(after)["pc_success_ci95"][0] else "overlapping"
+    return f"| {proof} | {state} | {rates[0]} | {rates[1]}: {each} | {100 * gain:+.1f} ({100 * low:+.1f} to {100 * high:+.1f}), {apart} |"
+
+
+def table(seeds: int, failed: set[Run]) -> Iterator[str]:
+    yield "| proof | done | before | after, mean: each seed | gain in points, intervals |"
+    yield "|---|---|---|---|---|"
+    yield from (row(proof, seeds, failed) for proof in PROOFS)
+
+
+def figure(proof: str, seeds: int, path: Path) -> None:
+    """Write the rollouts' success of each seed, means of five iterations, as an SVG."""
+    curves = [run.curve() for seed in range(seeds) if (run := Run(proof, seed)).finished]
+    with matplotlib.rc_context({"svg.hashsalt": proof, "font.size": 8}):
+        drawn = Figure(figsize=(4, 2.2), layout="constrained")
+        axes = drawn.add_subplot()
+        for number, values in enumerate(curves):
+            smooth = np.convolve(values, np.ones(5) / 5, "valid") if len(values) >= 5 else np.array(values)
+            axes.plot(np.arange(len(values) - len(smooth), len(values)) + 1, smooth, linewidth=1.2, label=f"seed {number}")
+        axes.set(title=proof, xlabel="iteration", ylabel="success in rollouts", ylim=(0, 1))
+        axes.legend(frameon=False)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        drawn.savefig(path, format="svg", metadata={"Date": None})
+
+
+def write(page: Path, seeds: int, failed: set[Run]) -> None:
+    head = f"""# Learning proofs
+
+`python tools/prove_all.py --page docs/results/{page.name}` on {machine_line(fingerprint())}, {date.today():%d %B %Y}.
+It fills in this page, run after run. Evaluations are of the same episodes before and after. Means
+over seeds have hierarchical bootstrap intervals of 95 % (seeds and episodes); with one seed they
+say nothing of other seeds.
+"""
+    lines = [head, *table(seeds, failed)]
+    for proof in PROOFS:
+        if any(Run(proof, seed).finished for seed in range(seeds)):
+            image = page.parent.parent / "images" / "learning" / f"{slug(proof)}.svg"
+            figure(proof, seeds, image)
+            lines += ["", f"![{proof}](../images/learning/{image.name})"]
+    page.write_text("\n".join(lines) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"proofs to run: {', '.join(map(slug, PROOFS))}; all by default")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--page", type=Path)
+    given = parser.parse_args()
+    if unknown := set(given.names) - set(map(slug, PROOFS)):
+        parser.error(f"{', '.join(sorted(unknown))}: no such proof")
+    failed: set[Run] = set()
+    for seed in range(given.seeds):  # a first seed of each comes first
+        for proof in PROOFS:
+            run = Run(proof, seed)
+            if run.finished or (given.names and slug(proof) not in given.names):
+                continue
+            try:
+                run.train()
+            except subprocess.CalledProcessError:
+                failed.add(run)
+            print("\n".join(table(given.seeds, failed)), flush=True)
+            if given.page is not None:
+                write(given.page, given.seeds, failed)
+    if given.page is not None:
+        write(given.page, given.seeds, failed)
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()
