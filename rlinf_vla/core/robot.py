@@ -170,6 +170,10 @@ class RobotError(Failure):
     """A failure of the arm or of devices at the robot; one line that names it."""
 
 
+CONTACTS = ("max_force_n:", "max_torque_n_m:", "max_deviation:", "reflex:")
+"""Beginnings of faults that an action causes, by what it presses against."""
+
+
 @dataclass(frozen=True)
 class Frame:
     """One camera image."""

@@ -83,9 +83,9 @@ class RobotPlayer:
         """Run an episode and pass it to ``keep``; ``weights``: version of the policy's weights.
 
         If the policy raises an error, the episode is kept and the error raised. After a fault, also
-        that of a policy's server, a
-        training episode is kept as truncated, an evaluation counts as failed, and a demonstration
-        is repeated. A paused episode is repeated unless it is for training. A training episode or
+        that of a policy's server, a training episode is kept (as truncated, or after one of
+        CONTACTS as terminated), an evaluation counts as failed, and a demonstration is repeated. A
+        paused episode is repeated unless it is for training. A training episode or
         demonstration without an action is repeated.
 
         Raises OperatorLeft; RobotError if scripted acknowledgements do not help.

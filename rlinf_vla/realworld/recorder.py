@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from rlinf_vla.core.robot import CONTACTS
 from rlinf_vla.core.types import Tensors
 from rlinf_vla.realworld.control_loop import Step
 from rlinf_vla.realworld.episode import IMAGE, Job, RobotEpisode
@@ -100,7 +101,8 @@ class EpisodeRecorder:
             chosen=_chosen(done),
             reward=torch.tensor(self._rewards[: len(done)]),
             cost=torch.tensor(self._costs[: len(done)]),
-            terminated=self.terminated and not fault,
+            # a fault that an action caused is its failure; a policy must not learn from others
+            terminated=ended.startswith(CONTACTS) if fault else self.terminated,
             success=self.success and not fault,
             ended=ended,
             fault=fault,

@@ -385,6 +385,33 @@ def test_a_fault_waits_for_an_acknowledgement(kind: str) -> None:
     assert {"waiting": "reflex", "for": ACKNOWLEDGE} in toy.told
 
 
+@pytest.mark.parametrize(
+    ("fault", "terminal"),
+    [
+        *((f"{name}: 51.2 measured, 40 allowed", True) for name in ("max_force_n", "max_torque_n_m", "max_deviation", "reflex")),
+        ("network: the connection to the arm is lost", False),
+        ("policy: late", False),
+    ],
+)
+def test_a_fault_that_pressing_causes_ends_an_episode_as_a_failure(fault: str, terminal: bool) -> None:
+    """Otherwise the value of what would follow is learnt for a place to which the arm must not press."""
+    toy = Toy()
+    move = toy.robot.command
+
+    def press(target: object, valid_until: float) -> None:
+        if len(toy.robot.commands) == 4:
+            toy.robot.state = replace(toy.robot.state, fault=fault)
+        move(target, valid_until)  # type: ignore[arg-type]
+
+    toy.robot.command = press  # type: ignore[method-assign]
+    episode = played(toy, Job(TRAINING, 0, 7))
+    assert episode.fault and episode.ended == fault and episode.terminated == terminal and not episode.success
+    rows = torch.arange(len(episode) + 1)
+    records = to_records(episode, {"row": rows}, RecordForm(1, ArmConvention(Convention()), False, 0.9), 0, len(episode)).records
+    last = records[DISCOUNT][records[ACTED]][-1] if not terminal else records[DISCOUNT][-1]
+    assert (last == 0) == terminal and len(records["row"]) == len(episode) + (not terminal)
+
+
 @pytest.mark.parametrize("fault", ["stopped by Bob", "policy: paused by Ada"])
 def test_what_a_person_stopped_no_script_releases(fault: str) -> None:
     toy = Toy(acknowledge=BY_SCRIPT)
