@@ -70,7 +70,7 @@ def test_an_invalid_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_replay_of_a_frozen_backbone_stores_features() -> None:
     policy = SAC(SACConfig(frozen_backbone=True)).wrap(compact(), 0)
     learns = {name.split(".")[0] for name, parameter in policy.named_parameters() if parameter.requires_grad}
-    assert policy.frozen and learns == {"value_head", "actor", "log_alpha"}
+    assert policy.frozen and learns == {"value_head", "actor", "log_alpha", "feature_mean", "feature_spread"}
     inputs = policy.prepare(observations(policy, 3))
     fixed = policy.precompute(inputs)
     assert list(fixed) == ["features"] and torch.equal(policy.encode(fixed).pooled, policy.encode(inputs).pooled)
