@@ -397,6 +397,23 @@ def test_features_of_a_frozen_backbone_are_standardised_once() -> None:
     assert subject.standard(raw + 1e6).abs().max() == 10
 
 
+def test_critics_and_targets_are_of_standard_features() -> None:
+    subject = refining(0.1)
+    trainer = Trainer(subject, SAC(replace(REFINED, anchor=0.1)), 64)
+    raw = subject.precompute(subject.prepare(observations(subject, 8)))["features"]
+    batch = stored(subject, {"features": raw})
+    sac_step(trainer, batch, torch.Generator(), True)
+    with torch.no_grad():
+        values = subject.critics(subject.standard(raw), batch.now["action"]).mean()
+        generator = torch.Generator().manual_seed(3)
+        chosen = torch.randperm(REFINED.critics, generator=generator)[: REFINED.critic_subset]
+        action, _ = subject.draw(raw, torch.randn((8, *subject.size), generator=generator))
+        following = trainer.target["critics"](subject.standard(raw), action, chosen).min(dim=0).values
+    found = sac_step(trainer, batch, torch.Generator().manual_seed(3))
+    assert found["critic/value_mean"] == pytest.approx(float(values), rel=1e-5)
+    assert found["critic/target_mean"] == pytest.approx(float((1 + 0.9 * following).mean()), rel=1e-5)
+
+
 def test_features_of_a_trained_backbone_are_as_they_are() -> None:
     subject = SAC(CONFIG).wrap(LinearPolicy(LinearOptions()), 0)
     raw = subject.pooled(subject.encode(subject.prepare(observations(subject, 8))))
