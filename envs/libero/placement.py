@@ -8,6 +8,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from .perturbations import Draw
+
+JOINT_RAD = 0.1
+"""Distance of the arm's joints from their usual initial positions, per severity (2-norm)."""
+DISPLACEMENT_M = {"libero_object": 0.03}
+"""Largest displacement of an object along x and y, per severity; 1 cm in the other suites."""
+ATTEMPTS = 100
 DEEP_M = 0.005
 """Bodies that overlap by more throw each other away when the simulation begins."""
 
@@ -28,16 +35,16 @@ def drawn_from(seed: int) -> Iterator[None]:
 def until_placed(attempt: Callable[[], T]) -> T:
     """Repeat ``attempt`` while LIBERO's random placement does not fit.
 
-    LIBERO's own loop swallows every error and never ends. Raises RuntimeError after 100 attempts.
+    LIBERO's own loop swallows every error and never ends. Raises RuntimeError after ``ATTEMPTS``.
     """
     from robosuite.utils.errors import RandomizationError
 
-    for _ in range(100):
+    for _ in range(ATTEMPTS):
         try:
             return attempt()
         except RandomizationError:
             continue
-    raise RuntimeError("LIBERO found no place for its objects in 100 attempts")
+    raise RuntimeError(f"LIBERO found no place for its objects in {ATTEMPTS} attempts")
 
 
 def deep_contacts(env: Any) -> set[tuple[int, int]]:
@@ -62,6 +69,65 @@ def draw(env: Any, seed: int, allowed: set[tuple[int, int]]) -> None:
 
     with drawn_from(seed):
         until_placed(attempt)
+
+
+def move_arm(env: Any, drawn: Draw) -> None:
+    """Move the arm of robosuite's ``env`` by ``JOINT_RAD`` per severity, in a random direction.
+
+    The controller's null space tends to the moved position, as after a reset to it. Raises
+    RuntimeError if the arm touches something in each of ``ATTEMPTS`` directions.
+    """
+    robot, data = env.robots[0], env.sim.data
+    joints, rest, usual = robot._ref_joint_pos_indexes, _touching(env), data.qpos[robot._ref_joint_pos_indexes].copy()
+    for _ in range(ATTEMPTS):
+        direction = drawn.random.normal(size=len(joints))
+        noise = JOINT_RAD * drawn.severity * direction / np.linalg.norm(direction)
+        data.qpos[joints] = usual + noise
+        if _touching(env) <= rest:
+            robot.controller.update_initial_joints(robot.controller.initial_joint + noise)
+            return
+    raise RuntimeError(f"the arm found no free initial position in {ATTEMPTS} attempts")
+
+
+def displace(env: Any, drawn: Draw, suite: str) -> None:
+    """Move each object that stands on the workspace, with what stands on it, to a place nearby.
+
+    The offset is uniform in a square that grows with the severity. An object stays where it is if
+    it would touch something new in each of ``ATTEMPTS`` places. Fixtures stay.
+    """
+    reach, data = DISPLACEMENT_M.get(suite, 0.01) * drawn.severity, env.sim.data
+    regions = env.parsed_problem["regions"]
+    stands = {thing: regions[where]["target"] if where in regions else where for _, thing, where in _placed(env)}
+    for name in sorted(env.objects_dict):
+        if stands.get(name) != env.workspace_name:
+            continue
+        loads = [name, *(each for each in sorted(env.objects_dict) if stands.get(each) == name)]
+        joints = [env.sim.model.get_joint_qpos_addr(env.objects_dict[each].joints[-1])[0] for each in loads]
+        rest, before = _touching(env), [data.qpos[start : start + 2].copy() for start in joints]
+        for _ in range(ATTEMPTS):
+            offset = drawn.random.uniform(-reach, reach, 2)
+            for start, place in zip(joints, before, strict=True):
+                data.qpos[start : start + 2] = place + offset
+            if _touching(env) <= rest:
+                break
+        else:
+            for start, place in zip(joints, before, strict=True):
+                data.qpos[start : start + 2] = place
+
+
+def _placed(env: Any) -> list[tuple[str, str, str]]:
+    """How the task file places each object: (relation, object, region or object)."""
+    return [(state[0], state[1], state[2]) for state in env.parsed_problem["initial_state"] if len(state) == 3]
+
+
+def _touching(env: Any) -> set[tuple[int, int]]:
+    """Return the pairs of separately moving parts (MuJoCo's trees, the world among them) in contact."""
+    env.sim.forward()
+    body, root = env.sim.model.geom_bodyid, env.sim.model.body_rootid
+    pairs = (
+        (int(root[body[each.geom1]]), int(root[body[each.geom2]])) for each in env.sim.data.contact[: env.sim.data.ncon] if each.dist < 0
+    )
+    return {(min(pair), max(pair)) for pair in pairs}
 
 
 @contextmanager

@@ -20,7 +20,10 @@ from numpy.typing import NDArray
 
 from rlinf_vla.config.errors import UserError
 
-from .placement import deep_contacts, draw, drawn_from, until_placed
+from . import placement
+from .background import Background
+from .perturbations import CAMERA, VISUAL, Draw, look
+from .placement import deep_contacts, drawn_from, until_placed
 
 CONTROL_HZ = 20
 TIMESTEP, PERIOD = 0.002, 1.0 / CONTROL_HZ
@@ -97,6 +100,12 @@ class Episode:
     seen_sites: Any = None
     images: dict[str, NDArray[np.uint8]] | None = None
     """Images of the last sample, if every control step renders."""
+    look: dict[str, NDArray[Any]] = field(default_factory=dict)
+    """What a perturbation changes in the model that the images show: field -> its values."""
+    textures: dict[int, int] = field(default_factory=dict)
+    """What a perturbation changes in the background: texture -> file."""
+    steps: int = 0
+    """Control steps executed, those of waiting included."""
 
 
 class Scene:
@@ -126,27 +135,44 @@ class Scene:
         self._fingers = self._robot._ref_gripper_joint_pos_indexes
         self._playing: Episode | None = None
         self._overlapping: set[tuple[int, int]] | None = None
+        self._own_look = {name: getattr(self._model, name).copy() for name in VISUAL}
+        self._background: Background | None = None
         unknown = [camera for camera in cameras.values() if camera not in self.env.sim.model.camera_names]
         if unknown:
             known = ", ".join(sorted(self.env.sim.model.camera_names))
             raise UserError(f"env.cameras: {unknown[0]} is not a camera of this scene: use base, wrist, or one of {known}")
 
-    def begin(self, number: int, wait_steps: int, again: Episode | None = None, drawn: bool = False) -> Episode:
+    def begin(
+        self,
+        number: int,
+        wait_steps: int,
+        again: Episode | None = None,
+        drawn: bool = False,
+        perturbed: Draw | None = None,
+        suite: str = "",
+    ) -> Episode:
         """Begin an episode from the stored initial state ``number``, or one ``drawn`` by this seed.
 
-        ``again``: a finished episode whose memory is reused.
+        again: a finished episode whose memory is reused. perturbed: what is perturbed besides
+        instruction and images. suite: the suite that the task is from, for ``perturbed``.
         """
         mujoco, env = self._mujoco, self.env
         data, seen = (mujoco.MjData(self._model), mujoco.MjData(self._model)) if again is None else (again.data, again.seen)
         episode = Episode(data, seen)
+        if perturbed is not None:
+            self._perturb_look(episode, perturbed)
         self._put_in_place(episode)
         self._robot.gripper.current_action = np.zeros(self._robot.gripper.dof)  # robosuite's soft reset omits it
         if drawn:
-            draw(env, number, self._overlaps())
+            placement.draw(env, number, self._overlaps())
         else:
             with drawn_from(self.seed):
                 until_placed(env.reset)
             env.sim.set_state_from_flattened(self.init_states[number])
+        if perturbed is not None and perturbed.dimension == "initial_state":
+            placement.move_arm(env, perturbed)
+        elif perturbed is not None and perturbed.dimension == "layout":
+            placement.displace(env, perturbed, suite)
         env.sim.forward()
         env._check_success()
         env._post_process()
@@ -154,6 +180,24 @@ class Scene:
         for _ in range(wait_steps):
             self.step(episode, WAIT)
         return episode
+
+    def _perturb_look(self, episode: Episode, perturbed: Draw) -> None:
+        if perturbed.dimension == "background":
+            episode.textures = self._backgrounds().choose(perturbed)
+            return
+        model = self.env.sim.model
+        self._show({})
+        episode.look = look(self._model, perturbed, model.camera_name2id(CAMERA), self.env.workspace_offset)
+
+    def _backgrounds(self) -> Background:
+        if self._background is None:
+            self._background = Background(self._model)
+        return self._background
+
+    def _show(self, look: dict[str, NDArray[Any]]) -> None:
+        """Give the model the visual fields of an episode, and its own where ``look`` has none."""
+        for name, own in self._own_look.items():
+            getattr(self._model, name)[:] = look.get(name, own)
 
     def _overlaps(self) -> set[tuple[int, int]]:
         """Return the pairs of geometries that overlap deeply in a stored initial state."""
@@ -181,6 +225,7 @@ class Scene:
             if episode.clock.tick():
                 self._look(episode)
         del env.sim.forward
+        episode.steps += 1
         env._post_process()
         return bool(env._check_success())
 
@@ -230,6 +275,7 @@ class Scene:
             last = self._playing
             last.robot, last.grip, last.sites = dict(vars(self._robot)), self._robot.gripper.current_action, self._model.site_rgba.copy()
         self.env.sim.data._data = episode.data
+        self._show(episode.look)
         if episode.sites is not None:
             vars(self._robot).update(episode.robot)
             self._robot.gripper.current_action = episode.grip
@@ -252,6 +298,8 @@ class Scene:
         self._model.site_rgba[:] = sites
         sim.data._data = data
         self._context.gl_ctx.make_current()  # robosuite assumes one environment per process
+        if self._background is not None:
+            self._background.paint(self._context, episode.textures)
         try:
             image: NDArray[np.uint8] = sim.render(camera_name=camera, width=size, height=size)
         finally:
