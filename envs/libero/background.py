@@ -12,10 +12,10 @@ from .perturbations import Draw
 
 WALL, FLOOR = "tex-wall", "texplane"
 TABLES = ("tex-living_room_table", "tex-desk", "tex-short_coffee_table", "tex-table")
-"""Textures of the workspace's surface. A scene without one of them, or that shows none, works on the
+"""Textures of the workspace's surface. A scene that shows none of them works on the
 floor."""
 OTHER = 15.0
-"""A texture whose mean pixel differs by less (of 255) from the one that it replaces is not chosen."""
+"""A texture whose mean colour differs by less (of 255) from that of its predecessor is not chosen."""
 
 
 class Background:
@@ -75,13 +75,13 @@ class Background:
         return pixels
 
     def _read(self, texture: int, file: int) -> NDArray[np.uint8]:
-        """A file's pixels in the size of a texture. MuJoCo repeats a cube's one image on its faces."""
+        """A file's pixels in the size of a texture; a cube shows them on each face."""
         import cv2
 
         rows, columns = self._own[texture].shape[:2]
-        image = cv2.imread(str(self._files[file]), cv2.IMREAD_COLOR)
-        resized: NDArray[np.uint8] = cv2.resize(image, (columns, rows), interpolation=cv2.INTER_AREA)[..., ::-1]
-        return resized
+        image: Any = cv2.imread(str(self._files[file]), cv2.IMREAD_COLOR)
+        resized: Any = cv2.resize(image, (columns, rows), interpolation=cv2.INTER_AREA)
+        return np.ascontiguousarray(resized[..., ::-1])
 
 
 def _name(model: Any, texture: int) -> str:

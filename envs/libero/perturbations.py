@@ -18,7 +18,7 @@ Array = NDArray[np.float64]
 DIMENSIONS = ("camera", "light", "background", "layout", "language", "initial_state", "sensor_noise")
 SEVERITIES = 5
 CAMERA = "agentview"
-"""The camera that ``camera`` moves and whose images ``sensor_noise`` degrades, as in LIBERO-Plus."""
+"""The camera that ``camera`` moves and ``sensor_noise`` degrades, as in LIBERO-Plus."""
 
 AZIMUTH_DEG, ELEVATION_DEG, DISTANCE, TURN_DEG = 15.0, 15.0, 0.2, 2.0
 """Camera: azimuth per severity; elevation in half of the orbits; further away, as a share of the

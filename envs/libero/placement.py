@@ -18,6 +18,12 @@ ATTEMPTS = 100
 DEEP_M = 0.005
 """Bodies that overlap by more throw each other away when the simulation begins."""
 
+DEEPER_M = 0.0005
+"""Bodies that already touch may overlap by so much more in a perturbed initial state."""
+
+LOWERED_M, LOWERED_STEPS = 0.002, 100
+"""Step (m) in which objects are lowered to where they will stand, and the largest number of steps."""
+
 T = TypeVar("T")
 
 
@@ -78,12 +84,12 @@ def move_arm(env: Any, drawn: Draw) -> None:
     RuntimeError if the arm touches something in each of ``ATTEMPTS`` directions.
     """
     robot, data = env.robots[0], env.sim.data
-    joints, rest, usual = robot._ref_joint_pos_indexes, _touching(env), data.qpos[robot._ref_joint_pos_indexes].copy()
+    joints, rest, usual = robot._ref_joint_pos_indexes, _depths(env), data.qpos[robot._ref_joint_pos_indexes].copy()
     for _ in range(ATTEMPTS):
         direction = drawn.random.normal(size=len(joints))
         noise = JOINT_RAD * drawn.severity * direction / np.linalg.norm(direction)
         data.qpos[joints] = usual + noise
-        if _touching(env) <= rest:
+        if _free(env, rest):
             robot.controller.update_initial_joints(robot.controller.initial_joint + noise)
             return
     raise RuntimeError(f"the arm found no free initial position in {ATTEMPTS} attempts")
@@ -96,38 +102,66 @@ def displace(env: Any, drawn: Draw, suite: str) -> None:
     it would touch something new in each of ``ATTEMPTS`` places. Fixtures stay.
     """
     reach, data = DISPLACEMENT_M.get(suite, 0.01) * drawn.severity, env.sim.data
-    regions = env.parsed_problem["regions"]
-    stands = {thing: regions[where]["target"] if where in regions else where for _, thing, where in _placed(env)}
-    for name in sorted(env.objects_dict):
-        if stands.get(name) != env.workspace_name:
-            continue
-        loads = [name, *(each for each in sorted(env.objects_dict) if stands.get(each) == name)]
-        joints = [env.sim.model.get_joint_qpos_addr(env.objects_dict[each].joints[-1])[0] for each in loads]
-        rest, before = _touching(env), [data.qpos[start : start + 2].copy() for start in joints]
+    groups = _groups(env)
+    starts = [[env.sim.model.get_joint_qpos_addr(env.objects_dict[each].joints[-1])[0] for each in loads] for loads in groups]
+    # Objects begin in the air. Whether a place is free is decided where they will stand.
+    heights = [_lower(env, loads, joints) for loads, joints in zip(groups, starts, strict=True)]
+    objects = {env.obj_body_id[each] for each in env.objects_dict}
+    for loads, joints in zip(groups, starts, strict=True):
+        own = {env.obj_body_id[each] for each in loads}
+        # Stored states may have objects that overlap. A displaced object overlaps no other one.
+        rest = {pair: depth for pair, depth in _depths(env).items() if len(own & {*pair}) != 1 or {*pair} - objects}
+        before = [data.qpos[start : start + 2].copy() for start in joints]
         for _ in range(ATTEMPTS):
             offset = drawn.random.uniform(-reach, reach, 2)
             for start, place in zip(joints, before, strict=True):
                 data.qpos[start : start + 2] = place + offset
-            if _touching(env) <= rest:
+            if _free(env, rest):
                 break
         else:
             for start, place in zip(joints, before, strict=True):
                 data.qpos[start : start + 2] = place
+    for joints, before in zip(starts, heights, strict=True):
+        data.qpos[[start + 2 for start in joints]] = before
 
 
-def _placed(env: Any) -> list[tuple[str, str, str]]:
-    """How the task file places each object: (relation, object, region or object)."""
-    return [(state[0], state[1], state[2]) for state in env.parsed_problem["initial_state"] if len(state) == 3]
+def _groups(env: Any) -> list[list[str]]:
+    """Return the objects on the workspace, each followed by the objects that stand on it."""
+    regions, names = env.parsed_problem["regions"], sorted(env.objects_dict)
+    placed = [state for state in env.parsed_problem["initial_state"] if len(state) == 3]
+    stands = {thing: regions[where]["target"] if where in regions else where for _, thing, where in placed}
+    return [[name, *(each for each in names if stands.get(each) == name)] for name in names if stands.get(name) == env.workspace_name]
 
 
-def _touching(env: Any) -> set[tuple[int, int]]:
-    """Return the pairs of separately moving parts (MuJoCo's trees, the world among them) in contact."""
+def _lower(env: Any, loads: list[str], joints: list[int]) -> list[float]:
+    """Lower objects until one touches something that is not an object, if that is near.
+
+    Returns their heights before (m).
+    """
+    qpos, heights = env.sim.data.qpos, [start + 2 for start in joints]
+    before, own = qpos[heights].copy(), {env.obj_body_id[each] for each in loads}
+    objects = {env.obj_body_id[each] for each in env.objects_dict}
+    for step in range(LOWERED_STEPS):
+        qpos[heights] = before - step * LOWERED_M
+        if any(own & {*pair} and {*pair} - objects for pair in _depths(env)):
+            return list(before)
+    qpos[heights] = before
+    return list(before)
+
+
+def _depths(env: Any) -> dict[tuple[int, int], float]:
+    """Return how deep MuJoCo's kinematic trees, the world among them, overlap (m), pair by pair."""
     env.sim.forward()
-    body, root = env.sim.model.geom_bodyid, env.sim.model.body_rootid
-    pairs = (
-        (int(root[body[each.geom1]]), int(root[body[each.geom2]])) for each in env.sim.data.contact[: env.sim.data.ncon] if each.dist < 0
-    )
-    return {(min(pair), max(pair)) for pair in pairs}
+    body, root, depths = env.sim.model.geom_bodyid, env.sim.model.body_rootid, dict[tuple[int, int], float]()
+    for each in env.sim.data.contact[: env.sim.data.ncon]:
+        one, other = sorted((int(root[body[each.geom1]]), int(root[body[each.geom2]])))
+        depths[one, other] = max(depths.get((one, other), 0.0), -float(each.dist))
+    return depths
+
+
+def _free(env: Any, rest: dict[tuple[int, int], float]) -> bool:
+    """Whether nothing touches that did not in ``rest``, and nothing overlaps deeper than there."""
+    return all(depth <= rest.get(pair, 0.0) + DEEPER_M for pair, depth in _depths(env).items())
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Rewordings of the instructions of LIBERO's 130 tasks, by rules.
 
-The tables below are all the data. ``docs/results/libero_rewordings.md`` lists what follows from them.
+The tables below are all the data; docs/results/libero_rewordings.md lists what follows from them.
 A wording means what the instruction means.
 """
 

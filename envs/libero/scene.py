@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import sys
 import types
-from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,10 @@ from rlinf_vla.config.errors import UserError
 
 from . import placement
 from .background import Background
+from .episode import CONTROL_HZ, PERIOD, TIMESTEP, Episode
 from .perturbations import CAMERA, VISUAL, Draw, look
 from .placement import deep_contacts, drawn_from, until_placed
 
-CONTROL_HZ = 20
-TIMESTEP, PERIOD = 0.002, 1.0 / CONTROL_HZ
 SUBSTEPS = int(PERIOD / TIMESTEP)
 WAIT = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])
 """No-op action at the start of an episode, gripper open."""
@@ -54,58 +52,6 @@ def import_libero() -> Any:
     from libero.libero.envs.env_wrapper import ControlEnv
 
     return ControlEnv
-
-
-class SamplingClock:
-    """When robosuite samples its observables: once per control step, but not at its end.
-
-    The same floating-point arithmetic as ``robosuite.utils.observables.Observable``, which
-    published results depend on: a reset forces two samples, after which it samples at the second
-    last of the 25 substeps.
-    """
-
-    def __init__(self) -> None:
-        self._time, self._looked = 0.0, False
-        for _ in range(2):  # robosuite's reset, then LIBERO's initial state
-            self._time += TIMESTEP
-        self._looked = True
-
-    def tick(self) -> bool:
-        """Advance by one substep. Returns whether to sample now."""
-        self._time += TIMESTEP
-        look = not self._looked and self._time <= PERIOD
-        self._looked |= look
-        if self._time >= PERIOD:
-            look |= not self._looked
-            self._time %= PERIOD
-            self._looked = False
-        return look
-
-
-@dataclass
-class Episode:
-    """One episode under way in a :class:`Scene`."""
-
-    data: Any
-    """MjData of the present."""
-    seen: Any
-    """MjData when robosuite last sampled."""
-    clock: SamplingClock = field(default_factory=SamplingClock)
-    robot: dict[str, Any] = field(default_factory=dict)
-    """Attributes of robosuite's robot, including its controller."""
-    grip: Any = None
-    """State of the gripper's integrator."""
-    sites: Any = None
-    """Present colours of the model's sites; the flame of a stove is one."""
-    seen_sites: Any = None
-    images: dict[str, NDArray[np.uint8]] | None = None
-    """Images of the last sample, if every control step renders."""
-    look: dict[str, NDArray[Any]] = field(default_factory=dict)
-    """What a perturbation changes in the model that the images show: field -> its values."""
-    textures: dict[int, int] = field(default_factory=dict)
-    """What a perturbation changes in the background: texture -> file."""
-    steps: int = 0
-    """Control steps executed, those of waiting included."""
 
 
 class Scene:

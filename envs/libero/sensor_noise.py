@@ -78,8 +78,8 @@ class SensorNoise:
         import cv2
 
         _, file = cv2.imencode(".jpg", np.ascontiguousarray(image[..., ::-1]), [cv2.IMWRITE_JPEG_QUALITY, QUALITY[self._severity - 1]])
-        decoded: Image = cv2.imdecode(file, cv2.IMREAD_COLOR)[..., ::-1]
-        return np.ascontiguousarray(decoded)
+        decoded: Any = cv2.imdecode(file, cv2.IMREAD_COLOR)
+        return np.ascontiguousarray(decoded[..., ::-1])
 
 
 def _bytes(image: NDArray[Any]) -> Image:

@@ -20,9 +20,10 @@ from rlinf_vla.config.errors import UserError
 from ..serving import PICTURE_SIZE, Seen, Step, serve
 from ..shared_arrays import SimulatorSpec
 from .conventions import ROTATION_RAD, TRANSLATION_M, flipped, native, state_vector
+from .episode import CONTROL_HZ, Episode
 from .perturbations import CAMERA, SEVERITIES, Perturbation, draw
 from .rewordings import rewordings
-from .scene import CONTROL_HZ, Episode, Scene, import_libero
+from .scene import Scene, import_libero
 from .sensor_noise import SensorNoise
 
 DARKER_SINCE = (3, 3, 3)
@@ -117,12 +118,12 @@ class LiberoSimulator:
         return str(instruction)
 
     def step(self, slot: int, action: NDArray[np.float32]) -> Step:
-        scene, episode = self._under_way(slot)
+        scene, episode = self.under_way(slot)
         success = scene.step(episode, action * self._signs)
         return Step(float(success), success, success)
 
     def observe(self, slot: int) -> Seen:
-        scene, episode = self._under_way(slot)
+        scene, episode = self.under_way(slot)
         state = state_vector(*scene.proprioception(episode), self._options["state"])
         images = scene.images(episode) if self._options["cameras"] else {}
         images = {name: flipped(image, self._options["flip"]) for name, image in images.items()}
@@ -135,14 +136,15 @@ class LiberoSimulator:
     def expert(self, slot: int) -> NDArray[np.float32]:
         from .experts import expert_action
 
-        scene, episode = self._under_way(slot)
+        scene, episode = self.under_way(slot)
         return (expert_action(scene.at(episode)) * self._signs).astype(np.float32)
 
     def render(self, slot: int) -> NDArray[np.uint8]:
-        scene, episode = self._under_way(slot)
+        scene, episode = self.under_way(slot)
         return flipped(scene.picture(episode, PICTURE_SIZE), "upright")
 
-    def _under_way(self, slot: int) -> tuple[Scene, Episode]:
+    def under_way(self, slot: int) -> tuple[Scene, Episode]:
+        """Return the scene and the episode of a slot."""
         playing = self._slots[slot]
         assert playing is not None
         return self._scenes[playing.scene], playing.episode
