@@ -26,6 +26,7 @@ OPTIONS: dict[str, Any] = {
     "rendering": "fast",
     "wait_steps": 0,
 }
+WAIT = np.array([0, 0, 0, 0, 0, 0, 1], np.float32)
 ACTIONS = np.random.RandomState(0).uniform(-1, 1, (STEPS, 7)).astype(np.float32)
 
 
@@ -85,6 +86,16 @@ def interleaved(simulator: LiberoSimulator) -> bool:
     return turns == alone
 
 
+def drift(simulator: LiberoSimulator, seed: int, places: list[int]) -> float:
+    """How far a displaced object slides (m) while the arm waits and objects fall to the table."""
+    simulator.reset(0, seed, NAMES.index(f"{BASE}_plus_layout_4"))
+    qpos = simulator.under_way(0)[1].data.qpos
+    before = qpos[places].copy()
+    for _ in range(12):
+        simulator.step(0, WAIT)
+    return float(np.abs(qpos[places] - before).max())
+
+
 def main() -> None:
     config = LiberoConfig(**OPTIONS)
     options = {**simulator_options(config), "tasks": [files_of(task) for task in selected_tasks(config)], "renderer": ""}
@@ -107,6 +118,7 @@ def main() -> None:
                 "another seed": {name: other[name].digests != each.digests for name, each in played.items()},
                 "instructions of another seed": {name: each.instruction for name, each in other.items()},
                 "interleaved": interleaved(simulator),
+                "drifts": [drift(simulator, seed, places) for seed in (2, 4, 5)],
                 "listed": simulator.spec.instructions,
             }
         ),
