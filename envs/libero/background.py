@@ -15,7 +15,7 @@ TABLES = ("tex-living_room_table", "tex-desk", "tex-short_coffee_table", "tex-ta
 """Textures of the workspace's surface. A scene that shows none of them works on the
 floor."""
 OTHER = 15.0
-"""A texture whose mean colour differs by less (of 255) from that of its predecessor is not chosen."""
+"""A texture whose mean colour differs by less (of 255) from that of the own one is not chosen."""
 
 
 class Background:

@@ -2,8 +2,8 @@
 
 This module names them and draws what an episode changes in the model that it renders with: camera
 and light. ``placement`` moves the arm and the objects, ``background`` exchanges textures,
-``rewordings`` changes the instruction and ``sensor_noise`` the images. docs/libero.md has the ranges
-and says which of them are LIBERO-Plus's.
+``rewordings`` changes the instruction and ``sensor_noise`` the images. docs/libero.md has the
+ranges and says which of them are LIBERO-Plus's.
 """
 
 from __future__ import annotations

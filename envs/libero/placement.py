@@ -22,7 +22,7 @@ DEEPER_M = 0.0005
 """Bodies that already touch may overlap by so much more in a perturbed initial state."""
 
 LOWERED_M, LOWERED_STEPS = 0.002, 100
-"""Step (m) in which objects are lowered to where they will stand, and the largest number of steps."""
+"""Step (m) in which objects are lowered to where they will stand, and the most such steps."""
 
 T = TypeVar("T")
 
