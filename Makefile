@@ -12,7 +12,7 @@ FIND_LINKS := $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.
 # Cores are shared with simulators, so waiting threads must sleep, not spin.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: install quickstart test test-rest test-order portability lint type format prove-all prove-putonplate25 sft-putonplate25 prove-cost prove-deadline prove-gpu prove-plans gpu-packages rehearse-7b robot-demo robot-chaos robot-deadlines prove-franka prove-delay sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-reference mutants serve-clients lerobot prove-serve clean
+.PHONY: install quickstart test test-rest test-order portability lint type format prove-all prove-putonplate25 sft-putonplate25 prove-cost prove-deadline prove-gpu prove-plans gpu-packages rehearse-7b robot-demo robot-chaos robot-deadlines prove-franka prove-delay sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-rewordings libero-reference mutants serve-clients lerobot prove-serve clean
 
 install: $(INSTALLED)
 
@@ -205,6 +205,10 @@ libero-pro: install
 # Success rate of the scripted expert by task.
 libero-expert: install
 	$(BIN)/python tools/libero_expert.py docs/results/libero_expert.md libero_object libero_spatial
+
+# Lists the instructions of the perturbed suites.
+libero-rewordings: install
+	$(BIN)/python tools/libero_rewordings.py docs/results/libero_rewordings.md
 
 # Compares with LIBERO on the MuJoCo of published checkpoints, in a separate environment: env.python=$(REFERENCE)/bin/python
 REFERENCE := .venv-libero-reference

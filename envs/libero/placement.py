@@ -8,8 +8,21 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from .perturbations import Draw
+
+JOINT_RAD = 0.1
+"""Distance of the arm's joints from their usual initial positions, per severity (2-norm)."""
+DISPLACEMENT_M = {"libero_object": 0.03}
+"""Largest displacement of an object along x and y, per severity; 1 cm in the other suites."""
+ATTEMPTS = 100
 DEEP_M = 0.005
 """Bodies that overlap by more throw each other away when the simulation begins."""
+
+DEEPER_M = 0.0005
+"""Bodies that already touch may overlap by so much more in a perturbed initial state."""
+
+LOWERED_M, LOWERED_STEPS = 0.002, 100
+"""Step (m) in which objects are lowered to where they will stand, and the most such steps."""
 
 T = TypeVar("T")
 
@@ -28,16 +41,16 @@ def drawn_from(seed: int) -> Iterator[None]:
 def until_placed(attempt: Callable[[], T]) -> T:
     """Repeat ``attempt`` while LIBERO's random placement does not fit.
 
-    LIBERO's own loop swallows every error and never ends. Raises RuntimeError after 100 attempts.
+    LIBERO's own loop swallows every error and never ends. Raises RuntimeError after ``ATTEMPTS``.
     """
     from robosuite.utils.errors import RandomizationError
 
-    for _ in range(100):
+    for _ in range(ATTEMPTS):
         try:
             return attempt()
         except RandomizationError:
             continue
-    raise RuntimeError("LIBERO found no place for its objects in 100 attempts")
+    raise RuntimeError(f"LIBERO found no place for its objects in {ATTEMPTS} attempts")
 
 
 def deep_contacts(env: Any) -> set[tuple[int, int]]:
@@ -62,6 +75,93 @@ def draw(env: Any, seed: int, allowed: set[tuple[int, int]]) -> None:
 
     with drawn_from(seed):
         until_placed(attempt)
+
+
+def move_arm(env: Any, drawn: Draw) -> None:
+    """Move the arm of robosuite's ``env`` by ``JOINT_RAD`` per severity, in a random direction.
+
+    The controller's null space tends to the moved position, as after a reset to it. Raises
+    RuntimeError if the arm touches something in each of ``ATTEMPTS`` directions.
+    """
+    robot, data = env.robots[0], env.sim.data
+    joints, rest, usual = robot._ref_joint_pos_indexes, _depths(env), data.qpos[robot._ref_joint_pos_indexes].copy()
+    for _ in range(ATTEMPTS):
+        direction = drawn.random.normal(size=len(joints))
+        noise = JOINT_RAD * drawn.severity * direction / np.linalg.norm(direction)
+        data.qpos[joints] = usual + noise
+        if _free(env, rest):
+            robot.controller.update_initial_joints(robot.controller.initial_joint + noise)
+            return
+    raise RuntimeError(f"the arm found no free initial position in {ATTEMPTS} attempts")
+
+
+def displace(env: Any, drawn: Draw, suite: str) -> None:
+    """Move each object that stands on the workspace, with what stands on it, to a place nearby.
+
+    The offset is uniform in a square that grows with the severity. An object stays where it is if
+    it would touch something new in each of ``ATTEMPTS`` places. Fixtures stay.
+    """
+    reach, data = DISPLACEMENT_M.get(suite, 0.01) * drawn.severity, env.sim.data
+    groups = _groups(env)
+    starts = [[env.sim.model.get_joint_qpos_addr(env.objects_dict[each].joints[-1])[0] for each in loads] for loads in groups]
+    # Objects begin in the air. Whether a place is free is decided where they will stand.
+    heights = [_lower(env, loads, joints) for loads, joints in zip(groups, starts, strict=True)]
+    objects = {env.obj_body_id[each] for each in env.objects_dict}
+    for loads, joints in zip(groups, starts, strict=True):
+        own = {env.obj_body_id[each] for each in loads}
+        # Stored states may have objects that overlap. A displaced object overlaps no other one.
+        rest = {pair: depth for pair, depth in _depths(env).items() if len(own & {*pair}) != 1 or {*pair} - objects}
+        before = [data.qpos[start : start + 2].copy() for start in joints]
+        for _ in range(ATTEMPTS):
+            offset = drawn.random.uniform(-reach, reach, 2)
+            for start, place in zip(joints, before, strict=True):
+                data.qpos[start : start + 2] = place + offset
+            if _free(env, rest):
+                break
+        else:
+            for start, place in zip(joints, before, strict=True):
+                data.qpos[start : start + 2] = place
+    for joints, before in zip(starts, heights, strict=True):
+        data.qpos[[start + 2 for start in joints]] = before
+
+
+def _groups(env: Any) -> list[list[str]]:
+    """Return the objects on the workspace, each followed by the objects that stand on it."""
+    regions, names = env.parsed_problem["regions"], sorted(env.objects_dict)
+    placed = [state for state in env.parsed_problem["initial_state"] if len(state) == 3]
+    stands = {thing: regions[where]["target"] if where in regions else where for _, thing, where in placed}
+    return [[name, *(each for each in names if stands.get(each) == name)] for name in names if stands.get(name) == env.workspace_name]
+
+
+def _lower(env: Any, loads: list[str], joints: list[int]) -> list[float]:
+    """Lower objects until one touches something that is not an object, if that is near.
+
+    Returns their heights before (m).
+    """
+    qpos, heights = env.sim.data.qpos, [start + 2 for start in joints]
+    before, own = qpos[heights].copy(), {env.obj_body_id[each] for each in loads}
+    objects = {env.obj_body_id[each] for each in env.objects_dict}
+    for step in range(LOWERED_STEPS):
+        qpos[heights] = before - step * LOWERED_M
+        if any(own & {*pair} and {*pair} - objects for pair in _depths(env)):
+            return list(before)
+    qpos[heights] = before
+    return list(before)
+
+
+def _depths(env: Any) -> dict[tuple[int, int], float]:
+    """Return how deep MuJoCo's kinematic trees, the world among them, overlap (m), pair by pair."""
+    env.sim.forward()
+    body, root, depths = env.sim.model.geom_bodyid, env.sim.model.body_rootid, dict[tuple[int, int], float]()
+    for each in env.sim.data.contact[: env.sim.data.ncon]:
+        one, other = sorted((int(root[body[each.geom1]]), int(root[body[each.geom2]])))
+        depths[one, other] = max(depths.get((one, other), 0.0), -float(each.dist))
+    return depths
+
+
+def _free(env: Any, rest: dict[tuple[int, int], float]) -> bool:
+    """Whether nothing touches that did not in ``rest``, and nothing overlaps deeper than there."""
+    return all(depth <= rest.get(pair, 0.0) + DEEPER_M for pair, depth in _depths(env).items())
 
 
 @contextmanager

@@ -12,10 +12,11 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.core import bootstrap
 from rlinf_vla.core.tasks import EVALUATION_SEEDS, Diagnosis, Suite, Task
 
-from ..options import one_of, processes_per_group
+from ..options import processes_per_group
 from . import gl
 from .config import CAMERAS, CONVENTIONS, LiberoConfig
-from .suites import INSTALL, SUITES, LiberoTask, limit, of_suite, root, selected_tasks, suites
+from .perturbations import CAMERA
+from .suites import INSTALL, PLUS, SUITES, LiberoTask, known, limit, of_suite, root, selected_tasks, suites
 
 if TYPE_CHECKING:
     from rlinf_vla.core.protocols import VectorEnv
@@ -73,7 +74,7 @@ def episode_limit(config: LiberoConfig) -> int:
 
 
 def has_expert(task: LiberoTask) -> bool:
-    return task.suite in ("libero_object", "libero_spatial")
+    return task.base in ("libero_object", "libero_spatial")
 
 
 def why_no_expert(tasks: list[LiberoTask]) -> str | None:
@@ -87,13 +88,20 @@ def simulator_options(config: LiberoConfig) -> dict[str, Any]:
     Raises UserError for options that the user can fix.
     """
     for suite in suites(config):
-        one_of(suite, SUITES, "env.suite" if config.suites is None else "env.suites")
+        known(suite, "env.suite" if config.suites is None else "env.suites")
     convention, common = CONVENTIONS[config.convention or "common"], CONVENTIONS["common"]
     chosen = {name: value if (given := getattr(config, name)) is None else given for name, value in convention.items()}
     if config.python is not None and not Path(config.python).exists():
         raise UserError(f"env.python={config.python} is not there: give the path of a Python program")
+    cameras = {name: CAMERAS.get(name, name) for name in config.seen()}
+    for suite in suites(config):
+        changed = PLUS[suite][1].dimension if suite in PLUS else ""
+        if changed in ("camera", "sensor_noise") and cameras and CAMERA not in cameras.values():
+            raise UserError(f"{suite} changes the images of {CAMERA} alone, which env.cameras does not show: add base")
+        if changed == "language" and config.instruction == "bddl":
+            raise UserError(f"{suite} rewords the instructions of the files' names, not env.instruction=bddl: use auto or file_name")
     return chosen | {
-        "cameras": {name: CAMERAS.get(name, name) for name in config.seen()},
+        "cameras": cameras,
         "rendering": config.rendering,
         "wait_steps": config.wait_steps,
         "seed": config.seed,
@@ -104,9 +112,10 @@ def simulator_options(config: LiberoConfig) -> dict[str, Any]:
     }
 
 
-def files_of(task: LiberoTask) -> dict[str, str]:
+def files_of(task: LiberoTask) -> dict[str, Any]:
     """What a simulator needs to know of a task, JSON values only."""
-    return {"bddl": str(task.bddl), "init_states": str(task.init_states), "instruction": task.instruction}
+    files = {"bddl": str(task.bddl), "init_states": str(task.init_states)}
+    return files | {name: getattr(task, name) for name in ("number", "base", "instruction", "perturbation")}
 
 
 def checks() -> Iterator[Diagnosis]:

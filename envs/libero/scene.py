@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import sys
 import types
-from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,12 @@ from numpy.typing import NDArray
 
 from rlinf_vla.config.errors import UserError
 
-from .placement import deep_contacts, draw, drawn_from, until_placed
+from . import placement
+from .background import Background
+from .episode import CONTROL_HZ, PERIOD, TIMESTEP, Episode
+from .perturbations import CAMERA, VISUAL, Draw, look
+from .placement import deep_contacts, drawn_from, until_placed
 
-CONTROL_HZ = 20
-TIMESTEP, PERIOD = 0.002, 1.0 / CONTROL_HZ
 SUBSTEPS = int(PERIOD / TIMESTEP)
 WAIT = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])
 """No-op action at the start of an episode, gripper open."""
@@ -53,52 +54,6 @@ def import_libero() -> Any:
     return ControlEnv
 
 
-class SamplingClock:
-    """When robosuite samples its observables: once per control step, but not at its end.
-
-    The same floating-point arithmetic as ``robosuite.utils.observables.Observable``, which
-    published results depend on: a reset forces two samples, after which it samples at the second
-    last of the 25 substeps.
-    """
-
-    def __init__(self) -> None:
-        self._time, self._looked = 0.0, False
-        for _ in range(2):  # robosuite's reset, then LIBERO's initial state
-            self._time += TIMESTEP
-        self._looked = True
-
-    def tick(self) -> bool:
-        """Advance by one substep. Returns whether to sample now."""
-        self._time += TIMESTEP
-        look = not self._looked and self._time <= PERIOD
-        self._looked |= look
-        if self._time >= PERIOD:
-            look |= not self._looked
-            self._time %= PERIOD
-            self._looked = False
-        return look
-
-
-@dataclass
-class Episode:
-    """One episode under way in a :class:`Scene`."""
-
-    data: Any
-    """MjData of the present."""
-    seen: Any
-    """MjData when robosuite last sampled."""
-    clock: SamplingClock = field(default_factory=SamplingClock)
-    robot: dict[str, Any] = field(default_factory=dict)
-    """Attributes of robosuite's robot, including its controller."""
-    grip: Any = None
-    """State of the gripper's integrator."""
-    sites: Any = None
-    """Present colours of the model's sites; the flame of a stove is one."""
-    seen_sites: Any = None
-    images: dict[str, NDArray[np.uint8]] | None = None
-    """Images of the last sample, if every control step renders."""
-
-
 class Scene:
     """A task's robosuite environment, shared by its episodes. OpenGL starts with the first image.
 
@@ -126,27 +81,44 @@ class Scene:
         self._fingers = self._robot._ref_gripper_joint_pos_indexes
         self._playing: Episode | None = None
         self._overlapping: set[tuple[int, int]] | None = None
+        self._own_look = {name: getattr(self._model, name).copy() for name in VISUAL}
+        self._background: Background | None = None
         unknown = [camera for camera in cameras.values() if camera not in self.env.sim.model.camera_names]
         if unknown:
             known = ", ".join(sorted(self.env.sim.model.camera_names))
             raise UserError(f"env.cameras: {unknown[0]} is not a camera of this scene: use base, wrist, or one of {known}")
 
-    def begin(self, number: int, wait_steps: int, again: Episode | None = None, drawn: bool = False) -> Episode:
+    def begin(
+        self,
+        number: int,
+        wait_steps: int,
+        again: Episode | None = None,
+        drawn: bool = False,
+        perturbed: Draw | None = None,
+        suite: str = "",
+    ) -> Episode:
         """Begin an episode from the stored initial state ``number``, or one ``drawn`` by this seed.
 
-        ``again``: a finished episode whose memory is reused.
+        again: a finished episode whose memory is reused. perturbed: what is perturbed besides
+        instruction and images. suite: the suite that the task is from, for ``perturbed``.
         """
         mujoco, env = self._mujoco, self.env
         data, seen = (mujoco.MjData(self._model), mujoco.MjData(self._model)) if again is None else (again.data, again.seen)
         episode = Episode(data, seen)
+        if perturbed is not None:
+            self._perturb_look(episode, perturbed)
         self._put_in_place(episode)
         self._robot.gripper.current_action = np.zeros(self._robot.gripper.dof)  # robosuite's soft reset omits it
         if drawn:
-            draw(env, number, self._overlaps())
+            placement.draw(env, number, self._overlaps())
         else:
             with drawn_from(self.seed):
                 until_placed(env.reset)
             env.sim.set_state_from_flattened(self.init_states[number])
+        if perturbed is not None and perturbed.dimension == "initial_state":
+            placement.move_arm(env, perturbed)
+        elif perturbed is not None and perturbed.dimension == "layout":
+            placement.displace(env, perturbed, suite)
         env.sim.forward()
         env._check_success()
         env._post_process()
@@ -154,6 +126,24 @@ class Scene:
         for _ in range(wait_steps):
             self.step(episode, WAIT)
         return episode
+
+    def _perturb_look(self, episode: Episode, perturbed: Draw) -> None:
+        if perturbed.dimension == "background":
+            episode.textures = self._backgrounds().choose(perturbed)
+            return
+        model = self.env.sim.model
+        self._show({})
+        episode.look = look(self._model, perturbed, model.camera_name2id(CAMERA), self.env.workspace_offset)
+
+    def _backgrounds(self) -> Background:
+        if self._background is None:
+            self._background = Background(self._model)
+        return self._background
+
+    def _show(self, look: dict[str, NDArray[Any]]) -> None:
+        """Give the model the visual fields of an episode, and its own where ``look`` has none."""
+        for name, own in self._own_look.items():
+            getattr(self._model, name)[:] = look.get(name, own)
 
     def _overlaps(self) -> set[tuple[int, int]]:
         """Return the pairs of geometries that overlap deeply in a stored initial state."""
@@ -181,6 +171,7 @@ class Scene:
             if episode.clock.tick():
                 self._look(episode)
         del env.sim.forward
+        episode.steps += 1
         env._post_process()
         return bool(env._check_success())
 
@@ -230,6 +221,7 @@ class Scene:
             last = self._playing
             last.robot, last.grip, last.sites = dict(vars(self._robot)), self._robot.gripper.current_action, self._model.site_rgba.copy()
         self.env.sim.data._data = episode.data
+        self._show(episode.look)
         if episode.sites is not None:
             vars(self._robot).update(episode.robot)
             self._robot.gripper.current_action = episode.grip
@@ -252,6 +244,8 @@ class Scene:
         self._model.site_rgba[:] = sites
         sim.data._data = data
         self._context.gl_ctx.make_current()  # robosuite assumes one environment per process
+        if self._background is not None:
+            self._background.paint(self._context, episode.textures)
         try:
             image: NDArray[np.uint8] = sim.render(camera_name=camera, width=size, height=size)
         finally:

@@ -10,7 +10,7 @@ import os
 import platform
 from collections import OrderedDict
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,11 @@ from rlinf_vla.config.errors import UserError
 from ..serving import PICTURE_SIZE, Seen, Step, serve
 from ..shared_arrays import SimulatorSpec
 from .conventions import ROTATION_RAD, TRANSLATION_M, flipped, native, state_vector
-from .scene import CONTROL_HZ, Episode, Scene, import_libero
+from .episode import CONTROL_HZ, Episode
+from .perturbations import CAMERA, SEVERITIES, Perturbation, draw
+from .rewordings import rewordings
+from .scene import Scene, import_libero
+from .sensor_noise import SensorNoise
 
 DARKER_SINCE = (3, 3, 3)
 """First MuJoCo version that renders LIBERO's floors darker.
@@ -47,20 +51,37 @@ def stack(options: dict[str, Any]) -> dict[str, str]:
     return found | {"python": platform.python_version()} | names | {"differs_from_reference": "; ".join(why) or "no"}
 
 
+class Playing(NamedTuple):
+    """An episode under way in a slot."""
+
+    scene: str
+    episode: Episode
+    noise: SensorNoise | None
+
+
+def instructions(task: dict[str, Any]) -> list[str]:
+    """All instructions that episodes of a task may have."""
+    if task["perturbation"] is None or task["perturbation"][0] != "language":
+        return [task["instruction"]]
+    severity = task["perturbation"][1]
+    severities = [severity] if severity else range(1, SEVERITIES + 1)
+    return [wording for each in severities for wording in rewordings(task["instruction"], each)]
+
+
 class LiberoSimulator:
     """Implements ``serving.Simulator``.
 
-    options: ``tasks`` (each with ``bddl``, ``init_states`` and ``instruction``), ``cameras`` (name
-        -> LIBERO's name), ``image_size``, ``flip``, ``state``, ``gripper``, ``rendering``,
+    options: ``tasks`` (each with the fields of ``plugin.files_of``), ``cameras`` (name -> LIBERO's
+        name), ``image_size``, ``flip``, ``state``, ``gripper``, ``rendering``,
         ``wait_steps``, ``seed``, ``scenes``, ``convention``, ``renderer``, ``tool``,
         ``stored_below`` (seeds from this one on draw initial states; None: none does).
     """
 
     def __init__(self, options: dict[str, Any], slots: int) -> None:
         self._options = options
-        self._scenes: OrderedDict[int, Scene] = OrderedDict()
-        """Task -> its scene, least recently used first."""
-        self._slots: list[tuple[int, Episode] | None] = [None] * slots
+        self._scenes: OrderedDict[str, Scene] = OrderedDict()
+        """Task file -> its scene, least recently used first. Perturbed tasks share it."""
+        self._slots: list[Playing | None] = [None] * slots
         self._signs = np.ones(7)
         self._signs[6] = -1 if options["gripper"] == "plus_opens" else 1
         self.spec = SimulatorSpec(
@@ -71,60 +92,76 @@ class LiberoSimulator:
             picture=[PICTURE_SIZE] * 2,
             tool=[TRANSLATION_M, ROTATION_RAD] if options["tool"] else None,
             native=native(options),
-            instructions=list(dict.fromkeys(task["instruction"] for task in options["tasks"])),
+            instructions=list(dict.fromkeys(each for task in options["tasks"] for each in instructions(task))),
             stack=stack(options),
         )
         import_libero()  # in advance, while the trainer does other work
 
     def reset(self, slot: int, seed: int, task: int) -> str:
         last, self._slots[slot] = self._slots[slot], None
-        scene = self._scene(task)
+        chosen = self._options["tasks"][task]
+        scene = self._scene(chosen)
         stored_below = self._options["stored_below"]
         drawn = stored_below is not None and seed >= stored_below
-        again = last[1] if last is not None and last[0] == task else None
-        episode = scene.begin(seed if drawn else seed % len(scene.init_states), self._options["wait_steps"], again, drawn)
-        self._slots[slot] = task, episode
-        return str(self._options["tasks"][task]["instruction"])
+        again = last.episode if last is not None and last.scene == chosen["bddl"] else None
+        perturbation = chosen["perturbation"]
+        perturbed = None if perturbation is None else draw(Perturbation(*perturbation), chosen["number"], seed)
+        instruction, noise = chosen["instruction"], None
+        if perturbed is not None and perturbed.dimension == "language":
+            wordings = rewordings(instruction, perturbed.severity)
+            instruction = wordings[perturbed.random.randint(len(wordings))]
+        elif perturbed is not None and perturbed.dimension == "sensor_noise":
+            noise = SensorNoise(perturbed)
+        number = seed if drawn else seed % len(scene.init_states)
+        episode = scene.begin(number, self._options["wait_steps"], again, drawn, perturbed, chosen["base"])
+        self._slots[slot] = Playing(chosen["bddl"], episode, noise)
+        return str(instruction)
 
     def step(self, slot: int, action: NDArray[np.float32]) -> Step:
-        scene, episode = self._under_way(slot)
+        scene, episode = self.under_way(slot)
         success = scene.step(episode, action * self._signs)
         return Step(float(success), success, success)
 
     def observe(self, slot: int) -> Seen:
-        scene, episode = self._under_way(slot)
+        scene, episode = self.under_way(slot)
         state = state_vector(*scene.proprioception(episode), self._options["state"])
         images = scene.images(episode) if self._options["cameras"] else {}
-        return Seen(state, {name: flipped(image, self._options["flip"]) for name, image in images.items()})
+        images = {name: flipped(image, self._options["flip"]) for name, image in images.items()}
+        noise = self._slots[slot].noise  # type: ignore[union-attr]
+        if noise is not None:
+            noisy = {name for name, camera in self._options["cameras"].items() if camera == CAMERA}
+            images = {name: noise(image, episode.steps) if name in noisy else image for name, image in images.items()}
+        return Seen(state, images)
 
     def expert(self, slot: int) -> NDArray[np.float32]:
         from .experts import expert_action
 
-        scene, episode = self._under_way(slot)
+        scene, episode = self.under_way(slot)
         return (expert_action(scene.at(episode)) * self._signs).astype(np.float32)
 
     def render(self, slot: int) -> NDArray[np.uint8]:
-        scene, episode = self._under_way(slot)
+        scene, episode = self.under_way(slot)
         return flipped(scene.picture(episode, PICTURE_SIZE), "upright")
 
-    def _under_way(self, slot: int) -> tuple[Scene, Episode]:
+    def under_way(self, slot: int) -> tuple[Scene, Episode]:
+        """Return the scene and the episode of a slot."""
         playing = self._slots[slot]
         assert playing is not None
-        task, episode = playing
-        return self._scenes[task], episode
+        return self._scenes[playing.scene], playing.episode
 
-    def _scene(self, task: int) -> Scene:
+    def _scene(self, task: dict[str, Any]) -> Scene:
         """Return the scene of a task; close unused scenes beyond ``scenes``, the oldest first."""
-        if task not in self._scenes:
-            in_use = {playing[0] for playing in self._slots if playing is not None}
+        name = task["bddl"]
+        if name not in self._scenes:
+            in_use = {playing.scene for playing in self._slots if playing is not None}
             idle = [other for other in self._scenes if other not in in_use]
             for other in idle[: max(0, len(idle) - self._options["scenes"])]:
                 self._scenes.pop(other).close()
-            chosen, options = self._options["tasks"][task], self._options
-            keywords = {name: options[name] for name in ("seed", "cameras", "rendering")}
-            self._scenes[task] = Scene(chosen["bddl"], chosen["init_states"], size=options["image_size"], **keywords)
-        self._scenes.move_to_end(task)
-        return self._scenes[task]
+            options = self._options
+            keywords = {key: options[key] for key in ("seed", "cameras", "rendering")}
+            self._scenes[name] = Scene(name, task["init_states"], size=options["image_size"], **keywords)
+        self._scenes.move_to_end(name)
+        return self._scenes[name]
 
 
 if __name__ == "__main__":

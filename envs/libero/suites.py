@@ -15,6 +15,7 @@ from rlinf_vla.core import child_process
 
 from ..options import one_of
 from .config import LiberoConfig
+from .perturbations import DIMENSIONS, SEVERITIES, Perturbation
 
 LIMITS = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_10": 520, "libero_90": 400}
 """Control steps per episode, as in run_libero_eval.py of OpenVLA and OpenVLA-OFT."""
@@ -22,6 +23,13 @@ REWORDED = ("lan", "task")
 """LIBERO-PRO variants whose file name no longer states the instruction."""
 VARIANTS = (*REWORDED, "object", "swap")
 SUITES = (*LIMITS, *(f"{suite}_{variant}" for suite in LIMITS if suite != "libero_90" for variant in VARIANTS))
+PLUS = {
+    f"{suite}_plus_{dimension}" + (f"_{severity}" if severity else ""): (suite, Perturbation(dimension, severity))
+    for suite in LIMITS
+    for dimension in DIMENSIONS
+    for severity in range(SEVERITIES + 1)
+}
+"""Perturbed suites: the tasks of the suite named first, in its order, with its initial states."""
 INSTALL = "pip install 'rlinf-vla[libero]'"
 
 _WHERE = "import importlib.util as u; spec = u.find_spec('libero'); print(spec.submodule_search_locations[0] if spec else '')"
@@ -35,6 +43,9 @@ class LiberoTask(NamedTuple):
     init_states: Path
     """npz with ``states`` float64 ``[K, 1 + nq + nv]``."""
     instruction: str
+    base: str
+    """The suite whose files these are, ``suite`` itself unless that is perturbed."""
+    perturbation: Perturbation | None
 
     @property
     def name(self) -> str:
@@ -42,6 +53,7 @@ class LiberoTask(NamedTuple):
 
 
 def limit(suite: str) -> int:
+    suite, _ = PLUS.get(suite, (suite, None))
     return next(LIMITS[name] for name in LIMITS if suite == name or suite.removeprefix(name)[1:] in VARIANTS)
 
 
@@ -91,15 +103,23 @@ def _task_map(folder: Path) -> dict[str, list[str]]:
 
 def of_suite(suite: str, python: str | None = None, instruction: str = "auto") -> list[LiberoTask]:
     """All tasks of a suite, in its default order. Raises UserError for an unknown suite."""
-    one_of(suite, SUITES, "env.suite")
+    known(suite, "env.suite")
+    base, perturbation = PLUS.get(suite, (suite, None))
     folder = root(python)
     tasks = []
-    for number, file in enumerate(_task_map(folder)[suite]):
-        bddl = folder / "bddl_files" / suite / f"{file}.bddl"
-        reworded = instruction == "bddl" or (instruction == "auto" and suite.rsplit("_", 1)[-1] in REWORDED)
+    for number, file in enumerate(_task_map(folder)[base]):
+        bddl = folder / "bddl_files" / base / f"{file}.bddl"
+        reworded = instruction == "bddl" or (instruction == "auto" and base.rsplit("_", 1)[-1] in REWORDED)
         words = _words_of(bddl) if reworded else re.sub(r"^[A-Z_]+SCENE\d+_", "", file).replace("_", " ")
-        tasks.append(LiberoTask(suite, number, bddl, folder / "init_files" / suite / f"{file}.pruned_init.npz", words))
+        init_states = folder / "init_files" / base / f"{file}.pruned_init.npz"
+        tasks.append(LiberoTask(suite, number, bddl, init_states, words, base, perturbation))
     return tasks
+
+
+def known(suite: str, key: str) -> None:
+    """Raise UserError unless there is such a suite; the message names the nearest one."""
+    if suite not in PLUS:
+        one_of(suite, (*SUITES, *PLUS) if "_plus" in suite else SUITES, key)
 
 
 def _words_of(bddl: Path) -> str:

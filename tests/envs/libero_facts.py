@@ -11,7 +11,8 @@ from unittest.mock import patch
 import numpy as np
 
 from rlinf_vla.envs.libero import scene as libero_scene
-from rlinf_vla.envs.libero.scene import Episode, Scene, import_libero
+from rlinf_vla.envs.libero.episode import Episode, SamplingClock
+from rlinf_vla.envs.libero.scene import Scene, import_libero
 from rlinf_vla.envs.libero.suites import LiberoTask, of_suite
 
 SIZE, STEPS, WAIT_STEPS = 64, 4, 3
@@ -117,7 +118,7 @@ def mistakes() -> dict[str, bool]:
         "no waiting": patch.dict(globals(), {"WAIT_STEPS": 0}),
         "the gripper closes while waiting": patch.object(libero_scene, "WAIT", -libero_scene.WAIT),
         "a quarter of the control rate": patch.object(libero_scene, "SUBSTEPS", 4 * libero_scene.SUBSTEPS),
-        "observed at every substep": patch.object(libero_scene.SamplingClock, "tick", lambda clock: True),
+        "observed at every substep": patch.object(SamplingClock, "tick", lambda clock: True),
     }
     found = {}
     for name, mistake in made.items():
