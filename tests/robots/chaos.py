@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from rlinf_vla.config.robot import ControlConfig, SessionConfig
-from rlinf_vla.core.robot import ACKNOWLEDGE, Action, Camera, Robot, RobotState
+from rlinf_vla.core.robot import ACKNOWLEDGE, CONTACTS, Action, Camera, Robot, RobotState
 from rlinf_vla.realworld.clock import Clock
 from rlinf_vla.realworld.episode import TRAINING, Job, RobotEpisode
 from rlinf_vla.realworld.inference import Chunk, Infer, InferenceWorker, Request
@@ -246,7 +246,7 @@ class Chaos(ABC):
             assert episode.ended == "time is up" and not episode.fault, episode.ended
             assert self.robot.observe().fault is None
             return math.nan
-        assert episode.fault and not episode.terminated, episode.ended
+        assert episode.fault and episode.terminated == episode.ended.startswith(CONTACTS), episode.ended
         self._wait_standing(self.stated_s(fault))
         after = [(when, speed) for when, speed in self.trajectory() if when >= self._injected]
         assert after[-1][0] > self._injected + self.stated_s(fault), "it was observed long enough"
