@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlinf_vla.core.camera_geometry import Calibrated, Intrinsics, Mount
+from rlinf_vla.core.camera_geometry import Intrinsics, Mount, geometry
 from rlinf_vla.core.robot import Camera, CameraError, Finding, Frame
 
 from .extra import INSTALL, LIBUSB
@@ -149,8 +149,9 @@ class CapturingCamera(ABC):
                 break
             number += 1
             now = time.monotonic()
-            believed = exposed is not None and 0 <= now - exposed <= LONGEST_TRANSFER_S
-            self._newest = Frame(exposed if exposed is not None and believed else now - self._options.latency_s, number, image)
+            if exposed is None or not 0 <= now - exposed <= LONGEST_TRANSFER_S:
+                exposed = now - self._options.latency_s
+            self._newest = Frame(exposed, number, image)
         with contextlib.suppress(Exception):  # the device may be disconnected
             release()
 
@@ -185,14 +186,14 @@ class OpenCVCamera(CapturingCamera):
             self._device.set(getattr(cv2, f"CAP_PROP_FRAME_{key}"), value)
         self._device.set(cv2.CAP_PROP_FPS, self._options.hz)
         self._device.set(cv2.CAP_PROP_BUFFERSIZE, 1)  # no queue of old frames
+        self._stamped = self._device.getBackendName() == "V4L2"  # elsewhere it is the position in a film
         return self._device.release
 
     def _read(self) -> tuple[NDArray[np.uint8], float | None]:
         there, image = self._device.read()
         if not there:
             raise RuntimeError("it gives no more pictures")
-        stamped = self._device.getBackendName() == "V4L2"  # elsewhere it is the position in a film
-        exposed = self._device.get(self._cv2.CAP_PROP_POS_MSEC) / 1000 if stamped else None
+        exposed = self._device.get(self._cv2.CAP_PROP_POS_MSEC) / 1000 if self._stamped else None
         return np.asarray(self._cv2.cvtColor(image, self._cv2.COLOR_BGR2RGB), np.uint8), exposed
 
 
@@ -271,7 +272,6 @@ def check_camera(camera: Camera) -> Finding:
 
 
 def _geometry(camera: Camera) -> str:
-    known = camera if isinstance(camera, Calibrated) else None
-    inside, mount = (known.intrinsics, known.mount) if known else (None, None)
-    focal = "intrinsics not known" if inside is None else f"focal length {inside.fx:.1f}, {inside.fy:.1f} pixels"
-    return f"{focal}; {'place not in the cell file' if mount is None else f'on the {mount.parent}'}"
+    known = geometry(camera)
+    focal = "focal length {fx:.1f}, {fy:.1f} pixels".format(**known["intrinsics"]) if "intrinsics" in known else "intrinsics not known"
+    return f"{focal}; {'on the ' + known['mount']['parent'] if 'mount' in known else 'place not in the cell file'}"

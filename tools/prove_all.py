@@ -26,6 +26,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from rlinf_vla.evaluation.aggregate import Outcomes, hierarchical_difference, success
+from rlinf_vla.evaluation.compare import RATE
 from rlinf_vla.telemetry.environment import fingerprint
 from rlinf_vla.telemetry.page import machine_line
 from rlinf_vla.telemetry.run_files import read_run
@@ -94,11 +95,10 @@ def row(proof: str, seeds: int, failed: set[Run]) -> str:
     after = Outcomes([run.episodes("after") for run in done])
     gain, (low, high) = hierarchical_difference(before, after)
     each = ", ".join(f"{100 * rate:.0f}" for rate in after.scores.mean(1))
-    rates = [
-        "{pc_success:.1f} % ({pc_success_ci95[0]:.1f} to {pc_success_ci95[1]:.1f})".format(**success(found)) for found in (before, after)
-    ]
-    apart = "disjoint" if success(before)["pc_success_ci95"][1] < success(after)["pc_success_ci95"][0] else "overlapping"
-    return f"| {proof} | {state} | {rates[0]} | {rates[1]}: {each} | {100 * gain:+.1f} ({100 * low:+.1f} to {100 * high:+.1f}), {apart} |"
+    first, last = success(before), success(after)
+    apart = "disjoint" if first["pc_success_ci95"][1] < last["pc_success_ci95"][0] else "overlapping"
+    gained = f"{100 * gain:+.1f} ({100 * low:+.1f} to {100 * high:+.1f}), {apart}"
+    return f"| {proof} | {state} | {RATE.format(**first)} | {RATE.format(**last)}: {each} | {gained} |"
 
 
 def table(seeds: int, failed: set[Run]) -> Iterator[str]:

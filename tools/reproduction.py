@@ -14,20 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_memory import PRESETS
-from scale_study import GPU, NODE
 
 from rlinf_vla.cli import compose
 from rlinf_vla.evaluation.published import PUBLISHED
 from rlinf_vla.planner.choice import choose
-from rlinf_vla.planner.devices import ASSUMED
-from rlinf_vla.planner.graph import trace
-from rlinf_vla.planner.memory import MemoryModel
-from rlinf_vla.planner.plan import Problem
 from rlinf_vla.planner.prediction import Prediction
-from rlinf_vla.planner.published import CountedWork, published
-from rlinf_vla.planner.search import workload
-from rlinf_vla.runtime import builders, recipes
-from rlinf_vla.runtime.machines import Cluster
+from rlinf_vla.planner.search import plan_problem
+from rlinf_vla.runtime import recipes
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "results" / "reproduction.md"
@@ -99,13 +92,11 @@ RUNS = {
 
 
 def predict(run: Run) -> tuple[Prediction, int]:
-    """Return the fastest plan on NODE, and the control steps of an iteration."""
+    """Return the fastest plan on ``cluster=8gpu``, and the control steps of an iteration."""
     length = ("env.episode_limit=80",) if MANISKILL in run.keys else ()
     keys = [*PRESETS[run.preset], f"preset={run.preset}", "model.options.dtype=bfloat16", "cluster=8gpu", *length, *SHARDED * run.full]
-    recipe = recipes.read(compose.load("plan", keys))
-    work = CountedWork(MemoryModel(recipe))
-    profile, graph = published(work, GPU, NODE.cpus, ASSUMED), trace(builders.build_algorithm(recipe))
-    best = choose(Problem(graph, workload(recipe, graph, profile), Cluster("8gpu", (NODE,)), {GPU: profile}, recipe.cluster.rows)).best
+    problem, _ = plan_problem(recipes.read(compose.load("plan", keys)))
+    best = choose(problem).best
     return best, round(best.steps_per_s * best.seconds)
 
 

@@ -134,9 +134,7 @@ def summed(values: Mapping[str, Tensor]) -> dict[str, float]:
     """Sum each value over all ranks; the result is the same on all of them."""
     if world_size() == 1 or not values:
         return {name: float(value) for name, value in values.items()}
-    total = torch.stack([value.detach().double() for value in values.values()])
-    dist.all_reduce(total)
-    return dict(zip(values, total.tolist(), strict=True))
+    return dict(zip(values, total(torch.stack([value.double() for value in values.values()])).tolist(), strict=True))
 
 
 def total(part: Tensor) -> Tensor:
