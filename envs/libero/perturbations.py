@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from rlinf_vla.core import rotations
+
 Array = NDArray[np.float64]
 
 DIMENSIONS = ("camera", "light", "background", "layout", "language", "initial_state", "sensor_noise")
@@ -78,14 +80,14 @@ def _moved(model: Any, drawn: Draw, camera: int, centre: Array) -> dict[str, Arr
     if kind == 0:
         turn = _about("z", sides[0] * AZIMUTH_DEG * severity)
         if sides[1] > 0:
-            turn = _product(turn, _about("y", -ELEVATION_DEG))
-        position[camera] = centre + rotated(turn, arm)
-        quaternion[camera] = _product(turn, quaternion[camera])
+            turn = rotations.multiply(turn, _about("y", -ELEVATION_DEG))
+        position[camera] = centre + rotations.matrix(turn) @ arm
+        quaternion[camera] = rotations.multiply(turn, quaternion[camera])
     elif kind == 1:
         position[camera] = centre + (1 + DISTANCE * severity) * arm
     else:
-        turn = _product(_about("y", sides[1] * TURN_DEG * severity), _about("z", sides[0] * TURN_DEG * severity))
-        quaternion[camera] = _product(turn, quaternion[camera])
+        turn = rotations.multiply(_about("y", sides[1] * TURN_DEG * severity), _about("z", sides[0] * TURN_DEG * severity))
+        quaternion[camera] = rotations.multiply(turn, quaternion[camera])
     return {"cam_pos": position, "cam_quat": quaternion}
 
 
@@ -93,37 +95,20 @@ def _lit(model: Any, drawn: Draw) -> dict[str, Any]:
     """Turn all lights, brighten or dim them, tint them, and let them cast shadows."""
     random, severity = drawn.random, drawn.severity
     azimuth, brighter, channel, warmer, glossier = random.uniform(0, 360), *random.uniform(size=4)
-    axis = rotated(_about("z", azimuth), np.array([1.0, 0.0, 0.0]))
-    turn = _rotation(axis, DIRECTION_DEG * severity)
+    axis = rotations.matrix(_about("z", azimuth))[:, 0]
+    turn = rotations.matrix(rotations.from_vector(np.deg2rad(DIRECTION_DEG * severity) * axis))
     tint = np.ones(3)
     tint[int(3 * channel)] += TINT * severity * (1 if warmer < 0.5 else -1)
     diffuse = model.light_diffuse * tint * (1 + BRIGHTNESS * severity * (1 if brighter < 0.5 else -1))
     specular = model.light_specular * (1 + SPECULAR * severity * (1 if glossier < 0.5 else -1))
     return {
-        "light_dir": np.array([rotated(turn, direction) for direction in model.light_dir]),
+        "light_dir": model.light_dir @ turn.T,
         "light_diffuse": np.clip(diffuse, 0, None),
         "light_specular": specular,
         "light_castshadow": np.full_like(model.light_castshadow, severity >= SHADOWS_FROM),
     }
 
 
-def _about(axis: str, degrees: float) -> Array:
-    """Quaternion ``[4]`` (w x y z) of a rotation about a world axis."""
-    return _rotation(np.array([axis == each for each in "xyz"], float), degrees)
-
-
-def _rotation(axis: Array, degrees: float) -> Array:
-    half = np.deg2rad(degrees) / 2
-    return np.append(np.cos(half), np.sin(half) * axis)
-
-
-def _product(a: Array, b: Array) -> Array:
-    """Quaternion of the rotation ``b`` followed by the rotation ``a``."""
-    scalar = a[0] * b[0] - a[1:] @ b[1:]
-    return np.append(scalar, a[0] * b[1:] + b[0] * a[1:] + np.cross(a[1:], b[1:]))
-
-
-def rotated(quaternion: Array, vector: Array) -> Array:
-    """Return ``vector`` ``[3]``, rotated."""
-    inverse = quaternion * [1, -1, -1, -1]
-    return _product(_product(quaternion, np.append(0.0, vector)), inverse)[1:]
+def _about(axis: str, degrees: float) -> rotations.Quaternion:
+    """Return the rotation about a world axis."""
+    return rotations.from_vector([np.deg2rad(degrees) * (axis == each) for each in "xyz"])

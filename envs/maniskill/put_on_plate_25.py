@@ -169,11 +169,10 @@ class PutOnPlate25Env(PutOnPlateEnv):
                     images["rgb"] = torch.where(torch.isin(images.pop("segmentation"), self._foreground), images["rgb"], seen)
         return data
 
-    @property
-    def _foreground(self) -> Tensor:
-        """Numbers of robot, objects and receptacles in a segmentation."""
+    def _after_reconfigure(self, options: dict[str, Any]) -> None:
         things = [*self.objects.values(), *self.receptacles.values(), *self.agent.robot.get_links()]
-        return torch.cat([thing.per_scene_id for thing in things]).unique().to(torch.int16)
+        self._foreground = torch.cat([thing.per_scene_id for thing in things]).unique().to(torch.int16)
+        """Numbers of robot, objects and receptacles in a segmentation."""
 
     def _noisy(self, images: Tensor) -> Tensor:
         """Blend each episode's overlay, which moves with the tool, into ``[num_envs, H, W, 3]``."""
