@@ -72,13 +72,13 @@ def filled(directory: Path, block: Tensors, capacity: int) -> Replay:
 
 
 def _trainer(policy: SACPolicy, config: SACConfig) -> Trainer:
-    return Trainer(policy, SAC(replace(config, actor_every=2)), config.batch_size)
+    return Trainer(policy, SAC(replace(config, actor_every=2, actor_warmup=0)), config.batch_size)
 
 
 def _step(trainer: Trainer, batch: Transitions, with_actor: bool) -> Callable[[], dict[str, float]]:
     algorithm = trainer.settings
     assert isinstance(algorithm, SAC)
-    return partial(algorithm.step, trainer, batch, torch.Generator(), 0 if with_actor else 1, lambda: batch)
+    return partial(algorithm.step, trainer, batch, torch.Generator(), 0, 0 if with_actor else 1, lambda: batch)
 
 
 def _memory(policy: SACPolicy, config: SACConfig, batch: Transitions, found: UpdateMeasurements) -> None:

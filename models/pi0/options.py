@@ -10,7 +10,7 @@ from rlinf_vla.config.ranges import Interval, Label, Name, NonEmpty, OneOf, Posi
 from ..options import WeightOptions
 
 SAMPLERS = ("flow_sde", "flow_sde_all", "flow_noise")
-CRITICS = ("expert", "vlm")
+CRITICS = ("expert", "vlm", "both")
 
 
 @dataclass
@@ -60,6 +60,6 @@ class Pi0Options(WeightOptions):
     """Minimum and maximum of the standard deviation that flow_noise learns."""
     value_on: Annotated[str, OneOf(*CRITICS)] = "expert"
     """Input of the critic. ``expert``: the expert's states at x = 0 and t = 1, which include the
-    robot state. ``vlm``: mean state of images and text."""
+    robot state. ``vlm``: mean state of images and text. ``both``: one after the other."""
     frozen_vlm: bool = True
     """Train only the action expert; PaliGemma runs without gradients."""

@@ -89,8 +89,8 @@ class Pi0Policy(PretrainedPolicy):
         self.prompts = PromptEncoder(files.read_tokenizer(self.tokenizer.parent), length, bos, with_state, numbers)
         with files.build_device(options.random_weights):
             self.backbone: Pi0Network = Pi0Network(config)
-        width = config.expert.width if options.value_on == "expert" else config.paligemma.width
-        self.value_head = mlp(width, 512, 128, 1, activation=nn.GELU)
+        widths = {"expert": config.expert.width, "vlm": config.paligemma.width}
+        self.value_head = mlp(widths.get(options.value_on, sum(widths.values())), 512, 128, 1, activation=nn.GELU)
         for parameter in self.value_head[-1].parameters():
             nn.init.zeros_(parameter)
         low, high = options.noise_range
@@ -145,14 +145,14 @@ class Pi0Policy(PretrainedPolicy):
 
     def encode(self, inputs: Inputs) -> Features:
         prefix = self._prefix(inputs)
-        if self.options.value_on == "vlm":
-            count = prefix.mask.sum(1, keepdim=True)
-            critic = (prefix.states * prefix.mask[..., None]).sum(1) / count
-        else:
+        critics = []
+        if self.options.value_on != "vlm":
             state = inputs["state"]
             x = state.new_zeros(len(state), self.config.horizon, self.config.action_dim)
-            critic = self._velocity(prefix, state, x, state.new_ones(1))[1].mean(1)
-        return Features(prefix, inputs["state"], critic)
+            critics.append(self._velocity(prefix, state, x, state.new_ones(1))[1].mean(1))
+        if self.options.value_on != "expert":
+            critics.append((prefix.states * prefix.mask[..., None]).sum(1) / prefix.mask.sum(1, keepdim=True))
+        return Features(prefix, inputs["state"], torch.cat(critics, dim=1))
 
     def pooled(self, features: Features) -> Tensor:
         return features.critic.float()

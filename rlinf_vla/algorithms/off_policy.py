@@ -120,9 +120,15 @@ class OffPolicy(CostLimited):
         flow.publish()
 
     def step(
-        self, trainer: Trainable, batch: Transitions, generator: torch.Generator, index: int, shown: Callable[[], Transitions]
+        self,
+        trainer: Trainable,
+        batch: Transitions,
+        generator: torch.Generator,
+        iteration: int,
+        index: int,
+        shown: Callable[[], Transitions],
     ) -> dict[str, float]:
-        """Take the gradient steps of the iteration's update number ``index``; return statistics.
+        """Take the gradient steps of ``iteration``'s update number ``index``; return statistics.
 
         ``batch`` may be one trainer rank's rows of the drawn batch. So losses and statistics are
         this rank's part of it (``Transitions.part``); the caller and ``trainer`` sum over ranks.

@@ -21,7 +21,7 @@ from rlinf_vla.algorithms.base import Trainable
 from rlinf_vla.algorithms.feature_policy import Critics, FeaturePolicy, Features, with_fresh_heads
 from rlinf_vla.algorithms.off_policy import OffPolicy, OffPolicyConfig, critic_loss
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.ranges import Count, Name, NonNegative, OneOf, Range
+from rlinf_vla.config.ranges import Count, CountOrZero, Name, NonNegative, OneOf, Range
 from rlinf_vla.core.protocols import Noise, Policy
 from rlinf_vla.core.transitions import Transitions
 from rlinf_vla.core.types import ACTION, DISCOUNT, REWARD, ActionEval, ActionSample, Inputs
@@ -45,6 +45,9 @@ class SACConfig(OffPolicyConfig):
     """Which statistic of the critics the actor maximises: mean or min."""
     actor_every: Count = 2
     """Critic updates per update of the actor and of alpha."""
+    actor_warmup: CountOrZero = 0
+    """Iterations before the first update of actor and alpha: critics first learn what the initial
+    policy reaches. An actor that starts as a working policy leaves it for errors of new critics."""
     initial_alpha: Annotated[float, Range(1e-9, 1e6)] = 0.1
     """Initial entropy temperature alpha, which is learnt."""
     target_entropy: Annotated[float, Range(-1e6, 1e6)] | None = None
@@ -91,11 +94,17 @@ class SAC(OffPolicy):
         return -float(math.prod(policy.size)) if self.config.target_entropy is None else self.config.target_entropy
 
     def step(
-        self, trainer: Trainable, batch: Transitions, generator: torch.Generator, index: int, shown: Callable[[], Transitions]
+        self,
+        trainer: Trainable,
+        batch: Transitions,
+        generator: torch.Generator,
+        iteration: int,
+        index: int,
+        shown: Callable[[], Transitions],
     ) -> dict[str, float]:
         """Update the critics and, every ``actor_every`` updates, actor and alpha."""
         policy, config = trainer.policy, self.config
-        device, with_actor = policy.log_alpha.device, index % config.actor_every == 0
+        device, with_actor = policy.log_alpha.device, iteration >= config.actor_warmup and index % config.actor_every == 0
         imitated = shown() if config.sft_coef and with_actor else None
         now, following = (self.inputs(batch, records, generator, device) for records in (batch.now, batch.following))
         action, reward, discount = (batch.now[name].to(device) for name in (ACTION, REWARD, DISCOUNT))

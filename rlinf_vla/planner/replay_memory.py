@@ -14,6 +14,9 @@ from rlinf_vla.core.transitions import Transitions
 from rlinf_vla.core.types import ACTED, ACTION, COST, DISCOUNT, REWARD, ActionSample, Inputs
 from rlinf_vla.planner.accounting import META, UnknownNumbers, repeated
 
+AFTER_WARMUP = 1 << 30
+"""Number of an iteration in which every part of the policy learns."""
+
 
 class _Passes:
     """A ``Trainable`` that computes gradients. It takes no step, for which Adam needs no memory."""
@@ -53,4 +56,4 @@ class ReplayUpdate:
     def step(self, policy: Policy, batch: Transitions) -> None:
         """Run the passes of one update, the actor's included. Statistics are 0."""
         with UnknownNumbers():
-            self._algorithm.step(_Passes(policy, self._averages), batch, torch.Generator(), 0, lambda: batch)
+            self._algorithm.step(_Passes(policy, self._averages), batch, torch.Generator(), AFTER_WARMUP, 0, lambda: batch)

@@ -136,7 +136,7 @@ def learn_from_replay(
         generator = torch.Generator().manual_seed(seed % (1 << 63))
         batch = algorithm.charged(sample_mixed(replays, [1 - share, share], size, generator))
         imitated = partial(sample_mixed, replays, [0.0, 1.0], size, generator)
-        for name, value in algorithm.step(trainer, batch, generator, index, imitated).items():
+        for name, value in algorithm.step(trainer, batch, generator, iteration, index, imitated).items():
             sums[name] += value
             counts[name] += 1
         progress((index + 1) / updates)

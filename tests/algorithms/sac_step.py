@@ -10,7 +10,12 @@ from rlinf_vla.training.trainer import Trainer
 
 
 def sac_step(
-    trainer: Trainer, batch: Transitions, generator: torch.Generator, with_actor: bool = False, shown: Transitions | None = None
+    trainer: Trainer,
+    batch: Transitions,
+    generator: torch.Generator,
+    with_actor: bool = False,
+    shown: Transitions | None = None,
+    iteration: int = 0,
 ) -> dict[str, float]:
     """``with_actor``: one of the updates in which actor and alpha learn, too. ``shown``: what the actor imitates."""
     algorithm = trainer.settings
@@ -20,4 +25,4 @@ def sac_step(
         assert shown is not None
         return shown
 
-    return algorithm.step(trainer, batch, generator, 0 if with_actor else 1, drawn)
+    return algorithm.step(trainer, batch, generator, iteration, 0 if with_actor else 1, drawn)

@@ -160,6 +160,18 @@ def test_each_loss_trains_its_own_modules() -> None:
     assert all(parameter.requires_grad for parameter in subject.critics.parameters())
 
 
+def test_the_actor_waits_until_its_warm_up_is_over() -> None:
+    config = replace(CONFIG, actor_warmup=2)
+    trainer = Trainer(policy(config), SAC(config), 64)
+    before = snapshot(trainer)
+
+    def changed(iteration: int) -> set[str]:
+        sac_step(trainer, transitions(), torch.Generator().manual_seed(0), True, iteration=iteration)
+        return {name.split(".")[0] for name, value in snapshot(trainer).items() if not torch.equal(value, before[name])}
+
+    assert changed(1) == {"value_head"} and changed(2) == {"value_head", "actor", "log_alpha"}
+
+
 def test_a_vlas_adapters_learn_only_from_the_critics() -> None:
     vla = tiny()
     add_lora(vla, LoraOptions(rank=2), 0)

@@ -143,7 +143,7 @@ def test_a_frozen_vlm_is_not_trained(tmp_path: Path) -> None:
     assert learning and not any(".paligemma." in name for name in learning)
 
 
-@pytest.mark.parametrize("options", [{}, {"pi05": True}, {"value_on": "vlm", "sampler": "flow_sde_all"}])
+@pytest.mark.parametrize("options", [{}, {"pi05": True}, {"value_on": "vlm", "sampler": "flow_sde_all"}, {"value_on": "both"}])
 def test_the_frozen_part_is_computed_once_for_all_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
     policy = small(tmp_path / "small", frozen_vlm=True, **options)
     inputs = with_critic(policy).prepare(observations(policy, 5))
@@ -165,6 +165,15 @@ def test_the_frozen_part_is_computed_once_for_all_epochs(tmp_path: Path, monkeyp
         assert again.keys() == gradient.keys()
         for name, value in gradient.items():
             torch.testing.assert_close(again[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_a_critic_on_both_reads_what_each_of_the_others_reads(tmp_path: Path) -> None:
+    found = {}
+    for value_on in ("expert", "vlm", "both"):
+        policy = small(tmp_path / value_on, value_on=value_on)
+        found[value_on] = policy.pooled(policy.encode(policy.prepare(observations(policy, 3))))
+        assert found[value_on].shape == (3, policy.pooled_width)
+    assert torch.equal(found["both"], torch.cat([found["expert"], found["vlm"]], dim=1))
 
 
 def test_features_of_trained_parts_are_not_reused(tmp_path: Path) -> None:
@@ -197,7 +206,7 @@ def test_wrong_options(tmp_path: Path, options: dict[str, Any], message: str) ->
         small(tmp_path / "small", **options)
 
 
-@pytest.mark.parametrize(("name", "value"), [("sampler", "ddim"), ("value_on", "both")])
+@pytest.mark.parametrize(("name", "value"), [("sampler", "ddim"), ("value_on", "text")])
 def test_unknown_option_values(name: str, value: str) -> None:
     with pytest.raises(UserError, match=f"model.options.{name}={value} is not known"):
         check_values(Pi0Options(**{name: value}), "model.options.")

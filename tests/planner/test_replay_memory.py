@@ -50,7 +50,7 @@ def test_counted_bytes_are_those_of_a_step(name: str, checkpointing: bool) -> No
 
     def step() -> None:
         batch = Transitions(copied(rows), copied(rows))
-        algorithm.step(trainer, batch, torch.Generator().manual_seed(0), 0, lambda: batch)
+        algorithm.step(trainer, batch, torch.Generator().manual_seed(0), 0, 0, lambda: batch)
 
     step()
     trained = sum(each.nbytes for each in trainer.trained.values())
