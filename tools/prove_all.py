@@ -44,7 +44,7 @@ PROOFS: dict[str, tuple[str, ...]] = {
     "GRPO, PutOnPlate25": ("recipe=maniskill_grpo_putonplate25",),
     "PPO on π₀ (flow-SDE), PushCube": ("recipe=maniskill_ppo", "model=pi0"),
     "DSRL on π₀, PushCube": ("recipe=maniskill_dsrl",),
-    "RL Token on π₀, PushCube": ("recipe=maniskill_dsrl", "algorithm.noise_bound=null", "algorithm.anchor=3"),
+    "RL Token on π₀, PushCube": ("recipe=maniskill_rlt",),
     "PPO, Genesis": ("recipe=genesis_ppo",),
 }
 """Name -> keys of the training."""
