@@ -184,7 +184,7 @@ def test_the_main_job_imports_no_feature_and_no_other_plugin() -> None:
 
 
 BUDGETS = {
-    "rlinf_vla": 29_800,
+    "rlinf_vla": 29_900,
     "rlinf_vla/testing": 1_890,
     "models": 4_560,
     "envs": 6_700,

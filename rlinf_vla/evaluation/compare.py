@@ -27,6 +27,7 @@ from rlinf_vla.evaluation.statistics import Episode, column_of, grouped, paired_
 
 THRESHOLDS = np.linspace(0, 1, 21)
 """Success rates at which a performance profile is stated."""
+FIGURES = (".svg", ".png", ".pdf")
 WANTED = "give result.json of a sweep, or evaluation/NAME.json of a run"
 RATE = "{pc_success:.1f} % ({pc_success_ci95[0]:.1f} to {pc_success_ci95[1]:.1f})"
 GAIN = "{pc_difference:+.1f} points ({pc_difference_ci95[0]:+.1f} to {pc_difference_ci95[1]:+.1f})"
@@ -34,8 +35,11 @@ EXAMPLE = "rlinf-vla compare ppo=a/evaluation/after.json:greedy,b/evaluation/aft
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Print tables; write all values to ``--output``. Raises UserError for files it cannot use."""
-    methods, output, published = _read_arguments(arguments)
+    """Print tables; write all values to ``--output`` and a figure to ``--figure``.
+
+    Raises UserError for files it cannot use.
+    """
+    methods, output, figure, published = _read_arguments(arguments)
     runs = {name: [_episodes(location) for location in locations] for name, locations in methods.items()}
     document = comparison(runs)
     if published is not None:
@@ -44,6 +48,11 @@ def run(arguments: Sequence[str]) -> int:
     if output is not None:
         write_json(output, document)
         print(f"all values, profiles and times to success: {output}")
+    if figure is not None:
+        from rlinf_vla.evaluation.comparison_figure import write_figure
+
+        write_figure(document["methods"], figure)
+        print(f"figure: {figure}")
     return 0
 
 
@@ -200,11 +209,12 @@ class _Parser(argparse.ArgumentParser):
         raise UserError(f"compare: {message} ({EXAMPLE})")
 
 
-def _read_arguments(arguments: Sequence[str]) -> tuple[dict[str, list[str]], Path | None, str | None]:
+def _read_arguments(arguments: Sequence[str]) -> tuple[dict[str, list[str]], Path | None, Path | None, str | None]:
     parser = _Parser("rlinf-vla compare", description="Compare recorded evaluations.", epilog=f"Example: {EXAMPLE}")
     told = "a method and the evaluations of its training runs; COLUMN: a mode (sampled, greedy), or a policy of a sweep"
     parser.add_argument("methods", nargs="+", metavar="NAME=FILE[:COLUMN][,FILE...]", help=told)
     parser.add_argument("--output", metavar="FILE.json", help="write all values there, with performance profiles and times to success")
+    parser.add_argument("--figure", metavar="FILE.svg", help="draw them there (.svg, .png or .pdf)")
     told = f"lay the rates that a paper reports beside them: {', '.join(PUBLISHED)}"
     parser.add_argument("--published", metavar="NAME", help=told)
     found = parser.parse_args(arguments)
@@ -216,4 +226,7 @@ def _read_arguments(arguments: Sequence[str]) -> tuple[dict[str, list[str]], Pat
         if name in methods:
             parser.error(f"{name} is given twice: separate the files of a method by commas")
         methods[name] = files.split(",")
-    return methods, Path(found.output).expanduser() if found.output else None, found.published
+    output, figure = (Path(each).expanduser() if each else None for each in (found.output, found.figure))
+    if figure is not None and figure.suffix not in FIGURES:
+        parser.error(f"--figure {figure} must end in {', '.join(FIGURES)}")
+    return methods, output, figure, found.published

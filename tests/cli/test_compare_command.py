@@ -50,6 +50,20 @@ def test_two_evaluations_of_the_same_episodes(rlinf_vla: CommandLine, record: Re
     assert method["time_to_success"]["pc_solved"][-1] == 62.5 and method["profile"]["pc_above"][:2] == [100, 100]
 
 
+def test_a_figure_draws_every_method(rlinf_vla: CommandLine, record: Record, tmp_path: Path) -> None:
+    """With a band around the profile of several runs."""
+    files = [record(f"{name}.json", greedy=played(range(won))) for name, won in (("a", 10), ("b", 30), ("c", 20))]
+    methods = f"start={files[0]}", f"trained={files[1]},{files[2]}"
+    drawn = []
+    for name in ("one.svg", "two.svg"):
+        assert rlinf_vla("compare", *methods, "--figure", name).code == 0
+        drawn.append((tmp_path / name).read_text())
+    assert drawn[0] == drawn[1], "the same results give the same file"
+    for words in ("start", "trained", "performance profile", "time to success", "control steps"):
+        assert f">{words}<" in drawn[0]
+    assert drawn[0].count('id="FillBetween') == 1
+
+
 def test_episodes_that_differ_are_compared_as_independent(rlinf_vla: CommandLine, record: Record, tmp_path: Path) -> None:
     files = record("one.json", greedy=played(range(0))), record("two.json", greedy=played(range(100, 140), range(100, 140)))
     found = rlinf_vla("compare", f"a={files[0]}", f"b={files[1]}", "--output", "all.json")
@@ -103,6 +117,7 @@ def test_a_paper_beside_ours(rlinf_vla: CommandLine, record: Record, tmp_path: P
         (["a=one.json:expert"], "names no column"),
         (["a=odd.json"], "odd.json is damaged (episode 1)"),
         (["a=one.json:greedy,other.json"], "a cannot be summarised"),
+        (["a=one.json:greedy", "--figure", "all.gif"], "--figure all.gif must end in .svg, .png, .pdf"),
         (["a=one.json:greedy", "--published", "nobody"], "--published nobody is not known: choose from"),
         (["a=one.json:greedy", "--published", "pirl_pi0"], "no row of πRL, π₀, LIBERO is in the results"),
     ],
