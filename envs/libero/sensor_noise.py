@@ -11,13 +11,18 @@ from .perturbations import Draw
 
 Image = NDArray[np.uint8]
 
-KINDS = ("motion_blur", "gaussian_blur", "zoom_blur", "gaussian_noise", "jpeg")
+KINDS = ("motion_blur", "gaussian_blur", "zoom_blur", "glass_blur", "fog", "gaussian_noise", "jpeg")
 PUBLISHED_SIZE = 256
 """Image size (pixels) in which blur is measured; it scales with the size of the image."""
 NOISE = (0.08, 0.12, 0.18, 0.26, 0.38)
 """Standard deviation of Gaussian noise, as a share of 255: ImageNet-C (arXiv 1903.12261)."""
 QUALITY = (25, 18, 15, 10, 7)
 """JPEG quality: ImageNet-C."""
+GLASS = ((0.7, 1, 2), (0.9, 2, 1), (1.0, 2, 3), (1.1, 3, 2), (1.5, 4, 2))
+"""Glass: standard deviation of two blurs and largest displacement between them (pixels), and how
+often pixels are displaced: ImageNet-C."""
+FOG = ((1.5, 2.0), (2.0, 2.0), (2.5, 1.7), (2.5, 1.5), (3.0, 1.4))
+"""Fog: its most against the image, and how much less each finer octave contributes: ImageNet-C."""
 
 
 class SensorNoise:
@@ -52,12 +57,37 @@ class SensorNoise:
         return _bytes(cv2.filter2D(image.astype(np.float32), -1, kernel / kernel.sum(), borderType=cv2.BORDER_REPLICATE))
 
     def _gaussian_blur(self, image: Image, step: int) -> Image:
+        return _bytes(self._blurred(image, 2 * self._severity))
+
+    def _blurred(self, image: NDArray[Any], sigma: float) -> NDArray[Any]:
         import cv2
 
-        blurred = cv2.GaussianBlur(
-            image.astype(np.float32), (0, 0), self._pixels(image, 2 * self._severity), borderType=cv2.BORDER_REPLICATE
+        return cv2.GaussianBlur(image.astype(np.float32), (0, 0), self._pixels(image, sigma), borderType=cv2.BORDER_REPLICATE)
+
+    def _glass_blur(self, image: Image, step: int) -> Image:
+        """Blur, take each pixel from a place nearby, and blur; the glass stays the same."""
+        sigma, reach, times = GLASS[self._severity - 1]
+        random, found = np.random.RandomState(self._seed), self._blurred(image, sigma)
+        most, (height, width) = max(1, round(self._pixels(image, reach))), image.shape[:2]
+        for _ in range(times):
+            rows, columns = np.indices((height, width)) + random.randint(-most, most + 1, (2, height, width))
+            found = found[rows.clip(0, height - 1), columns.clip(0, width - 1)]
+        return _bytes(self._blurred(found, sigma))
+
+    def _fog(self, image: Image, step: int) -> Image:
+        """Add a cloud of octaves of smooth noise, and darken the whole by as much; it stays."""
+        import cv2
+
+        amount, decay = FOG[self._severity - 1]
+        random, (height, width) = np.random.RandomState(self._seed), image.shape[:2]
+        octaves = int(np.log2(max(2, min(height, width))))
+        cloud: Any = sum(
+            cv2.resize(random.uniform(size=(2**octave + 1,) * 2) * decay**-octave, (width, height), interpolation=cv2.INTER_LINEAR)
+            for octave in range(1, octaves + 1)
         )
-        return _bytes(blurred)
+        cloud = (cloud - cloud.min()) / np.ptp(cloud)
+        brightest = max(float(image.max()), 1.0)
+        return _bytes((image + 255 * amount * cloud[..., None]) * brightest / (brightest + 255 * amount))
 
     def _zoom_blur(self, image: Image, step: int) -> Image:
         """Average of the image and enlarged copies of it, up to 1.15 ... 1.55 times its size."""
