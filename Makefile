@@ -131,15 +131,16 @@ robot-chaos: install
 robot-deadlines: install
 	ROBOT_DEADLINES_PAGE=docs/results/robot_deadlines.md $(BIN)/python -m pytest -n 0 tests/robots/test_deadlines_franka.py
 
-# Learning in real time: 28 minutes, with 30 evaluation episodes before and after (40 minutes in all). The scene's expert takes over in
-# training episodes without success after 3 s, never in evaluations.
+# Learning in real time on two seeds: 28 minutes each, with 30 evaluation episodes before and after (40 minutes in all). The scene's expert
+# takes over in training episodes without success after 3 s, never in evaluations.
 prove-franka: install
-	$(BIN)/rlinf-vla train recipe=franka_rlpd run_dir=runs/$@/seed-0 resume=auto iterations=100000 episodes=30 session.minutes=28 session.patience_s=3
+	for seed in 0 1; do $(BIN)/rlinf-vla train recipe=franka_rlpd seed=$$seed run_dir=runs/$@/seed-$$seed resume=auto iterations=100000 \
+		episodes=30 session.minutes=28 session.patience_s=3 || exit; done
 
-# π₀ learns at the arm after a part of its imitation, two seeds each: HG-DAgger from corrections alone after 250 of 1,500 steps, RL Token
-# after 500. In real time: 20 minutes of recording, then 30 minutes per run, 30 evaluation episodes before and after among them.
+# π₀ learns at the arm after 250 of 1,500 steps of its imitation, two seeds each: HG-DAgger from corrections alone, and RL Token.
+# In real time: 20 minutes of recording, then 30 to 37 minutes per run, 30 evaluation episodes before and after among them.
 ARM := runs/prove-arm
-ARM_RUN = $(BIN)/rlinf-vla train run_dir=$(ARM)/$@ resume=auto iterations=100000 episodes=30 session.minutes=20 seed=$*
+ARM_RUN = $(BIN)/rlinf-vla train run_dir=$(ARM)/$@ resume=auto iterations=100000 episodes=30 seed=$*
 ARM_RUNS := $(foreach seed,0 1,corrections-$(seed) rlt-$(seed))
 .PHONY: prove-arm
 .PRECIOUS: $(ARM)/steps-%/policy
@@ -150,9 +151,10 @@ $(ARM)/steps-%/policy: | $(ARM)/data
 	$(BIN)/rlinf-vla train recipe=franka_sft run_dir=$(ARM)/steps-$* resume=auto algorithm.demonstrations.dataset=$(ARM)/data \
 		iterations=$* algorithm.decay_steps=1500 evaluation.modes=[]
 corrections-%: $(ARM)/steps-250/policy
-	$(ARM_RUN) recipe=franka_dagger session.patience_s=2.5 model.checkpoint=$<
-rlt-%: $(ARM)/steps-500/policy
-	$(ARM_RUN) recipe=franka_rlt session.patience_s=4.5 model.checkpoint=$< algorithm.dataset=$(ARM)/data algorithm.dataset_cameras=[front:front]
+	$(ARM_RUN) recipe=franka_dagger session.minutes=20 session.patience_s=2.5 model.checkpoint=$<
+rlt-%: $(ARM)/steps-250/policy
+	$(ARM_RUN) recipe=franka_rlt session.minutes=25 session.patience_s=3.5 cluster.update_threads=1 model.checkpoint=$< \
+		algorithm.dataset=$(ARM)/data algorithm.dataset_cameras=[front:front]
 
 # PPO whose chunks arrive two control steps late, against PPO whose chunks arrive at once; both are then evaluated with the delay, on the
 # same episodes. Two seeds, 10 minutes per run.
