@@ -27,10 +27,10 @@ BUFFER_PREFIXES = ("normalize_inputs.", "normalize_targets.", "unnormalize_outpu
 KINDS = {"state": "STATE", "actions": "ACTION"}
 
 
-def read_statistics(directory: Path, document: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def read_statistics(directory: Path, document: Mapping[str, Any], other_remedy: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
     """Return ``norm_stats`` as openpi has them, and ``normalization``: a mode of each, ``epsilon``.
 
-    Raises UserError if the checkpoint has none, as base models.
+    Raises UserError if the checkpoint has none, as base models; ``other_remedy`` ends its message.
     """
     statistics: dict[str, Any] = {}
     normalization: dict[str, Any] = {"epsilon": 1e-8}
@@ -48,8 +48,7 @@ def read_statistics(directory: Path, document: Mapping[str, Any]) -> tuple[dict[
         # lerobot initialises buffers that were never set with infinity
         if not found or not all(math.isfinite(number) for values in found.values() for number in values):
             raise UserError(
-                f"{directory} has no statistics of its {name}, as lerobot's base models: choose a fine-tuned checkpoint, "
-                "or put openpi's norm_stats.json of the same data into that directory"
+                f"{directory} has no statistics of its {name}, as lerobot's base models: choose a fine-tuned checkpoint{other_remedy}"
             )
         statistics[name], normalization[name] = found, modes.get(KINDS[name], "IDENTITY")
     return statistics, normalization

@@ -18,6 +18,7 @@ from .openpi import LANGUAGE, LM_HEAD, PARAMS, JaxCheckpoint
 from .processor import NORM_STATS
 
 PALIGEMMA = "google/paligemma-3b-pt-224"
+OTHER_REMEDY = f", or put openpi's {NORM_STATS} of the same data into that directory"
 EMBEDDING = f"{LANGUAGE}.embed_tokens.weight"
 
 
@@ -92,7 +93,7 @@ def read_normalizers(directory: Path, document: dict[str, Any], asset_id: str | 
     """
     if lerobot.is_one(document) and not _norm_stats_files(directory):
         if "norm_stats" not in document:
-            document["norm_stats"], document["normalization"] = read_statistics(directory, document)
+            document["norm_stats"], document["normalization"] = read_statistics(directory, document, OTHER_REMEDY)
         statistics, kinds = document["norm_stats"], document["normalization"]
     else:
         statistics = read_norm_stats(directory, asset_id)

@@ -119,6 +119,33 @@ def test_steering_starts_from_the_given_noise(tmp_path: Path) -> None:
     assert not torch.allclose(moved, greedy, atol=1e-2)
 
 
+def test_other_names_of_the_same_weights_are_read(tmp_path: Path) -> None:
+    """Of a compiled model, and of one whose output layer is tied to the embedding."""
+    from safetensors.torch import load_file, save_file
+
+    policy = small(tmp_path / "small")
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    policy.save(saved, torch.float32)
+    state = load_file(saved / "model.safetensors")
+    assert all(name.startswith("model.") for name in state)
+    del state["model.vlm_with_expert.vlm.lm_head.weight"]
+    save_file({name.replace("model.", "model._orig_mod.", 1): value for name, value in state.items()}, saved / "model.safetensors")
+    loaded = SmolVLAPolicy.load(saved, replace(policy.options, random_weights=False))
+    inputs = policy.prepare(observations(policy, 2))
+    assert torch.equal(act(loaded, inputs).actions, act(policy, inputs).actions)
+
+
+def test_a_checkpoint_without_statistics_is_refused(tmp_path: Path) -> None:
+    path = directory(tmp_path / "small")
+    for file in path.glob("policy_*.json"):
+        document = json.loads(file.read_text())
+        del document["steps"][0]["state_file"]
+        file.write_text(json.dumps(document))
+    with pytest.raises(UserError, match="has no statistics of its state, as lerobot's base models"):
+        SmolVLAPolicy.load(path, SmolVLAOptions(random_weights=True))
+
+
 @torch.no_grad()
 def test_padding_of_the_prompt_changes_nothing(tmp_path: Path) -> None:
     short, long = small(tmp_path / "short", prompt_length=20), small(tmp_path / "long", prompt_length=60)
