@@ -19,9 +19,10 @@ SIZES = {
     **dict.fromkeys(("num_hidden_layers", "depth"), Range(1, 256)),
     **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "num_heads", "num_kv_heads"), Range(1, 512)),
     **dict.fromkeys(("vocab_size", "pad_to_multiple_of"), Range(0, 2**20)),
-    **dict.fromkeys(("image_size", "img_size", "image_sizes", "patch_size", "patch"), Range(1, 4096)),
-    **dict.fromkeys(("chunk", "chunk_size", "action_horizon"), Range(1, 1024)),
-    **dict.fromkeys(("action_dim", "max_action_dim", "state_dim", "channels"), Range(1, 4096)),
+    **dict.fromkeys(("image_size", "img_size", "image_sizes", "patch_size", "patch", "scale_factor"), Range(1, 4096)),
+    **dict.fromkeys(("tokenizer_max_length", "num_steps"), Range(1, 4096)),
+    **dict.fromkeys(("chunk", "chunk_size", "n_action_steps", "action_horizon"), Range(1, 1024)),
+    **dict.fromkeys(("action_dim", "max_action_dim", "max_state_dim", "state_dim", "channels"), Range(1, 4096)),
     "reg_tokens": Range(0, 1024),
 }
 """Ranges of integers in config.json, at any depth; they admit the largest published models, and
@@ -30,7 +31,7 @@ exclude sizes that would take minutes to build."""
 LISTS = {"image_sizes": 2, "channels": None}
 """Entries of SIZES that are lists -> their length; None: any length but zero."""
 
-SHARES = {"mlp_ratio": Range(0, 64, above=True), "embedding_std": Range(0, 1000)}
+SHARES = {"mlp_ratio": Range(0, 64, above=True), "embedding_std": Range(0, 1000), "expert_width_multiplier": Range(0, 64, above=True)}
 OPTIONAL = ("head_dim", "num_key_value_heads", "pad_to_multiple_of")
 """Keys that official files may set to null, where another key determines the value."""
 
@@ -40,18 +41,19 @@ NODES = ("text_config", "vision_config", "featurizer", "fused_featurizer", "oft"
 def read_config(directory: Path) -> dict[str, Any]:
     """Read and check config.json. Raises UserError naming file and key if a value is not valid."""
     document = read_json(directory / CONFIG)
-    _check(document, directory / CONFIG, "")
+    check_sizes(document, directory / CONFIG)
     return document
 
 
-def _check(node: dict[str, Any], path: Path, prefix: str) -> None:
+def check_sizes(node: dict[str, Any], path: Path, prefix: str = "") -> None:
+    """Check the sizes in ``node``, a part of the JSON file ``path``. Raises UserError."""
     for name, value in node.items():
         wanted = _wanted(name, value)
         if wanted is not None:
             shown = json.dumps(value)
             raise UserError(f"{path}: {prefix}{name}={shown[:60]} is not valid, {wanted} is expected: copy the checkpoint again")
         if isinstance(value, dict) and name != "norm_stats":  # its keys are dataset names
-            _check(value, path, f"{prefix}{name}.")
+            check_sizes(value, path, f"{prefix}{name}.")
 
 
 def _wanted(name: str, value: Any) -> str | None:

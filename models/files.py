@@ -67,6 +67,25 @@ def read_tokenizer(directory: Path) -> Tokenizer:
         raise UserError(f"{directory / TOKENIZER} cannot be read ({error}): copy the checkpoint again") from None
 
 
+def find_tokenizer(directory: Path, repository: str) -> Path:
+    """Return tokenizer.json, which openpi and lerobot do not copy: else that of ``repository``.
+
+    Raises UserError if there is neither, nor a copy in Hugging Face's cache.
+    """
+    if (path := directory / TOKENIZER).exists():
+        return path
+    from huggingface_hub import hf_hub_download  # takes time to import
+
+    try:
+        return Path(hf_hub_download(repository, TOKENIZER))
+    except Exception as error:  # also those of the HTTP library
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        raise UserError(
+            f"{directory} has no {TOKENIZER}, and that of {repository} cannot be downloaded ({reason}): accept its conditions at "
+            f"https://huggingface.co/{repository} and run `huggingface-cli login`, or copy its {TOKENIZER} into the directory"
+        ) from None
+
+
 def prompt_length(given: int | None, default: int, tokens: Mapping[str, int]) -> int:
     """Return the length for prompts of ``tokens`` ids by instruction: ``given``, or large enough.
 
@@ -173,7 +192,11 @@ def read_weight(key: str, value: Tensor | Unread, directory: Path) -> Tensor:
 
 
 def save(
-    module: nn.Module, config: Mapping[str, Any], directory: Path, dtypes: Mapping[str, torch.dtype], dtype: torch.dtype | None = None
+    state: Mapping[str, Tensor],
+    config: Mapping[str, Any],
+    directory: Path,
+    dtypes: Mapping[str, torch.dtype],
+    dtype: torch.dtype | None = None,
 ) -> None:
     """Write config.json and the weights: one safetensors file, or shards and their index.
 
@@ -181,10 +204,10 @@ def save(
     if given, else that in ``dtypes``, else bfloat16.
     """
     (directory / CONFIG).write_text(json.dumps(config, indent=1) + "\n")
-    kinds = {key: dtype or dtypes.get(key, torch.bfloat16) for key in module.state_dict()}
+    kinds = {key: dtype or dtypes.get(key, torch.bfloat16) for key in state}
     shards: list[dict[str, Tensor]] = [{}]
     total = room = 0
-    for key, value in module.state_dict().items():
+    for key, value in state.items():
         size = value.numel() * kinds[key].itemsize
         if shards[-1] and room + size > SHARD_BYTES:
             shards.append({})

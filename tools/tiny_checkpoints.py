@@ -1,8 +1,9 @@
 """Make tiny checkpoints: the official architectures at about a million parameters, no weights.
 
-``python tools/tiny_checkpoints.py {openvla,openvla_oft_plus,pi0} DIRECTORY [--action-dim N]``
-writes config.json, tokenizer.json and statistics. ``openvla_oft_plus`` is an OpenVLA-OFT+ (FiLM and
-proprioception).
+``python tools/tiny_checkpoints.py MODEL DIRECTORY [--action-dim N]``, MODEL one of openvla,
+openvla_oft_plus, pi0 and smolvla,
+writes config.json, tokenizer.json and statistics; of SmolVLA also its language model's sizes.
+``openvla_oft_plus`` is an OpenVLA-OFT+ (FiLM and proprioception).
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from rlinf_vla.models.files import CONFIG, TOKENIZER
+from rlinf_vla.models.files import CONFIG, TOKENIZER, write_safetensors
+from rlinf_vla.models.lerobot import FEATURES, PROCESSORS
 from rlinf_vla.models.openvla.checkpoint import STATISTICS
 from rlinf_vla.models.openvla.processor import PROMPT
 from rlinf_vla.models.pi0.checkpoint import NORM_STATS
+from rlinf_vla.models.smolvla.checkpoint import VLM_CONFIG
 
 STATE_LOW, STATE_HIGH = [-0.2, -0.3, 0.0, -1, -1, -1, -1, 0.0], [0.2, 0.3, 0.3, 1, 1, 1, 1, 0.04]
 """Proprioception at a table: position (m), quaternion and the position of one finger (m)."""
@@ -96,6 +100,60 @@ def pi0_config() -> dict[str, Any]:
     }
 
 
+def smolvla_config(action_dim: int) -> dict[str, Any]:
+    """The keys of lerobot's config.json that a reader needs, and its defaults."""
+    return {
+        "type": "smolvla",
+        "input_features": {
+            "observation.state": {"type": "STATE", "shape": [len(STATE_LOW)]},
+            "observation.images.base": {"type": "VISUAL", "shape": [3, IMAGE, IMAGE]},
+        },
+        "output_features": {"action": {"type": "ACTION", "shape": [action_dim]}},
+        "normalization_mapping": {"VISUAL": "IDENTITY", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"},
+        "chunk_size": 4,
+        "n_action_steps": 4,
+        "max_state_dim": 8,
+        "max_action_dim": 8,
+        "resize_imgs_with_padding": [IMAGE, IMAGE],
+        "tokenizer_max_length": 48,
+        "num_steps": 10,
+        "vlm_model_name": "tiny",
+        "attention_mode": "cross_attn",
+        "num_vlm_layers": 4,
+        "num_expert_layers": -1,
+        "self_attn_every_n_layers": 2,
+        "expert_width_multiplier": 0.75,
+        "min_period": 4e-3,
+        "max_period": 4.0,
+    }
+
+
+def smolvlm_config() -> dict[str, Any]:
+    return {
+        "model_type": "smolvlm",
+        "text_config": {
+            "model_type": "llama",
+            "vocab_size": VOCABULARY,
+            "hidden_size": 128,
+            "intermediate_size": 256,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "rms_norm_eps": 1e-5,
+        },
+        "vision_config": {
+            "hidden_size": 96,
+            "intermediate_size": 288,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "image_size": IMAGE,
+            "patch_size": 8,
+        },
+        "scale_factor": 2,
+    }
+
+
 def tokenizer() -> Tokenizer:
     """Train a BPE tokenizer over ASCII on the word list inside the prompt."""
     result = Tokenizer(models.BPE(unk_token=SPECIAL[0], fuse_unk=True))
@@ -118,8 +176,8 @@ def write_openvla(directory: Path, oft_plus: bool = False, action_dim: int = 4) 
     _write(directory, openvla_config() | (OFT_PLUS if oft_plus else {}), STATISTICS, statistics)
 
 
-def write_pi0(directory: Path, action_dim: int = 4) -> None:
-    """Its statistics leave actions unchanged."""
+def unit_statistics(action_dim: int) -> dict[str, dict[str, list[float]]]:
+    """Of the state, and of actions that stay unchanged."""
     state = {
         "mean": [(a + b) / 2 for a, b in zip(STATE_LOW, STATE_HIGH, strict=True)],
         "std": [(b - a) / 2 for a, b in zip(STATE_LOW, STATE_HIGH, strict=True)],
@@ -127,7 +185,24 @@ def write_pi0(directory: Path, action_dim: int = 4) -> None:
         "q99": STATE_HIGH,
     }
     actions = {"mean": [0.0] * action_dim, "std": [1.0] * action_dim, "q01": [-1.0] * action_dim, "q99": [1.0] * action_dim}
-    _write(directory, pi0_config(), NORM_STATS, {"norm_stats": {"state": state, "actions": actions}})
+    return {"state": state, "actions": actions}
+
+
+def write_pi0(directory: Path, action_dim: int = 4) -> None:
+    """Its statistics leave actions unchanged."""
+    _write(directory, pi0_config(), NORM_STATS, {"norm_stats": unit_statistics(action_dim)})
+
+
+def write_smolvla(directory: Path, action_dim: int = 4) -> None:
+    """Its statistics leave actions unchanged. They are where lerobot writes them since 0.4."""
+    config = smolvla_config(action_dim)
+    _write(directory, config, VLM_CONFIG, smolvlm_config())
+    for name, (file, step) in PROCESSORS.items():
+        state_file = f"{file.removesuffix('.json')}_step_0_{step}.safetensors"
+        normalizer = {"registry_name": step, "config": {"eps": 1e-8, "norm_map": config["normalization_mapping"]}, "state_file": state_file}
+        (directory / file).write_text(json.dumps({"name": file.removesuffix(".json"), "steps": [normalizer]}, indent=1) + "\n")
+        numbers = unit_statistics(action_dim)[name]
+        write_safetensors({f"{FEATURES[name]}.{kind}": torch.tensor(numbers[kind]) for kind in ("mean", "std")}, directory / state_file)
 
 
 def _write(directory: Path, config: dict[str, Any], name: str, statistics: dict[str, Any]) -> None:
@@ -139,11 +214,13 @@ def _write(directory: Path, config: dict[str, Any], name: str, statistics: dict[
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("model", choices=("openvla", "openvla_oft_plus", "pi0"))
+    parser.add_argument("model", choices=("openvla", "openvla_oft_plus", "pi0", "smolvla"))
     parser.add_argument("directory", type=Path)
     parser.add_argument("--action-dim", type=int, default=4)
     given = parser.parse_args()
     if given.model == "pi0":
         write_pi0(given.directory, given.action_dim)
+    elif given.model == "smolvla":
+        write_smolvla(given.directory, given.action_dim)
     else:
         write_openvla(given.directory, given.model == "openvla_oft_plus", given.action_dim)

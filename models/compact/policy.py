@@ -81,7 +81,7 @@ class CompactPolicy(PretrainedPolicy):
         return self.readers("", files.read_weights(checkpoint), checkpoint)
 
     def save(self, checkpoint: Path, dtype: torch.dtype | None = None) -> None:
-        files.save(self, self.config, checkpoint, {}, dtype or torch.float32)
+        files.save(self.state_dict(), self.config, checkpoint, {}, dtype or torch.float32)
 
     def prepare(self, obs: Observation) -> Inputs:
         state = (2 * (obs.state - self.low) / (self.high - self.low) - 1).clamp(-1, 1)

@@ -35,7 +35,7 @@ class SuccessClassifier(RewardModel):
         return self.head(torch.cat([self.encoder(inputs[f"image.{name}"]) for name in self.images], dim=1))[:, 0]
 
     def save(self, checkpoint: Path, dtype: torch.dtype | None = None) -> None:
-        files.save(self, self.config, checkpoint, {}, dtype or torch.float32)
+        files.save(self.state_dict(), self.config, checkpoint, {}, dtype or torch.float32)
 
 
 class ClassifierReward:

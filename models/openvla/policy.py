@@ -135,7 +135,7 @@ class OpenVLAPolicy(PretrainedPolicy):
         for name in COMPANIONS:
             if (self.directory / name).exists():
                 shutil.copyfile(self.directory / name, checkpoint / name)
-        files.save(self.backbone, self.config, checkpoint, self.stored_dtypes, dtype)
+        files.save(self.backbone.state_dict(), self.config, checkpoint, self.stored_dtypes, dtype)
 
     def fit_instructions(self, instructions: Sequence[str]) -> None:
         needed = {instruction: len(self.prompts.ids(instruction)) for instruction in instructions}

@@ -8,14 +8,17 @@ from typing import Any
 from rlinf_vla.config.errors import UserError
 
 from ..config_file import read_config
-from ..files import CONFIG, INDEX, TOKENIZER, WEIGHTS, State, read_json, read_weights
+from ..files import CONFIG, INDEX, WEIGHTS, State, read_json, read_weights
+from ..lerobot import BUFFER_PREFIXES, read_statistics
+from ..normalizer import Normalizer
 from . import lerobot
 from .gemma import GEMMA, GemmaConfig
 from .network import PALIGEMMA_VOCABULARY, SIGLIP, Pi0Config
 from .openpi import LANGUAGE, LM_HEAD, PARAMS, JaxCheckpoint
-from .processor import NORM_STATS, Normalizer
+from .processor import NORM_STATS
 
 PALIGEMMA = "google/paligemma-3b-pt-224"
+OTHER_REMEDY = f", or put openpi's {NORM_STATS} of the same data into that directory"
 EMBEDDING = f"{LANGUAGE}.embed_tokens.weight"
 
 
@@ -72,7 +75,7 @@ def read_state(directory: Path) -> State:
     """Return weights under openpi's names, without lerobot's prefix; tied ones are LM_HEAD."""
     jax = JaxCheckpoint.is_one(directory)
     stored: State = JaxCheckpoint(directory).state() if jax else read_weights(directory)
-    state = {lerobot.renamed(name): value for name, value in stored.items() if not name.startswith(lerobot.BUFFER_PREFIXES)}
+    state = {lerobot.renamed(name): value for name, value in stored.items() if not name.startswith(BUFFER_PREFIXES)}
     if not any(name.startswith("paligemma_with_expert.") for name in state):
         raise UserError(f"{directory} holds no weights of a π₀ (first key {min(stored)}): choose another model.checkpoint")
     embedding = state.pop(EMBEDDING, None)
@@ -90,7 +93,7 @@ def read_normalizers(directory: Path, document: dict[str, Any], asset_id: str | 
     """
     if lerobot.is_one(document) and not _norm_stats_files(directory):
         if "norm_stats" not in document:
-            document["norm_stats"], document["normalization"] = lerobot.read_statistics(directory, document)
+            document["norm_stats"], document["normalization"] = read_statistics(directory, document, OTHER_REMEDY)
         statistics, kinds = document["norm_stats"], document["normalization"]
     else:
         statistics = read_norm_stats(directory, asset_id)
@@ -129,22 +132,3 @@ def read_norm_stats(directory: Path, asset_id: str | None) -> dict[str, Any]:
     if asset_id is None or asset_id not in found:
         raise UserError(f"model.options.asset_id={asset_id}: {directory} has {NORM_STATS} for {sorted(found)}, choose one")
     return read_json(found[asset_id])["norm_stats"]
-
-
-def find_tokenizer(directory: Path) -> Path:
-    """Return tokenizer.json, which openpi and lerobot do not copy: else PaliGemma's from the Hub.
-
-    Raises UserError if there is neither, nor a copy in Hugging Face's cache.
-    """
-    if (path := directory / TOKENIZER).exists():
-        return path
-    from huggingface_hub import hf_hub_download  # takes time to import
-
-    try:
-        return Path(hf_hub_download(PALIGEMMA, TOKENIZER))
-    except Exception as error:  # also those of the HTTP library
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-        raise UserError(
-            f"{directory} has no {TOKENIZER}, and that of {PALIGEMMA} cannot be downloaded ({reason}): accept its conditions at "
-            f"https://huggingface.co/{PALIGEMMA} and run `huggingface-cli login`, or copy its {TOKENIZER} into the directory"
-        ) from None

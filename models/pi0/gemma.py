@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..flow_network import KeysAndValues, additive_mask, rotate, rotations
+
 
 @dataclass(frozen=True)
 class GemmaConfig:
@@ -27,9 +29,6 @@ GEMMA = {
     "gemma_2b": GemmaConfig(2048, 18, 16384, 8, 1, 256),
 }
 """Sizes by openpi's variant names."""
-
-KeysAndValues = list[tuple[Tensor, Tensor]]
-"""Rotated keys and values ``[B, kv_heads, N, head_dim]`` of each layer."""
 
 
 class RMSNorm(nn.Module):
@@ -130,26 +129,10 @@ class Gemma(nn.Module):
         ``x``: ``[B, N, width]``; ``positions``: int64 ``[B, N]``. ``visible``: bool ``[B, N, M]``,
         the attention mask over ``M`` tokens: those of ``before``, then those of ``x``.
         """
-        # a row without visible tokens (padding, unused) attends to all: softmax over none is NaN
-        visible = visible | ~visible.any(-1, keepdim=True)
-        mask = torch.zeros(visible.shape, dtype=x.dtype, device=x.device).masked_fill_(~visible, float("-inf"))[:, None]
+        mask = additive_mask(visible, x.dtype)
         rotation = rotations(positions, self.head_dim)
         own: KeysAndValues = []
         for index, layer in enumerate(self.layers):
             x, pair = layer(x, rotation, mask, before[index] if before else None, condition)
             own.append(pair)
         return self.norm(x, condition)[0], own
-
-
-def rotations(positions: Tensor, head_dim: int) -> Tensor:
-    """Return RoPE cos and sin, float32 ``[2, B, 1, N, head_dim / 2]`` (base 10000)."""
-    frequencies = 10000.0 ** -(torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim)
-    angles = positions[:, None, :, None].float() * frequencies
-    return torch.stack([angles.cos(), angles.sin()])
-
-
-def rotate(x: Tensor, rotation: Tensor) -> Tensor:
-    """Apply RoPE to ``[B, heads, N, head_dim]``; element i is paired with i + head_dim / 2."""
-    cos, sin = rotation
-    first, second = x.float().chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)

@@ -1,31 +1,14 @@
-"""Read lerobot's own keys of config.json, its statistics and its names of weights.
+"""Read lerobot's own keys of config.json and its names of weights.
 
-Sources: lerobot (7427f318) ``policies/pi0*/configuration_*.py``,
-``processor/normalize_processor.py`` and ``processor/pipeline.py``; for directories without
-processor files its version of February 2025.
+Source: lerobot (7427f318) ``policies/pi0*/configuration_*.py``.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from rlinf_vla.config.errors import UserError
-
-from ..files import Stored, read_json, read_safetensors, read_weights
-
-FEATURES = {"state": "observation.state", "actions": "action"}
-PROCESSORS = {
-    "state": ("policy_preprocessor.json", "normalizer_processor"),
-    "actions": ("policy_postprocessor.json", "unnormalizer_processor"),
-}
-"""What is normalised -> the file of its pipeline, and the step's name there."""
-BUFFERS = {"state": "normalize_inputs.buffer_observation_state.", "actions": "unnormalize_outputs.buffer_action."}
-"""The same -> the prefix of its statistics among the weights, before there were processor files."""
-BUFFER_PREFIXES = ("normalize_inputs.", "normalize_targets.", "unnormalize_outputs.")
-KINDS = {"state": "STATE", "actions": "ACTION"}
 
 _PALIGEMMA = "paligemma_with_expert.paligemma."
 RENAMED = {
@@ -61,51 +44,6 @@ def with_our_keys(document: dict[str, Any]) -> dict[str, Any]:
             raise UserError("config.json: use_relative_actions is set without action_feature_names: add delta_mask there, such as [6,-1]")
         keys["delta_mask"] = [-1 if any(part in name for part in absolute) else 1 for name in names or []]
     return keys | document
-
-
-def read_statistics(directory: Path, document: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return ``norm_stats`` as openpi has them, and ``normalization``: a mode of each, ``epsilon``.
-
-    Raises UserError if the checkpoint has none, as base models.
-    """
-    statistics: dict[str, Any] = {}
-    normalization: dict[str, Any] = {"epsilon": 1e-8}
-    weights: Mapping[str, Stored] | None = None
-    for name, (file, step_name) in PROCESSORS.items():
-        if (directory / file).exists():
-            step = _step(directory / file, step_name)
-            tensors = _tensors(directory, step.get("state_file"))
-            prefix, config = f"{FEATURES[name]}.", step.get("config", {})
-            modes, normalization["epsilon"] = config.get("norm_map", {}), config.get("eps", 1e-8)
-        else:
-            tensors = weights = read_weights(directory) if weights is None else weights
-            prefix, modes = BUFFERS[name], document.get("normalization_mapping", {})
-        found = {key.removeprefix(prefix): value.read().tolist() for key, value in tensors.items() if key.startswith(prefix)}
-        # lerobot initialises buffers that were never set with infinity
-        if not found or not all(math.isfinite(number) for values in found.values() for number in values):
-            raise UserError(
-                f"{directory} has no statistics of its {name}, as lerobot's base models: choose a fine-tuned checkpoint, "
-                "or put openpi's norm_stats.json of the same data into that directory"
-            )
-        statistics[name], normalization[name] = found, modes.get(KINDS[name], "IDENTITY")
-    return statistics, normalization
-
-
-def _step(path: Path, name: str) -> dict[str, Any]:
-    steps = read_json(path).get("steps")
-    found = [step for step in steps if isinstance(step, dict) and step.get("registry_name") == name] if isinstance(steps, list) else []
-    if len(found) != 1:
-        raise UserError(f"{path} has {len(found)} steps {name}, one is expected: copy the checkpoint again")
-    return found[0]
-
-
-def _tensors(directory: Path, file: Any) -> Mapping[str, Stored]:
-    """Return the statistics of a step; none if it has no file."""
-    if file is None:
-        return {}
-    if not isinstance(file, str) or Path(file).name != file:
-        raise UserError(f"{directory}: state_file={file} is not the name of a file there: copy the checkpoint again")
-    return read_safetensors(directory / file)
 
 
 def renamed(name: str) -> str:

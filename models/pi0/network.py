@@ -9,7 +9,6 @@ training.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rlinf_vla.core.types import Tensors
-
-from .gemma import Gemma, GemmaConfig, KeysAndValues
+from ..flow_network import Prefix, time_embedding, with_time
+from .gemma import Gemma, GemmaConfig
 
 SIGLIP = {
     "hidden_size": 1152,
@@ -30,40 +28,6 @@ SIGLIP = {
     "patch_size": 14,
 }
 PALIGEMMA_VOCABULARY = 257152
-_STATES, _KEYS, _VALUES, _MASK = "prefix.states", "prefix.keys", "prefix.values", "prefix.mask"
-
-
-def time_embedding(time: Tensor, dim: int, min_period: float = 4e-3, max_period: float = 4.0) -> Tensor:
-    """Embed times ``[...]`` as sin and cos of geometric periods ``[..., dim]``.
-
-    In float64, as in openpi.
-    """
-    fraction = torch.linspace(0.0, 1.0, dim // 2, dtype=torch.float64, device=time.device)
-    angles = time.double()[..., None] * (2 * math.pi / (min_period * (max_period / min_period) ** fraction))
-    return torch.cat([angles.sin(), angles.cos()], dim=-1).float()
-
-
-@dataclass
-class Prefix:
-    """Encoded images and text: states ``[B, P, width]``, keys and values, mask bool ``[B, P]``."""
-
-    states: Tensor
-    keys_and_values: KeysAndValues
-    mask: Tensor
-
-    def pack(self, states: bool) -> Tensors:
-        """Keys and values ``[B, layers, kv_heads, P, head_dim]``, mask; states with ``states``."""
-        keys, values = (torch.stack(each, dim=1) for each in zip(*self.keys_and_values, strict=True))
-        return {_KEYS: keys, _VALUES: values, _MASK: self.mask} | ({_STATES: self.states} if states else {})
-
-    @classmethod
-    def unpack(cls, tensors: Tensors) -> Prefix | None:
-        """Invert ``pack``; None if ``tensors`` hold no prefix. States not packed have width 0."""
-        if _KEYS not in tensors:
-            return None
-        keys, values, mask = tensors[_KEYS], tensors[_VALUES], tensors[_MASK]
-        states = tensors.get(_STATES, keys.new_empty(*mask.shape, 0))
-        return cls(states, list(zip(keys.unbind(1), values.unbind(1), strict=True)), mask)
 
 
 class VisionTower(nn.Module):
@@ -162,11 +126,10 @@ class Pi0Network(nn.Module):
         the shape of ``time`` (``[B]`` or ``[B, N]``) and then ``width``."""
         dtype = self.action_in_proj.weight.dtype
         actions = self.action_in_proj(x.to(dtype))
-        embedded = time_embedding(time, actions.shape[-1]).to(dtype)
         if self.config.pi05:
+            embedded = time_embedding(time, actions.shape[-1]).to(dtype)
             return actions, F.silu(self.time_mlp_out(F.silu(self.time_mlp_in(embedded))))
-        mixed = torch.cat([actions, (embedded if time.ndim == 2 else embedded[:, None]).expand_as(actions)], dim=-1)
-        mixed = self.action_time_mlp_out(F.silu(self.action_time_mlp_in(mixed)))
+        mixed = self.action_time_mlp_out(F.silu(self.action_time_mlp_in(with_time(actions, time))))
         return torch.cat([self.state_proj(state.to(dtype))[:, None], mixed], dim=1), None
 
     def suffix_starts(self, count: int, device: torch.device | None = None) -> Tensor:
@@ -194,27 +157,3 @@ class Pi0Network(nn.Module):
         states, _ = expert(embeds, positions, visible, prefix.keys_and_values, condition)
         states = states[:, -self.config.horizon :]
         return self.action_out_proj(states.to(self.action_out_proj.weight.dtype)).float(), states
-
-
-def mlp(input_dim: int, *sizes: int, activation: type[nn.Module]) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for before, after in zip((input_dim, *sizes), sizes, strict=False):
-        layers += [nn.Linear(before, after), activation()]
-    return nn.Sequential(*layers[:-1])
-
-
-class NoiseHead(nn.Module):
-    """Standard deviations of flow_noise from the expert's states, between ``low`` and ``high``.
-
-    Source: RLinf's ``explore_noise_net``.
-    """
-
-    def __init__(self, width: int, action_dim: int, low: float, high: float) -> None:
-        super().__init__()
-        self.mlp = mlp(width, 128, 64, action_dim, activation=nn.Tanh)
-        self.low, self.high = 2 * math.log(low), 2 * math.log(high)
-
-    def forward(self, states: Tensor) -> Tensor:
-        """Return standard deviations ``[B, H, action_dim]``."""
-        log_variance = self.low + (self.high - self.low) * (self.mlp(states.float()).tanh() + 1) / 2
-        return (0.5 * log_variance).exp()

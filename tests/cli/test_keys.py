@@ -217,7 +217,9 @@ def of_an_address() -> set[str]:
     return said(files, {"server", "self"})
 
 
-ASSETS = {"compact": "compact", "openvla": "openvla_tiny", "openvla_oft": "openvla_oft_plus_tiny", "pi0": "pi0_tiny"}
+ASSETS = {"compact": "compact", "openvla": "openvla_tiny", "openvla_oft": "openvla_oft_plus_tiny", "pi0": "pi0_tiny"} | {
+    "smolvla": "smolvla_tiny"
+}
 
 
 def test_a_policy_on_a_server_reads_its_options() -> None:

@@ -49,6 +49,10 @@ MODELS = {
     "openvla": ("openvla_tiny_pushcube", ["model.options.prompt_length=26"]),
     "openvla_oft": ("openvla_oft_tiny_pushcube", ["model.options.prompt_length=26"]),
     "pi0": ("pi0_tiny_pushcube", ["model.options.prompt_length=16", "model.options.denoise_steps=2"]),
+    "smolvla": (
+        "smolvla_tiny",
+        ["model.options.random_weights=true", "model.options.prompt_length=16", "model.options.denoise_steps=2"],
+    ),
     "compact": ("compact", ["model.options.random_weights=true"]),
 }
 ALGORITHMS = {
@@ -72,10 +76,14 @@ RUNS = {
     "ppo of pi0 by learnt noise": ("ppo", "pi0", [*LORA, "model.options.sampler=flow_noise"]),
     "ppo of pi0 with a frozen vlm": ("ppo", "pi0", [*LORA, "model.options.frozen_vlm=true"]),
     "ppo of pi0 in bfloat16": ("ppo", "pi0", LORA + BFLOAT16),
+    "ppo of smolvla": ("ppo", "smolvla", [*LORA, "model.options.frozen_vlm=false"]),
+    "grpo of smolvla with a frozen vlm in bfloat16": ("grpo", "smolvla", LORA + BFLOAT16),
     "sac of compact": ("sac", "compact", [*FULL, "algorithm.demonstrations=2"]),
     "sac of frozen openvla": ("sac", "openvla_oft", [*FULL, "algorithm.frozen_backbone=true"]),
     "dsrl of pi0": ("sac", "pi0", [*FULL, "algorithm.frozen_backbone=true", "algorithm.noise_bound=2.0"]),
     "rl token on pi0": ("sac", "pi0", [*FULL, "algorithm.frozen_backbone=true", "algorithm.anchor=0.1"]),
+    "dsrl of smolvla": ("sac", "smolvla", [*FULL, "algorithm.frozen_backbone=true", "algorithm.noise_bound=2.0"]),
+    "sft of smolvla": ("sft", "smolvla", FULL),
     "sft of openvla": ("sft", "openvla", FULL),
     "sft of openvla_oft": ("sft", "openvla_oft", LORA),
     "sft of pi0": ("sft", "pi0", FULL),

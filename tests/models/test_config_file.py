@@ -16,7 +16,9 @@ from rlinf_vla.core import plugins
 from rlinf_vla.models.config_file import NODES, OPTIONAL, SHARES, SIZES
 from rlinf_vla.runtime import recipes
 
-ASSETS = {"compact": "compact", "openvla": "openvla_tiny", "openvla_oft": "openvla_oft_plus_tiny", "pi0": "pi0_tiny"}
+ASSETS = {"compact": "compact", "openvla": "openvla_tiny", "openvla_oft": "openvla_oft_plus_tiny", "pi0": "pi0_tiny"} | {
+    "smolvla": "smolvla_tiny"
+}
 DOCUMENTS = {name: json.loads((recipes.asset_path(f"asset://{asset}") / "config.json").read_text()) for name, asset in ASSETS.items()}
 
 
@@ -52,6 +54,7 @@ PARTS = [(model, key) for model, document in DOCUMENTS.items() for key in keys(d
 def test_the_sizes_are_known() -> None:
     """Each integer of our own files that determines a size."""
     other = {"max_position_embeddings", "bos_token_id", "eos_token_id", "pad_token_id", "empty_token_id", "proprio_dim"}
+    other |= {"num_vlm_layers", "num_expert_layers", "self_attn_every_n_layers"}  # not positive: all of them, or none
     for document in DOCUMENTS.values():
         named = dict(zip(keys(document), values(document), strict=True))
         whole = {key.rpartition(".")[2] for key, value in named.items() if isinstance(value, int) and not isinstance(value, bool)}

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlinf_vla.models.pi0 import flow
+from rlinf_vla.models import flow
 
 MEAN, STD = 0.3, 0.4
 

@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rlinf_vla.config.errors import UserError
+from rlinf_vla.models.normalizer import Normalizer
 from rlinf_vla.models.pi0.options import Pi0Options
 from rlinf_vla.models.pi0.policy import Pi0Policy
-from rlinf_vla.models.pi0.processor import Normalizer
 from rlinf_vla.testing.policy_calls import act, observations
 from tests.models import test_pi0
 

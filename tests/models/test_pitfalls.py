@@ -19,6 +19,7 @@ from torch import Tensor
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.images import through_jpeg
+from rlinf_vla.models.normalizer import Normalizer, absolute, relative
 from rlinf_vla.models.openvla.actions import ActionTokenizer, ProprioNormalizer
 from rlinf_vla.models.openvla.checkpoint import read_conventions, read_statistics
 from rlinf_vla.models.openvla.oft import OpenVLAOFTPolicy, slot_states
@@ -27,7 +28,7 @@ from rlinf_vla.models.openvla.policy import OpenVLAPolicy
 from rlinf_vla.models.openvla.prismatic import PrismaticVLA
 from rlinf_vla.models.openvla.processor import center_crop, lanczos, resize
 from rlinf_vla.models.pi0.policy import Pi0Options, Pi0Policy
-from rlinf_vla.models.pi0.processor import Normalizer, absolute, delta_dimensions, relative
+from rlinf_vla.models.pi0.processor import delta_dimensions
 from rlinf_vla.testing.policy_calls import act, noise, observations
 from tests.models.test_pi0 import small as small_pi0
 from tests.models.tiny_openvla import smaller_config, smaller_directory, tiny
@@ -193,7 +194,7 @@ def test_pi0_denoises_its_full_horizon_for_any_number_of_executed_actions(tmp_pa
     observed = observations(whole, 2)
     found = [act(policy, policy.prepare(observed)).actions for policy in (whole, part)]
     assert part.spec.chunk == 2 and torch.equal(found[0][:, :2], found[1])
-    part.config = part.backbone.config = replace(part.config, horizon=2)
+    part.horizon, part.backbone.config = 2, replace(part.config, horizon=2)
     shorter = act(part, part.prepare(observed)).actions
     assert difference(shorter, found[0][:, :2]) > 1e-2
 

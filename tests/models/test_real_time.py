@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.protocols import Noise, RealTimeChunking
-from rlinf_vla.models.pi0 import flow, real_time
+from rlinf_vla.models import flow, real_time
 from rlinf_vla.models.pi0.gemma import RMSNorm
 from rlinf_vla.models.pi0.policy import Pi0Policy
 from rlinf_vla.rollout.noise import CounterNoise

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlinf_vla.models.pi0 import flow
+from rlinf_vla.models import flow
+from rlinf_vla.models.flow_network import NoiseHead, Prefix, time_embedding
 from rlinf_vla.models.pi0.gemma import GemmaConfig
-from rlinf_vla.models.pi0.network import NoiseHead, Pi0Config, Pi0Network, Prefix, time_embedding
+from rlinf_vla.models.pi0.network import Pi0Config, Pi0Network
 
 from .fixtures import Arrays, Fixture
 from .precision import Precision, agree, gradients_agree

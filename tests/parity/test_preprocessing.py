@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from rlinf_vla.core.images import through_jpeg
+from rlinf_vla.models.normalizer import Normalizer, absolute, relative
 from rlinf_vla.models.openvla import processor as openvla
 from rlinf_vla.models.openvla.actions import ActionTokenizer
-from rlinf_vla.models.pi0.processor import Normalizer, PromptEncoder, absolute, delta_dimensions, relative, resize_with_pad
+from rlinf_vla.models.pi0.processor import PromptEncoder, delta_dimensions, resize_with_pad
 
 from .fixtures import Arrays, Fixture, difference
 

@@ -19,6 +19,7 @@ from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
 from rlinf_vla.training.trainer import Trainer
 from tests.models.test_openvla_oft import small as small_oft
 from tests.models.test_pi0 import small as small_pi0
+from tests.models.test_smolvla import small as small_smolvla
 from tests.models.tiny_openvla import smaller_directory, tiny
 
 RATE, STEPS = 5e-6, 40
@@ -26,6 +27,7 @@ POLICIES: dict[str, Callable[[Path], Policy]] = {
     "openvla": lambda path: tiny(directory=smaller_directory(path), dtype="bfloat16"),
     "openvla_oft": lambda path: small_oft(path, {"dtype": "bfloat16"}),
     "pi0": lambda path: small_pi0(path, dtype="bfloat16"),
+    "smolvla": lambda path: small_smolvla(path, dtype="bfloat16"),
 }
 every_policy = pytest.mark.parametrize("make", POLICIES.values(), ids=list(POLICIES))
 

@@ -16,6 +16,7 @@ from rlinf_vla.training.gradient_checkpointing import checkpoint_blocks
 from rlinf_vla.training.lora import add_lora
 from tests.models.test_openvla_oft import small as small_oft
 from tests.models.test_pi0 import small as small_pi0
+from tests.models.test_smolvla import small as small_smolvla
 from tests.models.tiny_openvla import tiny
 
 POLICIES: dict[str, Callable[[Path], Policy]] = {
@@ -24,6 +25,8 @@ POLICIES: dict[str, Callable[[Path], Policy]] = {
     "pi0": small_pi0,
     "pi0_frozen": lambda path: small_pi0(path, frozen_vlm=True),
     "pi05": lambda path: small_pi0(path, pi05=True),
+    "smolvla": small_smolvla,
+    "smolvla_frozen": lambda path: small_smolvla(path, frozen_vlm=True),
 }
 
 

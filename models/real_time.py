@@ -13,14 +13,11 @@ enter the network as denoised actions, each at ``t = 0``; no gradient is needed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-Velocity = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""(``x`` ``[B, H, A]``, time ``[]`` or ``[B, H]``) -> the flow's velocity ``[B, H, A]``, and the
-network's states."""
+from .flow_network import Velocity
 
 MAX_GUIDANCE = 5.0
 """The paper's beta; larger values make chunks discontinuous with few denoising steps."""

@@ -1,0 +1,117 @@
+"""SmolVLA."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rlinf_vla.core.types import Inputs, Observation
+
+from .. import files
+from ..cards import Card
+from ..flow_network import Prefix
+from ..flow_policy import FlowPolicy
+from ..lerobot import read_statistics
+from ..normalizer import Normalizer
+from . import checkpoint as layout
+from .network import SmolVLANetwork
+from .options import SmolVLAOptions
+
+
+class SmolVLAPolicy(FlowPolicy):
+    """SmolVLA. Its state is a token of the language model, so that ``frozen_vlm`` still trains its
+    projection, through the frozen layers, as lerobot does."""
+
+    name: ClassVar[str] = "smolvla"
+    Config: ClassVar[type] = SmolVLAOptions
+    built_from: ClassVar[tuple[str, ...]] = (files.CONFIG, layout.VLM_CONFIG, files.TOKENIZER)
+    cards: ClassVar[Sequence[Card]] = ()
+    lora_targets: ClassVar[tuple[str, ...]] = SmolVLAOptions.lora_targets
+    vision_modules: ClassVar[tuple[str, ...]] = ("vlm_with_expert.vlm.model.vision_model",)
+    language_modules: ClassVar[tuple[str, ...]] = ("vlm_with_expert.vlm.model.text_model",)
+    projections: ClassVar[tuple[str, ...]] = ("action_in_proj", "action_out_proj", "action_time_mlp_in", "action_time_mlp_out")
+    full_modules: ClassVar[tuple[str, ...]] = ("state_proj", *projections)
+    float32_weights: ClassVar[tuple[str, ...]] = full_modules
+    """What lerobot does not cast."""
+    split_unsupported: ClassVar[str | None] = None
+    head_modules: tuple[str, ...] = ("vlm_with_expert.lm_expert", *projections)
+
+    def __init__(self, directory: Path, options: SmolVLAOptions) -> None:
+        super().__init__(directory, options)
+        document = self.document = layout.read_document(directory)
+        self.take_card({})
+        options = self.options = replace(self.options, denoise_steps=self.options.denoise_steps or document["num_steps"])
+        config = self.config = layout.network_config(directory, document)
+        statistics, normalization = read_statistics(directory, document)
+        self.state_normalizer, self.action_normalizer = (
+            Normalizer(statistics[name], normalization[name], normalization["epsilon"]) for name in ("state", "actions")
+        )
+        self.buffers_in_weights = layout.read_buffers(directory)
+        self.delta = []
+        self.prompt_length = options.prompt_length or document["tokenizer_max_length"]
+        path = self.tokenizer_file = files.find_tokenizer(directory, document["vlm_model_name"])
+        self.tokenizer = files.read_tokenizer(path.parent)
+        self.tokenizer.no_padding()
+        self.tokenizer.no_truncation()
+        with files.build_device(options.random_weights):
+            self.backbone = SmolVLANetwork(config)
+        widths = (config.expert_width, config.text["hidden_size"])
+        chunk = self._add_heads(widths, config.action_dim, config.horizon, document["n_action_steps"])
+        self.spec = self._spec_of(chunk, (config.vision["image_size"],) * 2, None)
+        if options.frozen_vlm:
+            self.backbone.vlm_with_expert.vlm.requires_grad_(False)
+
+    def read_state(self, checkpoint: Path) -> files.State:
+        return layout.read_state(checkpoint)
+
+    def save(self, checkpoint: Path, dtype: torch.dtype | None = None) -> None:
+        layout.copy_files(self.directory, self.tokenizer_file, checkpoint)
+        state = layout.stored_tensors(self.backbone.state_dict(), self.buffers_in_weights)
+        files.save(state, self.document, checkpoint, layout.stored_dtypes(self.stored_dtypes, self.buffers_in_weights), dtype)
+
+    def ids(self, instruction: str) -> list[int]:
+        """Return the token ids of a prompt; lerobot ends it with a new line."""
+        return self.tokenizer.encode(instruction if instruction.endswith("\n") else f"{instruction}\n").ids
+
+    def fit_instructions(self, instructions: Sequence[str]) -> None:
+        needed = {instruction: len(self.ids(instruction)) for instruction in instructions}
+        self.prompt_length = files.prompt_length(self.options.prompt_length, self.document["tokenizer_max_length"], needed)
+
+    def prepare(self, obs: Observation) -> Inputs:
+        """Images keep their size, which is smaller than the model's, until they are encoded."""
+        inputs = {f"image.{name}": obs.images[name] for name in self.spec.images}
+        ids = torch.zeros(len(obs.instruction), self.prompt_length, dtype=torch.int64)
+        mask = torch.zeros(len(obs.instruction), self.prompt_length, dtype=torch.bool)
+        for row, instruction in enumerate(obs.instruction):
+            tokens = self.ids(instruction)
+            files.check_prompt(instruction, len(tokens), self.prompt_length)
+            ids[row, : len(tokens)], mask[row, : len(tokens)] = torch.tensor(tokens), True
+        state = self.state_normalizer(obs.state)
+        inputs |= {"token_ids": ids.to(state.device), "token_mask": mask.to(state.device)}
+        return inputs | {"state": F.pad(state, (0, self.config.state_dim - state.shape[-1]))}
+
+    def encode_prefix(self, inputs: Inputs) -> Prefix:
+        images = [resize_with_pad(inputs[f"image.{name}"], size) for name, size in self.spec.images.items()]
+        return self.backbone.prefix(torch.stack(images, dim=1), inputs["token_ids"], inputs["token_mask"])
+
+    def context(self, inputs: Inputs) -> Prefix:
+        return self.backbone.with_state(self._prefix(inputs), inputs["state"])
+
+
+def resize_with_pad(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """Resize uint8 ``[B, H, W, 3]`` to float32 ``[B, 3, *size]`` in [-1, 1].
+
+    Bilinear without antialiasing, bars at the left or the top. Source: lerobot ``resize_with_pad``.
+    """
+    planes = images.permute(0, 3, 1, 2).float() / 255
+    height, width = size
+    ratio = max(planes.shape[3] / width, planes.shape[2] / height)
+    inner = (int(planes.shape[2] / ratio), int(planes.shape[3] / ratio))
+    planes = F.interpolate(planes, inner, mode="bilinear", align_corners=False)
+    return F.pad(planes, (width - inner[1], 0, height - inner[0], 0)) * 2 - 1
