@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "serving": BASE | {"algorithms", "runtime"} | PLAYING,
     "realworld": BASE | {"algorithms", "data", "evaluation", "runtime"} | PLAYING,
     "cli": BASE | {"algorithms", "data", "evaluation", "planner", "realworld", "runtime", "serving"} | PLAYING,
-    "testing": BASE | {"rollout"},
+    "testing": BASE | {"algorithms", "cli", "rollout", "telemetry"},
 }
 """cli -> {planner, realworld, serving} -> evaluation -> runtime -> {rollout, training, telemetry} -> {data} ->
 algorithms -> core -> config, and never back up. Lazy and TYPE_CHECKING imports count. Nothing imports testing."""
@@ -184,8 +184,8 @@ def test_the_main_job_imports_no_feature_and_no_other_plugin() -> None:
 
 
 BUDGETS = {
-    "rlinf_vla": 29_900,
-    "rlinf_vla/testing": 1_890,
+    "rlinf_vla": 29_880,
+    "rlinf_vla/testing": 2_070,
     "models": 4_560,
     "envs": 6_700,
     "robots": 7_060,
