@@ -1,4 +1,4 @@
-"""Define the dialogues: generators that show a prompt, get an answer, and return whether it is right.
+"""Define the dialogues: generators that show prompts, get answers, and return success.
 
 A generator may show prompts to several agents, one after another, as ``search`` does. All their
 turns are one episode, so that an algorithm credits the whole tree with its outcome.

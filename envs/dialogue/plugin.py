@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class DialogueConfig:
-    """Dialogues with a verifier, in the process of the policy: no simulator, no images, no state."""
+    """Dialogues with a verifier, in the policy's process: no simulator, images or state."""
 
     name: Name = "dialogue"
     task: Name = "sums"

@@ -53,8 +53,8 @@ class Talk:
 
 
 class DialogueWorld(VectorEnv):
-    """Actions ``[B, C, D]`` are tokens as UTF-8 bytes, padded with zeros. There are no images and no
-    state; an instruction is the prompt of whoever speaks next."""
+    """Actions ``[B, C, D]`` are tokens as UTF-8 bytes, padded with zeros. There are no images
+    and no state; an instruction is the prompt of whoever speaks next."""
 
     def __init__(self, game: Game, name: str, num_envs: int, episode_limit: int, token_bytes: int, answer_tokens: int) -> None:
         self.spec = EnvSpec(num_envs, token_bytes, 0, 1.0, episode_limit, {}, (name,), torch.device("cpu"))

@@ -2,7 +2,7 @@
 
 An action is a token, as UTF-8 bytes padded with zeros (``envs/dialogue``). After the token that ends
 an answer nothing is written: these actions are zeros with log-probability 0. Its checkpoint is a
-transformers directory with tokenizer.json. The attention mask is a matrix that this module makes, so
+transformers directory with tokenizer.json. The attention mask is a matrix that this module makes:
 models with several kinds of it (sliding windows, state spaces) are not supported.
 """
 
@@ -68,6 +68,7 @@ class CausalLMPolicy(Policy):
     Config: ClassVar[type] = CausalLMOptions
     lora_targets: ClassVar[tuple[str, ...]] = CausalLMOptions.lora_targets
     split_unsupported: ClassVar[str | None] = "passes every token through its whole language model: it has no separate action head"
+    backbone: Any  # transformers' annotations reject its own models
     forbidden: Tensor
     bytes: Tensor
 
@@ -173,11 +174,11 @@ class CausalLMPolicy(Policy):
         return ends.cumsum(1) - ends == 0
 
     def _per_byte(self, per_token: Tensor, written: Tensor) -> Tensor:
-        """Return ``[B, C, D]``: a token's number at its first byte, and 0 where nothing is written."""
+        """Return ``[B, C, D]``: a token's number at its first byte, 0 where nothing is written."""
         return F.pad(per_token.where(written, 0.0)[..., None], (0, self.spec.action_dim - 1))
 
     def _forced(self, inputs: Inputs, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities ``[B, C, V]`` of each next token, and the prompt's last state."""
+        """Return log-probabilities ``[B, C, V]`` of the tokens, and the prompt's last state."""
         prompt = inputs["token_ids"]
         ids = torch.cat([prompt.long(), tokens[:, :-1]], 1)
         mask = F.pad(prompt >= 0, (0, tokens.shape[1] - 1), value=True)
@@ -188,9 +189,8 @@ class CausalLMPolicy(Policy):
         tokens = latent["tokens"]
         log_prob, state = self._forced(inputs, tokens, temperature)
         written = self._written(tokens)
-        entropy = -(log_prob.exp() * log_prob.masked_fill(self.forbidden, 0.0)).sum(-1)
-        each = (self._per_byte(numbers, written) for numbers in (_of(log_prob, tokens), entropy))
-        return ActionEval(*each, self.value_head(state.float()).squeeze(-1))
+        entropy = self._per_byte(-(log_prob.exp() * log_prob.masked_fill(self.forbidden, 0.0)).sum(-1), written)
+        return ActionEval(self._per_byte(_of(log_prob, tokens), written), entropy, self.value_head(state.float()).squeeze(-1))
 
     def supervised_loss(self, inputs: Inputs, actions: Tensor, noise: Noise) -> Tensor:
         tokens = self.vocabulary.tokens(actions)

@@ -49,7 +49,7 @@ class Vocabulary:
         return found
 
     def tokens(self, actions: Tensor) -> Tensor:
-        """Return the tokens int64 ``[B, C]`` of bytes ``[B, C, D]``; what is no token is the end."""
+        """Return the tokens int64 ``[B, C]`` of bytes ``[B, C, D]``; other bytes are the end."""
         rows = actions.round().clamp(0, 255).to(torch.uint8).cpu().tolist()
         found = [[self.ids.get(bytes(row).rstrip(b"\0"), self.end_id) for row in chunk] for chunk in rows]
         return torch.tensor(found, device=actions.device)

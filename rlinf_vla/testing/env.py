@@ -24,8 +24,7 @@ def episodes(*seeds: int, task_id: int = 0) -> Episodes:
 def random_actions(env: VectorEnv, chunk: int, seed: int) -> Tensor:
     """Return float32 ``[B, C, D]``, small enough to do no harm in any control mode."""
     generator = torch.Generator().manual_seed(seed)
-    shape = (env.spec.num_envs, chunk, env.spec.action_dim)
-    return (0.3 * torch.randn(shape, generator=generator)).to(env.spec.device)
+    return (0.3 * torch.randn(env.spec.num_envs, chunk, env.spec.action_dim, generator=generator)).to(env.spec.device)
 
 
 def assert_same_row(a: Observation, i: int, b: Observation, j: int) -> None:
