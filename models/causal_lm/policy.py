@@ -1,7 +1,7 @@
 """A causal language model of transformers: a policy call writes up to ``chunk`` tokens of text.
 
-An action is a token, as UTF-8 bytes padded with zeros (``envs/dialogue``). After the token that ends
-an answer nothing is written: these actions are zeros with log-probability 0. Its checkpoint is a
+An action is a token, as UTF-8 bytes padded with zeros (``envs/dialogue``). After the end of an
+answer nothing is written: these actions are zeros with log-probability 0. Its checkpoint is a
 transformers directory with tokenizer.json. The attention mask is a matrix that this module makes:
 models with several kinds of it (sliding windows, state spaces) are not supported.
 """
