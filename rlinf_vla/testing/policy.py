@@ -251,7 +251,7 @@ class DiscretePolicyConformance(PolicyConformance):
         log_prob = torch.cat([sample.log_prob for sample in samples]).double()
 
         self.chi_square(choices[:, 0, 0], log_prob[:, 0, 0].exp())
-        # whatever was chosen before: E[1{choice = k} / p(choice)] = 1 for each k, or nothing is chosen
+        # whatever was chosen before: E[1{choice = k} / p(choice)] = 1 for each k, if one is chosen
         for k in choices[choices >= 0].unique():
             self.assert_mean((choices == k) * (-log_prob).exp() - (choices >= 0).double(), torch.tensor(0.0))
         entropy = policy.evaluate(one, rows(samples[0].latent, slice(0, 1)), 1.0).entropy[0, 0, 0]
