@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from rlinf_vla.algorithms.grpo import GRPO
 from rlinf_vla.cli import main as cli
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.protocols import VectorEnv
-from rlinf_vla.core.types import Observation
+from rlinf_vla.core.types import Observation, Trajectory
 from rlinf_vla.envs.dialogue.games import KEYS
 from rlinf_vla.envs.dialogue.plugin import DialogueConfig, plugin
 from rlinf_vla.models.causal_lm.options import CausalLMOptions
@@ -151,7 +152,14 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         plugin.create(DialogueConfig(task="sum"), groups=1)
 
 
-SHORT = ("algorithm.episodes=512", "evaluation.before_and_after=false", "cluster=laptop", "checkpoints.every=100")
+SHORT = (
+    "algorithm.episodes=512",
+    "model.options.prompt_length=4",
+    "evaluation.before_and_after=false",
+    "cluster=laptop",
+    "checkpoints.every=100",
+)
+PROMPTS = ("model.options.prompt_length=24",)
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "dapo"])
@@ -161,3 +169,24 @@ def test_its_answers_get_better(algorithm: str, tmp_path: Path, monkeypatch: pyt
     assert cli.run(["train", "recipe=dialogue_grpo", *more, *SHORT, "iterations=30", "run_dir=run"]) == 0
     success = [line["rollout/success_once"] for line in read_metrics(tmp_path / "run") if "rollout/success_once" in line]
     assert sum(success[-5:]) / 5 > sum(success[:5]) / 5 + 0.03
+
+
+def test_a_whole_tree_shares_its_advantage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The turns of lead and workers are calls of one episode, and GRPO credits all of them alike."""
+    monkeypatch.chdir(tmp_path)
+    seen: list[tuple[int, int]] = []
+
+    def advantages(self: GRPO, calls: Trajectory) -> Tensor:
+        found = original(self, calls)
+        for episode in calls.episode_ids().unique():
+            own = found[calls.episode_ids() == episode]
+            seen.append((len(own), len(own.unique())))
+        return found
+
+    original = GRPO.advantages
+    monkeypatch.setattr(GRPO, "advantages", advantages)
+    words = ("env.task=search", "env.episode_limit=12", "model.options.alphabet=0123456789abcdef", "algorithm.minibatch_size=64")
+    assert (
+        cli.run(["train", "recipe=dialogue_grpo", *SHORT, *words, "algorithm.episodes=256", *PROMPTS, "iterations=2", "run_dir=run"]) == 0
+    )
+    assert {count for count, _ in seen} >= {2, 6} and {advantages for _, advantages in seen} == {1}
