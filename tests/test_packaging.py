@@ -8,7 +8,9 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
+import venv
 import zipfile
 from importlib.metadata import EntryPoint
 from itertools import chain
@@ -76,6 +78,43 @@ def test_the_wheel_runs_from_an_empty_folder(installed: Path, tmp_path: Path) ->
     assert shown.returncode == 0, shown.stderr
     assert "name: maniskill_ppo" in shown.stdout and "checkpoint: asset://" in shown.stdout
     assert list(tmp_path.iterdir()) == [], "--cfg job writes nothing"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_written_packages_pass_their_tests_in_a_fresh_environment(wheel: Path, tmp_path: Path) -> None:
+    """All five kinds, by the commands of their README. Third-party packages are those of this environment."""
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    own = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path / "venv"), "platbase": str(tmp_path / "venv")}))
+    # an editable checkout there is not on the path, because no .pth file is read in a folder that one names
+    (own / "third_party.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH" and not name.startswith("PYTEST")}
+    environment |= {
+        "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}",
+        "VIRTUAL_ENV": str(tmp_path / "venv"),
+        "TMPDIR": str(tmp_path),
+    }
+
+    def command(*words: str, cwd: Path = tmp_path) -> str:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=500, cwd=cwd, env=environment)
+        assert done.returncode == 0, f"{words}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    pip = ("python", "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--no-build-isolation", "--disable-pip-version-check")
+    command("python", "-m", "pip", "uninstall", "-q", "-y", "setuptools")  # venv's own is too old, that of this environment is not
+    command(*pip, str(wheel))
+    where = command("python", "-c", "import rlinf_vla; print(rlinf_vla.__file__)")
+    assert where.startswith(str(own)), "the wheel's modules are imported, not those of a checkout"
+    for kind in ("model", "env", "reward", "robot", "algorithm"):
+        package = tmp_path / f"own_{kind}"
+        command("rlinf-vla", "new", kind, package.name)
+        install, test, train = (package / "README.md").read_text().split("```")[1].strip().split("\n")
+        assert install == 'pip install -e ".[test]"'
+        command(*pip, "-e", ".", cwd=package)
+        assert re.search(r"\d+ passed", command(*test.split(), "-p", "no:randomly", cwd=package))
+        command(*train.split(), "iterations=1", "episodes=2", "run_dir=run", cwd=package)
+        assert (package / "run" / "checkpoints" / "step_000001" / "COMPLETE").exists()
 
 
 # requirements that make pip replace a CPU build by a CUDA build, or install a torchvision that breaks transformers

@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "serving": BASE | {"algorithms", "runtime"} | PLAYING,
     "realworld": BASE | {"algorithms", "data", "evaluation", "runtime"} | PLAYING,
     "cli": BASE | {"algorithms", "data", "evaluation", "planner", "realworld", "runtime", "serving"} | PLAYING,
-    "testing": BASE | {"rollout"},
+    "testing": BASE | {"algorithms", "cli", "rollout", "telemetry"},
 }
 """cli -> {planner, realworld, serving} -> evaluation -> runtime -> {rollout, training, telemetry} -> {data} ->
 algorithms -> core -> config, and never back up. Lazy and TYPE_CHECKING imports count. Nothing imports testing."""
@@ -194,10 +194,10 @@ def test_the_main_job_imports_no_feature_and_no_other_plugin() -> None:
 
 
 BUDGETS = {
-    "rlinf_vla": 29_900,
-    "rlinf_vla/testing": 1_890,
-    "models": 5_040,
-    "envs": 6_700,
+    "rlinf_vla": 29_890,
+    "rlinf_vla/testing": 2_070,
+    "models": 4_680,
+    "envs": 6_910,
     "robots": 7_060,
     "rewards": 110,
     "benchmarks": 2_730,

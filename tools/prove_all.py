@@ -46,6 +46,8 @@ PROOFS: dict[str, tuple[str, ...]] = {
     "DSRL on π₀, PushCube": ("recipe=maniskill_dsrl",),
     "RL Token on π₀, PushCube": ("recipe=maniskill_rlt",),
     "PPO, Genesis": ("recipe=genesis_ppo",),
+    "GRPO, sums in text": ("recipe=dialogue_grpo",),
+    "DAPO, sums in text": ("recipe=dialogue_grpo", "algorithm=dapo", "algorithm.granularity=action"),
 }
 """Name -> keys of the training."""
 

@@ -24,8 +24,7 @@ def episodes(*seeds: int, task_id: int = 0) -> Episodes:
 def random_actions(env: VectorEnv, chunk: int, seed: int) -> Tensor:
     """Return float32 ``[B, C, D]``, small enough to do no harm in any control mode."""
     generator = torch.Generator().manual_seed(seed)
-    shape = (env.spec.num_envs, chunk, env.spec.action_dim)
-    return (0.3 * torch.randn(shape, generator=generator)).to(env.spec.device)
+    return (0.3 * torch.randn(env.spec.num_envs, chunk, env.spec.action_dim, generator=generator)).to(env.spec.device)
 
 
 def assert_same_row(a: Observation, i: int, b: Observation, j: int) -> None:
@@ -152,7 +151,8 @@ class VectorEnvConformance:
 
     def test_a_seed_matters(self, env: VectorEnv) -> None:
         seen = env.reset(episodes(31, 32, 31))
-        assert not all(torch.equal(image[0], image[1]) for image in seen.images.values())
+        differ = [not torch.equal(image[0], image[1]) for image in seen.images.values()]
+        assert any(differ or [not torch.equal(seen.state[0], seen.state[1]), seen.instruction[0] != seen.instruction[1]])
         assert_same_row(seen, 0, seen, 2)
 
     def test_a_chunk_is_its_control_steps_one_by_one(self, env: VectorEnv) -> None:

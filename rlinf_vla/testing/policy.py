@@ -238,7 +238,7 @@ class DiscretePolicyConformance(PolicyConformance):
     block = 512
 
     def choices(self, latent: dict[str, Tensor]) -> Tensor:
-        """Return the index of each choice, int64 ``[B, C, D]``."""
+        """Return the index of each choice, int64 ``[B, C, D]``; -1 where there was none."""
         raise NotImplementedError
 
     @torch.no_grad()
@@ -251,9 +251,9 @@ class DiscretePolicyConformance(PolicyConformance):
         log_prob = torch.cat([sample.log_prob for sample in samples]).double()
 
         self.chi_square(choices[:, 0, 0], log_prob[:, 0, 0].exp())
-        # whatever was chosen before it in the chunk: E[1{choice = k} / p(choice)] = 1 for each k
-        for k in range(int(choices.max()) + 1):
-            self.assert_mean((choices == k) * (-log_prob).exp(), torch.tensor(1.0))
+        # whatever was chosen before: E[1{choice = k} / p(choice)] = 1 for each k, if one is chosen
+        for k in choices[choices >= 0].unique():
+            self.assert_mean((choices == k) * (-log_prob).exp() - (choices >= 0).double(), torch.tensor(0.0))
         entropy = policy.evaluate(one, rows(samples[0].latent, slice(0, 1)), 1.0).entropy[0, 0, 0]
         self.assert_mean(-log_prob[:, 0, 0], entropy)
 

@@ -22,14 +22,15 @@ TOLERANCE = 1e-5
 
 def observations(policy: Policy, batch: int, seed: int = 0) -> Observation:
     """Return random images and states, on the policy's device, with instructions of different
-    lengths."""
+    lengths, which all differ if the policy sees nothing else."""
     generator = torch.Generator().manual_seed(seed)
     images = {
         name: torch.randint(0, 256, (batch, height, width, 3), generator=generator, dtype=torch.uint8)
         for name, (height, width) in policy.spec.images.items()
     }
     state = torch.randn(batch, policy.spec.state_dim, generator=generator)
-    return Observation(images, state, [INSTRUCTIONS[i % len(INSTRUCTIONS)] for i in range(batch)]).to(device_of(policy))
+    texts = [INSTRUCTIONS[i % len(INSTRUCTIONS)] for i in range(batch)]
+    return Observation(images, state, texts if images else [f"{text} {i}" for i, text in enumerate(texts)]).to(device_of(policy))
 
 
 def rows(inputs: Inputs, index: Any) -> Inputs:

@@ -224,3 +224,6 @@ class CounterPlugin:
 
     def diagnose(self) -> list[Diagnosis]:
         return [Diagnosis("counter", True, "needs nothing")]
+
+
+plugin = CounterPlugin()

@@ -59,8 +59,10 @@ class LinearPolicy(Policy):
 
     @classmethod
     def load(cls, checkpoint: Path, config: Any) -> LinearPolicy:
+        """Random weights if there is only config.json."""
         policy = cls(LinearOptions(**json.loads((checkpoint / "config.json").read_text())))
-        policy.backbone.load_state_dict(load_file(checkpoint / "model.safetensors"))
+        if (stored := checkpoint / "model.safetensors").exists():
+            policy.backbone.load_state_dict(load_file(stored))
         return policy
 
     def save(self, checkpoint: Path, dtype: torch.dtype | None = None) -> None:

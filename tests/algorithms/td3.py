@@ -79,7 +79,13 @@ class TD3(OffPolicy):
         return {"critic": Adam(critic, lr=self.config.value_learning_rate), "actor": Adam(actor, lr=self.config.learning_rate)}
 
     def step(
-        self, trainer: Trainable, batch: Transitions, generator: torch.Generator, index: int, shown: Callable[[], Transitions]
+        self,
+        trainer: Trainable,
+        batch: Transitions,
+        generator: torch.Generator,
+        iteration: int,
+        index: int,
+        shown: Callable[[], Transitions],
     ) -> dict[str, float]:
         policy, target, config = trainer.policy, trainer.target, self.config
         device = next(policy.parameters()).device

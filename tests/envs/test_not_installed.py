@@ -13,7 +13,11 @@ ASKS = {"genesis": "plugin", "gymnasium": "plugin", "libero": "suites", "maniski
 """The module of each plug-in that looks for its simulator."""
 
 
-@pytest.mark.parametrize("name", list(plugins.envs()))
+def test_all_but_text_have_a_simulator() -> None:
+    assert plugins.envs().keys() - ASKS.keys() == {"dialogue"}
+
+
+@pytest.mark.parametrize("name", sorted(ASKS))
 def test_a_simulator_that_is_not_installed_is_optional(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(import_module(f"rlinf_vla.envs.{name}.{ASKS[name]}"), "find_spec", lambda module: None)
     suites.root.cache_clear()

@@ -171,7 +171,7 @@ def test_bytes_are_counted_per_block(tmp_path: Path) -> None:
 def test_models_that_cannot_be_split_say_why() -> None:
     models = plugins.models()
     refused = {name for name, model in models.items() if model.split_unsupported is not None}
-    assert refused - {"remote"} == {"openvla"} and models.keys() >= {"compact", "openvla_oft", "pi0"}
+    assert refused - {"remote"} == {"openvla", "causal_lm"} and models.keys() >= {"compact", "openvla_oft", "pi0"}
     with pytest.raises(UserError, match=r"rollout\.split=head: model=openvla passes every action token through its whole language model"):
         require_separable(models["openvla"])
 

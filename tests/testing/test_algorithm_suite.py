@@ -1,0 +1,103 @@
+"""The suite of algorithm plug-ins: the engine's algorithms pass, and mistakes in an algorithm fail."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlinf_vla.algorithms.grpo import GRPO
+from rlinf_vla.algorithms.ppo import PPO
+from rlinf_vla.algorithms.sac import SAC
+from rlinf_vla.algorithms.sft import SFT
+from rlinf_vla.testing.algorithm import AlgorithmConformance
+from tests.algorithms.a2c import A2C
+from tests.algorithms.td3 import TD3
+
+REPLAY = ("algorithm.episodes=4", "algorithm.updates_per_step=0.2", "algorithm.batch_size=8", "algorithm.hidden=16")
+ON_POLICY = ("algorithm.minibatch_size=10", "algorithm.learning_rate=0.05")
+
+
+class TestPPO(AlgorithmConformance):
+    algorithm = PPO
+    keys = ("algorithm.horizon=12", *ON_POLICY)
+
+
+class TestGRPO(AlgorithmConformance):
+    algorithm = GRPO
+    keys = ("algorithm.episodes=8", "algorithm.group_size=4", *ON_POLICY)
+
+
+class TestSAC(AlgorithmConformance):
+    algorithm = SAC
+    keys = ("algorithm.critics=3", *REPLAY)
+
+
+class TestSFT(AlgorithmConformance):
+    algorithm = SFT
+    keys = ("algorithm.batch_size=8", "algorithm.warmup_steps=1", "algorithm.demonstrations.episodes=6")
+
+
+class TestA2C(AlgorithmConformance):
+    algorithm = A2C
+    keys = ON_POLICY
+
+
+class TestTD3(AlgorithmConformance):
+    algorithm = TD3
+    keys = REPLAY
+
+
+class Lazy(A2C):
+    def iteration(self, flow: Any) -> None:
+        flow.publish()
+
+
+class Mean(A2C):
+    def loss(self, policy: Any, batch: Any, value_only: bool) -> Any:
+        total, metrics = super().loss(policy, batch, value_only)
+        return total / len(batch), metrics
+
+
+class Forgetful(A2C):
+    """Its entropy bonus decays, which no checkpoint knows."""
+
+    def iteration(self, flow: Any) -> None:
+        self.config.entropy_coef = (self.config.entropy_coef or 1.0) / 2
+        super().iteration(flow)
+
+
+class Random(A2C):
+    def loss(self, policy: Any, batch: Any, value_only: bool) -> Any:
+        total, metrics = super().loss(policy, batch, value_only)
+        return total * float(1 + torch.rand(1)), metrics
+
+
+@pytest.mark.parametrize(
+    ("broken", "check"),
+    [
+        (Lazy, "test_each_iteration_changes_weights"),
+        (Mean, "test_a_loss_is_a_sum_over_calls"),
+        (Forgetful, "test_a_resumed_run_ends_in_the_same_bits"),
+        (Random, "test_the_same_seed_trains_the_same_bits"),
+    ],
+)
+def test_a_mistake_fails(broken: Any, check: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Suite(AlgorithmConformance):
+        algorithm = broken
+        keys = ON_POLICY
+
+    test = getattr(Suite(), check)
+    with Suite.installed(tmp_path, monkeypatch) as train:
+        given = {"monkeypatch": monkeypatch, "train": train, "whole": train("whole")}
+        with pytest.raises(AssertionError):
+            test(**{name: given[name] for name in inspect.signature(test).parameters})
+
+
+def test_metrics_that_are_not_finite_fail(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "actor/pg_loss": null}\n')
+    with pytest.raises(AssertionError):
+        TestA2C().test_what_it_logs_is_finite(tmp_path)
