@@ -51,7 +51,9 @@ class Watched(SAC):
         self.shown: list[Transitions | None] = []
         self.draws: list[float] = []
 
-    def step(self, trainer: Any, batch: Transitions, generator: torch.Generator, index: int, shown: Any) -> dict[str, float]:
+    def step(
+        self, trainer: Any, batch: Transitions, generator: torch.Generator, iteration: int, index: int, shown: Any
+    ) -> dict[str, float]:
         with_actor = index % self.config.actor_every == 0
         self.batches.append(batch)
         self.shown.append(shown() if self.config.sft_coef and with_actor else None)
