@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -105,6 +105,19 @@ def check_prompt(instruction: str, tokens: int, length: int) -> None:
             f"instruction {instruction!r} takes {tokens} tokens, model.options.prompt_length is {length}: "
             f"set model.options.prompt_length={tokens} or more"
         )
+
+
+def padded_prompts(prompts: Sequence[tuple[str, Sequence[int]]], length: int) -> tuple[Tensor, Tensor]:
+    """Return ids int64 and mask bool ``[B, length]``, padded on the right, of instructions and ids.
+
+    Raises UserError for longer prompts.
+    """
+    ids = torch.zeros(len(prompts), length, dtype=torch.int64)
+    mask = torch.zeros(len(prompts), length, dtype=torch.bool)
+    for row, (instruction, tokens) in enumerate(prompts):
+        check_prompt(instruction, len(tokens), length)
+        ids[row, : len(tokens)], mask[row, : len(tokens)] = torch.tensor(tokens), True
+    return ids, mask
 
 
 def read_weights(directory: Path) -> dict[str, Stored]:

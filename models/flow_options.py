@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from rlinf_vla.config.ranges import Interval, Label, Name, NonEmpty, OneOf, Positive, Range, Size
 
-from .options import WeightOptions
+from .options import LLAMA_LINEARS, WeightOptions
 
 SAMPLERS = ("flow_sde", "flow_sde_all", "flow_noise")
 CRITICS = ("expert", "vlm", "both")
@@ -17,7 +17,7 @@ CRITICS = ("expert", "vlm", "both")
 class FlowOptions(WeightOptions):
     """Options in ``model.options`` of a flow policy."""
 
-    lora_targets: ClassVar[tuple[str, ...]] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    lora_targets: ClassVar[tuple[str, ...]] = LLAMA_LINEARS
 
     card: Name | None = None
     """Card of a published checkpoint, whose values null options take (docs/pi0.md). null: found by

@@ -7,6 +7,9 @@ from typing import Annotated
 
 from rlinf_vla.config.ranges import OneOf
 
+LLAMA_LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""Linear layers of a Llama-like layer by their names in transformers."""
+
 
 @dataclass
 class WeightOptions:

@@ -7,14 +7,14 @@ from typing import Annotated, ClassVar
 
 from rlinf_vla.config.ranges import Label, Range, Size
 
-from ..options import WeightOptions
+from ..options import LLAMA_LINEARS, WeightOptions
 
 
 @dataclass
 class CausalLMOptions(WeightOptions):
     """Recipe node ``model.options``."""
 
-    lora_targets: ClassVar[tuple[str, ...]] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    lora_targets: ClassVar[tuple[str, ...]] = LLAMA_LINEARS
     chunk: Annotated[int, Range(1, 4096)] = 2
     """Tokens per policy call; an answer that ends earlier is padded."""
     prompt_length: Size = 32

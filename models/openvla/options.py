@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from rlinf_vla.config.ranges import Label, Name, NonEmpty, Range, Size
 
-from ..options import WeightOptions
+from ..options import LLAMA_LINEARS, WeightOptions
 
 
 @dataclass
@@ -17,7 +17,7 @@ class CommonOptions(WeightOptions):
     # the modules that the official fine-tuning script ("all-linear") stores, less the output layer
     lora_targets: ClassVar[tuple[str, ...]] = (
         *("q", "kv", "qkv", "proj", "fc1", "fc2", "fc3"),
-        *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+        *LLAMA_LINEARS,
     )
     card: Name | None = None
     """Card of a published checkpoint, whose values null options take (docs/openvla.md). null: found

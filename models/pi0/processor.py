@@ -9,14 +9,13 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.images import padded
 
-from ..files import check_prompt
+from ..files import padded_prompts
 
 NORM_STATS = "norm_stats.json"
 STATE_BINS = 256
@@ -78,10 +77,5 @@ class PromptEncoder:
 
     def __call__(self, instructions: list[str], states: Tensor) -> tuple[Tensor, Tensor]:
         """Return ids int64 and mask bool ``[B, length]``. Raises UserError for longer prompts."""
-        ids = torch.zeros(len(instructions), self.length, dtype=torch.int64)
-        mask = torch.zeros(len(instructions), self.length, dtype=torch.bool)
-        for row, (instruction, state) in enumerate(zip(instructions, states.cpu(), strict=True)):
-            tokens = self.ids(instruction, state)
-            check_prompt(instruction, len(tokens), self.length)
-            ids[row, : len(tokens)], mask[row, : len(tokens)] = torch.tensor(tokens), True
-        return ids, mask
+        pairs = zip(instructions, states.cpu(), strict=True)
+        return padded_prompts([(instruction, self.ids(instruction, state)) for instruction, state in pairs], self.length)

@@ -86,12 +86,7 @@ class SmolVLAPolicy(FlowPolicy):
     def prepare(self, obs: Observation) -> Inputs:
         """Images keep their size, which is smaller than the model's, until they are encoded."""
         inputs = {f"image.{name}": obs.images[name] for name in self.spec.images}
-        ids = torch.zeros(len(obs.instruction), self.prompt_length, dtype=torch.int64)
-        mask = torch.zeros(len(obs.instruction), self.prompt_length, dtype=torch.bool)
-        for row, instruction in enumerate(obs.instruction):
-            tokens = self.ids(instruction)
-            files.check_prompt(instruction, len(tokens), self.prompt_length)
-            ids[row, : len(tokens)], mask[row, : len(tokens)] = torch.tensor(tokens), True
+        ids, mask = files.padded_prompts([(each, self.ids(each)) for each in obs.instruction], self.prompt_length)
         state = self.state_normalizer(obs.state)
         inputs |= {"token_ids": ids.to(state.device), "token_mask": mask.to(state.device)}
         return inputs | {"state": F.pad(state, (0, self.config.state_dim - state.shape[-1]))}

@@ -55,6 +55,22 @@ Train = Callable[..., Path]
 """Train in the run directory of this name, with further words; return the directory."""
 
 
+@contextmanager
+def as_before() -> Iterator[None]:
+    """Restore afterwards what commands and Ray change: signal handlers, threads, and Hydra."""
+    handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    threads = torch.get_num_threads()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("HYDRA_FULL_ERROR", "0")
+            yield
+    finally:
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
+        torch.set_num_threads(threads)
+        GlobalHydra.instance().clear()
+
+
 class AlgorithmConformance:
     """Subclasses set ``algorithm``, and ``keys`` where its defaults are large."""
 
@@ -78,34 +94,23 @@ class AlgorithmConformance:
     @classmethod
     @contextmanager
     def installed(cls, folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Train]:
-        """Install the algorithm, the toy environment and the toy policy, and no other plug-ins.
-
-        Afterwards signal handlers, threads and Hydra, which commands set, are as before.
-        """
+        """Install the algorithm, the toy environment and the toy policy, and no other plug-ins."""
         name = cls.algorithm.Config().name  # type: ignore[attr-defined]
         patch.chdir(folder)
-        patch.setenv("HYDRA_FULL_ERROR", "0")
         patch.setattr(plugins, "algorithms", lambda: {name: cls.algorithm})
         patch.setattr(plugins, "envs", lambda: {"counter": CounterPlugin()})
         patch.setattr(plugins, "models", lambda: {"linear": LinearPolicy})
         LinearPolicy(LinearOptions(chunk=2)).save(folder / "model")
         (folder / "recipe").mkdir()
         (folder / "recipe" / "conformance.yaml").write_text(RECIPE.format(name=name, folder=folder))
-        handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-        threads = torch.get_num_threads()
 
         def run(directory: str, *words: str, code: int = 0) -> Path:
             command = ["train", "--config-dir", str(folder), "recipe=conformance", *cls.keys, f"run_dir={directory}", *words]
             assert cli.run(command) == code, f"rlinf-vla {' '.join(command)}"
             return folder / directory
 
-        try:
+        with as_before():
             yield run
-        finally:
-            for signum, handler in handlers.items():
-                signal.signal(signum, handler)
-            torch.set_num_threads(threads)
-            GlobalHydra.instance().clear()
 
     def test_its_config_fits_into_a_recipe(self) -> None:
         config = self.algorithm.Config()

@@ -1,18 +1,15 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
-from hydra.core.global_hydra import GlobalHydra
 
 from rlinf_vla.cli import main as cli
 from rlinf_vla.core import plugins
+from rlinf_vla.testing.algorithm import as_before
 from rlinf_vla.testing.toy_env import CounterPlugin
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from tests.cli import toy_robot
@@ -35,17 +32,6 @@ class Outcome:
 CommandLine = Callable[..., Outcome]
 
 
-@contextmanager
-def as_before() -> Iterator[None]:
-    """Commands and Ray install signal handlers for the rest of the process, and commands configure Hydra."""
-    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HYDRA_FULL_ERROR", "0")
-        yield
-    for signum, handler in before.items():
-        signal.signal(signum, handler)
-
-
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
     with as_before():
@@ -60,11 +46,10 @@ def handlers_of_a_module() -> Iterator[None]:
 
 
 @pytest.fixture
-def rlinf_vla(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CommandLine]:
+def rlinf_vla(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
     """Runs a command line in this process, in an empty folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "300")
-    threads = torch.get_num_threads()
 
     def run(*arguments: str) -> Outcome:
         capsys.readouterr()
@@ -74,9 +59,7 @@ def rlinf_vla(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: p
             code = ending.code if isinstance(ending.code, int) else 1
         return Outcome(code, *capsys.readouterr())
 
-    yield run
-    torch.set_num_threads(threads)
-    GlobalHydra.instance().clear()
+    return run
 
 
 COUNTING = """# @package _global_

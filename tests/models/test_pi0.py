@@ -16,7 +16,8 @@ from rlinf_vla.models.pi0.network import Pi0Network
 from rlinf_vla.models.pi0.policy import Pi0Options, Pi0Policy
 from rlinf_vla.runtime.on_policy_updater import precompute_frozen
 from rlinf_vla.testing.policy import PolicyConformance
-from rlinf_vla.testing.policy_calls import act, gradients, observations, with_critic
+from rlinf_vla.testing.policy_calls import act, gradients, observations
+from tests.models.frozen_part import assert_computed_once
 from tests.models.tiny_openvla import ASSET, ASSETS
 from tools.tiny_checkpoints import write_pi0
 
@@ -145,26 +146,7 @@ def test_a_frozen_vlm_is_not_trained(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"pi05": True}, {"value_on": "vlm", "sampler": "flow_sde_all"}, {"value_on": "both"}])
 def test_the_frozen_part_is_computed_once_for_all_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
-    policy = small(tmp_path / "small", frozen_vlm=True, **options)
-    inputs = with_critic(policy).prepare(observations(policy, 5))
-    latent = act(policy, inputs).latent
-    expected = policy.evaluate(inputs, latent, 1.0)
-    (expected.log_prob.sum() + expected.value.sum()).backward()
-    gradient = gradients(policy)
-    policy.zero_grad()
-    kept = precompute_frozen(policy, inputs, rows=2)
-    assert all(len(value) == 5 and not value.requires_grad for value in kept.values())
-    monkeypatch.delattr(Pi0Network, "prefix")
-    for _epoch in range(2):
-        policy.zero_grad()
-        found = policy.evaluate(kept, latent, 1.0)
-        torch.testing.assert_close(found.log_prob, expected.log_prob, rtol=0, atol=1e-5)
-        torch.testing.assert_close(found.value, expected.value, rtol=0, atol=1e-5)
-        (found.log_prob.sum() + found.value.sum()).backward()
-        again = gradients(policy)
-        assert again.keys() == gradient.keys()
-        for name, value in gradient.items():
-            torch.testing.assert_close(again[name], value, rtol=1e-4, atol=1e-5)
+    assert_computed_once(small(tmp_path / "small", frozen_vlm=True, **options), Pi0Network, monkeypatch)
 
 
 def test_a_critic_on_both_reads_what_each_of_the_others_reads(tmp_path: Path) -> None:

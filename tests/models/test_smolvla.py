@@ -11,9 +11,9 @@ import torch
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.models.smolvla.network import SmolVLANetwork
 from rlinf_vla.models.smolvla.policy import SmolVLAOptions, SmolVLAPolicy
-from rlinf_vla.runtime.on_policy_updater import precompute_frozen
 from rlinf_vla.testing.policy import PolicyConformance
-from rlinf_vla.testing.policy_calls import act, gradients, observations, with_critic
+from rlinf_vla.testing.policy_calls import act, gradients, observations
+from tests.models.frozen_part import assert_computed_once
 from tests.models.tiny_openvla import ASSETS
 from tools.tiny_checkpoints import write_smolvla
 
@@ -87,25 +87,10 @@ def test_the_packaged_asset_is_that_of_the_module(tmp_path: Path) -> None:
 def test_a_frozen_vlm_is_computed_once_and_the_state_is_still_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value_on: str
 ) -> None:
-    policy = with_critic(small(tmp_path / "small", frozen_vlm=True, value_on=value_on))
-    inputs = policy.prepare(observations(policy, 4))
-    latent = act(policy, inputs).latent
-    expected = policy.evaluate(inputs, latent, 1.0)
-    (expected.log_prob.sum() + expected.value.sum()).backward()
-    gradient = gradients(policy)
+    policy = small(tmp_path / "small", frozen_vlm=True, value_on=value_on)
+    assert_computed_once(policy, SmolVLANetwork, monkeypatch)
     learning = gradients(policy.backbone)
     assert not any(".vlm." in name for name in learning) and {"state_proj.weight", "action_in_proj.weight"} <= learning.keys()
-    kept = precompute_frozen(policy, inputs, rows=2)
-    monkeypatch.delattr(SmolVLANetwork, "prefix")
-    policy.zero_grad()
-    found = policy.evaluate(kept, latent, 1.0)
-    torch.testing.assert_close(found.log_prob, expected.log_prob, rtol=0, atol=1e-5)
-    torch.testing.assert_close(found.value, expected.value, rtol=0, atol=1e-5)
-    (found.log_prob.sum() + found.value.sum()).backward()
-    again = gradients(policy)
-    assert again.keys() == gradient.keys()
-    for name, value in gradient.items():
-        torch.testing.assert_close(again[name], value, rtol=1e-4, atol=1e-5)
 
 
 def test_steering_starts_from_the_given_noise(tmp_path: Path) -> None:
