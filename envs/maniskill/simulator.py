@@ -20,6 +20,7 @@ from rlinf_vla.config.errors import UserError
 from ..batch_serving import BatchServer
 from ..serving import PICTURE_SIZE, Seen, Step, serve
 from ..shared_arrays import SimulatorSpec
+from . import fast_paths
 from .experts import expert_actions
 from .lowpoly import low_poly_visuals
 from .vulkan import NO_DRIVER
@@ -232,6 +233,7 @@ class ManiSkillSimulator:
         torch.set_num_threads(1)
         gc.collect()
         gc.freeze()  # ManiSkill collects garbage with every new scene; scanning the imported modules would take 0.1 s
+        fast_paths.install()
         self._visuals = ExitStack()  # for the life of the process: every reset builds a new scene
         if options["low_poly"]:
             self._visuals.enter_context(low_poly_visuals())

@@ -4,7 +4,8 @@ peft casts the input of a float32 factor to float32: on a bfloat16 network a cop
 layer's input, twice its size, kept for the backward pass, and a product without bfloat16 units. A
 factor is small (rank times the layer's width), so these cast the factor instead, at each call. As
 in autocast, its gradient is computed in bfloat16, and cast and summed over micro-batches in
-float32. On a float32 network nothing is cast, and no bit differs from peft's own layers.
+float32. On a float32 network nothing is cast. Linear layers also add the factors' product within
+its multiplication (see ``adapted_linear.py``).
 """
 
 from __future__ import annotations
@@ -32,12 +33,16 @@ def multiply_in_input_dtype(backbone: nn.Module) -> None:
 
     Others cast their input, as peft does. Names and weights do not change.
     """
-    from peft.tuners.lora import LoraLayer
+    from peft.tuners.lora import Linear, LoraLayer
+
+    from rlinf_vla.training.adapted_linear import AdaptedLinear
 
     for layer in backbone.modules():
         if isinstance(layer, LoraLayer):
             factors = [*layer.lora_A.values(), *layer.lora_B.values()]
             if all(type(factor) in KINDS for factor in factors):
                 layer.cast_input_dtype_enabled = False
+                if type(layer) is Linear:
+                    layer.__class__ = AdaptedLinear
                 for factor in factors:
                     factor.__class__ = KINDS[type(factor)]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
+from mani_skill.utils.geometry import rotation_conversions
 from numpy.typing import NDArray
+from torch import Tensor
 
 from rlinf_vla.core.types import Episodes
 from rlinf_vla.envs.maniskill import put_on_plate
@@ -87,8 +90,8 @@ def a_batch_of_one_is_the_cpu_backend() -> bool:
     env = ProcessVectorEnv(SimulatorPool(program, options, slots=1, processes=1, episode_limit=8), ("PushCube",))
     result = [env.reset(Episodes.first_attempts(torch.zeros(1).long(), torch.tensor([seed]))) for seed in (3, 4)] and env.step(actions)
     seen = result.observation
-    sim = simulator(**config)
-    instruction = sim.reset(0, 4, 0)
+    sim = simulator(**config)  # takes ManiSkill's fast paths, and the batch does not
+    instruction = [sim.reset(0, seed, 0) for seed in (3, 4)][-1]
     rewards = [sim.step(0, action.numpy()).reward for action in actions[0, :8]]
     state, images = sim.observe(0)
     same = (
@@ -104,6 +107,15 @@ def a_batch_of_one_is_the_cpu_backend() -> bool:
     )
     env.close()
     return same
+
+
+def quaternion_products(multiply: Callable[[Tensor, Tensor], Tensor]) -> list[bytes]:
+    """Of pairs of quaternions that are random, not normalised, signed zeros, and of shapes to broadcast."""
+    random = torch.Generator().manual_seed(0)
+    zeros = torch.tensor([[0.0, -0.0, 0.0, -0.0], [-0.0, -0.0, 1.0, 0.0]])
+    left = [torch.randn(500, 4, generator=random), torch.randn(1, 4, generator=random), zeros]
+    right = [torch.randn(500, 4, generator=random) * 1e3, torch.randn(3, 4, generator=random), zeros.flip(0)]
+    return [multiply(one, other).numpy().tobytes() for one, other in zip(left, right, strict=True)]
 
 
 def layouts() -> dict[str, Any]:
@@ -139,6 +151,7 @@ def progress_rewards() -> list[float]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    stock = quaternion_products(rotation_conversions.quaternion_raw_multiply)
     warm = simulator()  # as long as one lives the renderer is not built anew
     facts = {
         "expert": {task: expert_success(task) for task in ("PushCube", "PickCube", "StackCube", "PutOnPlate")},
@@ -147,6 +160,7 @@ if __name__ == "__main__":
         "turns": turns(),
         "low_poly_is_the_same_physics": low_poly_is_the_same_physics(),
         "a_batch_of_one_is_the_cpu_backend": a_batch_of_one_is_the_cpu_backend(),
+        "quaternions_have_the_same_bits": quaternion_products(rotation_conversions.quaternion_raw_multiply) == stock,
         "layouts": layouts(),
         "instructions": instructions(),
         "progress_rewards": progress_rewards(),

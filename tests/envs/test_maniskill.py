@@ -112,6 +112,11 @@ def test_the_gpu_backend_as_a_batch_of_one_is_the_cpu_backend(facts: dict[str, A
     assert facts["a_batch_of_one_is_the_cpu_backend"]
 
 
+def test_fast_paths_have_the_bits_of_maniskill(facts: dict[str, Any]) -> None:
+    """So do whole episodes, in the test above: a batch does not use them."""
+    assert facts["quaternions_have_the_same_bits"]
+
+
 def test_put_on_plate_draws_layouts_without_collisions(facts: dict[str, Any]) -> None:
     layouts = facts["layouts"]
     assert layouts["apart"] >= 0.08

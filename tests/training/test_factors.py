@@ -12,9 +12,12 @@ from peft.tuners.tuners_utils import cast_adapter_dtype
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rlinf_vla.training.adapted_linear import AdaptedProduct
 from rlinf_vla.training.factors import multiply_in_input_dtype
 
 RANK, SCALE = 4, 2.0
+ROUNDED = 2.0**-6
+"""Relative: a few roundings to bfloat16."""
 
 
 class Network(nn.Module):
@@ -56,27 +59,62 @@ def test_the_product_is_in_bfloat16_and_the_gradient_in_float32(layer: str) -> N
     low = [factor.detach().bfloat16().requires_grad_() for factor in factors(adapter)]
     inner = product(layer, x, low[0], stride=2) if layer == "conv" else product(layer, x, low[0])
     expected = adapter.base_layer(x) + product(layer, inner, low[1]) * SCALE
-    assert found.dtype == torch.bfloat16 and torch.equal(found, expected)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found, expected, rtol=ROUNDED, atol=ROUNDED)
+    direction = torch.randn_like(found)
     for result in (found, expected):
-        result.square().sum().backward()
+        result.backward(direction)
     for factor, reference in zip(factors(adapter), low, strict=True):
         assert factor.dtype == torch.float32 and factor.grad is not None and reference.grad is not None
-        assert factor.grad.dtype == torch.float32 and torch.equal(factor.grad, reference.grad.float())
+        assert factor.grad.dtype == torch.float32
+        torch.testing.assert_close(factor.grad, reference.grad.float(), rtol=ROUNDED, atol=10 * ROUNDED)
 
 
 @pytest.mark.parametrize("layer", list(INPUTS))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_on_other_networks_they_are_peft_s_own_bits(layer: str, dtype: torch.dtype) -> None:
+def test_on_other_networks_they_are_peft_s_own_numbers(layer: str, dtype: torch.dtype) -> None:
     found = {}
     for ours in (True, False):
         adapter = getattr(adapted(dtype, ours), layer)
-        result = adapter(INPUTS[layer].to(dtype))
-        result.sum().backward()
-        found[ours] = [result, *(factor.grad for factor in factors(adapter))]
-    if dtype == torch.float32:
-        assert all(torch.equal(mine, stock) for mine, stock in zip(found[True], found[False], strict=True))
-    else:
-        torch.testing.assert_close(found[True], found[False], rtol=1e-6, atol=1e-5)
+        x = INPUTS[layer].to(dtype, copy=True).requires_grad_()
+        result = adapter(x)
+        result.square().sum().backward()
+        found[ours] = [result, x.grad, *(factor.grad for factor in factors(adapter))]
+    torch.testing.assert_close(found[True], found[False], rtol=1e-5, atol=1e-5)
+
+
+def test_the_adapted_product_has_the_derivatives_of_its_formula() -> None:
+    sizes = {"x": (6, 5), "weight": (4, 5), "bias": (4,), "a": (2, 5), "b": (4, 2)}
+    given = {name: torch.randn(size, dtype=torch.float64) for name, size in sizes.items()}
+    x, weight, bias, a, b = given.values()
+    torch.testing.assert_close(AdaptedProduct.apply(x, weight, bias, a, b, SCALE), x @ weight.T + bias + SCALE * x @ a.T @ b.T)
+    for learned in ({"x", "a", "b"}, {"a", "b"}):
+        inputs = [value.clone().requires_grad_(name in learned) for name, value in given.items()]
+        assert torch.autograd.gradcheck(lambda *them: AdaptedProduct.apply(*them, SCALE), inputs)
+
+
+def test_a_sum_in_bfloat16_is_rounded_less_often() -> None:
+    """So it is nearer to the exact one than peft's, which rounds the factors' product and its multiple, too."""
+    errors = {}
+    for ours in (True, False):
+        adapter = adapted(torch.bfloat16, ours).linear
+        x = torch.randn(2000, 48, generator=torch.Generator().manual_seed(0)).bfloat16()
+        a, b = (factor.detach().bfloat16() for factor in factors(adapter))
+        base = [parameter.double() for parameter in adapter.base_layer.parameters()]
+        exact = F.linear(x.double(), *base) + SCALE * F.linear(F.linear(x, a).double(), b.double())
+        errors[ours] = float((adapter(x).detach().double() - exact).square().mean())
+    assert errors[True] < 0.6 * errors[False]
+
+
+def test_an_adapter_that_is_switched_off_changes_nothing() -> None:
+    adapter = adapted(torch.float32).linear
+    x = INPUTS["linear"]
+    expected = adapter(x)
+    adapter.enable_adapters(False)
+    assert torch.equal(adapter(x), adapter.base_layer(x))
+    adapter.enable_adapters(True)
+    adapter.merge()
+    torch.testing.assert_close(adapter(x), expected)
 
 
 class Float32Sizes(TorchDispatchMode):
@@ -109,7 +147,7 @@ def test_an_adapter_s_bias_is_cast_too() -> None:
     x = INPUTS["linear"].bfloat16()
     a, b = (factor.bfloat16() for factor in factors(adapter))
     expected = adapter.base_layer(x) + F.linear(F.linear(x, a), b, adapter.lora_B["default"].bias.bfloat16()) * SCALE
-    assert torch.equal(adapter(x), expected)
+    torch.testing.assert_close(adapter(x), expected, rtol=ROUNDED, atol=ROUNDED)
 
 
 def test_other_layers_keep_peft_s_cast() -> None:

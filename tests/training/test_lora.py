@@ -201,7 +201,7 @@ def test_training_may_start_from_an_adapter_of_the_official_script(directory: Pa
     stock = PeftModel.from_pretrained(tiny(directory=directory).backbone, str(official)).eval()
     with torch.no_grad():
         expected = logits(policy, stock)
-        assert torch.equal(logits(policy, policy.backbone), expected)
+        torch.testing.assert_close(logits(policy, policy.backbone), expected, rtol=1e-5, atol=1e-5)
     trainable = {name for name, p in policy.named_parameters() if p.requires_grad}
     assert trainable == {name for name, _ in policy.named_parameters() if is_lora(name) or name.startswith("value_head.")}
     trainer = Trainer(policy, OptimizerConfig(1e-3, 1e-3, 1.0), 8)
