@@ -152,7 +152,7 @@ class OpenVLAOFTPolicy(OpenVLAPolicy):
             files.write_safetensors(state, checkpoint / "action_head.safetensors")
 
     def encode(self, inputs: Inputs) -> Tensor:
-        embeds, mask = self.embed_prompt(inputs, self.stop_id)
+        embeds, mask = self.embed_prompt(inputs)
         states = slot_states(self.backbone, embeds, mask, self.spec.chunk * self.spec.action_dim, self.stop_id)
         return states.contiguous()  # as after serialisation: strides can select the kernel, and so the last bit
 

@@ -38,6 +38,7 @@ COMPANIONS = (
 
 
 PROMPT_LENGTH = 32
+PATCHES = "patches"
 
 
 class ValueHead(nn.Sequential):
@@ -82,6 +83,8 @@ class OpenVLAPolicy(PretrainedPolicy):
     lora_targets: ClassVar[tuple[str, ...]] = OpenVLAOptions.lora_targets
     vision_modules: ClassVar[tuple[str, ...]] = ("vision_backbone",)
     language_modules: ClassVar[tuple[str, ...]] = ("language_model",)
+    stop_id: int | None = None
+    """Token that ends the sequence, if the model reads it."""
     split_unsupported: ClassVar[str | None] = "passes every action token through its whole language model: it has no separate action head"
 
     def __init__(
@@ -219,9 +222,20 @@ class OpenVLAPolicy(PretrainedPolicy):
         """Reshape ``[B, C * D]`` to ``[B, C, D]``."""
         return per_token.unflatten(1, (self.spec.chunk, self.spec.action_dim))
 
-    def embed_prompt(self, inputs: Inputs, stop_id: int | None = None) -> tuple[Tensor, Tensor]:
+    def precompute(self, inputs: Inputs) -> Inputs:
+        """Replace images by what the vision towers make of them, if no update changes the towers."""
+        if any(parameter.requires_grad for parameter in self.backbone.vision_backbone.parameters()):
+            return inputs
+        return {name: value for name, value in inputs.items() if not name.startswith("image.")} | {PATCHES: self.patches(inputs)}
+
+    def patches(self, inputs: Inputs) -> Tensor:
+        if PATCHES in inputs:
+            return inputs[PATCHES]
         pixels = torch.cat([self.pixels(inputs[f"image.{name}"]) for name in self.spec.images], dim=1)
-        return self.backbone.embed_prompt(pixels, inputs["token_ids"], inputs["token_mask"], inputs.get("proprio"), stop_id)
+        return self.backbone.encode_images(pixels, inputs["token_ids"], inputs["token_mask"], self.stop_id)
+
+    def embed_prompt(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        return self.backbone.embed_prompt(self.patches(inputs), inputs["token_ids"], inputs["token_mask"], inputs.get("proprio"))
 
     def _teacher_forced(self, inputs: Inputs, token_ids: Tensor) -> Tensor:
         """Return the states ``[B, C * D, d]`` that predict the action tokens ``[B, C * D]``."""

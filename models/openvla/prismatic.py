@@ -95,26 +95,33 @@ class PrismaticVLA(nn.Module):
         self.prefix_length = num_images * (towers[0].img_size // towers[0].patch_size) ** 2 + bool(proprio_dim)
         self.hidden_size = llama.hidden_size
 
-    def embed_prompt(
-        self, pixels: Tensor, token_ids: Tensor, token_mask: Tensor, proprio: Tensor | None = None, stop_id: int | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def encode_images(self, pixels: Tensor, token_ids: Tensor, token_mask: Tensor, stop_id: int | None = None) -> Tensor:
+        """Return the towers' patch features ``[B, I * patches, d_dino + d_siglip]``.
+
+        ``pixels``: float ``[B, 6 I, H, W]``. The others are read with FiLM only, whose mean of the
+        instruction includes ``stop_id``, the token that ends the sequence.
+        """
+        dtype = self.language_model.model.embed_tokens.weight.dtype
+        if not self.film:
+            return self.vision_backbone(pixels.to(dtype))
+        return self.vision_backbone.vision_backbone(pixels.to(dtype), self._mean_embedding(token_ids, token_mask, stop_id))
+
+    def embed_prompt(self, patches: Tensor, token_ids: Tensor, token_mask: Tensor, proprio: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return embeddings of ``[BOS, patches, (proprioception), prompt]`` and their bool mask.
 
-        They are ``[B, prefix_length + L, d]``. ``pixels``: float ``[B, 6 I, H, W]``; ``token_ids``:
+        They are ``[B, prefix_length + L, d]``. ``patches``: of ``encode_images``; ``token_ids``:
         int64 and ``token_mask``: bool ``[B, L]`` with BOS in column 0; ``proprio``: ``[B,
-        proprio_dim]`` in [-1, 1]. ``stop_id``: token that ends the sequence, which the mean for
-        FiLM includes.
+        proprio_dim]`` in [-1, 1].
         """
         text = self.embed_tokens(token_ids)
-        mean = self._mean_embedding(text, token_mask, stop_id) if self.film else None
-        backbone = self.vision_backbone.vision_backbone if self.film else self.vision_backbone
-        prefix = [self.projector(backbone(pixels.to(text.dtype), mean))]
+        prefix = [self.projector(patches)]
         if proprio is not None:
             prefix.append(self.proprio_projector(proprio.to(text.dtype)))
         counts = token_mask.new_ones(len(text), self.prefix_length)
         return torch.cat([text[:, :1], *prefix, text[:, 1:]], dim=1), torch.cat([token_mask[:, :1], counts, token_mask[:, 1:]], dim=1)
 
-    def _mean_embedding(self, text: Tensor, mask: Tensor, stop_id: int | None) -> Tensor:
+    def _mean_embedding(self, token_ids: Tensor, mask: Tensor, stop_id: int | None) -> Tensor:
+        text = self.embed_tokens(token_ids)
         total, count = (text * mask[..., None]).sum(1), mask.sum(1, keepdim=True)
         if stop_id is not None:
             total, count = total + self.language_model.model.embed_tokens.weight[stop_id], count + 1

@@ -1,4 +1,4 @@
-"""What every flow policy computes once per update, where its language model is frozen."""
+"""What a policy computes once per update, where a part of its network is frozen."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from rlinf_vla.runtime.on_policy_updater import precompute_frozen
 from rlinf_vla.testing.policy_calls import act, gradients, observations, with_critic
 
 
-def assert_computed_once(policy: Policy, network: type, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Epochs on what was kept find the same numbers and gradients, without ``network.prefix``."""
+def assert_computed_once(policy: Policy, network: type, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Epochs on what was kept find the same numbers and gradients, without the ``method`` of ``network``."""
     inputs = with_critic(policy).prepare(observations(policy, 5))
     latent = act(policy, inputs).latent
     expected = policy.evaluate(inputs, latent, 1.0)
@@ -20,7 +20,7 @@ def assert_computed_once(policy: Policy, network: type, monkeypatch: pytest.Monk
     policy.zero_grad()
     kept = precompute_frozen(policy, inputs, rows=2)
     assert all(len(value) == 5 and not value.requires_grad for value in kept.values())
-    monkeypatch.delattr(network, "prefix")
+    monkeypatch.delattr(network, method)
     for _epoch in range(2):
         policy.zero_grad()
         found = policy.evaluate(kept, latent, 1.0)

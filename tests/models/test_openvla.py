@@ -273,7 +273,7 @@ def test_features_are_those_of_the_patches(vla: PrismaticVLA) -> None:
 def test_the_prompt_follows_the_image_and_the_image_the_beginning(vla: PrismaticVLA) -> None:
     ids = torch.tensor([[1, 7, 8, 9], [1, 3, 8, 4]])
     token_mask = torch.tensor([[True, False, True, True], [True, True, True, True]])
-    embeds, mask = vla.embed_prompt(PIXELS, ids, token_mask)
+    embeds, mask = vla.embed_prompt(vla.encode_images(PIXELS, ids, token_mask), ids, token_mask)
     assert mask[0].tolist() == [True] * (1 + vla.prefix_length) + [False, True, True] and mask[1].all()
     table, patches = vla.language_model.model.embed_tokens.weight, vla.projector(vla.vision_backbone(PIXELS))
     torch.testing.assert_close(embeds, torch.cat([table[ids[:, :1]], patches, table[ids[:, 1:]]], dim=1))

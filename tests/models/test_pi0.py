@@ -146,7 +146,7 @@ def test_a_frozen_vlm_is_not_trained(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"pi05": True}, {"value_on": "vlm", "sampler": "flow_sde_all"}, {"value_on": "both"}])
 def test_the_frozen_part_is_computed_once_for_all_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
-    assert_computed_once(small(tmp_path / "small", frozen_vlm=True, **options), Pi0Network, monkeypatch)
+    assert_computed_once(small(tmp_path / "small", frozen_vlm=True, **options), Pi0Network, "prefix", monkeypatch)
 
 
 def test_a_critic_on_both_reads_what_each_of_the_others_reads(tmp_path: Path) -> None:

@@ -182,7 +182,9 @@ def test_a_shorter_chunk_than_oft_was_trained_on() -> None:
     network = PrismaticVLA(fixture.config, bidirectional=True)
     network.load_state_dict(fixture.weights)
     ids, expected = prompts(fixture)[0], fixture.expected["discrete1_action_hidden_0"]
-    embeds, mask = network.embed_prompt(fixture.inputs["pixel_values_1img"][:1], ids, torch.ones_like(ids, dtype=torch.bool))
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    patches = network.encode_images(fixture.inputs["pixel_values_1img"][:1], ids, mask)
+    embeds, mask = network.embed_prompt(patches, ids, mask)
     assert difference(slot_states(network, embeds, mask, len(expected), 2)[0], expected) <= 2e-5
     half = len(expected) // 2
     assert difference(slot_states(network, embeds, mask, half, 2)[0], expected[:half]) > 1e-2

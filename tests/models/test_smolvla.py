@@ -88,7 +88,7 @@ def test_a_frozen_vlm_is_computed_once_and_the_state_is_still_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value_on: str
 ) -> None:
     policy = small(tmp_path / "small", frozen_vlm=True, value_on=value_on)
-    assert_computed_once(policy, SmolVLANetwork, monkeypatch)
+    assert_computed_once(policy, SmolVLANetwork, "prefix", monkeypatch)
     learning = gradients(policy.backbone)
     assert not any(".vlm." in name for name in learning) and {"state_proj.weight", "action_in_proj.weight"} <= learning.keys()
 

@@ -77,8 +77,8 @@ Prompt = tuple[Tensor, Tensor]
 
 
 def embedded(at: Precision, network: PrismaticVLA, pixels: Tensor, ids: Tensor, proprio: Tensor | None = None) -> Prompt:
-    proprio = None if proprio is None else at(proprio)
-    return at(network).embed_prompt(at(pixels), ids, torch.ones_like(ids, dtype=torch.bool), proprio)
+    proprio, mask = None if proprio is None else at(proprio), torch.ones_like(ids, dtype=torch.bool)
+    return at(network).embed_prompt(at(network).encode_images(at(pixels), ids, mask), ids, mask, proprio)
 
 
 @torch.no_grad()
@@ -157,7 +157,8 @@ def test_log_probabilities_as_rlinf(fixture: Fixture, one_image: PrismaticVLA, r
 
     def compute(at: Precision) -> dict[str, Tensor]:
         pixels = at(fixture.inputs["pixel_values_1img"])
-        embeds, mask = at(one_image).embed_prompt(pixels, inputs["input_ids"], inputs["attention_mask"])
+        prompt = inputs["input_ids"], inputs["attention_mask"]
+        embeds, mask = at(one_image).embed_prompt(at(one_image).encode_images(pixels, *prompt), *prompt)
         states = slot_states(at(one_image), embeds, mask, slots_of(fixture), None)
         logits = at(one_image).language_model.lm_head(states)[..., FIRST : FIRST + BINS]
         value = F.gelu(F.linear(states[:, 0], at(weights["0.weight"]), at(weights["0.bias"])))
@@ -181,7 +182,8 @@ def test_film(film: Fixture, fixture: Fixture, head: L1RegressionHead) -> None:
 
     def compute(at: Precision) -> dict[str, Tensor]:
         mask = torch.ones_like(ids, dtype=torch.bool)
-        embeds, mask = at(modulated).embed_prompt(at(film.inputs["pixel_values"]), ids, mask, stop_id=STOP)
+        patches = at(modulated).encode_images(at(film.inputs["pixel_values"]), ids, mask, STOP)
+        embeds, mask = at(modulated).embed_prompt(patches, ids, mask)
         states = slot_states(at(modulated), embeds, mask, slots_of(fixture), STOP)
         return {"action_hidden": states[0], "normalized": at(head)(states)[0]}
 

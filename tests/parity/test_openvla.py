@@ -33,7 +33,8 @@ def network(fixture: Fixture) -> PrismaticVLA:
 def teacher_forced(at: Precision, network: PrismaticVLA, pixels: Tensor, ids: Tensor, mask: Tensor | None = None) -> Tensor:
     """Last states ``[B, patches + L, d]``."""
     mask = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
-    return at(network).hidden_states(*at(network).embed_prompt(at(pixels), ids, mask))
+    patches = at(network).encode_images(at(pixels), ids, mask)
+    return at(network).hidden_states(*at(network).embed_prompt(patches, ids, mask))
 
 
 @torch.no_grad()
@@ -80,7 +81,9 @@ def test_greedy_decoding(fixture: Fixture, network: PrismaticVLA) -> None:
     tokenizer = ActionTokenizer(config["text_config"]["vocab_size"] - config["pad_to_multiple_of"], config["n_action_bins"], statistics)
     assert difference(tokenizer.centres, fixture.expected["bin_centers"]) <= EPS
     for i, prompt in enumerate(prompts(fixture)):
-        embeds, mask = network.embed_prompt(fixture.inputs["pixel_values"][i : i + 1], prompt, torch.ones_like(prompt, dtype=torch.bool))
+        mask = torch.ones_like(prompt, dtype=torch.bool)
+        patches = network.encode_images(fixture.inputs["pixel_values"][i : i + 1], prompt, mask)
+        embeds, mask = network.embed_prompt(patches, prompt, mask)
         cache = StaticCache(mask.shape[1] + tokenizer.action_dim - 1)
         tokens = [network.language_model.lm_head(network.hidden_states(embeds, mask, cache)[:, -1]).argmax(-1)]
         decoder = Decoder(network, cache, mask)

@@ -35,7 +35,8 @@ def compare(fixture: Fixture, network: PrismaticVLA) -> None:
 
     def compute(at: Precision) -> dict[str, Tensor]:
         mask = torch.ones_like(ids, dtype=torch.bool)
-        states = at(network).hidden_states(*at(network).embed_prompt(at(fixture.inputs["pixel_values"][:1]), ids, mask))
+        patches = at(network).encode_images(at(fixture.inputs["pixel_values"][:1]), ids, mask)
+        states = at(network).hidden_states(*at(network).embed_prompt(patches, ids, mask))
         return {"tf_last_hidden_0": states[0], "tf_logits_0": at(network).language_model.lm_head(states)[0][:, expected["logit_columns"]]}
 
     agree(compute, expected)

@@ -15,13 +15,14 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import LoraOptions
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.models.openvla.policy import OpenVLAPolicy
-from rlinf_vla.models.openvla.prismatic import PrismaticVLA
+from rlinf_vla.models.openvla.prismatic import PrismaticVLA, VisionBackbone
 from rlinf_vla.models.openvla.processor import PixelNormalizer
 from rlinf_vla.testing.policy_calls import act, observations, with_critic
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
 from rlinf_vla.training.lora import acting, adapter_state, add_lora, is_lora, load_adapter, merge_lora, merged_lora, save_adapter
 from rlinf_vla.training.trainer import Trainer
+from tests.models.frozen_part import assert_computed_once
 from tests.models.test_openvla_oft import small as small_oft
 from tests.models.test_pi0 import small as small_pi0
 from tests.models.tiny_openvla import smaller_config, smaller_directory, tiny
@@ -48,6 +49,16 @@ def adapted(directory: Path, seed: int = 0, trained: bool = False, dtype: str = 
 def log_prob(policy: OpenVLAPolicy) -> Tensor:
     inputs = policy.prepare(observations(policy, 3))
     return policy.evaluate(inputs, {"token_ids": torch.arange(24).reshape(3, 8) % 7 + 504}, 1.0).log_prob.detach()
+
+
+def test_vision_towers_without_adapters_are_computed_once_per_update(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_computed_once(adapted(directory, trained=True, vision=False), VisionBackbone, "forward", monkeypatch)
+
+
+def test_vision_towers_with_adapters_are_not_precomputed(directory: Path) -> None:
+    policy = adapted(directory)
+    inputs = policy.prepare(observations(policy, 3))
+    assert policy.precompute(inputs) is inputs
 
 
 def test_new_adapters_do_not_change_the_policy(directory: Path) -> None:
@@ -174,7 +185,8 @@ def test_stock_peft_reads_the_adapter_of_a_checkpoint(directory: Path, tmp_path:
 
 def logits(policy: OpenVLAPolicy, backbone: torch.nn.Module) -> Tensor:
     inputs = policy.prepare(observations(policy, 3))
-    embeds, mask = backbone.embed_prompt(PixelNormalizer()(inputs["image.base"]), inputs["token_ids"], inputs["token_mask"])
+    prompt = inputs["token_ids"], inputs["token_mask"]
+    embeds, mask = backbone.embed_prompt(backbone.encode_images(PixelNormalizer()(inputs["image.base"]), *prompt), *prompt)
     return backbone.language_model.lm_head(backbone.hidden_states(embeds, mask))
 
 
