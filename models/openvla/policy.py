@@ -223,10 +223,11 @@ class OpenVLAPolicy(PretrainedPolicy):
         return per_token.unflatten(1, (self.spec.chunk, self.spec.action_dim))
 
     def precompute(self, inputs: Inputs) -> Inputs:
-        """Replace images by what the vision towers make of them, if no update changes the towers."""
+        """Replace images by their patch features, if no update changes the vision towers."""
         if any(parameter.requires_grad for parameter in self.backbone.vision_backbone.parameters()):
             return inputs
-        return {name: value for name, value in inputs.items() if not name.startswith("image.")} | {PATCHES: self.patches(inputs)}
+        kept = {name: value for name, value in inputs.items() if not name.startswith("image.")}
+        return kept | {PATCHES: self.patches(inputs)}
 
     def patches(self, inputs: Inputs) -> Tensor:
         if PATCHES in inputs:

@@ -1,8 +1,8 @@
 """LoRA of a linear layer as three matrix products, the last of which accumulates.
 
 peft's layer also scales the factors' product and adds it to the layer's output. These are passes
-over tensors as large as the output, forward and backward, and cost as much time as the factors. On a
-bfloat16 network the sum is also rounded less often.
+over tensors as large as the output, forward and backward, and cost as much time as the factors.
+On a bfloat16 network the sum is also rounded less often.
 """
 
 from __future__ import annotations
