@@ -29,6 +29,7 @@ ALLOWED = {
     "network namespaces cannot be made here": "they need root's rights",
     "make cluster-test": "takes minutes and root's rights; make test-rest does it",
     "make libero-reference": "another MuJoCo in an environment of its own; make test-rest makes it",
+    "make metaworld": "another MuJoCo in an environment of its own; make test-rest makes it",
     "make serve-clients": "clients of other projects in environments of their own; make test-rest makes them",
     "make lerobot": "LeRobot's robots in an environment of their own; make test-rest makes it",
     "LEROBOT_PYTHON names no Python": "lerobot wants Python 3.12 and another torch",
@@ -40,7 +41,7 @@ ALLOWED = {
 }
 """Keys are parts of the skip's reason."""
 
-WITH_ALL_EXTRAS = ("make cluster-test", "make libero-reference", "make serve-clients", "make lerobot")
+WITH_ALL_EXTRAS = ("make cluster-test", "make libero-reference", "make metaworld", "make serve-clients", "make lerobot")
 """Of these, the reasons not allowed if all extras are installed: `make test-rest` prepares for them."""
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from PIL import Image
 
 from rlinf_vla.core import bootstrap, child_process
-from rlinf_vla.envs.libero import gl
+from rlinf_vla.envs import mujoco_gl as gl
 from rlinf_vla.envs.libero.plugin import files_of
 from rlinf_vla.envs.libero.suites import LIMITS, of_suite
 

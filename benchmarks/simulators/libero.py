@@ -33,7 +33,7 @@ def baselines(config: LiberoConfig, episodes: int) -> list[Baseline]:
     """LIBERO's SubprocVectorEnv, on the first of the tasks."""
     from rlinf_vla.benchmarks.simulators import Baseline
     from rlinf_vla.core import bootstrap
-    from rlinf_vla.envs.libero import gl
+    from rlinf_vla.envs import mujoco_gl as gl
     from rlinf_vla.envs.libero.plugin import episode_limit, files_of, simulator_options
     from rlinf_vla.envs.libero.suites import selected_tasks
 

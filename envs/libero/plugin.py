@@ -12,8 +12,8 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.core import bootstrap
 from rlinf_vla.core.tasks import EVALUATION_SEEDS, Diagnosis, Suite, Task
 
+from .. import mujoco_gl as gl
 from ..options import processes_per_group
-from . import gl
 from .config import CAMERAS, CONVENTIONS, LiberoConfig
 from .perturbations import CAMERA
 from .suites import INSTALL, PLUS, SUITES, LiberoTask, known, limit, of_suite, root, selected_tasks, suites

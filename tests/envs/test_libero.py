@@ -151,7 +151,7 @@ class TestTasks:
 
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    from rlinf_vla.envs.libero import gl
+    from rlinf_vla.envs import mujoco_gl as gl
 
     home = tmp_path_factory.mktemp("home")
     environment = {**os.environ, **gl.environment(gl.find("auto", None).backend), "HOME": str(home), "TMPDIR": str(home)}
@@ -380,7 +380,7 @@ def test_a_python_without_libero_is_one_line(tmp_path: Path) -> None:
 
 
 def test_no_opengl_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlinf_vla.envs.libero import gl
+    from rlinf_vla.envs import mujoco_gl as gl
 
     monkeypatch.setattr(gl, "renderer", lambda backend, python: None)
     with pytest.raises(UserError, match=r"^no OpenGL that renders without a screen: apt-get install"):

@@ -1,0 +1,82 @@
+"""Implement the Meta-World plug-in: make vector environments from a recipe's ``env`` node."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core import bootstrap
+from rlinf_vla.core.tasks import Diagnosis, Task
+
+from .. import mujoco_gl
+from ..options import one_of, processes_per_group
+from .config import CAMERAS, MOUNTED, OFFICIAL_LIMIT, MetaWorldConfig
+from .tasks import INSTRUCTIONS, selected
+
+if TYPE_CHECKING:
+    from rlinf_vla.core.protocols import VectorEnv
+
+INSTALL = "pip install metaworld, or in an environment of its own for env.python (docs/metaworld.md)"
+
+
+class MetaWorld:
+    """Implements ``EnvPlugin``."""
+
+    name = "metaworld"
+    Config = MetaWorldConfig
+
+    def create(self, config: MetaWorldConfig, groups: int) -> list[VectorEnv]:
+        from ..vector_env import environments
+
+        options = simulator_options(config)
+        processes = processes_per_group(config, groups, batches=False)
+        if config.python is None and find_spec("metaworld") is None:
+            raise UserError(f"metaworld is not installed: {INSTALL}")
+        renderer = mujoco_gl.find(config.renderer, config.python, bool(config.cameras))
+        return environments(
+            config,
+            groups,
+            [str(bootstrap.__file__), "envs.metaworld.simulator"],
+            options | {"renderer": f"{renderer.backend}: {renderer.name}"},
+            processes,
+            tasks=tuple(options["tasks"]),
+            no_expert=None,
+            episode_limit=episode_limit(config),
+            environment=mujoco_gl.environment(renderer.backend),
+            python=config.python,
+        )
+
+    def tasks(self) -> list[Task]:
+        return [Task(name, instruction, True, True) for name, instruction in INSTRUCTIONS.items()]
+
+    def diagnose(self) -> list[Diagnosis]:
+        if find_spec("metaworld") is None:
+            return [Diagnosis("Meta-World", False, "optional: not installed", INSTALL)]
+        return [Diagnosis("Meta-World", True, f"metaworld {version('metaworld')} with MuJoCo {version('mujoco')}")]
+
+
+def episode_limit(config: MetaWorldConfig) -> int:
+    """Control steps of an episode."""
+    return -(-OFFICIAL_LIMIT // config.action_repeat) if config.episode_limit is None else config.episode_limit
+
+
+def simulator_options(config: MetaWorldConfig) -> dict[str, Any]:
+    """Options of a simulator, JSON values only. Raises UserError for what the user can fix."""
+    if config.python is not None and not Path(config.python).exists():
+        raise UserError(f"env.python={config.python} is not there: give the path of a Python program")
+    for name in config.cameras:
+        one_of(name, [*CAMERAS, *MOUNTED], "env.cameras")
+    common = config.convention == "common"
+    return {
+        "tasks": selected(config.tasks, config.instructions),
+        "common": common,
+        "state": config.state or ("tool" if common else "hand"),
+        "cameras": {name: CAMERAS.get(name, name) for name in config.cameras},
+        **{name: getattr(config, name) for name in ("image_size", "rendering", "reward", "action_repeat", "scenes")},
+    }
+
+
+plugin = MetaWorld()

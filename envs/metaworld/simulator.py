@@ -1,0 +1,126 @@
+"""Simulator process of Meta-World.
+
+Needs numpy and metaworld only: it may run in a Python environment without the trainer's packages.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..serving import PICTURE_SIZE, Seen, Step, serve
+from ..shared_arrays import SimulatorSpec
+from .config import CAMERAS, STATES
+from .conventions import to_common, to_world, tool_state
+from .world import World
+
+STEP_HZ = 80.0
+TRANSLATION_M = 0.01
+"""Motion of the hand's target that 1 means in an action, per step of Meta-World."""
+
+
+class MetaWorldSimulator:
+    """Implements ``serving.Simulator``.
+
+    options: those of ``plugin.simulator_options``, and ``renderer``.
+    """
+
+    def __init__(self, options: dict[str, Any], slots: int) -> None:
+        self._options, self._tasks = options, list(options["tasks"])
+        self._worlds: list[World | None] = [None] * slots
+        self._idle: OrderedDict[str, list[World]] = OrderedDict()
+        """Task -> worlds that no slot uses, least recently used first."""
+        self._value = [0.0] * slots
+        """Progress of each slot's episode, 0 to 1."""
+        units = [TRANSLATION_M * options["action_repeat"], 0.0]
+        state = "quaternion" if options["state"] == "tool" else options["state"]
+        gripper = "open_positive" if options["common"] else "close_positive"
+        self.spec = SimulatorSpec(
+            action_dim=4,
+            state_dim=STATES[options["state"]],
+            control_hz=STEP_HZ / options["action_repeat"],
+            images=dict.fromkeys(options["cameras"], [options["image_size"]] * 2),
+            picture=[PICTURE_SIZE] * 2,
+            tool=units if options["common"] and options["state"] == "tool" else None,
+            native={"tool": units, "gripper": gripper, "state": state, "images": "upright"},
+            instructions=list(dict.fromkeys(options["tasks"].values())),
+            stack={name: version(name) for name in ("metaworld", "mujoco", "gymnasium", "numpy")}
+            | {name: str(options[name]) for name in ("renderer", "rendering", "common", "state", "action_repeat")},
+        )
+
+    def reset(self, slot: int, seed: int, task: int) -> str:
+        name = self._tasks[task]
+        last, self._worlds[slot] = self._worlds[slot], None
+        if last is not None and last.task == name:
+            world = last
+        else:
+            if last is not None:
+                self._idle.setdefault(last.task, []).append(last)
+                self._idle.move_to_end(last.task)
+            world = self._world(name)
+        world.begin(seed)
+        self._worlds[slot], self._value[slot] = world, 0.0
+        return str(self._options["tasks"][name])
+
+    def step(self, slot: int, action: NDArray[np.float32]) -> Step:
+        world, total, success = self.under_way(slot), 0.0, False
+        command = np.clip(to_world(action) if self._options["common"] else action, -1, 1)
+        for _ in range(self._options["action_repeat"]):
+            dense, success = world.step(command)
+            total += dense
+            if success:
+                break
+        return Step(self._reward(slot, dense, total, success), success, success)
+
+    def observe(self, slot: int) -> Seen:
+        world, size = self.under_way(slot), self._options["image_size"]
+        images = {name: world.image(camera, size) for name, camera in self._options["cameras"].items()}
+        if self._options["state"] == "tool":
+            state = tool_state(*world.tool())
+        else:
+            state = world.observation[: STATES[self._options["state"]]]
+        return Seen(state.astype(np.float32), images)
+
+    def expert(self, slot: int) -> NDArray[np.float32]:
+        action = self.under_way(slot).expert()
+        return (to_common(action) if self._options["common"] else action).astype(np.float32)
+
+    def render(self, slot: int) -> NDArray[np.uint8]:
+        return self.under_way(slot).image(CAMERAS["base"], PICTURE_SIZE, exact=True)
+
+    def under_way(self, slot: int) -> World:
+        world = self._worlds[slot]
+        assert world is not None
+        return world
+
+    def _reward(self, slot: int, dense: float, total: float, success: bool) -> float:
+        """Reward of a control step.
+
+        ``dense``: Meta-World's of its last step; ``total``: the sum over its steps.
+        """
+        kind = self._options["reward"]
+        if kind == "dense":
+            return total
+        if kind == "sparse":
+            return float(success)
+        before, self._value[slot] = self._value[slot], 1.0 if success else dense / 10
+        return self._value[slot] - before
+
+    def _world(self, task: str) -> World:
+        """Return a world that no slot uses; close idle ones beyond ``scenes`` tasks, oldest first."""
+        worlds = self._idle.get(task)
+        world = worlds.pop() if worlds else None
+        if worlds == []:
+            del self._idle[task]
+        while len(self._idle) > self._options["scenes"]:
+            for old in self._idle.popitem(last=False)[1]:
+                old.close()
+        return world or World(task, self._options["rendering"] == "fast")
+
+
+if __name__ == "__main__":
+    serve(MetaWorldSimulator)
