@@ -12,7 +12,7 @@ FIND_LINKS := $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.
 # Cores are shared with simulators, so waiting threads must sleep, not spin.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: install quickstart test test-rest test-order portability lint type format prove-all prove-putonplate25 sft-putonplate25 prove-cost prove-deadline prove-gpu prove-plans gpu-packages rehearse-7b robot-demo robot-chaos robot-deadlines prove-franka prove-delay sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-rewordings libero-reference mutants serve-clients lerobot prove-serve clean
+.PHONY: install quickstart test test-rest test-order portability lint type format prove-all prove-putonplate25 sft-putonplate25 prove-cost prove-deadline prove-gpu prove-plans gpu-packages rehearse-7b robot-demo robot-chaos robot-deadlines prove-franka prove-delay sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-rewordings libero-reference mutants serve-clients lerobot metaworld metaworld-expert prove-metaworld prove-serve clean
 
 install: $(INSTALLED)
 
@@ -37,7 +37,7 @@ REST := .venv-all/bin/python -m pytest --all-extras
 REALTIME := -m "not slow and realtime"
 test-rest: export RLINF_VLA_CLUSTER_TEST = 1
 test-rest:
-	$(MAKE) VENV=.venv-all EXTRAS=$(ALL_EXTRAS) install $(REFERENCE)/.installed $(CLIENTS) $(LEROBOT)
+	$(MAKE) VENV=.venv-all EXTRAS=$(ALL_EXTRAS) install $(REFERENCE)/.installed $(CLIENTS) $(LEROBOT) $(METAWORLD)
 	$(REST) -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not realtime" @$(SKIPPED)
 	$(REST) -n 2 --dist loadfile -m "slow and not realtime"
 	$(REST) -n 0 $(REALTIME) @$(SKIPPED) || $(REST) -n 0 $(REALTIME) --last-failed --last-failed-no-failures none
@@ -256,6 +256,27 @@ $(LEROBOT): | install
 	UV_FIND_LINKS="$(FIND_LINKS)" $(BIN)/uv pip install -q --python $(@D)/bin/python -c constraints.txt $(PACKAGES)
 	$(BIN)/uv pip install -q --python $(@D)/bin/python --no-deps lerobot==0.3.3
 	touch $@
+
+# Meta-World for env.python, in an environment of its own: it wants MuJoCo 3.3.0, and LIBERO a later one.
+METAWORLD := .venv-metaworld/.installed
+
+metaworld: $(METAWORLD)
+
+$(METAWORLD): | install
+	$(PYTHON) -m venv $(@D)
+	$(BIN)/uv pip install -q --compile-bytecode --python $(@D)/bin/python metaworld==3.1.1
+	touch $@
+
+# Success of Meta-World's own policies, 10 episodes of each of 50 tasks, without the videos. Ten minutes on two idle cores.
+WORLDS := runs/prove-metaworld
+metaworld-expert: install metaworld
+	$(BIN)/rlinf-vla eval recipe=metaworld_eval env.python=.venv-metaworld/bin/python run_dir=$(WORLDS)/expert \
+		env.num_envs=2 rollout.batch_size=2 rollout.pipeline_depth=1 evaluation.filmed=0 "sweep.policies=[expert]"
+
+# PPO on reach-v3 on two seeds, 200 paired evaluation episodes before and after. The numbers are in docs/results/metaworld.md.
+prove-metaworld: install metaworld
+	for seed in 0 1; do $(BIN)/rlinf-vla train recipe=metaworld_ppo seed=$$seed run_dir=$(WORLDS)/ppo-seed-$$seed resume=auto \
+		env.python=.venv-metaworld/bin/python env.processes=1 rollout.pipeline_depth=1 cluster.update_threads=1 episodes=200 || exit; done
 
 # Attacks a server with malformed frames and requests while a client is served, and writes the page. EXTRAS=serve,dev. Ten minutes.
 prove-serve: install

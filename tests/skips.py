@@ -20,6 +20,9 @@ MODULES = {
 }
 """Packages of each extra of pyproject.toml that tests need."""
 
+METAWORLD = Path(__file__).parents[1] / ".venv-metaworld" / "bin" / "python"
+"""What `make metaworld` makes: Meta-World wants another MuJoCo than the extras."""
+
 NOT_INSTALLED = "not installed: EXTRAS="
 
 ALLOWED = {
@@ -33,6 +36,7 @@ ALLOWED = {
     "make serve-clients": "clients of other projects in environments of their own; make test-rest makes them",
     "make lerobot": "LeRobot's robots in an environment of their own; make test-rest makes it",
     "LEROBOT_PYTHON names no Python": "lerobot wants Python 3.12 and another torch",
+    "gymnasium-robotics is not installed": "it fails on the MuJoCo of the extras (docs/metaworld.md)",
     "timm is not installed": "it wants torchvision, which cannot be imported beside a torch without CUDA, and breaks transformers then",
     "no scripted expert": "the conformance suite asks a simulator for what it offers",
     "actions do not move a tool": "the conformance suite asks a simulator for what it offers",
@@ -58,6 +62,15 @@ def require(extra: str) -> None:
     """The same inside a fixture or a test."""
     if missing(extra):
         pytest.skip(NOT_INSTALLED + extra)
+
+
+def python_with_metaworld() -> str | None:
+    """``env.python`` of a fixture or test with Meta-World: None if it is installed here. Skips where there is neither."""
+    if find_spec("metaworld") is not None:
+        return None
+    if not METAWORLD.exists():
+        pytest.skip("make metaworld")
+    return str(METAWORLD)
 
 
 class SkipCheck:

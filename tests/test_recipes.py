@@ -19,7 +19,7 @@ from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.runtime import recipes
 from rlinf_vla.telemetry.metrics import read_metrics
 from tests.cli.conftest import handlers_of_a_module  # noqa: F401
-from tests.skips import MODULES, require
+from tests.skips import MODULES, python_with_metaworld, require
 
 pytestmark = [pytest.mark.simulator, pytest.mark.timeout(900)]  # on a busy machine a simulator takes minutes to start
 
@@ -89,6 +89,7 @@ def run(kept_simulators: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
             few = ["algorithm.demonstrations=1"] if algorithm == "sac" and found.algorithm.demonstrations else []
             rewarded = [PROGRESS] if hasattr(found.env, "reward") else []
             few += ["env.processes=1"] if hasattr(found.env, "processes") else []
+            few += [f"env.python={python_with_metaworld() or 'null'}"] if found.env.name == "metaworld" else []
             run_dir = directories.get(name, f"runs/{name}/tiny")
             assert cli.run(["train", f"recipe={name}", f"run_dir={run_dir}", *COMMON, *SMALL[algorithm], *few, *rewarded]) == 0
             done[name] = folder / run_dir
@@ -107,6 +108,8 @@ def require_simulator(name: str) -> None:
         pytest.skip("a robot's recipe")
     if env in MODULES:  # text needs no simulator
         require(env)
+    if env == "metaworld":
+        python_with_metaworld()
     lacking = [check for check in plugins.envs()[env].diagnose() if not check.ok and not check.detail.startswith("optional")]
     assert not lacking, lacking
 

@@ -197,10 +197,10 @@ BUDGETS = {
     "rlinf_vla": 29_950,
     "rlinf_vla/testing": 2_080,
     "models": 5_350,
-    "envs": 6_980,
+    "envs": 7_470,
     "robots": 7_060,
     "rewards": 110,
-    "benchmarks": 2_730,
+    "benchmarks": 2_810,
 }
 """Lines of Python. A change that needs more must save lines elsewhere, or raise the budget explicitly."""
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from rlinf_vla.config.ranges import Label, Name, NonEmpty, Positive
+from rlinf_vla.config.ranges import Label, Name, Positive
 
 
 @dataclass
@@ -15,8 +15,8 @@ class CompactOptions:
     lora_targets: ClassVar[tuple[str, ...]] = ()
     random_weights: bool = False
     """Start from random weights; the checkpoint then needs only config.json."""
-    images: Annotated[list[Label], NonEmpty()] = field(default_factory=lambda: ["base"])
-    """Cameras of the environment that the policy sees; all share one encoder."""
+    images: list[Label] = field(default_factory=lambda: ["base"])
+    """Cameras of the environment that the policy sees; all share one encoder. []: the state alone."""
     encoder: Name = "conv"
     """Image encoder: ``conv`` (convolutions on patches), or ``timm:NAME`` for a backbone of timm
     from random weights, such as ``timm:resnet10t``."""

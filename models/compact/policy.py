@@ -30,14 +30,15 @@ from .options import CompactOptions
 class Encoder(nn.Module):
     """Encode images and state as ``width`` features per camera and ``width`` of the state."""
 
-    def __init__(self, config: dict[str, Any], encoder: str) -> None:
+    def __init__(self, config: dict[str, Any], encoder: str, sees: bool) -> None:
         super().__init__()
-        self.image = ImageEncoder(config, encoder)
+        if sees:
+            self.image = ImageEncoder(config, encoder)
         self.state = nn.Sequential(nn.Linear(config["state_dim"], config["width"]), nn.LayerNorm(config["width"]), nn.Tanh())
 
     def forward(self, images: list[Tensor], state: Tensor) -> Tensor:
         """``images``: uint8 ``[B, H, W, 3]`` each; ``state``: ``[B, S]`` in [-1, 1]."""
-        return torch.cat([*map(self.image, images), self.state(state)], dim=1)
+        return torch.cat([*(self.image(each) for each in images), self.state(state)], dim=1)
 
 
 class CompactPolicy(PretrainedPolicy):
@@ -57,7 +58,7 @@ class CompactPolicy(PretrainedPolicy):
         config = self.config = read_config(directory)
         size = tuple(config["image_sizes"])
         self.spec = PolicySpec(config["chunk"], config["action_dim"], config["state_dim"], dict.fromkeys(options.images, size))
-        self.backbone = Encoder(config, options.encoder)
+        self.backbone = Encoder(config, options.encoder, bool(options.images))
         features = config["width"] * (len(options.images) + 1)
         actions = self.spec.chunk * self.spec.action_dim
         self.head = nn.Sequential(nn.Linear(features, 256), nn.ReLU(), nn.Linear(256, actions))

@@ -10,7 +10,7 @@ from rlinf_vla.core import plugins
 MODULES = plugins.Installed("rlinf_vla.benchmarks")
 
 
-@pytest.mark.parametrize("name", ["genesis", "libero", "maniskill"])
+@pytest.mark.parametrize("name", ["genesis", "libero", "maniskill", "metaworld"])
 def test_variants_are_configurations_of_the_simulator(name: str) -> None:
     config = plugins.envs()[name].Config(num_envs=1, processes=1)
     found = MODULES[name].variants(config)

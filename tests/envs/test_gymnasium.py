@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,17 @@ class TestPendulum(VectorEnvConformance):
     def test_a_seed_matters(self, env: VectorEnv) -> None:
         state = env.reset(episodes(31, 32, 31)).state
         assert torch.equal(state[0], state[2]) and not torch.equal(state[0], state[1])
+
+
+@pytest.mark.simulator
+@pytest.mark.skipif(find_spec("gymnasium_robotics") is None, reason="gymnasium-robotics is not installed")
+class TestFetch(VectorEnvConformance):
+    """docs/metaworld.md: tasks of gymnasium-robotics need no code."""
+
+    @classmethod
+    def make(cls) -> list[VectorEnv]:
+        observed = {"state": ["observation", "desired_goal"], "success": "is_success"}
+        return make(groups=2, id="gymnasium_robotics:FetchPush-v4", **observed)
 
 
 def test_asynchronous_environments_are_the_same() -> None:

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,30 +24,24 @@ from rlinf_vla.envs.metaworld.conventions import to_common, to_world, tool_state
 from rlinf_vla.envs.metaworld.plugin import plugin
 from rlinf_vla.envs.metaworld.tasks import BENCHMARKS, INSTRUCTIONS, selected
 from rlinf_vla.testing.env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, assert_same_row, episodes, random_actions
+from tests.skips import python_with_metaworld
 
-OTHER = Path(__file__).parents[2] / ".venv-metaworld" / "bin" / "python"
 FACTS = Path(__file__).with_name("metaworld_facts.py")
-HERE = find_spec("metaworld") is not None
-PYTHON = None if HERE else str(OTHER)
-simulator = pytest.mark.simulator
-installed = pytest.mark.skipif(not HERE and not OTHER.exists(), reason="metaworld: make metaworld")
 
 
 def make(groups: int = 1, **config: Any) -> list[VectorEnv]:
-    common = {"num_envs": groups * NUM_ENVS, "processes": groups, "rendering": "fast", "image_size": 32, "python": PYTHON}
+    common = {"num_envs": groups * NUM_ENVS, "processes": groups, "rendering": "fast", "image_size": 32, "python": python_with_metaworld()}
     return plugin.create(MetaWorldConfig(**common | config), groups)
 
 
-@simulator
-@installed
+@pytest.mark.simulator
 class TestReach(VectorEnvConformance):
     @classmethod
     def make(cls) -> list[VectorEnv]:
         return make(groups=2, episode_limit=EPISODE_LIMIT, action_repeat=5)
 
 
-@simulator
-@installed
+@pytest.mark.simulator
 class TestDrawer(VectorEnvConformance):
     """Contacts, Meta-World's own observation and no images."""
 
@@ -65,13 +58,18 @@ def all_tasks() -> Iterator[VectorEnv]:
     env.close()
 
 
+def said(*arguments: str, **variables: str) -> bytes:
+    """Output of the interpreter that has Meta-World."""
+    command = [python_with_metaworld() or sys.executable, "-W", "ignore", *arguments]
+    return subprocess.run(command, stdout=subprocess.PIPE, check=True, env=os.environ | variables).stdout
+
+
 def places(*numbers: tuple[int, int]) -> Episodes:
     """Of (task, seed)."""
     return Episodes.first_attempts(*(torch.tensor(column) for column in zip(*numbers, strict=True)))
 
 
-@simulator
-@installed
+@pytest.mark.simulator
 class TestTasks:
     def test_a_slot_changes_its_task(self, all_tasks: VectorEnv) -> None:
         """And the task it comes back to is as it was."""
@@ -92,8 +90,7 @@ class TestTasks:
     def test_it_steps_as_metaworld_does(self, all_tasks: VectorEnv) -> None:
         """States, dense rewards and success of a script that knows nothing of this package."""
         tasks = ("reach-v3", "button-press-v3", "push-v3")
-        said = subprocess.run([PYTHON or sys.executable, str(FACTS), *tasks], capture_output=True, text=True, check=True).stdout
-        for task, facts in json.loads(said).items():
+        for task, facts in json.loads(said(str(FACTS), *tasks)).items():
             number = all_tasks.spec.tasks.index(task)
             seen = all_tasks.reset(places((number, 5), (number, 5)))
             assert seen.state[0].tolist() == torch.tensor(facts["start"][:4]).float().tolist()
@@ -107,8 +104,7 @@ class TestTasks:
 
     def test_the_names_are_those_of_the_package(self) -> None:
         code = "import json; from metaworld import env_dict as e; print(json.dumps([list(e.MT10_V3), list(e.MT50_V3)]))"
-        said = subprocess.run([PYTHON or sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True).stdout
-        ten, fifty = json.loads(said)
+        ten, fifty = json.loads(said("-c", code))
         assert set(BENCHMARKS["MT10"]) == set(ten) and set(BENCHMARKS["MT50"]) == set(fifty)
 
     def test_the_image_is_metaworlds_turned_upright(self) -> None:
@@ -117,9 +113,8 @@ class TestTasks:
         seen = env.reset(episodes(5)).images
         env.close()
         variables = mujoco_gl.environment(env.spec.stack["renderer"].partition(":")[0])
-        command = [PYTHON or sys.executable, str(FACTS), "--images", str(size), "button-press-v3"]
-        said = subprocess.run(command, capture_output=True, check=True, env=os.environ | variables).stdout
-        own = torch.from_numpy(np.frombuffer(said, np.uint8).copy()).view(3, size, size, 3)
+        shown = said(str(FACTS), "--images", str(size), "button-press-v3", **variables)
+        own = torch.from_numpy(np.frombuffer(shown, np.uint8).copy()).view(3, size, size, 3)
         assert torch.equal(seen["base"][0], own[0].flip(0, 1)), "corner2 where LeRobot's data have it, rotated"
         assert torch.equal(seen["corner2"][0], own[1].flip(0, 1))
         assert torch.equal(seen["topview"][0], own[2])
@@ -157,6 +152,6 @@ def test_every_task_has_an_instruction_of_its_own_sense() -> None:
 def test_a_wrong_setting_is_named_with_its_fix(config: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError) as error:
         check_values(MetaWorldConfig(**config), "env.")
-        make(**config)
+        plugin.create(MetaWorldConfig(**config), 1)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
