@@ -1,7 +1,7 @@
-"""Baseline of ``rlinf-vla bench env``: Meta-World's own vector environment, one process per environment.
+"""Baseline of ``rlinf-vla bench env``: Meta-World's own vector environment.
 
-The program may run in a Python environment that has metaworld but not this package
-(``core/bootstrap.py``).
+It has one process per environment. The program may run in a Python environment that has metaworld
+but not this package (``core/bootstrap.py``).
 """
 
 from __future__ import annotations
@@ -57,9 +57,10 @@ def main(work: dict[str, Any]) -> None:
     import metaworld  # noqa: F401  (registers its environments)
 
     count, size = work["num_envs"], work["size"]
-    seen = {"render_mode": "rgb_array", "camera_name": work["cameras"][0], "width": size, "height": size} if work["images"] else {}
-    tasks = {"envs_list": [work["task"]] * count, "seed": 1, "vector_strategy": "async"}
-    envs = gymnasium.make_vec("Meta-World/custom-mt-envs", **tasks, **seen)
+    options: dict[str, Any] = {"envs_list": [work["task"]] * count, "seed": 1, "vector_strategy": "async"}
+    if work["images"]:
+        options |= {"render_mode": "rgb_array", "camera_name": work["cameras"][0], "width": size, "height": size}
+    envs: Any = gymnasium.make_vec("Meta-World/custom-mt-envs", **options)
     actions = np.random.RandomState(0).uniform(-1, 1, (work["steps"], count, 4)).astype(np.float32)
 
     def play(_: int) -> None:
@@ -67,7 +68,7 @@ def main(work: dict[str, Any]) -> None:
         for action in actions:
             for _ in range(work["repeat"]):
                 envs.step(action)
-            if seen:
+            if work["images"]:
                 envs.call("render")
 
     timed(play, work["episodes"])

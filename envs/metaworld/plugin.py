@@ -72,10 +72,9 @@ def simulator_options(config: MetaWorldConfig) -> dict[str, Any]:
     common = config.convention == "common"
     return {
         "tasks": selected(config.tasks, config.instructions),
-        "common": common,
         "state": config.state or ("tool" if common else "hand"),
         "cameras": {name: CAMERAS.get(name, name) for name in config.cameras},
-        **{name: getattr(config, name) for name in ("image_size", "rendering", "reward", "action_repeat", "scenes")},
+        **{name: getattr(config, name) for name in ("convention", "image_size", "rendering", "reward", "action_repeat", "scenes")},
     }
 
 

@@ -31,6 +31,7 @@ class MetaWorldSimulator:
 
     def __init__(self, options: dict[str, Any], slots: int) -> None:
         self._options, self._tasks = options, list(options["tasks"])
+        self._common = options["convention"] == "common"
         self._worlds: list[World | None] = [None] * slots
         self._idle: OrderedDict[str, list[World]] = OrderedDict()
         """Task -> worlds that no slot uses, least recently used first."""
@@ -38,18 +39,18 @@ class MetaWorldSimulator:
         """Progress of each slot's episode, 0 to 1."""
         units = [TRANSLATION_M * options["action_repeat"], 0.0]
         state = "quaternion" if options["state"] == "tool" else options["state"]
-        gripper = "open_positive" if options["common"] else "close_positive"
+        gripper = "open_positive" if self._common else "close_positive"
         self.spec = SimulatorSpec(
             action_dim=4,
             state_dim=STATES[options["state"]],
             control_hz=STEP_HZ / options["action_repeat"],
             images=dict.fromkeys(options["cameras"], [options["image_size"]] * 2),
             picture=[PICTURE_SIZE] * 2,
-            tool=units if options["common"] and options["state"] == "tool" else None,
+            tool=units if self._common and options["state"] == "tool" else None,
             native={"tool": units, "gripper": gripper, "state": state, "images": "upright"},
             instructions=list(dict.fromkeys(options["tasks"].values())),
             stack={name: version(name) for name in ("metaworld", "mujoco", "gymnasium", "numpy")}
-            | {name: str(options[name]) for name in ("renderer", "rendering", "common", "state", "action_repeat")},
+            | {name: str(options[name]) for name in ("renderer", "rendering", "convention", "state", "action_repeat")},
         )
 
     def reset(self, slot: int, seed: int, task: int) -> str:
@@ -68,7 +69,7 @@ class MetaWorldSimulator:
 
     def step(self, slot: int, action: NDArray[np.float32]) -> Step:
         world, total, success = self.under_way(slot), 0.0, False
-        command = np.clip(to_world(action) if self._options["common"] else action, -1, 1)
+        command = np.clip(to_world(action) if self._common else action, -1, 1)
         for _ in range(self._options["action_repeat"]):
             dense, success = world.step(command)
             total += dense
@@ -87,7 +88,7 @@ class MetaWorldSimulator:
 
     def expert(self, slot: int) -> NDArray[np.float32]:
         action = self.under_way(slot).expert()
-        return (to_common(action) if self._options["common"] else action).astype(np.float32)
+        return (to_common(action) if self._common else action).astype(np.float32)
 
     def render(self, slot: int) -> NDArray[np.uint8]:
         return self.under_way(slot).image(CAMERAS["base"], PICTURE_SIZE, exact=True)
@@ -111,7 +112,7 @@ class MetaWorldSimulator:
         return self._value[slot] - before
 
     def _world(self, task: str) -> World:
-        """Return a world that no slot uses; close idle ones beyond ``scenes`` tasks, oldest first."""
+        """Return a world that no slot uses; close idle ones beyond ``scenes`` tasks."""
         worlds = self._idle.get(task)
         world = worlds.pop() if worlds else None
         if worlds == []:

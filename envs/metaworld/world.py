@@ -23,8 +23,8 @@ class World:
     def __init__(self, task: str, fast: bool) -> None:
         self.task = task
         env = self._env = ALL_V3_ENVIRONMENTS[task]()
-        # As Meta-World's own benchmarks MT1 to MT50 do: show the goal. Unlike them, an episode draws
-        # its objects and goal from its own seed, not one of 50 stored goals.
+        # As Meta-World's benchmarks MT1 to MT50 do: show the goal. Unlike them, an episode draws its
+        # objects and goal from its own seed, not one of 50 stored goals.
         env._partially_observable = False
         env.__dict__.pop("sawyer_observation_space", None)  # cached, and bounds the goal
         env._set_task_called = True
@@ -51,7 +51,7 @@ class World:
             return np.clip(self._policy.get_action(self.observation), -1, 1)
 
     def tool(self) -> tuple[NDArray[Any], NDArray[Any], float]:
-        """Return the tool centre point (m), quaternion w x y z, and one finger's way from closed."""
+        """Return tool centre point (m), quaternion w x y z, a finger's way from closed (m)."""
         env = self._env
         finger = FINGER_M - float(env.data.joint("r_close").qpos[0])
         return env.tcp_center.copy(), env.data.body("hand").xquat.copy(), finger

@@ -16,7 +16,7 @@ class CompactOptions:
     random_weights: bool = False
     """Start from random weights; the checkpoint then needs only config.json."""
     images: list[Label] = field(default_factory=lambda: ["base"])
-    """Cameras of the environment that the policy sees; all share one encoder. []: the state alone."""
+    """Cameras of the environment that the policy sees; all share one encoder. []: state alone."""
     encoder: Name = "conv"
     """Image encoder: ``conv`` (convolutions on patches), or ``timm:NAME`` for a backbone of timm
     from random weights, such as ``timm:resnet10t``."""
