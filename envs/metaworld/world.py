@@ -23,8 +23,8 @@ class World:
     def __init__(self, task: str, fast: bool) -> None:
         self.task = task
         env = self._env = ALL_V3_ENVIRONMENTS[task]()
-        # As Meta-World's benchmarks MT1 to MT50 do: show the goal. Unlike them, an episode draws its
-        # objects and goal from its own seed, not one of 50 stored goals.
+        # As Meta-World's benchmarks MT1 to MT50 do: show the goal. Unlike theirs, an episode draws
+        # objects and goal from its own seed, not one of 50 goals.
         env._partially_observable = False
         env.__dict__.pop("sawyer_observation_space", None)  # cached, and bounds the goal
         env._set_task_called = True
