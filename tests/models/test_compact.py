@@ -32,6 +32,22 @@ class TestCompactPolicy(PolicyConformance):
         return compact()
 
 
+class TestWithoutImages(PolicyConformance):
+    """It acts on the state alone."""
+
+    continuous = True
+
+    @pytest.fixture
+    def policy(self) -> Policy:
+        return compact(images=[])
+
+    def reload(self, policy: Policy, directory: Path) -> Policy:
+        """The images are no part of a checkpoint."""
+        directory.mkdir()
+        policy.save(directory)
+        return CompactPolicy.load(directory, CompactOptions(images=[]))
+
+
 class TestSoftPolicy(PolicyConformance):
     test_its_options_fit_into_a_recipe = None  # it has those of the wrapped policy
     continuous = True
