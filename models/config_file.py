@@ -39,8 +39,10 @@ SHARES = {"mlp_ratio": Range(0, 64, above=True), "embedding_std": Range(0, 1000)
 OPTIONAL = ("head_dim", "num_key_value_heads", "pad_to_multiple_of")
 """Keys that official files may set to null, where another key determines the value."""
 
-NODES = ("text_config", "vision_config", "featurizer", "fused_featurizer", "oft", "vision", "paligemma", "action_expert", "state_range")
-NODES += ("backbone_cfg", "action_head_cfg", "diffusion_model_cfg", "vl_self_attention_cfg")
+NODES = (
+    *("text_config", "vision_config", "featurizer", "fused_featurizer", "oft", "vision", "paligemma", "action_expert", "state_range"),
+    *("backbone_cfg", "action_head_cfg", "diffusion_model_cfg", "vl_self_attention_cfg"),
+)
 
 
 def read_config(directory: Path) -> dict[str, Any]:

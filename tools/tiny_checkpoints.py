@@ -157,6 +157,8 @@ def smolvlm_config() -> dict[str, Any]:
 
 def gr00t_config() -> dict[str, Any]:
     """The keys of NVIDIA's config.json that a reader needs."""
+    dit = {"num_layers": 4, "num_attention_heads": 4, "attention_head_dim": 24, "cross_attention_dim": 128, "output_dim": 96}
+    vl = {"num_layers": 1, "num_attention_heads": 4, "attention_head_dim": 32, "positional_embeddings": None}
     return {
         "model_type": MODEL_TYPE,
         "backbone_cfg": {"eagle_path": "tiny", "project_to_dim": None, "reproject_vision": False, "select_layer": 3},
@@ -165,35 +167,19 @@ def gr00t_config() -> dict[str, Any]:
             "action_horizon": 4,
             "add_pos_embed": True,
             "backbone_embedding_dim": 128,
-            "diffusion_model_cfg": {
-                "attention_head_dim": 24,
-                "cross_attention_dim": 128,
-                "interleave_self_attention": True,
-                "norm_type": "ada_norm",
-                "num_attention_heads": 4,
-                "num_layers": 4,
-                "output_dim": 96,
-                "positional_embeddings": None,
-            },
+            "diffusion_model_cfg": dit | {"interleave_self_attention": True, "norm_type": "ada_norm", "positional_embeddings": None},
             "hidden_size": 96,
             "input_embedding_dim": 96,
             "max_action_dim": 8,
             "max_num_embodiments": 32,
             "max_seq_len": 16,
             "max_state_dim": 8,
-            "noise_beta_alpha": 1.5,
-            "noise_beta_beta": 1.0,
-            "noise_s": 0.999,
+            **{"noise_beta_alpha": 1.5, "noise_beta_beta": 1.0, "noise_s": 0.999},
             "num_inference_timesteps": 4,
             "num_target_vision_tokens": 4,
             "num_timestep_buckets": 1000,
             "use_vlln": True,
-            "vl_self_attention_cfg": {
-                "attention_head_dim": 32,
-                "num_attention_heads": 4,
-                "num_layers": 1,
-                "positional_embeddings": None,
-            },
+            "vl_self_attention_cfg": vl,
         },
     }
 

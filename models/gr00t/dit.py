@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -74,26 +75,40 @@ class CategorySpecificMLP(nn.Module):
         return self.layer2(F.relu(self.layer1(x)))
 
 
+class Waves(nn.Module):
+    """Sine and cosine of times at frequencies ``exp(exponents)``.
+
+    They are computed, not loaded: they must not be on meta while the weights are. Their rounding is
+    the official one, because an angle is off by up to a thousand times as much.
+    """
+
+    frequencies: Tensor
+
+    def __init__(self, exponents: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("frequencies", exponents.exp(), persistent=False)
+
+    def forward(self, bucket: Tensor) -> tuple[Tensor, Tensor]:
+        """``bucket``: ``[B]``; returns ``[B, len(exponents)]`` each."""
+        angles = bucket.float()[:, None] * self.frequencies
+        return angles.sin(), angles.cos()
+
+
 class ActionEncoder(nn.Module):
     def __init__(self, action_dim: int, width: int) -> None:
         super().__init__()
         self.W1 = CategorySpecificLinear(action_dim, width)
         self.W2 = CategorySpecificLinear(2 * width, width)
         self.W3 = CategorySpecificLinear(width, width)
+        with torch.device("cpu"):  # see Waves
+            self.waves = Waves(-torch.arange(width // 2) * (torch.tensor(10000.0).log() / (width // 2)))
 
     def forward(self, x: Tensor, bucket: Tensor) -> Tensor:
         """Encode actions ``[B, H, A]`` at the times ``bucket`` ``[B]`` as ``[B, H, width]``."""
         embedded = self.W1(x)
-        time = torch.cat(_waves(bucket, embedded.shape[-1] // 2, embedded.shape[-1] // 2), dim=-1)
+        time = torch.cat(self.waves(bucket), dim=-1)
         mixed = torch.cat([embedded, time.to(embedded.dtype)[:, None].expand_as(embedded)], dim=-1)
         return self.W3(F.silu(self.W2(mixed)))
-
-
-def _waves(bucket: Tensor, count: int, last: int) -> tuple[Tensor, Tensor]:
-    """Return sin and cos ``[B, count]`` at frequencies ``10000 ** (-i / last)``."""
-    exponents = -torch.arange(count, dtype=torch.float32, device=bucket.device) * (math.log(10000.0) / last)
-    angles = bucket.float()[:, None] * exponents.exp()
-    return angles.sin(), angles.cos()
 
 
 class TimestepEncoder(nn.Module):
@@ -101,10 +116,14 @@ class TimestepEncoder(nn.Module):
         super().__init__()
         layers = {"linear_1": nn.Linear(TIME_CHANNELS, width), "linear_2": nn.Linear(width, width)}
         self.timestep_embedder = nn.ModuleDict(layers)
+        with torch.device("cpu"):  # see Waves
+            count = TIME_CHANNELS // 2
+            self.waves = Waves(-math.log(10000.0) * torch.arange(count, dtype=torch.float32) / (count - 1))
 
     def forward(self, bucket: Tensor) -> Tensor:
-        first, second = self.timestep_embedder["linear_1"], self.timestep_embedder["linear_2"]
-        sin, cos = _waves(bucket, TIME_CHANNELS // 2, TIME_CHANNELS // 2 - 1)
+        first: Any = self.timestep_embedder["linear_1"]
+        second = self.timestep_embedder["linear_2"]
+        sin, cos = self.waves(bucket)
         return second(F.silu(first(torch.cat([cos, sin], dim=-1).to(first.weight.dtype))))
 
 
@@ -196,7 +215,7 @@ class DiT(nn.Module):
 
     def keys_and_values(self, vl: Tensor) -> KeysAndValues:
         """Return those of each block that attends to images and text ``[B, P, vlm_width]``."""
-        blocks = zip(self.transformer_blocks, self.cross, strict=True)
+        blocks: Any = zip(self.transformer_blocks, self.cross, strict=True)
         return [block.attn1.keys_and_values(vl) for block, cross in blocks if cross]
 
     def forward(self, x: Tensor, pairs: KeysAndValues, mask: Tensor, bucket: Tensor) -> Tensor:

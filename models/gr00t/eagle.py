@@ -53,7 +53,7 @@ class Eagle(nn.Module):
         self.vision_model = VisionTower(config.vision)
         rope = {"rope_type": "default", "rope_theta": config.text["rope_theta"]}
         sizes = {name: value for name, value in config.text.items() if name != "rope_theta"} | {"num_hidden_layers": config.layers}
-        text = Qwen3Config(**sizes, rope_parameters=rope, attn_implementation="sdpa")
+        text = Qwen3Config(**(sizes | {"rope_parameters": rope, "attn_implementation": "sdpa"}))
         self.language_model = nn.ModuleDict({"model": Qwen3Model(text)})
         with torch.device("cpu"):  # computed, not loaded: must not be on meta while the weights are
             self.language_model["model"].rotary_emb = Qwen3RotaryEmbedding(text)
@@ -76,9 +76,11 @@ class Eagle(nn.Module):
         return model.norm(x)
 
     def embed(self, pixels: Tensor, token_ids: Tensor, places: Tensor) -> Tensor:
-        patches = self.vision_model(pixels.to(self.mlp1[-1].weight.dtype).flatten(0, 1))
+        model: Any = self.language_model["model"]
+        text = model.embed_tokens(token_ids)
+        patches = self.vision_model(pixels.to(text.dtype).flatten(0, 1))
         images = self.mlp1(self._shuffled(patches)).unflatten(0, pixels.shape[:2]).flatten(1, 2)
-        return self.language_model["model"].embed_tokens(token_ids).index_copy(1, places, images)
+        return text.index_copy(1, places, images)
 
     def _shuffled(self, patches: Tensor) -> Tensor:
         """Join squares of neighbouring patches ``[B, P, d]``: ``[B, P / s**2, d s**2]``."""

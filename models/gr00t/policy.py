@@ -39,9 +39,7 @@ class GR00TPolicy(FlowPolicy):
     lora_targets: ClassVar[tuple[str, ...]] = GR00TOptions.lora_targets
     vision_modules: ClassVar[tuple[str, ...]] = ("backbone.eagle_model.vision_model",)
     language_modules: ClassVar[tuple[str, ...]] = ("backbone.eagle_model.language_model",)
-    full_modules: ClassVar[tuple[str, ...]] = tuple(f"action_head.{part}_{coder}" for part, coder in (
-        ("state", "encoder"), ("action", "encoder"), ("action", "decoder")
-    ))  # fmt: skip
+    full_modules: ClassVar[tuple[str, ...]] = ("action_head.state_encoder", "action_head.action_encoder", "action_head.action_decoder")
     float32_weights: ClassVar[tuple[str, ...]] = full_modules
     split_unsupported: ClassVar[str | None] = None
     head_modules: tuple[str, ...] = (*full_modules, "action_head.model", "action_head.future_tokens", "action_head.position_embedding")
@@ -74,8 +72,8 @@ class GR00TPolicy(FlowPolicy):
         self.spec = self._spec_of(chunk, (eagle.vision["image_size"],) * 2, None)
         ids = torch.tensor(self._ids(opening(len(self.spec.images), eagle.image_tokens)))
         self.register_buffer("opening_ids", ids, persistent=False)
-        places = (ids == self.tokenizer.token_to_id(IMAGE_TOKENS[0])).nonzero()[:, 0]
-        self.register_buffer("image_places", places, persistent=False)
+        images = torch.eq(ids, self.tokenizer.token_to_id(IMAGE_TOKENS[0]))
+        self.register_buffer("image_places", images.nonzero()[:, 0], persistent=False)
         if options.frozen_vlm:
             self.backbone.backbone.eagle_model.requires_grad_(False)
 
@@ -89,9 +87,8 @@ class GR00TPolicy(FlowPolicy):
             ("actions", self.action_normalizer, self.config.action_dim),
         ):
             if len(normalizer) > most:
-                raise UserError(
-                    f"model.options.{option}: {directory / layout.METADATA} has {len(normalizer)} numbers, the model takes {most}: name fewer"
-                )
+                stored = directory / layout.METADATA
+                raise UserError(f"model.options.{option}: {stored} has {len(normalizer)} numbers, the model takes {most}: name fewer")
 
     def read_state(self, checkpoint: Path) -> files.State:
         return layout.read_state(checkpoint, self.projector)
@@ -156,7 +153,7 @@ class GR00TNormalizer(Normalizer):
 
 
 def opening(cameras: int, image_tokens: int) -> str:
-    """Return a prompt up to the instruction. Source: chat template and processor of Eagle 2.5 VL."""
+    """Return a prompt up to the instruction. Source: Eagle 2.5 VL's chat template and processor."""
     context, start, end = IMAGE_TOKENS
     images = "".join(f"<image {i + 1}>{start}{context * image_tokens}{end}" for i in range(cameras))
     return f"<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n{images}"
