@@ -67,7 +67,7 @@ _HEAD = {"add_pos_embed": (True, True), "use_vlln": (True, True), "expand_batch"
 
 
 def read_document(directory: Path) -> dict[str, Any]:
-    """Return config.json. Raises UserError if it is of another model, or sets what has no support."""
+    """Return config.json. Raises UserError for another model's, and for what is not supported."""
     document = read_config(directory)
     if document.get("model_type") != MODEL_TYPE:
         kind = document.get("model_type", document.get("type"))

@@ -70,10 +70,10 @@ class GR00TPolicy(FlowPolicy):
             self.backbone = GR00TNetwork(eagle, config)
         chunk = self._add_heads((config.hidden, eagle.width), config.action_dim, config.horizon, config.horizon)
         self.spec = self._spec_of(chunk, (eagle.vision["image_size"],) * 2, None)
-        ids = torch.tensor(self._ids(opening(len(self.spec.images), eagle.image_tokens)))
-        self.register_buffer("opening_ids", ids, persistent=False)
-        images = torch.eq(ids, self.tokenizer.token_to_id(IMAGE_TOKENS[0]))
-        self.register_buffer("image_places", images.nonzero()[:, 0], persistent=False)
+        before = self._ids(opening(len(self.spec.images), eagle.image_tokens))
+        self.register_buffer("opening_ids", torch.tensor(before), persistent=False)
+        image = self.tokenizer.token_to_id(IMAGE_TOKENS[0])
+        self.register_buffer("image_places", torch.tensor([i for i, each in enumerate(before) if each == image]), persistent=False)
         if options.frozen_vlm:
             self.backbone.backbone.eagle_model.requires_grad_(False)
 
