@@ -197,7 +197,7 @@ def test_the_main_job_imports_no_feature_and_no_other_plugin() -> None:
 BUDGETS = {
     "rlinf_vla": 29_950,
     "rlinf_vla/testing": 2_080,
-    "models": 6_180,
+    "models": 6_200,
     "envs": 6_980,
     "robots": 7_060,
     "rewards": 110,
