@@ -95,7 +95,7 @@ def test_frozen_eagle_is_computed_once_and_the_action_head_is_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value_on: str
 ) -> None:
     policy = small(tmp_path / "small", frozen_vlm=True, value_on=value_on)
-    assert_computed_once(policy, GR00TNetwork, monkeypatch)
+    assert_computed_once(policy, GR00TNetwork, "prefix", monkeypatch)
     learning = gradients(policy.backbone)
     assert all(name.startswith("action_head.") for name in learning)
     assert {"action_head.vlln.weight", "action_head.state_encoder.layer1.W", "action_head.model.proj_out_2.weight"} <= learning.keys()
