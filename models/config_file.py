@@ -15,6 +15,10 @@ from .files import CONFIG, read_json
 
 SIZES = {
     **dict.fromkeys(("hidden_size", "embed_dim", "width", "head_dim"), Range(1, 16_384)),
+    **dict.fromkeys(("input_embedding_dim", "backbone_embedding_dim", "cross_attention_dim", "output_dim"), Range(1, 16_384)),
+    **dict.fromkeys(("num_layers", "select_layer"), Range(1, 256)),
+    **dict.fromkeys(("attention_head_dim", "num_target_vision_tokens", "max_num_embodiments", "num_inference_timesteps"), Range(1, 4096)),
+    **dict.fromkeys(("max_seq_len", "num_timestep_buckets"), Range(1, 65_536)),
     **dict.fromkeys(("intermediate_size", "mlp_dim", "n_action_bins"), Range(1, 65_536)),
     **dict.fromkeys(("num_hidden_layers", "depth"), Range(1, 256)),
     **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "num_heads", "num_kv_heads"), Range(1, 512)),
@@ -35,7 +39,10 @@ SHARES = {"mlp_ratio": Range(0, 64, above=True), "embedding_std": Range(0, 1000)
 OPTIONAL = ("head_dim", "num_key_value_heads", "pad_to_multiple_of")
 """Keys that official files may set to null, where another key determines the value."""
 
-NODES = ("text_config", "vision_config", "featurizer", "fused_featurizer", "oft", "vision", "paligemma", "action_expert", "state_range")
+NODES = (
+    *("text_config", "vision_config", "featurizer", "fused_featurizer", "oft", "vision", "paligemma", "action_expert", "state_range"),
+    *("backbone_cfg", "action_head_cfg", "diffusion_model_cfg", "vl_self_attention_cfg"),
+)
 
 
 def read_config(directory: Path) -> dict[str, Any]:

@@ -32,15 +32,20 @@ class Prefix:
     mask: Tensor
 
     def pack(self, states: bool) -> Tensors:
-        """Keys and values ``[B, layers, kv_heads, P, head_dim]``, mask; states with ``states``."""
+        """Keys and values ``[B, layers, kv_heads, P, head_dim]``, mask; states with ``states``, or
+        without keys."""
+        if not self.keys_and_values:
+            return {_STATES: self.states, _MASK: self.mask}
         keys, values = (torch.stack(each, dim=1) for each in zip(*self.keys_and_values, strict=True))
         return {_KEYS: keys, _VALUES: values, _MASK: self.mask} | ({_STATES: self.states} if states else {})
 
     @classmethod
     def unpack(cls, tensors: Tensors) -> Prefix | None:
         """Invert ``pack``; None if ``tensors`` hold no prefix. States not packed have width 0."""
-        if _KEYS not in tensors:
+        if _MASK not in tensors:
             return None
+        if _KEYS not in tensors:
+            return cls(tensors[_STATES], [], tensors[_MASK])
         keys, values, mask = tensors[_KEYS], tensors[_VALUES], tensors[_MASK]
         states = tensors.get(_STATES, keys.new_empty(*mask.shape, 0))
         return cls(states, list(zip(keys.unbind(1), values.unbind(1), strict=True)), mask)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -51,6 +51,8 @@ class FlowPolicy(PretrainedPolicy):
     """Action dimensions relative to the state at the start of the chunk."""
     simulated_delay: int = 0
     """Longest delay that supervised training simulates, in control steps."""
+    padding_learns: ClassVar[bool] = True
+    """Whether supervised training counts the dimensions that pad an action, whose target is 0."""
     horizon: int
     """Actions that are denoised in one call."""
     noise_dim: int
@@ -212,7 +214,8 @@ class FlowPolicy(PretrainedPolicy):
             time = real_time.simulated_times(time, noise.uniform(1)[:, 0], self.simulated_delay, horizon)
         x, velocity = flow.interpolate(target, noise.normal(*target.shape[1:]), time)
         found, _ = self._velocity(features.prefix, features.state, x, time)
-        return flow.matching_loss(found, velocity, time)
+        count = self.noise_dim if self.padding_learns else self.spec.action_dim
+        return flow.matching_loss(found[..., :count], velocity[..., :count], time)
 
     @property
     def _one_step(self) -> bool:

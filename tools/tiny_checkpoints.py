@@ -1,8 +1,8 @@
 """Make tiny checkpoints: the official architectures at about a million parameters, no weights.
 
 ``python tools/tiny_checkpoints.py MODEL DIRECTORY [--action-dim N]``, MODEL one of openvla,
-openvla_oft_plus, pi0 and smolvla,
-writes config.json, tokenizer.json and statistics; of SmolVLA also its language model's sizes.
+openvla_oft_plus, pi0, smolvla and gr00t,
+writes config.json, tokenizer.json and statistics; of SmolVLA and GR00T also the sizes of their VLM.
 ``openvla_oft_plus`` is an OpenVLA-OFT+ (FiLM and proprioception).
 """
 
@@ -17,6 +17,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from rlinf_vla.models.files import CONFIG, TOKENIZER, write_safetensors
+from rlinf_vla.models.gr00t.checkpoint import EAGLE_CONFIG, METADATA, MODEL_TYPE
 from rlinf_vla.models.lerobot import FEATURES, PROCESSORS
 from rlinf_vla.models.openvla.checkpoint import STATISTICS
 from rlinf_vla.models.openvla.processor import PROMPT
@@ -154,6 +155,66 @@ def smolvlm_config() -> dict[str, Any]:
     }
 
 
+def gr00t_config() -> dict[str, Any]:
+    """The keys of NVIDIA's config.json that a reader needs."""
+    dit = {"num_layers": 4, "num_attention_heads": 4, "attention_head_dim": 24, "cross_attention_dim": 128, "output_dim": 96}
+    vl = {"num_layers": 1, "num_attention_heads": 4, "attention_head_dim": 32, "positional_embeddings": None}
+    return {
+        "model_type": MODEL_TYPE,
+        "backbone_cfg": {"eagle_path": "tiny", "project_to_dim": None, "reproject_vision": False, "select_layer": 3},
+        "action_head_cfg": {
+            "action_dim": 8,
+            "action_horizon": 4,
+            "add_pos_embed": True,
+            "backbone_embedding_dim": 128,
+            "diffusion_model_cfg": dit | {"interleave_self_attention": True, "norm_type": "ada_norm", "positional_embeddings": None},
+            "hidden_size": 96,
+            "input_embedding_dim": 96,
+            "max_action_dim": 8,
+            "max_num_embodiments": 32,
+            "max_seq_len": 16,
+            "max_state_dim": 8,
+            "noise_beta_alpha": 1.5,
+            "noise_beta_beta": 1.0,
+            "noise_s": 0.999,
+            "num_inference_timesteps": 4,
+            "num_target_vision_tokens": 4,
+            "num_timestep_buckets": 1000,
+            "use_vlln": True,
+            "vl_self_attention_cfg": vl,
+        },
+    }
+
+
+def eagle_config() -> dict[str, Any]:
+    return {
+        "model_type": "eagle_2_5_vl",
+        "text_config": {
+            "model_type": "qwen3",
+            "vocab_size": VOCABULARY,
+            "hidden_size": 128,
+            "intermediate_size": 256,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 1e6,
+        },
+        "vision_config": {
+            "hidden_size": 96,
+            "intermediate_size": 288,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "image_size": IMAGE,
+            "patch_size": 16,
+        },
+        "use_pixel_shuffle": False,
+        "downsample_ratio": 0.5,
+        "mlp_connector_layers": 1,
+    }
+
+
 def tokenizer() -> Tokenizer:
     """Train a BPE tokenizer over ASCII on the word list inside the prompt."""
     result = Tokenizer(models.BPE(unk_token=SPECIAL[0], fuse_unk=True))
@@ -205,6 +266,18 @@ def write_smolvla(directory: Path, action_dim: int = 4) -> None:
         write_safetensors({f"{FEATURES[name]}.{kind}": torch.tensor(numbers[kind]) for kind in ("mean", "std")}, directory / state_file)
 
 
+def write_gr00t(directory: Path, action_dim: int = 4) -> None:
+    """Its statistics leave actions unchanged."""
+    _write(directory, gr00t_config(), EAGLE_CONFIG, eagle_config())
+    statistics = {
+        "state": {"arm": {"min": STATE_LOW, "max": STATE_HIGH}},
+        "action": {"arm": {"min": [-1.0] * action_dim, "max": [1.0] * action_dim}},
+    }
+    metadata = {"new_embodiment": {"statistics": statistics, "embodiment_tag": "new_embodiment"}}
+    (directory / METADATA).parent.mkdir(exist_ok=True)
+    (directory / METADATA).write_text(json.dumps(metadata, indent=1) + "\n")
+
+
 def _write(directory: Path, config: dict[str, Any], name: str, statistics: dict[str, Any]) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for file, document in ((CONFIG, config), (name, statistics)):
@@ -214,13 +287,11 @@ def _write(directory: Path, config: dict[str, Any], name: str, statistics: dict[
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("model", choices=("openvla", "openvla_oft_plus", "pi0", "smolvla"))
+    parser.add_argument("model", choices=("openvla", "openvla_oft_plus", "pi0", "smolvla", "gr00t"))
     parser.add_argument("directory", type=Path)
     parser.add_argument("--action-dim", type=int, default=4)
     given = parser.parse_args()
-    if given.model == "pi0":
-        write_pi0(given.directory, given.action_dim)
-    elif given.model == "smolvla":
-        write_smolvla(given.directory, given.action_dim)
+    if given.model in (writers := {"pi0": write_pi0, "smolvla": write_smolvla, "gr00t": write_gr00t}):
+        writers[given.model](given.directory, given.action_dim)
     else:
         write_openvla(given.directory, given.model == "openvla_oft_plus", given.action_dim)

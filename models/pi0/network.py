@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..flow_network import Prefix, time_embedding, with_time
+from ..siglip import VisionTower
 from .gemma import Gemma, GemmaConfig
 
 SIGLIP = {
@@ -28,28 +29,6 @@ SIGLIP = {
     "patch_size": 14,
 }
 PALIGEMMA_VOCABULARY = 257152
-
-
-class VisionTower(nn.Module):
-    """transformers' SigLIP, under openpi's name prefix."""
-
-    def __init__(self, config: dict[str, Any]) -> None:
-        from transformers import SiglipVisionConfig, SiglipVisionModel
-
-        super().__init__()
-        sizes = {key: value for key, value in config.items() if key != "projection_dim"}
-        siglip = SiglipVisionConfig(**sizes, hidden_act="gelu_pytorch_tanh", layer_norm_eps=1e-6, vision_use_head=False)
-        siglip._attn_implementation = "sdpa"
-        self.vision_model = SiglipVisionModel(siglip)
-        embeddings = self.vision_model.embeddings
-        with torch.device("cpu"):  # computed, not loaded: must not be on meta while the weights are
-            embeddings.register_buffer("position_ids", torch.arange(embeddings.num_positions)[None], persistent=False)
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        """Return patch features; the embeddings may be more precise than the rest, as in openpi."""
-        siglip = self.vision_model
-        embedded = siglip.embeddings(pixels).to(siglip.post_layernorm.weight.dtype)
-        return siglip.post_layernorm(siglip.encoder(inputs_embeds=embedded).last_hidden_state)
 
 
 @dataclass(frozen=True)

@@ -218,7 +218,8 @@ def of_an_address() -> set[str]:
 
 
 ASSETS = {"compact": "compact", "openvla": "openvla_tiny", "openvla_oft": "openvla_oft_plus_tiny", "pi0": "pi0_tiny"} | {
-    "smolvla": "smolvla_tiny"
+    "smolvla": "smolvla_tiny",
+    "gr00t": "gr00t_tiny",
 }
 
 

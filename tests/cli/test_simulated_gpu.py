@@ -53,6 +53,7 @@ MODELS = {
         "smolvla_tiny",
         ["model.options.random_weights=true", "model.options.prompt_length=16", "model.options.denoise_steps=2"],
     ),
+    "gr00t": ("gr00t_tiny", ["model.options.random_weights=true", "model.options.prompt_length=56", "model.options.denoise_steps=2"]),
     "compact": ("compact", ["model.options.random_weights=true"]),
 }
 ALGORITHMS = {
@@ -84,6 +85,9 @@ RUNS = {
     "rl token on pi0": ("sac", "pi0", [*FULL, "algorithm.frozen_backbone=true", "algorithm.anchor=0.1"]),
     "dsrl of smolvla": ("sac", "smolvla", [*FULL, "algorithm.frozen_backbone=true", "algorithm.noise_bound=2.0"]),
     "sft of smolvla": ("sft", "smolvla", FULL),
+    "ppo of gr00t": ("ppo", "gr00t", [*LORA, "model.options.frozen_vlm=false"]),
+    "grpo of gr00t with a frozen vlm in bfloat16": ("grpo", "gr00t", LORA + BFLOAT16),
+    "sft of gr00t": ("sft", "gr00t", FULL),
     "sft of openvla": ("sft", "openvla", FULL),
     "sft of openvla_oft": ("sft", "openvla_oft", LORA),
     "sft of pi0": ("sft", "pi0", FULL),

@@ -17,7 +17,8 @@ from rlinf_vla.models.config_file import NODES, OPTIONAL, SHARES, SIZES
 from rlinf_vla.runtime import recipes
 
 ASSETS = {"compact": "compact", "openvla": "openvla_tiny", "openvla_oft": "openvla_oft_plus_tiny", "pi0": "pi0_tiny"} | {
-    "smolvla": "smolvla_tiny"
+    "smolvla": "smolvla_tiny",
+    "gr00t": "gr00t_tiny",
 }
 DOCUMENTS = {name: json.loads((recipes.asset_path(f"asset://{asset}") / "config.json").read_text()) for name, asset in ASSETS.items()}
 

@@ -17,6 +17,7 @@ from rlinf_vla.rollout.noise import imitation_noise
 from rlinf_vla.testing.policy_calls import observations
 from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
 from rlinf_vla.training.trainer import Trainer
+from tests.models.test_gr00t import small as small_gr00t
 from tests.models.test_openvla_oft import small as small_oft
 from tests.models.test_pi0 import small as small_pi0
 from tests.models.test_smolvla import small as small_smolvla
@@ -28,6 +29,7 @@ POLICIES: dict[str, Callable[[Path], Policy]] = {
     "openvla_oft": lambda path: small_oft(path, {"dtype": "bfloat16"}),
     "pi0": lambda path: small_pi0(path, dtype="bfloat16"),
     "smolvla": lambda path: small_smolvla(path, dtype="bfloat16"),
+    "gr00t": lambda path: small_gr00t(path, dtype="bfloat16"),
 }
 every_policy = pytest.mark.parametrize("make", POLICIES.values(), ids=list(POLICIES))
 
@@ -65,7 +67,8 @@ def test_every_weight_learns_at_a_rate_below_bfloat16_s_spacing(make: Callable[[
         assert after.dtype == before.dtype
         if name in subject.low:
             assert torch.equal(after, subject.trained[name].bfloat16())
-        if name in low and before.abs().median() < 0.2:  # a norm's weights near 1 need 400 steps
+        # a norm's weights near 1 need 400 steps, and a bias of keys changes no attention
+        if name in low and before.abs().median() < 0.2 and not name.endswith(".to_k.bias"):
             assert not torch.equal(after, before), name
     moved = [sum(int((now[name] != start[name]).sum()) for name in low) for now in (first, weights(policy))]
     assert moved[1] > 4 * moved[0], "most steps are below the spacing, and add up"

@@ -14,6 +14,7 @@ from rlinf_vla.testing.policy_calls import act, observations, with_critic
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from rlinf_vla.training.gradient_checkpointing import checkpoint_blocks
 from rlinf_vla.training.lora import add_lora
+from tests.models.test_gr00t import small as small_gr00t
 from tests.models.test_openvla_oft import small as small_oft
 from tests.models.test_pi0 import small as small_pi0
 from tests.models.test_smolvla import small as small_smolvla
@@ -27,6 +28,8 @@ POLICIES: dict[str, Callable[[Path], Policy]] = {
     "pi05": lambda path: small_pi0(path, pi05=True),
     "smolvla": small_smolvla,
     "smolvla_frozen": lambda path: small_smolvla(path, frozen_vlm=True),
+    "gr00t": small_gr00t,
+    "gr00t_frozen": lambda path: small_gr00t(path, frozen_vlm=True),
 }
 
 
