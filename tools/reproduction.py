@@ -82,6 +82,7 @@ RUNS = {
             full=True,
         ),
     ),
+    "simplevla_rl": (Run("simplevla_rl", f"{LIBERO} model.checkpoint=hf://Haozhan72/Openvla-oft-SFT-libero10-trajall", "grpo", full=True),),
     "pirl_pi0": (
         Run("pirl_flow_sde", "recipe=libero_ppo_pi0 model.checkpoint=hf://RLinf/RLinf-Pi0-LIBERO-Spatial-Object-Goal-SFT", "ppo"),
         Run("pirl_grpo", f"{LIBERO} model=pi0 model.checkpoint=hf://RLinf/RLinf-Pi0-LIBERO-Spatial-Object-Goal-SFT", "grpo"),
