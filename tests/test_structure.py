@@ -195,7 +195,7 @@ def test_the_main_job_imports_no_feature_and_no_other_plugin() -> None:
 
 
 BUDGETS = {
-    "rlinf_vla": 29_950,
+    "rlinf_vla": 29_970,
     "rlinf_vla/testing": 2_080,
     "models": 6_220,
     "envs": 7_480,
