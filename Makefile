@@ -165,7 +165,7 @@ prove-deadline: install
 		$(BIN)/rlinf-vla eval run=$$run $(LATE)=[2] || exit; done; done
 
 # Success against delay: small policies imitate recorded episodes, then drive the simulated arm from a server over a slow link, in real
-# time. 20 minutes of recording, 15 of training, 3 minutes per delay and mode; on an otherwise idle machine.
+# time. 20 minutes of recording, 15 of training, 2 minutes per link and mode; on an otherwise idle machine. Needs EXTRAS=franka,serve,dev.
 DELAY := runs/prove-delay
 prove-delay: install
 	test -d $(DELAY)/data || $(FRANKA) record recipe=franka_rlpd output=$(DELAY)/data algorithm.demonstrations=150 record.video=false
