@@ -257,14 +257,14 @@ $(LEROBOT): | install
 	$(BIN)/uv pip install -q --python $(@D)/bin/python --no-deps lerobot==0.3.3
 	touch $@
 
-# Meta-World for env.python, in an environment of its own: it wants MuJoCo 3.3.0, and LIBERO a later one.
+# Meta-World for env.python, in an environment of its own: it wants MuJoCo 3.3.0, and LIBERO a later one. Its gymnasium lacks packaging.
 METAWORLD := .venv-metaworld/.installed
 
 metaworld: $(METAWORLD)
 
 $(METAWORLD): | install
 	$(PYTHON) -m venv $(@D)
-	$(BIN)/uv pip install -q --compile-bytecode --python $(@D)/bin/python metaworld==3.1.1
+	$(BIN)/uv pip install -q --compile-bytecode --python $(@D)/bin/python metaworld==3.1.1 packaging
 	touch $@
 
 # Success of Meta-World's own policies, 10 episodes of each of 50 tasks. 18 minutes on two busy cores.
