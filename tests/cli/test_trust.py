@@ -115,7 +115,14 @@ def test_keys_that_only_the_command_line_sets() -> None:
     assert found == {
         *("run_dir", "output", "cluster.address"),
         *(f"serve.{key}" for key in ("host", "token_env", "insecure", "certificate", "private_key")),
-        *("env=libero: python", "env=genesis: scene", "env=genesis: cache_dir", "env=gymnasium: id", "env=gymnasium: kwargs"),
+        *(
+            "env=libero: python",
+            "env=metaworld: python",
+            "env=genesis: scene",
+            "env=genesis: cache_dir",
+            "env=gymnasium: id",
+            "env=gymnasium: kwargs",
+        ),
         *("env=maniskill: asset_dir", "reward=function: function"),
         *(f"rollout.backbone.{key}" for key in ("url", "token_env", "ca_file")),
         *(f"model=remote: {key}" for key in ("url", "token_env", "ca_file")),
