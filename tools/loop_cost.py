@@ -33,7 +33,8 @@ def simulator() -> None:
 
     config = ManiSkillConfig(task="PushCube", reward="progress")
     backend, environment = cpu_driver(config)
-    if any(os.environ.get(name) != value for name, value in environment.items()):  # the Vulkan loader reads it at its start
+    if any(os.environ.get(name) != value for name, value in environment.items()):
+        # the Vulkan loader reads it when the program starts
         sys.exit(subprocess.run([sys.executable, *sys.argv], env=os.environ | environment, check=False).returncode)
     from rlinf_vla.envs.maniskill.simulator import ManiSkillSimulator
 
