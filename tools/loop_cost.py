@@ -1,4 +1,4 @@
-"""CPU time of the parts of `rlinf-vla train recipe=maniskill_ppo`: a simulator's calls, and an update.
+"""CPU time of parts of `rlinf-vla train recipe=maniskill_ppo`: a simulator's calls, and an update.
 
 python tools/loop_cost.py [KEY=VALUE ...]
 
