@@ -189,18 +189,7 @@ def gr00t_config() -> dict[str, Any]:
 def eagle_config() -> dict[str, Any]:
     return {
         "model_type": "eagle_2_5_vl",
-        "text_config": {
-            "model_type": "qwen3",
-            "vocab_size": VOCABULARY,
-            "hidden_size": 128,
-            "intermediate_size": 256,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 32,
-            "rms_norm_eps": 1e-6,
-            "rope_theta": 1e6,
-        },
+        "text_config": smolvlm_config()["text_config"] | {"model_type": "qwen3", "rms_norm_eps": 1e-6, "rope_theta": 1e6},
         "vision_config": {
             "hidden_size": 96,
             "intermediate_size": 288,

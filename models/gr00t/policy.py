@@ -12,13 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.core.types import Inputs, Observation, Tensors
+from rlinf_vla.core.types import Inputs, Tensors
 
 from .. import files
 from ..cards import Card
 from ..flow_network import Prefix
-from ..flow_policy import Features, FlowPolicy
+from ..flow_policy import Features
 from ..normalizer import Normalizer
+from ..prompted_flow_policy import PromptedFlowPolicy
 from . import checkpoint as layout
 from .network import GR00TNetwork
 from .options import MODES, GR00TOptions
@@ -29,7 +30,7 @@ IMAGE_TOKENS = ("<IMG_CONTEXT>", "<img>", "</img>")
 PROMPT_LENGTH = 48
 
 
-class GR00TPolicy(FlowPolicy):
+class GR00TPolicy(PromptedFlowPolicy):
     """GR00T N1.5 for one embodiment, whose projectors it has and trains."""
 
     name: ClassVar[str] = "gr00t"
@@ -60,12 +61,8 @@ class GR00TPolicy(FlowPolicy):
         eagle = layout.eagle_config(directory, document)
         config = self.config = layout.head_config(document, eagle.width)
         self._check_dimensions(directory)
-        self.tokenizer_file = files.find_tokenizer(directory, TOKENIZER_OF)
-        self.tokenizer = files.read_tokenizer(self.tokenizer_file.parent)
-        self.tokenizer.no_padding()
-        self.tokenizer.no_truncation()
+        self._read_tokenizer(files.find_tokenizer(directory, TOKENIZER_OF), PROMPT_LENGTH)
         self.tokenizer.add_special_tokens(list(IMAGE_TOKENS))
-        self.prompt_length = options.prompt_length or PROMPT_LENGTH
         with files.build_device(options.random_weights):
             self.backbone = GR00TNetwork(eagle, config)
         chunk = self._add_heads((config.hidden, eagle.width), config.action_dim, config.horizon, config.horizon)
@@ -106,18 +103,6 @@ class GR00TPolicy(FlowPolicy):
     def ids(self, instruction: str) -> list[int]:
         """Return the token ids of a prompt from the instruction on."""
         return self._ids(f"{[instruction] if self.options.instruction_as_list else instruction}{CLOSING}")
-
-    def fit_instructions(self, instructions: Sequence[str]) -> None:
-        needed = {instruction: len(self.ids(instruction)) for instruction in instructions}
-        self.prompt_length = files.prompt_length(self.options.prompt_length, PROMPT_LENGTH, needed)
-
-    def prepare(self, obs: Observation) -> Inputs:
-        """Images keep their size, which may be smaller than the model's, until they are encoded."""
-        inputs = {f"image.{name}": obs.images[name] for name in self.spec.images}
-        ids, mask = files.padded_prompts([(each, self.ids(each)) for each in obs.instruction], self.prompt_length)
-        state = self.state_normalizer(obs.state)
-        inputs |= {"token_ids": ids.to(state.device), "token_mask": mask.to(state.device)}
-        return inputs | {"state": F.pad(state, (0, self.config.state_dim - state.shape[-1]))}
 
     def encode_prefix(self, inputs: Inputs) -> Prefix:
         images = [cropped(inputs[f"image.{name}"], size, self.options.crop) for name, size in self.spec.images.items()]

@@ -11,20 +11,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlinf_vla.core.types import Inputs, Observation
+from rlinf_vla.core.types import Inputs
 
 from .. import files
 from ..cards import Card
 from ..flow_network import Prefix
-from ..flow_policy import FlowPolicy
 from ..lerobot import read_statistics
 from ..normalizer import Normalizer
+from ..prompted_flow_policy import PromptedFlowPolicy
 from . import checkpoint as layout
 from .network import SmolVLANetwork
 from .options import SmolVLAOptions
 
 
-class SmolVLAPolicy(FlowPolicy):
+class SmolVLAPolicy(PromptedFlowPolicy):
     """SmolVLA. Its state is a token of the language model, so that ``frozen_vlm`` still trains its
     projection, through the frozen layers, as lerobot does."""
 
@@ -54,11 +54,7 @@ class SmolVLAPolicy(FlowPolicy):
         )
         self.buffers_in_weights = layout.read_buffers(directory)
         self.delta = []
-        self.prompt_length = options.prompt_length or document["tokenizer_max_length"]
-        path = self.tokenizer_file = files.find_tokenizer(directory, document["vlm_model_name"])
-        self.tokenizer = files.read_tokenizer(path.parent)
-        self.tokenizer.no_padding()
-        self.tokenizer.no_truncation()
+        self._read_tokenizer(files.find_tokenizer(directory, document["vlm_model_name"]), document["tokenizer_max_length"])
         with files.build_device(options.random_weights):
             self.backbone = SmolVLANetwork(config)
         widths = (config.expert_width, config.text["hidden_size"])
@@ -78,18 +74,6 @@ class SmolVLAPolicy(FlowPolicy):
     def ids(self, instruction: str) -> list[int]:
         """Return the token ids of a prompt; lerobot ends it with a new line."""
         return self.tokenizer.encode(instruction if instruction.endswith("\n") else f"{instruction}\n").ids
-
-    def fit_instructions(self, instructions: Sequence[str]) -> None:
-        needed = {instruction: len(self.ids(instruction)) for instruction in instructions}
-        self.prompt_length = files.prompt_length(self.options.prompt_length, self.document["tokenizer_max_length"], needed)
-
-    def prepare(self, obs: Observation) -> Inputs:
-        """Images keep their size, which is smaller than the model's, until they are encoded."""
-        inputs = {f"image.{name}": obs.images[name] for name in self.spec.images}
-        ids, mask = files.padded_prompts([(each, self.ids(each)) for each in obs.instruction], self.prompt_length)
-        state = self.state_normalizer(obs.state)
-        inputs |= {"token_ids": ids.to(state.device), "token_mask": mask.to(state.device)}
-        return inputs | {"state": F.pad(state, (0, self.config.state_dim - state.shape[-1]))}
 
     def encode_prefix(self, inputs: Inputs) -> Prefix:
         images = [resize_with_pad(inputs[f"image.{name}"], size) for name, size in self.spec.images.items()]
