@@ -38,9 +38,9 @@ def said(value: float, unit: str, goal: float | None = None, least: bool = True)
 class Kit:
     """Makes recipes and policies for a part, and stores its rows at once."""
 
-    def __init__(self, device: str, size: str, file: Path, folder: Path) -> None:
-        """``folder``: for checkpoints, recipes and runs of this part."""
-        self.device, self.tiny, self.file, self.folder = torch.device(device), size == "tiny", file, folder
+    def __init__(self, device: str, size: str, seconds: float, file: Path, folder: Path) -> None:
+        """``seconds``: of one measurement of latencies. ``folder``: for files of this part."""
+        self.device, self.tiny, self.seconds, self.file, self.folder = torch.device(device), size == "tiny", seconds, file, folder
         name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
         self.document = {"machine": f"{name}, torch {torch.__version__}", "rows": list[Sequence[str]]()}
 

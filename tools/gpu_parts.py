@@ -1,4 +1,4 @@
-"""The parts of tools/prove_gpu.py: python tools/gpu_parts.py PART DEVICE SIZE FILE
+"""The parts of tools/prove_gpu.py: python tools/gpu_parts.py PART DEVICE SIZE SECONDS FILE
 
 Each measures one thing and adds rows to FILE. The networks have the official sizes, or those of the
 packaged tiny models, and random weights.
@@ -20,6 +20,7 @@ sys.path.append(str(PACKAGES))  # at the end: the machine's own packages come fi
 
 import numpy as np
 from gpu_kit import MODELS, Kit, said
+from gpu_profile import costs
 from gpu_runs import conformance, maniskill, rehearsal
 
 from rlinf_vla.benchmarks import policy as bench_policy
@@ -50,6 +51,7 @@ def policy_calls(model: str, kit: Kit) -> None:
     kit.add("limits of the device", limits.described())
     if kit.tiny:
         bench_policy.WARMUP, bench_policy.CALLS = 1, 2
+    bench_policy.SECONDS = kit.seconds
     for batch in (1, 4 if kit.tiny else 64):
         shown = observation(policy.spec, batch)
         found, same = bench_policy.measure(policy, shown, 1.0, True, limits, updates=False)
@@ -75,10 +77,10 @@ NAMES = {("openvla", "plain"): "transformers' `generate`, same weights and embed
 def control_step(model: str, policy: Policy, kit: Kit) -> None:
     """From an observation in the CPU's memory to actions there."""
     actor, shown, zero = Actor(policy, Settings(0, 0.0, 1)), observation(policy.spec, 1), torch.zeros(1, dtype=torch.int64)
-    calls, seconds = (5, 5.0) if kit.tiny else (3000, 120.0)
+    calls = 5 if kit.tiny else 3000
     episodes = Episodes(zero, zero, zero)
     step = partial(lambda: actor.act(actor.prepare(shown), episodes, zero))
-    found = 1e3 * np.array(time_interleaved({"it": step}, kit.device, calls, 5, seconds)["it"])
+    found = 1e3 * np.array(time_interleaved({"it": step}, kit.device, calls, 5, kit.seconds)["it"])
     kit.add(f"one observation to actions: p50 of {len(found)}", *said(float(np.quantile(found, 0.5)), " ms"))
     worst = float(np.quantile(found, 0.999))
     kit.add(f"one observation to actions: p99.9 of {len(found)}", *said(worst, " ms", P999_MS.get(model), least=False))
@@ -104,6 +106,22 @@ def capture(kit: Kit) -> None:
             kit.add(f"{model}, temperature {temperature:g}", "the same bits" if all(same) else "**other bits**", "the same bits")
         del policy, plain, graphed
         torch.cuda.empty_cache()
+
+
+def profiles(kit: Kit) -> None:
+    """Kernels of policy calls, and of an update."""
+    with torch.no_grad():
+        for model, batches in (("pi0", (1,)), ("openvla", (1, 4 if kit.tiny else 64))):
+            policy = kit.policy(kit.recipe(model, "model.lora.rank=0"))
+            for batch in batches:
+                numbers, actor = torch.arange(batch), Actor(policy, Settings(0, 0.0, batch))
+                inputs = actor.prepare(observation(policy.spec, batch))
+                costs(kit, f"{model}, act, batch {batch}", lambda: actor.act(inputs, Episodes.first_attempts(0 * numbers, numbers), numbers))
+            del policy, actor, inputs
+            torch.cuda.empty_cache()
+    rows = 1 if kit.tiny else 8
+    call = updating(kit, kit.policy(kit.recipe("openvla", *LORA)), rows)
+    costs(kit, f"openvla, an update of {MINIBATCHES} micro-batches of {rows}", call)
 
 
 def update(kit: Kit) -> None:
@@ -147,13 +165,19 @@ def timed_update(kit: Kit, policy: Policy, rows: int) -> float:
     """Return the best seconds of an update of ``MINIBATCHES`` minibatches, each in one piece."""
     if kit.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
+    call = updating(kit, policy, rows)
+    return min(time_interleaved({"it": call}, kit.device, 1 if kit.tiny else 4, 1)["it"])
+
+
+def updating(kit: Kit, policy: Policy, rows: int) -> Callable[[], object]:
+    """Return an update of ``MINIBATCHES`` minibatches, each in one piece."""
     policy.zero_grad(set_to_none=True)
     recipe = of_rows(kit, rows)
     algorithm = builders.build_algorithm(recipe)
     batch = synthetic_batch(recipe, policy, algorithm, MINIBATCHES * rows)
     settings = builders.actor_settings(recipe, recipe.rollout.temperature)
     flow = InProcessFlow(policy, [], builders.build_trainer(recipe, policy), settings)
-    return min(time_interleaved({"it": lambda: flow.update(batch, algorithm)}, kit.device, 1 if kit.tiny else 4, 1)["it"])
+    return lambda: flow.update(batch, algorithm)
 
 
 def memory(kit: Kit) -> None:
@@ -214,14 +238,14 @@ def finetune(kit: Kit) -> None:
 
 PARTS: dict[str, Callable[[Kit], None]] = {
     **{model: partial(policy_calls, model) for model in MODELS},
-    **{part.__name__: part for part in (capture, update, memory, finetune, conformance, rehearsal, maniskill)},
+    **{part.__name__: part for part in (capture, update, profiles, memory, finetune, conformance, rehearsal, maniskill)},
 }
 
 
-def main(part: str, device: str, size: str, file: str) -> None:
+def main(part: str, device: str, size: str, seconds: str, file: str) -> None:
     with tempfile.TemporaryDirectory(dir=Path(file).parent) as folder, builders.threads(None):
         torch.manual_seed(0)
-        PARTS[part](Kit(device, size, Path(file), Path(folder)))
+        PARTS[part](Kit(device, size, float(seconds), Path(file), Path(folder)))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ def conformance(kit: Kit) -> None:
 
     os.environ["RLINF_VLA_TEST_DEVICE"] = kit.device.type
     names = [name for suite in (PolicyConformance, DiscretePolicyConformance) for name in vars(suite) if name.startswith("test_")]
-    files = ["test_compact.py"] if kit.tiny else ["test_compact.py", "test_openvla.py", "test_openvla_oft.py", "test_pi0.py"]
+    files = ["test_compact.py"] if kit.tiny else ["test_compact.py", "test_openvla.py", "test_openvla_oft.py", "test_pi0.py", "test_smolvla.py", "test_gr00t.py"]
     (kit.folder / "pytest.ini").write_text("[pytest]\n")
     counts = Counts()
     settings = ["-q", f"-c{kit.folder / 'pytest.ini'}", f"--basetemp={kit.folder / 'pytest'}", "--noconftest", "-pno:cacheprovider"]

@@ -42,6 +42,7 @@ PARTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "pi0": ("π₀: policy calls", ENGINE),
     "pi05": ("π₀.₅: policy calls", ENGINE),
     "update": ("openvla-7b with LoRA r32: updates", ENGINE),
+    "profiles": ("Kernels that take the time", ENGINE),
     "memory": ("openvla-7b with LoRA r32: counted and measured memory", ENGINE),
     "finetune": ("π₀ in bfloat16: one update of all weights", ENGINE),
     "maniskill": ("Two iterations of PPO on ManiSkill's GPU simulator", (*TRAINING, "mani_skill")),
@@ -60,6 +61,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"all, or some of {', '.join(PARTS)}")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--size", default="full", choices=("full", "tiny"), help="tiny: rehearse the kit itself")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of one measurement of latencies")
     parser.add_argument("--results", type=Path, default=KEPT / "results")
     parser.add_argument("--page", type=Path, help="default on a GPU: docs/results/gpu.md")
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds of a part")
@@ -135,7 +137,7 @@ def outcome(name: str, given: argparse.Namespace, results: Path) -> dict[str, An
     missing = [module for module in PARTS[name][1] if find_spec(module) is None]
     status = f"not run: {', '.join(missing)} missing" if missing else ""
     if not missing:
-        command = [sys.executable, str(ROOT / "tools" / "gpu_parts.py"), name, given.device, given.size, str(file)]
+        command = [sys.executable, str(ROOT / "tools" / "gpu_parts.py"), name, given.device, given.size, str(given.seconds), str(file)]
         log = results / f"{name}.log"
         with log.open("w") as said:
             process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, start_new_session=True)
