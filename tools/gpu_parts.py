@@ -110,15 +110,18 @@ def capture(kit: Kit) -> None:
 
 def profiles(kit: Kit) -> None:
     """Kernels of policy calls, and of an update."""
-    with torch.no_grad():
-        for model, batches in (("pi0", (1,)), ("openvla", (1, 4 if kit.tiny else 64))):
-            policy = kit.policy(kit.recipe(model, "model.lora.rank=0"))
-            for batch in batches:
-                numbers, actor = torch.arange(batch), Actor(policy, Settings(0, 0.0, batch))
-                inputs = actor.prepare(observation(policy.spec, batch))
-                costs(kit, f"{model}, act, batch {batch}", lambda: actor.act(inputs, Episodes.first_attempts(0 * numbers, numbers), numbers))
-            del policy, actor, inputs
-            torch.cuda.empty_cache()
+
+    def act(policy: Policy, name: str, batch: int) -> None:
+        numbers, actor = torch.arange(batch), Actor(policy, Settings(0, 0.0, batch))
+        inputs = actor.prepare(observation(policy.spec, batch))
+        costs(kit, f"{name}, batch {batch}", lambda: actor.act(inputs, Episodes.first_attempts(0 * numbers, numbers), numbers))
+
+    for model in ("pi0", "openvla"):
+        policy = kit.policy(kit.recipe(model, "model.lora.rank=0"))
+        for batch in (1, 4 if kit.tiny else 64):
+            act(policy, f"{model}, act", batch)
+        del policy
+        torch.cuda.empty_cache()
     rows = 1 if kit.tiny else 8
     call = updating(kit, kit.policy(kit.recipe("openvla", *LORA)), rows)
     costs(kit, f"openvla, an update of {MINIBATCHES} micro-batches of {rows}", call)
