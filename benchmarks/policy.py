@@ -22,6 +22,7 @@ from rlinf_vla.planner.work import work
 from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.runtime import builders, recipes
 from rlinf_vla.telemetry.measurement import time_interleaved
+from rlinf_vla.training.lora import network_dtype
 
 WARMUP, CALLS = 3, 100
 SECONDS = 60.0
@@ -57,7 +58,7 @@ def run(config: DictConfig) -> None:
     ratios: dict[str, dict[str, float]] = {}
     agreement: dict[str, float] = {}
     with builders.threads(recipe.cluster.rollout_threads), console.status("starting") as status:
-        limits = limits_of(torch.device(recipe.cluster.torch_device), next(policy.backbone.parameters()).dtype)
+        limits = limits_of(torch.device(recipe.cluster.torch_device), network_dtype(policy))
         for batch in sorted({1, recipe.rollout.batch_size}):
             status.update(f"batch {batch}")
             observation = synthetic.observation(policy.spec, batch)
@@ -140,4 +141,4 @@ def measure(
         found.append(Latency(batch, kind, len(each), 1e3 * best, 1e3 * p50, 1e3 * p99, batch * chunk / p50, reached))
     if plain is None:
         return found, None
-    return found, torch.isclose(actions["act"], actions["plain"], rtol=0, atol=1e-4).double().mean().item()
+    return found, torch.isclose(actions["act"], actions["plain"].cpu(), rtol=0, atol=1e-4).double().mean().item()

@@ -13,6 +13,7 @@ from rlinf_vla.benchmarks.update_measurements import UpdateMeasurements
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import NO_ALGORITHM
 from rlinf_vla.runtime import builders, recipes
+from rlinf_vla.training.lora import network_dtype
 
 
 def run(config: DictConfig) -> None:
@@ -24,7 +25,7 @@ def run(config: DictConfig) -> None:
     policy = builders.build_policy(recipe)
     report = harness.Report(config, "bench_update")
     with builders.threads(recipe.cluster.update_threads), report.console.status("starting") as status:
-        limits = limits_of(torch.device(recipe.cluster.torch_device), next(policy.backbone.parameters()).dtype)
+        limits = limits_of(torch.device(recipe.cluster.torch_device), network_dtype(policy))
         if isinstance(policy, SACPolicy):
             report.directory.mkdir(parents=True, exist_ok=True)
             found = update_soft.measure(recipe, policy, limits, report.directory, status.update)

@@ -36,6 +36,7 @@ from rlinf_vla.runtime import builders
 from rlinf_vla.runtime.local import InProcessFlow
 from rlinf_vla.telemetry.measurement import peak_growth, time_interleaved
 from rlinf_vla.training.gradient_checkpointing import checkpoint_blocks
+from rlinf_vla.training.lora import network_dtype
 
 TIMES_GENERATE, ROOFLINE, UPDATE_MFU = 3.0, 0.6, 0.5
 P999_MS = {"openvla": 60.0, "oft": 30.0, "pi0": 25.0}
@@ -47,7 +48,7 @@ def policy_calls(model: str, kit: Kit) -> None:
     """Policy calls at batch 1 and 64, beside the usual implementation; and one control step."""
     recipe = kit.recipe(model, "model.lora.rank=0", "rollout.temperature=1.0")
     policy = kit.policy(recipe)
-    limits = limits_of(kit.device, next(policy.backbone.parameters()).dtype)
+    limits = limits_of(kit.device, network_dtype(policy))
     kit.add("limits of the device", limits.described())
     if kit.tiny:
         bench_policy.WARMUP, bench_policy.CALLS = 1, 2
@@ -130,7 +131,7 @@ def profiles(kit: Kit) -> None:
 def update(kit: Kit) -> None:
     """Seconds and FLOPs of updates with LoRA, without and with gradient checkpointing."""
     policy = kit.policy(kit.recipe("openvla", *LORA))
-    limits = limits_of(kit.device, next(policy.backbone.parameters()).dtype)
+    limits = limits_of(kit.device, network_dtype(policy))
     kit.add("limits of the device", limits.described())
     for checkpointing in (False, True):
         if checkpointing:
@@ -199,19 +200,16 @@ def memory(kit: Kit) -> None:
         actor.act(inputs, Episodes.first_attempts(0 * numbers, numbers), numbers)
 
     def learn() -> None:
-        policy.zero_grad(set_to_none=True)
         model.algorithm.loss(policy, batch, False)[0].backward()
 
     for name, call, counted in (
         (f"policy call of {calls} rows", act, lambda: model.rollout(calls)),
-        (f"micro-batch of {rows} rows", learn, lambda: model.update(rows, False) + weights.gradients),
-        (f"micro-batch of {rows} rows, gradient checkpointing", learn, lambda: model.update(rows, True) + weights.gradients),
+        (f"micro-batch of {rows} rows", learn, lambda: model.update(rows, False)),
+        (f"micro-batch of {rows} rows, gradient checkpointing", learn, lambda: model.update(rows, True)),
     ):
         if "checkpointing" in name:
             checkpoint_blocks(policy)
-        policy.zero_grad(set_to_none=True)
-        call()  # the first also counts what libraries allocate once
-        policy.zero_grad(set_to_none=True)
+        call()  # the first also counts what libraries, and gradients, allocate once
         kit.add(name, *compared(counted(), peak_growth(call, kit.device)))
 
 

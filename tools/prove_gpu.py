@@ -133,7 +133,7 @@ def outcome(name: str, given: argparse.Namespace, results: Path) -> dict[str, An
     is kept.
     """
     file, began = results / f"{name}.json", time.monotonic()
-    write(file, {"rows": []})
+    write(file, {"rows": [], "status": "running", "seconds": 0.0, "device": given.device, "size": given.size})
     missing = [module for module in PARTS[name][1] if find_spec(module) is None]
     status = f"not run: {', '.join(missing)} missing" if missing else ""
     if not missing:
@@ -152,7 +152,7 @@ def outcome(name: str, given: argparse.Namespace, results: Path) -> dict[str, An
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
     document = json.loads(file.read_text()) | {"status": status, "seconds": round(time.monotonic() - began, 1)}
-    document |= {"device": given.device, "size": given.size}
+    document |= {"device": given.device, "size": given.size}  # the part has written the rest
     write(file, document)
     return document
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -193,18 +193,32 @@ class CudaGraphed:
         torch.cuda.current_stream().wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
         # weights may arrive meanwhile, in a thread that allocates memory for them
-        with torch.cuda.graph(graph, pool=_graph_pool(), capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=_POOL.of(graph), capture_error_mode="thread_local"):
             results = self.function(arguments)
         return graph, arguments, results
 
 
-@functools.lru_cache(maxsize=1)
-def _graph_pool() -> Any:
-    """Memory that all graphs of this process share: they run one after the other.
+class GraphPool:
+    """Memory that the graphs of this process share: they run one after the other.
 
-    What a graph returns stays its own, and is copied after each replay.
+    What a graph returns stays its own, and is copied after each replay. PyTorch frees the memory
+    with its last graph, and then refuses its handle, so the next graph gets a new one.
     """
-    return torch.cuda.graph_pool_handle()
+
+    def __init__(self, new_handle: Callable[[], Any] = torch.cuda.graph_pool_handle) -> None:
+        self._new_handle = new_handle
+        self._handle: Any = None
+        self._graphs: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def of(self, graph: Any) -> Any:
+        """Return the handle for a ``graph`` that is about to be recorded."""
+        if not self._graphs:
+            self._handle = self._new_handle()
+        self._graphs.add(graph)
+        return self._handle
+
+
+_POOL = GraphPool()
 
 
 Recorder = Callable[[Callable[[Tensors], Tensors]], Callable[[Tensors], Tensors]]

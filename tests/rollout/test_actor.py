@@ -12,7 +12,7 @@ from torch import Tensor
 from rlinf_vla.core.types import Episodes, Inputs, Observation
 from rlinf_vla.models.openvla.oft import OpenVLAOFTPolicy
 from rlinf_vla.models.openvla.options import OpenVLAOFTOptions
-from rlinf_vla.rollout.actor import Actor, CudaGraphed, Settings
+from rlinf_vla.rollout.actor import Actor, CudaGraphed, GraphPool, Settings
 from rlinf_vla.testing.policy_calls import observations, rows, with_critic
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from tests.models.tiny_openvla import ASSETS
@@ -118,3 +118,20 @@ class Counter:
             return function(tensors)
 
         return counted
+
+
+def test_recordings_share_memory_until_the_last_of_them_is_gone() -> None:
+    """PyTorch frees the pool with its last graph, and then refuses its handle."""
+
+    class Graph:
+        pass
+
+    pool = GraphPool(object)
+    first, second = Graph(), Graph()
+    shared = pool.of(first)
+    assert pool.of(second) is shared
+    del first
+    third = Graph()
+    assert pool.of(third) is shared
+    del second, third
+    assert pool.of(Graph()) is not shared
