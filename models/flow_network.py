@@ -6,13 +6,16 @@ Sources: openpi ``models_pytorch/pi0_pytorch.py`` and ``gemma_pytorch.py``; RLin
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlinf_vla.core.types import Tensors
+
+from . import fused
 
 KeysAndValues = list[tuple[Tensor, Tensor]]
 """Rotated keys and values ``[B, kv_heads, N, head_dim]`` of each layer."""
@@ -20,6 +23,7 @@ Velocity = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """(``x`` ``[B, H, A]``, time ``[]`` or ``[B, H]``) -> the flow's velocity ``[B, H, A]``, and the
 network's states."""
 
+_ALIGNED = 8
 _STATES, _KEYS, _VALUES, _MASK = "prefix.states", "prefix.keys", "prefix.values", "prefix.mask"
 
 
@@ -89,6 +93,32 @@ def rotate(x: Tensor, rotation: Tensor) -> Tensor:
     cos, sin = rotation
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
+
+
+def rotate_both(q: Tensor, k: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor]:
+    """Apply RoPE to queries and keys, perhaps in place."""
+    if fused.usable(q):
+        cos, sin = rotation[:, :, 0]
+        return fused.rotate(q, k, cos, sin)
+    return rotate(q, rotation), rotate(k, rotation)
+
+
+def few_queries_attention(q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], mask: Tensor) -> Tensor:
+    """Return attention ``[B, heads, N, D]`` as two matrix products, for few queries on a GPU.
+
+    Heads that share keys are rows of one product, so there is much to compute at once, where a
+    fused kernel runs over all keys in a few units of the GPU. ``keys``, ``values``: ``[B,
+    kv_heads, M_i, D]``, one after the other; ``mask``: additive ``[B, 1, N, M]``.
+    """
+    batch, heads, _rows, width = q.shape
+    shared = keys[0].shape[1]
+    pad = -mask.shape[-1] % _ALIGNED  # rows of other lengths take slower products
+    rest = q.new_zeros(batch, shared, pad, width)
+    k, v = (torch.cat([*parts, rest], dim=2).flatten(0, 1) for parts in (keys, values))
+    bias = F.pad(mask.to(q.dtype), (0, pad), value=float("-inf")).expand(-1, heads, -1, -1)
+    scores = bias.clone(memory_format=torch.contiguous_format).view(batch * shared, -1, k.shape[1])
+    scores = scores.baddbmm_(q.reshape(batch * shared, -1, width), k.transpose(1, 2), alpha=width**-0.5)
+    return torch.bmm(scores.softmax(-1), v).view(q.shape)
 
 
 def mlp(input_dim: int, *sizes: int, activation: type[nn.Module]) -> nn.Sequential:

@@ -49,7 +49,9 @@ def test_parts_are_kept_and_a_failure_does_not_end_the_others(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["conformance", "rehearsal", "capture", "openvla", "oft", "pi0", "pi05", "update", "maniskill"])
+@pytest.mark.parametrize(
+    "part", ["conformance", "rehearsal", "capture", "profiles", "openvla", "oft", "pi0", "pi05", "update", "maniskill"]
+)
 def test_every_part_runs(tmp_path: Path, part: str) -> None:
     found, page = rehearse(tmp_path, part)
     assert found.returncode == 0, found.stdout + (tmp_path / "results" / f"{part}.log").read_text()

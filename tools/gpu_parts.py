@@ -27,7 +27,8 @@ from rlinf_vla.benchmarks import policy as bench_policy
 from rlinf_vla.benchmarks.roofline import limits_of
 from rlinf_vla.benchmarks.update_on_policy import MINIBATCHES, model_work
 from rlinf_vla.config.recipe import Recipe
-from rlinf_vla.core.protocols import Policy
+from rlinf_vla.core.devices import set_fused_kernels
+from rlinf_vla.core.protocols import Policy, prepared
 from rlinf_vla.core.types import Episodes
 from rlinf_vla.planner.memory import MemoryModel, weights_of
 from rlinf_vla.planner.synthetic import observation, synthetic_batch, with_frozen_weights
@@ -39,6 +40,8 @@ from rlinf_vla.training.gradient_checkpointing import checkpoint_blocks
 from rlinf_vla.training.lora import network_dtype
 
 TIMES_GENERATE, ROOFLINE, UPDATE_MFU = 3.0, 0.6, 0.5
+FUSED = 1e-3
+"""Largest relative error that fused kernels may make in float32."""
 P999_MS = {"openvla": 60.0, "oft": 30.0, "pi0": 25.0}
 ROWS = (32, 16, 8, 4, 2, 1)
 """Rows of a micro-batch, of which the first that fits into the memory is taken."""
@@ -107,6 +110,33 @@ def capture(kit: Kit) -> None:
             kit.add(f"{model}, temperature {temperature:g}", "the same bits" if all(same) else "**other bits**", "the same bits")
         del policy, plain, graphed
         torch.cuda.empty_cache()
+
+
+def fused(kit: Kit) -> None:
+    """Fused kernels beside PyTorch's operations: the packaged tiny models in float32, forward and backward."""
+    small = Kit(kit.device.type, "tiny", kit.seconds, kit.file, kit.folder)
+    for model in MODELS:
+        policy = small.policy(small.recipe(model, "model.lora.rank=0"))
+        inputs = prepared(policy, observation(policy.spec, 3))
+        with torch.no_grad():
+            latent = policy.act(policy.encode(inputs), None, 0.0).latent
+        found = []
+        for wanted in (False, True):
+            set_fused_kernels(wanted)
+            policy.zero_grad(set_to_none=True)
+            outcome = policy.evaluate(inputs, latent, 1.0)
+            (outcome.log_prob.sum() + outcome.value.sum()).backward()
+            gradients = torch.cat([each.grad.flatten() for each in policy.parameters() if each.grad is not None])
+            found.append((outcome.log_prob.detach(), gradients))
+        (log_prob, gradient), (fused_log_prob, fused_gradient) = found
+        apart = ((fused_gradient - gradient).norm() / gradient.norm()).item()
+        off = ((fused_log_prob - log_prob).abs() / (1 + log_prob.abs())).max().item()
+        kit.add(
+            model,
+            f"log-probabilities within {off:.1e}, gradients within {apart:.1e}",
+            f"< {FUSED:g}: {'met' if max(off, apart) < FUSED else 'missed'}",
+        )
+        assert max(off, apart) < FUSED
 
 
 def profiles(kit: Kit) -> None:
@@ -239,7 +269,7 @@ def finetune(kit: Kit) -> None:
 
 PARTS: dict[str, Callable[[Kit], None]] = {
     **{model: partial(policy_calls, model) for model in MODELS},
-    **{part.__name__: part for part in (capture, update, profiles, memory, finetune, conformance, rehearsal, maniskill)},
+    **{part.__name__: part for part in (capture, fused, update, profiles, memory, finetune, conformance, rehearsal, maniskill)},
 }
 
 

@@ -37,6 +37,7 @@ PARTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "conformance": ("The conformance suite of every packaged model, on the GPU", (*TESTS, "hypothesis")),
     "rehearsal": ("Two iterations of every algorithm and packaged model, on the toy environment", TESTS),
     "capture": ("Policy calls as CUDA graphs: the same bits as without", ENGINE),
+    "fused": ("Fused kernels beside PyTorch's operations, in float32, relative errors", (*ENGINE, "liger_kernel")),
     "openvla": ("openvla-7b: policy calls", ENGINE),
     "oft": ("OpenVLA-OFT, chunks of 8, two images: policy calls", ENGINE),
     "pi0": ("π₀: policy calls", ENGINE),

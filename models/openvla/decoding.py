@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .. import fused
 from .actions import ActionTokenizer
 from .prismatic import PrismaticVLA, additive
 
@@ -29,7 +30,8 @@ class StaticCache:
         """Store ``[B, heads, N, head_dim]`` after the ``filled`` tokens; return all of them."""
         if layer == len(self.buffers):
             batch, heads, _count, head_dim = keys.shape
-            self.buffers.append(keys.new_empty(2, batch, heads, self.capacity, head_dim))
+            # zeros, because a kernel may read beyond what is filled: its results must not vary with that
+            self.buffers.append(keys.new_zeros(2, batch, heads, self.capacity, head_dim))
         end = self.filled + keys.shape[2]
         buffer = self.buffers[layer]
         buffer[0, :, :, self.filled : end] = keys
@@ -70,12 +72,13 @@ def generate_reference_tokens(network: PrismaticVLA, embeds: Tensor, mask: Tenso
         return limited
 
     language_model: Any = network.language_model  # transformers' annotations reject its own models
-    generated = language_model.generate(
-        inputs_embeds=embeds,
-        attention_mask=mask.long(),
-        max_new_tokens=count,
-        do_sample=False,
-        logits_processor=[only_actions],
-    )
+    with fused.unused():
+        generated = language_model.generate(
+            inputs_embeds=embeds,
+            attention_mask=mask.long(),
+            max_new_tokens=count,
+            do_sample=False,
+            logits_processor=[only_actions],
+        )
     assert isinstance(generated, Tensor)
     return generated

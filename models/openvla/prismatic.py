@@ -73,6 +73,8 @@ class PrismaticVLA(nn.Module):
         from transformers import LlamaConfig, LlamaForCausalLM
         from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding  # here, because importing a plug-in must not take seconds
 
+        from ..fused_llama import fuse
+
         super().__init__()
         if "vision_config" in config:
             towers = [ViTConfig(**config["vision_config"][name]) for name in ("featurizer", "fused_featurizer")]
@@ -85,6 +87,7 @@ class PrismaticVLA(nn.Module):
         self.vision_backbone: Any = nn.ModuleDict({"vision_backbone": backbone}) if film else backbone
         self.projector = Projector(sum(tower.embed_dim for tower in towers), llama.hidden_size)
         self.language_model = LlamaForCausalLM(llama)
+        fuse(self.language_model)
         with torch.device("cpu"):  # computed, not loaded: must not be on meta while the weights are
             self.language_model.model.rotary_emb = LlamaRotaryEmbedding(llama)
         if "embedding_std" in config:  # for random weights; see tools/tiny_checkpoints.py

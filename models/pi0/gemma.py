@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..flow_network import KeysAndValues, additive_mask, rotate, rotations
+from .. import fused
+from ..flow_network import KeysAndValues, additive_mask, few_queries_attention, rotate_both, rotations
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,8 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor, condition: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return the normalised ``x`` and a gate ``[B, 1 or N, dim]`` for the sublayer's output."""
+        if not self.adaptive and fused.usable(x):
+            return fused.rms_norm(x, self.weight, 1e-6, offset=1.0), None
         normed = x.float()
         normed = normed * torch.rsqrt(normed.square().mean(-1, keepdim=True) + 1e-6)
         if not self.adaptive:
@@ -67,6 +70,8 @@ class GatedMlp(nn.Module):
         self.down_proj = nn.Linear(config.mlp_dim, config.width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        if fused.usable(x):
+            return self.down_proj(fused.gelu_times(self.gate_proj(x), self.up_proj(x)))
         return self.down_proj(F.gelu(self.gate_proj(x), approximate="tanh") * self.up_proj(x))
 
 
@@ -87,9 +92,12 @@ class Attention(nn.Module):
         ``before``: preceding keys and values to attend to. ``mask``: additive ``[B, 1, N, M]``.
         """
         q, k, v = (proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for proj in (self.q_proj, self.k_proj, self.v_proj))
-        q, k = rotate(q, rotation), rotate(k, rotation)
-        keys, values = (k, v) if before is None else (torch.cat([before[0], k], dim=2), torch.cat([before[1], v], dim=2))
-        heads = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask.to(q.dtype), enable_gqa=True)
+        q, k = rotate_both(q, k, rotation)
+        if x.is_cuda and before is not None:
+            heads = few_queries_attention(q, (before[0], k), (before[1], v), mask)
+        else:
+            keys, values = (k, v) if before is None else (torch.cat([before[0], k], dim=2), torch.cat([before[1], v], dim=2))
+            heads = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask.to(q.dtype), enable_gqa=True)
         return self.o_proj(heads.transpose(1, 2).flatten(2)), (k, v)
 
 

@@ -79,13 +79,13 @@ class Attention(nn.Module):
 
 class Layer(nn.Module):
     def __init__(self, text: Any, width: int, cross: bool) -> None:
-        from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
+        from ..fused_llama import MLP, RMSNorm
 
         super().__init__()
         self.self_attn = Attention(text, width, cross)
-        self.mlp = LlamaMLP(text)
-        self.input_layernorm = LlamaRMSNorm(width, text.rms_norm_eps)
-        self.post_attention_layernorm = LlamaRMSNorm(width, text.rms_norm_eps)
+        self.mlp = MLP(text)
+        self.input_layernorm = RMSNorm(width, text.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(width, text.rms_norm_eps)
 
     def forward(
         self, x: Tensor, rotation: Tensor, mask: Tensor, before: tuple[Tensor, Tensor] | None
@@ -100,7 +100,8 @@ class Stream(nn.Module):
 
     def __init__(self, sizes: dict[str, Any], width: int, mlp_dim: int, cross: tuple[bool, ...], embedding: bool) -> None:
         from transformers import LlamaConfig
-        from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+        from ..fused_llama import RMSNorm
 
         super().__init__()
         text = LlamaConfig(**sizes | {"hidden_size": width, "intermediate_size": mlp_dim})
@@ -108,7 +109,7 @@ class Stream(nn.Module):
             self.embed_tokens = nn.Embedding(text.vocab_size, width)
             nn.init.normal_(self.embed_tokens.weight, std=width**-0.5)
         self.layers = nn.ModuleList(Layer(text, width, each) for each in cross)
-        self.norm = LlamaRMSNorm(width, text.rms_norm_eps)
+        self.norm = RMSNorm(width, text.rms_norm_eps)
         self.head_dim: int = sizes["head_dim"]
         self.cross = cross
 

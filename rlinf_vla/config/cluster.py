@@ -192,6 +192,8 @@ class ClusterConfig:
     rollout (docs/pi0.md)."""
     cuda_graphs: bool = True
     """Record policy calls as CUDA graphs (GPU only), so that no small kernel waits for Python."""
+    fused_kernels: bool = True
+    """On CUDA, compute norms, rotations and gated MLPs by liger-kernel, where it is installed."""
     tf32: bool = True
     """Multiply float32 matrices in TF32 (GPU only): many times faster, with 11 significant bits.
     It concerns a float32 network, and what is float32 in a bfloat16 one; false: exactly."""

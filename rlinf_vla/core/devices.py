@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 CPU = torch.device("cpu")
+_fused_kernels = True
 _ALIGNMENT = 64
 """Bytes; as of a fresh allocation, because the last bit of some results depends on it."""
 
@@ -31,6 +32,16 @@ def set_tf32(wanted: bool) -> None:
 def uses_tf32(device: torch.device) -> bool:
     """Return whether float32 products on ``device`` are in TF32."""
     return device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
+
+
+def set_fused_kernels(wanted: bool) -> None:
+    """Allow models on CUDA to use fused kernels (``models/fused.py``) in this process, or not."""
+    global _fused_kernels
+    _fused_kernels = wanted
+
+
+def allows_fused_kernels(device: torch.device) -> bool:
+    return _fused_kernels and device.type == "cuda"
 
 
 def device_of(module: nn.Module) -> torch.device:

@@ -15,7 +15,7 @@ from rlinf_vla.config.cluster import CUDA
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import NO_ALGORITHM, SUPERVISED, DeadlineConfig, LimitsConfig, Recipe, RewardConfig
 from rlinf_vla.core import plugins
-from rlinf_vla.core.devices import set_tf32
+from rlinf_vla.core.devices import set_fused_kernels, set_tf32
 from rlinf_vla.core.protocols import EnvSpec, Learner, Policy, RewardModel, VectorEnv
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.runtime.fit import connect, fitted
@@ -91,6 +91,7 @@ def _device(recipe: Recipe) -> str:
             "cluster.device=cpu, or cluster=1gpu where there is a GPU and a PyTorch for CUDA"
         )
     set_tf32(recipe.cluster.tf32 and device == CUDA)
+    set_fused_kernels(recipe.cluster.fused_kernels)
     return device
 
 
