@@ -42,10 +42,11 @@ class Kit:
         """``seconds``: of one measurement of latencies. ``folder``: for files of this part."""
         self.device, self.tiny, self.seconds, self.file, self.folder = torch.device(device), size == "tiny", seconds, file, folder
         name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
-        self.document = {"machine": f"{name}, torch {torch.__version__}", "rows": list[Sequence[str]]()}
+        self.rows: list[Sequence[str]] = []
+        self.document = json.loads(file.read_text()) | {"machine": f"{name}, torch {torch.__version__}", "rows": self.rows}
 
     def add(self, what: str, measured: str, goal: str = "") -> None:
-        self.document["rows"].append((what, measured, goal))  # type: ignore[attr-defined]
+        self.rows.append((what, measured, goal))
         write(self.file, self.document)
         print(what, measured, goal, flush=True)
 

@@ -126,7 +126,7 @@ def fused(kit: Kit) -> None:
             policy.zero_grad(set_to_none=True)
             outcome = policy.evaluate(inputs, latent, 1.0)
             (outcome.log_prob.sum() + outcome.value.sum()).backward()
-            gradients = torch.cat([each.grad.flatten() for each in policy.parameters() if each.grad is not None])
+            gradients = torch.cat([(torch.zeros_like(each) if each.grad is None else each.grad).flatten() for each in policy.parameters()])
             found.append((outcome.log_prob.detach(), gradients))
         (log_prob, gradient), (fused_log_prob, fused_gradient) = found
         apart = ((fused_gradient - gradient).norm() / gradient.norm()).item()

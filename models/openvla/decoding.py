@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,6 +13,18 @@ from torch import Tensor
 from .. import fused
 from .actions import ActionTokenizer
 from .prismatic import PrismaticVLA, additive
+
+
+@contextmanager
+def without_cudnn_attention() -> Iterator[None]:
+    """For a single query cuDNN's attention returns other bits from call to call, on the same values
+    (seen on an H200 with PyTorch 2.11)."""
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 class StaticCache:
@@ -30,8 +44,7 @@ class StaticCache:
         """Store ``[B, heads, N, head_dim]`` after the ``filled`` tokens; return all of them."""
         if layer == len(self.buffers):
             batch, heads, _count, head_dim = keys.shape
-            # zeros, because a kernel may read beyond what is filled: its results must not vary with that
-            self.buffers.append(keys.new_zeros(2, batch, heads, self.capacity, head_dim))
+            self.buffers.append(keys.new_empty(2, batch, heads, self.capacity, head_dim))
         end = self.filled + keys.shape[2]
         buffer = self.buffers[layer]
         buffer[0, :, :, self.filled : end] = keys
@@ -56,7 +69,8 @@ class Decoder:
         self.cache.filled = self.prompt + index
         rotations = self.cos[:, index, None], self.sin[:, index, None]
         embeds = self.network.embed_tokens(token_ids[:, None])
-        return self.network.run_layers(embeds, self.bias[..., : self.cache.filled + 1], rotations, self.cache)[:, 0]
+        with without_cudnn_attention():
+            return self.network.run_layers(embeds, self.bias[..., : self.cache.filled + 1], rotations, self.cache)[:, 0]
 
 
 def generate_reference_tokens(network: PrismaticVLA, embeds: Tensor, mask: Tensor, tokens: ActionTokenizer, count: int) -> Tensor:
