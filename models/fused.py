@@ -1,9 +1,9 @@
 """Fused kernels on CUDA for what lies between matrix products: norms, rotations and gated MLPs.
 
-They are those of liger-kernel, where it is installed (the extra ``cuda``). A kernel reads and writes
-an activation once; PyTorch's operations for the same pass over it up to nine times, and keep more
-for the backward pass. Sums are in float32, as in the operations that they replace, but the last bit
-of a result can differ. ``cluster.fused_kernels=false`` does without.
+They are those of liger-kernel, where it is installed (the extra ``cuda``). A kernel reads and
+writes an activation once; PyTorch's operations for the same pass over it up to nine times, and
+keep more for the backward pass. Sums are in float32, as in the operations that they replace, but
+the last bit of a result can differ. ``cluster.fused_kernels=false`` does without.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rlinf_vla.core.devices import allows_fused_kernels, set_fused_kernels
 
 def usable(x: Tensor) -> bool:
     """Return whether the functions of this module can be called on tensors like ``x``."""
-    return allows_fused_kernels(x.device) and _installed()
+    return allows_fused_kernels(x.device) and installed()
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
@@ -32,7 +32,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tens
     Without an offset the quotient is rounded to the dtype of ``x`` first, as in Llama.
     """
     mode = "gemma" if offset else "llama"
-    return _function("rms_norm", "LigerRMSNormFunction").apply(x, weight, eps, offset, mode, False)
+    return kernel("rms_norm", "LigerRMSNormFunction").apply(x, weight, eps, offset, mode, False)
 
 
 def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -41,17 +41,17 @@ def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tens
     ``cos`` and ``sin``: ``[B, N, D]``, or their first halves ``[B, N, D / 2]``. Computed in their
     dtype.
     """
-    return _function("rope", "LigerRopeFunction").apply(q, k, cos, sin, None, 1, q.shape[-1])
+    return kernel("rope", "LigerRopeFunction").apply(q, k, cos, sin, None, 1, q.shape[-1])
 
 
 def silu_times(gate: Tensor, up: Tensor) -> Tensor:
     """Return ``silu(gate) * up``. A backward pass overwrites both."""
-    return _function("swiglu", "LigerSiLUMulFunction").apply(gate, up)
+    return kernel("swiglu", "LigerSiLUMulFunction").apply(gate, up)
 
 
 def gelu_times(gate: Tensor, up: Tensor) -> Tensor:
     """Return ``gelu(gate) * up``, by the tanh approximation. A backward pass overwrites both."""
-    return _function("geglu", "LigerGELUMulFunction").apply(gate, up)
+    return kernel("geglu", "LigerGELUMulFunction").apply(gate, up)
 
 
 @contextmanager
@@ -66,10 +66,12 @@ def unused() -> Iterator[None]:
 
 
 @functools.cache
-def _installed() -> bool:
+def installed() -> bool:
+    """Return whether liger-kernel can be imported."""
     return find_spec("liger_kernel") is not None and find_spec("triton") is not None
 
 
 @functools.cache
-def _function(module: str, name: str) -> Any:
+def kernel(module: str, name: str) -> Any:
+    """Return liger-kernel's autograd function ``name``."""
     return getattr(import_module(f"liger_kernel.ops.{module}"), name)

@@ -12,12 +12,12 @@ from . import fused
 _plain_rotary = modeling_llama.apply_rotary_pos_emb
 
 
-class RMSNorm(modeling_llama.LlamaRMSNorm):  # type: ignore[misc]
+class RMSNorm(modeling_llama.LlamaRMSNorm):
     def forward(self, x: Tensor) -> Tensor:
         return fused.rms_norm(x, self.weight, self.variance_epsilon) if fused.usable(x) else super().forward(x)
 
 
-class MLP(modeling_llama.LlamaMLP):  # type: ignore[misc]
+class MLP(modeling_llama.LlamaMLP):
     def forward(self, x: Tensor) -> Tensor:
         if not fused.usable(x) or self.config.hidden_act != "silu":
             return super().forward(x)

@@ -113,7 +113,7 @@ def capture(kit: Kit) -> None:
 
 
 def fused(kit: Kit) -> None:
-    """Fused kernels beside PyTorch's operations: the packaged tiny models in float32, forward and backward."""
+    """Fused kernels beside PyTorch's operations, of tiny models in float32, with gradients."""
     small = Kit(kit.device.type, "tiny", kit.seconds, kit.file, kit.folder)
     for model in MODELS:
         policy = small.policy(small.recipe(model, "model.lora.rank=0"))

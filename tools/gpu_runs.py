@@ -22,7 +22,7 @@ def conformance(kit: Kit) -> None:
     names = [name for suite in (PolicyConformance, DiscretePolicyConformance) for name in vars(suite) if name.startswith("test_")]
     models = ["compact"] if kit.tiny else ["compact", "openvla", "openvla_oft", "pi0", "smolvla", "gr00t"]
     (kit.folder / "pytest.ini").write_text("[pytest]\n")
-    # pytest puts the repository first in the path, where rlinf_vla has no plug-ins: so import it before
+    # pytest puts the repository first in the path, where rlinf_vla has no plug-ins
     start = f"import sys; sys.path.append({str(PACKAGES)!r}); import pytest, rlinf_vla.models; sys.exit(pytest.main(sys.argv[1:]))"
     command = [sys.executable, "-P", "-c", start]
     command += ["-q", f"-c{kit.folder / 'pytest.ini'}", "--noconftest", "-pno:cacheprovider", "-k", " or ".join(names)]

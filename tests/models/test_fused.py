@@ -52,7 +52,7 @@ class Kernels:
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Kernels:
     found = Kernels()
-    monkeypatch.setattr(fused, "_function", found)
+    monkeypatch.setattr(fused, "kernel", found)
     return found
 
 
@@ -86,7 +86,7 @@ def test_they_are_for_cuda_and_can_be_refused(monkeypatch: pytest.MonkeyPatch) -
         device = torch.device("cuda")
 
     x: Any = OnCuda()
-    monkeypatch.setattr(fused, "_installed", lambda: True)
+    monkeypatch.setattr(fused, "installed", lambda: True)
     assert fused.usable(x) and not fused.usable(torch.ones(1))
     with fused.unused():
         assert not fused.usable(x)
