@@ -18,7 +18,7 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.planner import work as counting
-from rlinf_vla.planner.accounting import fused_attention
+from rlinf_vla.planner.accounting import kernels_of
 from rlinf_vla.planner.memory import MemoryModel
 from rlinf_vla.planner.synthetic import synthetic_batch, with_frozen_weights
 from rlinf_vla.runtime import builders
@@ -103,7 +103,7 @@ def model_work(recipe: Recipe) -> counting.Work | None:
         found = block(rows) * whole if whole else counting.Work()
         return found + block(rest) if rest else found
 
-    with fused_attention(recipe.cluster.torch_device):
+    with kernels_of(recipe.cluster.torch_device):
         found = of_blocks(step, config.minibatch_size) * (MINIBATCHES * config.epochs)
         return found + of_blocks(frozen, MINIBATCHES * config.minibatch_size) if model.kept else found
 

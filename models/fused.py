@@ -31,6 +31,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tens
 
     Without an offset the quotient is rounded to the dtype of ``x`` first, as in Llama.
     """
+    if x.is_meta:
+        return _CountedNorm.apply(x, weight)
     mode = "gemma" if offset else "llama"
     return kernel("rms_norm", "LigerRMSNormFunction").apply(x, weight, eps, offset, mode, False)
 
@@ -41,17 +43,46 @@ def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tens
     ``cos`` and ``sin``: ``[B, N, D]``, or their first halves ``[B, N, D / 2]``. Computed in their
     dtype.
     """
+    if q.is_meta:
+        return q, k
     return kernel("rope", "LigerRopeFunction").apply(q, k, cos, sin, None, 1, q.shape[-1])
 
 
 def silu_times(gate: Tensor, up: Tensor) -> Tensor:
     """Return ``silu(gate) * up``. A backward pass overwrites both."""
-    return kernel("swiglu", "LigerSiLUMulFunction").apply(gate, up)
+    return _CountedProduct.apply(gate, up) if gate.is_meta else kernel("swiglu", "LigerSiLUMulFunction").apply(gate, up)
 
 
 def gelu_times(gate: Tensor, up: Tensor) -> Tensor:
     """Return ``gelu(gate) * up``, by the tanh approximation. A backward pass overwrites both."""
-    return kernel("geglu", "LigerGELUMulFunction").apply(gate, up)
+    return _CountedProduct.apply(gate, up) if gate.is_meta else kernel("geglu", "LigerGELUMulFunction").apply(gate, up)
+
+
+class _CountedNorm(torch.autograd.Function):
+    """Allocates on the meta device what the norm's kernels allocate on CUDA, for memory counts."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight, x.new_empty(x.shape[:-1], dtype=torch.float32))
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        _, weight, _ = ctx.saved_tensors
+        return torch.empty_like(gradient), torch.empty_like(weight)
+
+
+class _CountedProduct(torch.autograd.Function):
+    """The same for gated products, whose backward pass overwrites the factors."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return torch.empty_like(gate)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        return ctx.saved_tensors
 
 
 @contextmanager

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rlinf_vla.core.devices import computes_on_cuda
+
 from .. import fused
 from ..flow_network import KeysAndValues, additive_mask, few_queries_attention, rotate_both, rotations
 
@@ -93,7 +95,7 @@ class Attention(nn.Module):
         """
         q, k, v = (proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for proj in (self.q_proj, self.k_proj, self.v_proj))
         q, k = rotate_both(q, k, rotation)
-        if x.is_cuda and before is not None:
+        if computes_on_cuda(x.device) and before is not None:
             heads = few_queries_attention(q, (before[0], k), (before[1], v), mask)
         else:
             keys, values = (k, v) if before is None else (torch.cat([before[0], k], dim=2), torch.cat([before[1], v], dim=2))

@@ -9,12 +9,15 @@ micro-batch (``training/ranks.py``).
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 CPU = torch.device("cpu")
 _fused_kernels = True
+_meta_tensors_as = "meta"
 _ALIGNMENT = 64
 """Bytes; as of a fresh allocation, because the last bit of some results depends on it."""
 
@@ -41,7 +44,23 @@ def set_fused_kernels(wanted: bool) -> None:
 
 
 def allows_fused_kernels(device: torch.device) -> bool:
-    return _fused_kernels and device.type == "cuda"
+    return _fused_kernels and computes_on_cuda(device)
+
+
+def computes_on_cuda(device: torch.device) -> bool:
+    """Return whether tensors on ``device`` are computed as on CUDA; see ``meta_tensors_as``."""
+    return (_meta_tensors_as if device.type == "meta" else device.type) == "cuda"
+
+
+@contextmanager
+def meta_tensors_as(device: str) -> Iterator[None]:
+    """Within the context models take the paths of ``device`` for tensors on the meta device."""
+    global _meta_tensors_as
+    before, _meta_tensors_as = _meta_tensors_as, device
+    try:
+        yield
+    finally:
+        _meta_tensors_as = before
 
 
 def device_of(module: nn.Module) -> torch.device:

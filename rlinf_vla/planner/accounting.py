@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlinf_vla.config.cluster import CUDA
 from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.devices import meta_tensors_as
 from rlinf_vla.core.types import mapped
 
 META = torch.device("meta")
@@ -98,13 +99,13 @@ def _storages(values: Iterable[Any]) -> Iterator[Any]:
 
 
 @contextmanager
-def fused_attention(device: str) -> Iterator[None]:
-    """Within the context attention on meta tensors is that of the kernels of ``device``.
+def kernels_of(device: str) -> Iterator[None]:
+    """Within the context meta tensors are computed as by the kernels of ``device``.
 
-    They do not keep its matrix for the backward pass, as PyTorch's fallback does, which meta
-    tensors would take. On CUDA it is taken for grouped queries with a mask, for which there is no
-    fused kernel. (A ``TorchFunctionMode`` would be off while gradient checkpointing runs blocks
-    again.)
+    Those of attention do not keep its matrix for the backward pass, as PyTorch's fallback does,
+    which meta tensors would take. On CUDA it is taken for grouped queries with a mask, for which
+    there is no fused kernel. (A ``TorchFunctionMode`` would be off while gradient checkpointing
+    runs blocks again.)
     """
     plain = F.scaled_dot_product_attention
 
@@ -116,7 +117,8 @@ def fused_attention(device: str) -> Iterator[None]:
 
     F.scaled_dot_product_attention = attend  # type: ignore[assignment]
     try:
-        yield
+        with meta_tensors_as(device):
+            yield
     finally:
         F.scaled_dot_product_attention = plain
 
@@ -132,7 +134,7 @@ class UnknownNumbers(TorchDispatchMode):
 
 def peak_bytes(call: Callable[[], Any], device: str) -> int:
     """Return the most bytes that ``call``, on meta tensors, holds at any time, as on ``device``."""
-    with fused_attention(device), Allocations() as found:
+    with kernels_of(device), Allocations() as found:
         call()
     return found.peak
 

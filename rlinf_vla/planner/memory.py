@@ -23,6 +23,7 @@ from rlinf_vla.algorithms.sft import Demonstrations
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import OFF_POLICY, ON_POLICY, SUPERVISED, Recipe
 from rlinf_vla.core import plugins
+from rlinf_vla.core.devices import set_fused_kernels
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Tensors, Trajectory
 from rlinf_vla.planner import synthetic
@@ -158,6 +159,7 @@ class MemoryModel:
     def __init__(self, recipe: Recipe) -> None:
         """Raises UserError if the policy cannot be built, or its algorithm has no such calls."""
         self.recipe, self.device = recipe, recipe.cluster.device
+        set_fused_kernels(recipe.cluster.fused_kernels)
         algorithm = recipe.algorithm
         if not is_counted(recipe):
             raise UserError(f"algorithm={algorithm.name}: memory is not counted for supervised algorithms other than sft")
@@ -266,10 +268,7 @@ class MemoryModel:
         return policy
 
     def _update(self, rows: int, checkpointing: bool) -> int:
-        """Return the peak bytes of a micro-batch: its data, activations, and passing gradients.
-
-        The gradients that stay are not counted.
-        """
+        """Return the peak bytes of a micro-batch, without the gradients that stay."""
         trained = [parameter for parameter in self.learner(checkpointing).parameters() if parameter.requires_grad]
         with allocated_gradients(trained):
             return peak_bytes(lambda: self.step(rows, checkpointing), self.device)

@@ -7,7 +7,7 @@ from dataclasses import asdict
 import torch
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.planner.accounting import fused_attention
+from rlinf_vla.planner.accounting import kernels_of
 from rlinf_vla.planner.devices import ASSUMED, DEVICES, SIMULATORS, Assumptions, Device
 from rlinf_vla.planner.memory import FIT_ROWS, MemoryModel
 from rlinf_vla.planner.profile import GPU, Bytes, Cost, Profile, fit
@@ -29,7 +29,7 @@ class CountedWork:
         weights, low = list(policy.parameters()), recipe.cluster.gradient_checkpointing
 
         few, many = (model.update(rows, low) for rows in FIT_ROWS)
-        with fused_attention(model.device):
+        with kernels_of(model.device):
             batch = model.batch(1)
             forward, both = counted_step(lambda: model.loss(model.learner(low), batch), model.learner(low).parameters())
             with torch.no_grad():

@@ -9,11 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlinf_vla.core.devices import set_fused_kernels
+from rlinf_vla.cli import compose
+from rlinf_vla.core.devices import meta_tensors_as, set_fused_kernels
 from rlinf_vla.models import flow_network, fused
 from rlinf_vla.models.flow_network import few_queries_attention, rotate, rotations
 from rlinf_vla.models.openvla.policy import OpenVLAPolicy
 from rlinf_vla.models.pi0.policy import Pi0Options, Pi0Policy
+from rlinf_vla.planner.accounting import Allocations
+from rlinf_vla.planner.memory import MemoryModel
+from rlinf_vla.runtime import recipes
 from rlinf_vla.testing.policy_calls import observations
 from tests.models.tiny_openvla import ASSETS, tiny
 
@@ -123,3 +127,30 @@ def test_rotating_both_is_rotating_each(kernels: Kernels, monkeypatch: pytest.Mo
         monkeypatch.setattr(fused, "usable", lambda x, usable=usable: usable)
         for found, each in zip(flow_network.rotate_both(q.clone(), k.clone(), rotation), expected, strict=True):
             torch.testing.assert_close(found, each)
+
+
+def test_on_the_meta_device_they_allocate_what_they_do_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "installed", lambda: True)
+    x, up = (torch.empty(2, 3, 16, dtype=torch.bfloat16, device="meta", requires_grad=True) for _ in range(2))
+    weight = torch.empty(16, device="meta", requires_grad=True)
+    assert not fused.usable(x), "elsewhere, meta tensors are not on CUDA"
+    with meta_tensors_as("cuda"), Allocations() as norm:
+        assert fused.usable(x)
+        normed = fused.rms_norm(x, weight, 1e-6)
+    assert norm.now == 2 * x.numel() + 4 * 6, "the result, and a float32 number per row"
+    with Allocations() as product:
+        found = fused.silu_times(x, up)
+    assert product.now == 2 * x.numel()
+    with Allocations() as backward:
+        torch.autograd.backward([normed, found], [torch.empty_like(normed), torch.empty_like(found)])
+    assert x.grad is not None and backward.now < 6 * 2 * x.numel()
+
+
+def test_a_run_with_them_is_counted_with_less_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For openvla-7b 71.7 GB were counted and 71.5 GB measured: docs/results/gpu_findings.md."""
+    keys = ["recipe=maniskill_ppo", "cluster.device=cuda", "algorithm.minibatch_size=4", "cluster.micro_batch_size=4"]
+    counted = []
+    for installed in (False, True):
+        monkeypatch.setattr(fused, "installed", lambda installed=installed: installed)
+        counted.append(MemoryModel(recipes.read(compose.load("train", keys))).update(4, False))
+    assert counted[1] < 0.95 * counted[0]

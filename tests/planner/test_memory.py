@@ -22,7 +22,7 @@ from rlinf_vla.models.openvla.policy import OpenVLAPolicy
 from rlinf_vla.models.pi0.options import Pi0Options
 from rlinf_vla.models.pi0.policy import Pi0Policy
 from rlinf_vla.planner import preview, search
-from rlinf_vla.planner.accounting import Allocations, allocated_gradients, fused_attention, peak_bytes
+from rlinf_vla.planner.accounting import Allocations, allocated_gradients, kernels_of, peak_bytes
 from rlinf_vla.planner.budget import Setting, budget, setting_of
 from rlinf_vla.planner.memory import MemoryModel, weights_of
 from rlinf_vla.planner.micro_batches import choose
@@ -106,7 +106,7 @@ def test_meta_and_cpu_agree_exactly(name: str, checkpointing: bool) -> None:
     learner, meta = model.learner(checkpointing), model.batch(ROWS)
     assert [tensor.shape for tensor in batch.tensors()] == [tensor.shape for tensor in meta.tensors()]
     tolerance = 2e-3 if "bfloat16" in name else 0
-    with fused_attention("cpu"):
+    with kernels_of("cpu"):
         for measure in (partial(saved, model), partial(peak, model)):
             assert measure(learner, meta) == pytest.approx(measure(policy, batch), rel=tolerance)
     assert model.rollout(ROWS) == pytest.approx(acting(policy, model), rel=tolerance)

@@ -11,7 +11,7 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.transitions import Transitions
 from rlinf_vla.core.types import Tensors
-from rlinf_vla.planner.accounting import Allocations, fused_attention
+from rlinf_vla.planner.accounting import Allocations, kernels_of
 from rlinf_vla.planner.budget import ALWAYS, ROLLOUT, UPDATE, budget, most_rows_of, setting_of
 from rlinf_vla.planner.memory import MemoryModel
 from rlinf_vla.planner.micro_batches import choose
@@ -64,7 +64,7 @@ def test_counted_bytes_are_those_of_a_step(name: str, checkpointing: bool) -> No
     assert held["moving averages"] == sum(each.nbytes for each in trainer.target.parameters())
 
     counted = sum(part.size for part in found.parts if part.phase == UPDATE) + learnt
-    with fused_attention("cpu"), Allocations() as measured:
+    with kernels_of("cpu"), Allocations() as measured:
         step()
     assert 0.95 * measured.peak <= counted <= 1.5 * measured.peak
 

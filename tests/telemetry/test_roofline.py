@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rlinf_vla.benchmarks import roofline
 from rlinf_vla.benchmarks.roofline import Limits, limits_of, measured_limits
-from rlinf_vla.planner.accounting import fused_attention
+from rlinf_vla.planner.accounting import kernels_of
 from rlinf_vla.planner.work import Work, counted, work
 
 BATCH, LENGTH, WIDTH, HEADS, LAYERS = 3, 10, 32, 4, 2
@@ -53,7 +53,7 @@ def network(device: str) -> tuple[nn.ModuleList, Callable[[], Tensor]]:
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_a_transformer_does_what_the_closed_form_says(device: str) -> None:
     blocks, run = network(device)
-    with fused_attention("cpu"):
+    with kernels_of("cpu"):
         assert work(run, blocks.parameters()).flops == LINEAR + ATTENTION
         with torch.inference_mode():
             assert work(run, blocks.parameters()).flops == LINEAR + ATTENTION
@@ -67,12 +67,12 @@ def test_attention_counts_the_same_in_every_kernel() -> None:
     q, k = torch.randn(2, 4, 6, 8, device="meta"), torch.randn(2, 4, 9, 8, device="meta")
     plain = work(lambda: F.scaled_dot_product_attention(q, k, k), [])
     assert plain.flops == 2 * 2 * (2 * 4 * 6 * 9 * 8)
-    with fused_attention("cpu"):
+    with kernels_of("cpu"):
         fused = work(lambda: F.scaled_dot_product_attention(q, k, k), [])
     assert fused.flops == plain.flops
     assert fused.bytes == 4 * (2 * q.numel() + 2 * k.numel() + 2 * 4 * 6) < plain.bytes, "in, out, and a number per row and head"
     one = k[:, :1]
-    with fused_attention("cpu"):
+    with kernels_of("cpu"):
         assert work(lambda: F.scaled_dot_product_attention(q, one, one, enable_gqa=True), []).flops == fused.flops, "grouped queries"
 
 
