@@ -40,12 +40,20 @@ def run(arguments: Sequence[str]) -> int:
 def _checks() -> Iterator[Diagnosis]:
     yield Diagnosis("python", sys.version_info >= (3, 11), sys.version.split()[0], "install Python 3.11 or newer")
     yield torch_check()
+    if torch.cuda.is_available():
+        yield fused_kernels_check()
     free = shutil.disk_usage(Path.cwd()).free / 2**30
     yield Diagnosis("disk", free >= FREE_GIB, f"{free:.0f} GiB free here", f"free {FREE_GIB} GiB, or work in another folder")
     for env in plugins.envs().values():
         yield from env.diagnose()
     for robot in plugins.robots().values():
         yield from (Diagnosis(found.name, found.ok, found.detail, found.fix) for found in robot.diagnose())
+
+
+def fused_kernels_check() -> Diagnosis:
+    found = importlib.util.find_spec("liger_kernel") is not None
+    detail = "liger-kernel" if found else "optional, liger-kernel is not installed: policy calls and updates take a fifth to a quarter more time"
+    return Diagnosis("fused kernels", found, detail, 'pip install "rlinf-vla[cuda]"')
 
 
 def torch_check() -> Diagnosis:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib.util
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from omegaconf import DictConfig, OmegaConf
 from safetensors import SafetensorError
 
@@ -419,6 +421,16 @@ def test_doctor(rlinf_vla: CommandLine, counting: Counting) -> None:
     found = rlinf_vla("doctor")
     assert found.code == 0 and "needs nothing" in found.out and "torch" in found.out and "WRONG" not in found.out
     assert "--fix" in rlinf_vla("doctor", "--mend").complaint
+
+
+def test_doctor_on_a_gpu_tells_of_fused_kernels(rlinf_vla: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "fused kernels" not in rlinf_vla("doctor").out
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA Test")
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "liger_kernel" else find_spec(name, *rest))
+    found = rlinf_vla("doctor")
+    assert "note  fused kernels" in found.out and 'pip install "rlinf-vla[cuda]"' in found.out and "NVIDIA Test" in found.out
 
 
 def test_doctor_fixes_what_it_can(rlinf_vla: CommandLine, counting: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
