@@ -106,7 +106,7 @@ rehearse-7b: install
 gpu-packages:
 	$(PYTHON) -m pip install -q --disable-pip-version-check --upgrade --no-deps --target .prove-gpu/packages \
 		hydra-core==1.3.* omegaconf==2.3.* antlr4-python3-runtime==4.9.* PyYAML rich markdown-it-py mdurl pygments psutil pillow \
-		pytest pluggy iniconfig packaging hypothesis sortedcontainers attrs jinja2 MarkupSafe
+		pytest pluggy iniconfig packaging hypothesis sortedcontainers attrs jinja2 MarkupSafe av liger-kernel
 
 # A session at the simulated Franka without an operator, from check to report. This and the next three need EXTRAS=franka,dev.
 SECONDS ?= 600

@@ -22,6 +22,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="of one measurement of latencies")
     parser.add_argument("--results", type=Path, default=KEPT / "results")
     parser.add_argument("--page", type=Path, help="default on a GPU: docs/results/gpu.md")
+    parser.add_argument("--jobs", type=int, default=1, help="parts at a time: for those that measure no time")
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds of a part")
     given = parser.parse_args(arguments)
     names = given.parts or list(PARTS)
@@ -81,10 +83,10 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     make_importable(results.parent / "links")
     statuses = []
-    for name in names:
-        document = outcome(name, given, results)
-        statuses.append(document["status"])
-        print(f"{name}: {document['status']}", flush=True)
+    with ThreadPoolExecutor(given.jobs) as pool:
+        for name, document in zip(names, pool.map(lambda name: outcome(name, given, results), names), strict=True):
+            statuses.append(document["status"])
+            print(f"{name}: {document['status']}", flush=True)
     if page is not None:
         page.write_text(written(results))
         print(f"written: {page}")

@@ -52,7 +52,9 @@ def _checks() -> Iterator[Diagnosis]:
 
 def fused_kernels_check() -> Diagnosis:
     found = importlib.util.find_spec("liger_kernel") is not None
-    detail = "liger-kernel" if found else "optional, liger-kernel is not installed: policy calls and updates take a fifth to a quarter more time"
+    detail = (
+        "liger-kernel" if found else "optional, liger-kernel is not installed: policy calls and updates take a fifth to a quarter more time"
+    )
     return Diagnosis("fused kernels", found, detail, 'pip install "rlinf-vla[cuda]"')
 
 
