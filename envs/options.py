@@ -6,6 +6,7 @@ import difflib
 import os
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from rlinf_vla.config.errors import UserError
@@ -20,6 +21,12 @@ def one_of(value: str, allowed: Iterable[str], what: str) -> None:
         near = difflib.get_close_matches(value, names, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}?" if near else f"one of {', '.join(names)}"
         raise UserError(f"{what}={value} is unknown: {hint}")
+
+
+def existing_python(path: str | None) -> None:
+    """Raise UserError if ``env.python`` is set to what is not there."""
+    if path is not None and not Path(path).exists():
+        raise UserError(f"env.python={path} is not there: give the path of a Python program")
 
 
 def divide(total: int, parts: int, what: str) -> int:

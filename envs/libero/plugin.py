@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlinf_vla.config.errors import UserError
@@ -13,7 +12,7 @@ from rlinf_vla.core import bootstrap
 from rlinf_vla.core.tasks import EVALUATION_SEEDS, Diagnosis, Suite, Task
 
 from .. import mujoco_gl as gl
-from ..options import processes_per_group
+from ..options import existing_python, processes_per_group
 from .config import CAMERAS, CONVENTIONS, LiberoConfig
 from .perturbations import CAMERA
 from .suites import INSTALL, PLUS, SUITES, LiberoTask, known, limit, of_suite, root, selected_tasks, suites
@@ -91,8 +90,7 @@ def simulator_options(config: LiberoConfig) -> dict[str, Any]:
         known(suite, "env.suite" if config.suites is None else "env.suites")
     convention, common = CONVENTIONS[config.convention or "common"], CONVENTIONS["common"]
     chosen = {name: value if (given := getattr(config, name)) is None else given for name, value in convention.items()}
-    if config.python is not None and not Path(config.python).exists():
-        raise UserError(f"env.python={config.python} is not there: give the path of a Python program")
+    existing_python(config.python)
     cameras = {name: CAMERAS.get(name, name) for name in config.seen()}
     for suite in suites(config):
         changed = PLUS[suite][1].dimension if suite in PLUS else ""

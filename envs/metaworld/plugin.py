@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from importlib.metadata import version
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlinf_vla.config.errors import UserError
@@ -12,7 +11,7 @@ from rlinf_vla.core import bootstrap
 from rlinf_vla.core.tasks import Diagnosis, Task
 
 from .. import mujoco_gl
-from ..options import one_of, processes_per_group
+from ..options import existing_python, one_of, processes_per_group
 from .config import CAMERAS, MOUNTED, OFFICIAL_LIMIT, MetaWorldConfig
 from .tasks import INSTRUCTIONS, selected
 
@@ -65,8 +64,7 @@ def episode_limit(config: MetaWorldConfig) -> int:
 
 def simulator_options(config: MetaWorldConfig) -> dict[str, Any]:
     """Options of a simulator, JSON values only. Raises UserError for what the user can fix."""
-    if config.python is not None and not Path(config.python).exists():
-        raise UserError(f"env.python={config.python} is not there: give the path of a Python program")
+    existing_python(config.python)
     for name in config.cameras:
         one_of(name, [*CAMERAS, *MOUNTED], "env.cameras")
     common = config.convention == "common"

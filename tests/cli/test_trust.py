@@ -118,6 +118,8 @@ def test_keys_that_only_the_command_line_sets() -> None:
         *(
             "env=libero: python",
             "env=metaworld: python",
+            "env=isaaclab: python",
+            "env=isaaclab: module",
             "env=genesis: scene",
             "env=genesis: cache_dir",
             "env=gymnasium: id",
