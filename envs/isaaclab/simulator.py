@@ -103,7 +103,7 @@ class IsaacLabBatch:
 
 
 def _make(options: dict[str, Any], num_envs: int) -> tuple[Any, list[float] | None]:
-    """Return the environment and its units. Raises UserError for options that do not fit the task."""
+    """Return the environment and its units. Raises UserError for options that do not fit."""
     import gymnasium
 
     task = f"env.task={options['task']}"
