@@ -9,7 +9,7 @@ import pytest
 from rlinf_vla.core import plugins
 from rlinf_vla.envs.libero import suites
 
-ASKS = {"genesis": "plugin", "gymnasium": "plugin", "libero": "suites", "maniskill": "plugin", "metaworld": "plugin"}
+ASKS = {"genesis": "plugin", "gymnasium": "plugin", "libero": "suites", "maniskill": "plugin", "metaworld": "plugin", "newton": "plugin"}
 """The module of each plug-in that looks for its simulator."""
 
 
