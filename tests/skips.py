@@ -12,6 +12,7 @@ MODULES = {
     "maniskill": ("mani_skill",),
     "libero": ("libero", "robosuite", "mujoco"),
     "genesis": ("genesis",),
+    "newton": ("newton", "mujoco"),
     "franka": ("franky", "franky_sim", "cv2"),
     "ray": ("ray",),
     "peers": ("torchrl",),

@@ -12,26 +12,15 @@ from torch import Tensor
 
 from . import rotations
 from .arm import joint_targets, pose_error
+from .batch import ARM, DAMPING, FINGERS, PHYSICS_DT_S, POINTING_DOWN, POSTURE_RAD, STIFFNESS, SUBSTEPS, TOOL_OFFSET_M
 from .predicates import Shapes, State, asks_for_rest
 from .scene import Box, Camera, Cylinder, Layout, Mesh, Scene, SceneObject, Sphere
 
-PHYSICS_DT_S = 0.01
-SUBSTEPS = 5
-"""Physics steps per control step."""
-TOOL_OFFSET_M = 0.1034
-"""Offset of the point between the fingertips from the hand, along the hand's third axis."""
-POINTING_DOWN = (0.0, 1.0, 0.0, 0.0)
 PANDA = "xml/franka_emika_panda/panda.xml"
 """Path in Genesis' own assets (from MuJoCo Menagerie)."""
-POSTURE_RAD = (0.0, 0.1, 0.0, -2.3, 0.0, 2.4, 0.785, 0.04, 0.04)
-"""Initial guess for the posture at ``Robot.tool_m``: elbow up. The last two are fingers (m)."""
-STIFFNESS = (4500.0, 4500.0, 3500.0, 3500.0, 2000.0, 2000.0, 2000.0, 1000.0, 1000.0)
-DAMPING = (150.0, 150.0, 120.0, 120.0, 45.0, 45.0, 45.0, 50.0, 50.0)
-"""Nearly critical, less than in Genesis' examples: the arm lags by about one control step."""
 FORCE_LIMIT = (87.0, 87.0, 87.0, 87.0, 12.0, 12.0, 12.0, 20.0, 20.0)
 """Limits of a Panda: Nm, and N for the fingers."""
 ROBOT_COLOUR = (0.86, 0.86, 0.84, 1.0)
-ARM, FINGERS = slice(0, 7), slice(7, 9)
 
 
 @cache

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from rlinf_vla.algorithms.base import DemonstrationConfig
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.envs.genesis import simulator as genesis_simulator
-from rlinf_vla.envs.genesis import world as genesis_world
+from rlinf_vla.envs.genesis import batch as genesis_batch
 from rlinf_vla.envs.libero import conventions, scene, simulator
 from rlinf_vla.envs.libero.config import LiberoConfig
 from rlinf_vla.envs.libero.plugin import simulator_options
@@ -139,8 +138,8 @@ def test_the_control_rate_of_libero(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_control_rate_of_genesis() -> None:
-    assert pytest.approx(20.0) == genesis_simulator.CONTROL_HZ
-    assert pytest.approx(1 / genesis_simulator.CONTROL_HZ) == genesis_world.SUBSTEPS * genesis_world.PHYSICS_DT_S
+    assert pytest.approx(20.0) == genesis_batch.CONTROL_HZ
+    assert pytest.approx(1 / genesis_batch.CONTROL_HZ) == genesis_batch.SUBSTEPS * genesis_batch.PHYSICS_DT_S
 
 
 def test_demonstrations_recorded_at_another_rate_are_refused(tmp_path: Path) -> None:

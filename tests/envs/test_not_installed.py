@@ -9,7 +9,7 @@ import pytest
 from rlinf_vla.core import plugins
 from rlinf_vla.envs.libero import suites
 
-ASKS = dict.fromkeys(("genesis", "gymnasium", "isaaclab", "maniskill", "metaworld"), "plugin") | {"libero": "suites"}
+ASKS = dict.fromkeys(("genesis", "gymnasium", "isaaclab", "maniskill", "metaworld", "newton"), "plugin") | {"libero": "suites"}
 """The module of each plug-in that looks for its simulator."""
 
 

@@ -1,0 +1,194 @@
+"""Tests with Newton. Warp compiles its kernels once per machine, which takes minutes, and stores them in the user's cache."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.resources import files as package_files
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.protocols import VectorEnv
+from rlinf_vla.envs.newton.config import NewtonConfig
+from rlinf_vla.envs.newton.plugin import plugin
+from rlinf_vla.envs.vector_env import ProcessVectorEnv
+from rlinf_vla.testing.env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, assert_same, assert_same_row, episodes, random_actions
+from tests.skips import needs
+
+real = [pytest.mark.simulator, pytest.mark.timeout(1800), needs("newton")]
+"""Of tests that start Newton."""
+
+
+def make(groups: int = 1, num_envs: int = NUM_ENVS, **config: Any) -> list[VectorEnv]:
+    return plugin.create(NewtonConfig(num_envs=groups * num_envs, **config), groups)
+
+
+class TestPickCube(VectorEnvConformance):
+    pytestmark = real
+
+    @classmethod
+    def make(cls) -> list[VectorEnv]:
+        return make(groups=2, episode_limit=EPISODE_LIMIT, control_mode="ee_delta_pose", reward="progress", image_size=48)
+
+    def test_a_killed_process_does_not_change_the_episodes(self, env: ProcessVectorEnv) -> None:
+        """Its episodes have different ages, so that they are replayed one after the other."""
+        actions = random_actions(env, 4, seed=10)
+        results = []
+        for kill in (False, True):
+            env.reset(episodes(111, 112, 113))
+            env.step(actions)
+            env.reset(episodes(0, 114, 0), torch.tensor([False, True, False]))
+            env.step_async(actions)
+            if kill:
+                os.kill(env.pool.pids[0], signal.SIGKILL)
+            results.append(env.step_wait())
+        assert_same(*results)
+        assert env.pool.restarts == 1
+
+    def test_the_tool_starts_at_the_position_of_the_scene(self, env: VectorEnv) -> None:
+        state = env.reset(episodes(1, 2, 3)).state
+        assert torch.allclose(state[:, :3], torch.tensor([0.45, 0.0, 0.3]).expand(NUM_ENVS, 3), atol=0.06)
+        assert (state[:, 4].abs() > 0.99).all(), "it points down"
+        assert torch.allclose(state[:, 7], torch.full((NUM_ENVS,), 0.04), atol=1e-3)
+
+    def test_an_arm_without_actions_does_not_move(self, env: VectorEnv) -> None:
+        before = env.reset(episodes(1, 2, 3)).state
+        still = torch.zeros(NUM_ENVS, 10, 7)
+        still[:, :, -1] = 1
+        after = env.step(still).observation.state
+        assert (after[:, :3] - before[:, :3]).abs().max() < 0.01
+
+    def test_progress_adds_up_to_success(self, env: VectorEnv) -> None:
+        env.reset(episodes(51, 51, 51))
+        total = torch.zeros(NUM_ENVS)
+        for _ in range(EPISODE_LIMIT):
+            result = env.step(env.expert_actions()[:, None])
+            total += result.reward.sum(1)
+            if result.done.all():
+                break
+        assert result.success.any(1).all()
+        assert (total > 0.8).all() and (total < 1).all(), total
+
+
+@pytest.fixture(scope="module")
+def plates() -> Iterator[VectorEnv]:
+    (env,) = make(task="PutOnPlate", num_envs=5, image_size=64)
+    yield env
+    env.close()
+
+
+def solved(env: VectorEnv, actions: Any) -> int:
+    """Number of episodes 0 to 4 that end in success."""
+    env.reset(episodes(*range(5)))
+    done = torch.zeros(5, dtype=torch.bool)
+    for _ in range(env.spec.episode_limit):
+        result = env.step(actions()[:, None])
+        done |= result.success.any(1)
+        if result.done.all():
+            break
+        if result.done.any():  # start another episode there, so that the others can continue
+            env.reset(episodes(*[9_000] * 5), result.done)
+        if done.all():
+            break
+    return int(done.sum())
+
+
+class TestPutOnPlate:
+    pytestmark = real
+
+    def test_the_expert_succeeds_and_random_actions_fail(self, plates: VectorEnv) -> None:
+        assert solved(plates, plates.expert_actions) >= 4
+        generator = torch.Generator().manual_seed(0)
+        assert solved(plates, lambda: torch.randn(5, 4, generator=generator)) == 0
+
+    def test_the_instruction_names_the_cube_and_the_image_shows_all(self, plates: VectorEnv) -> None:
+        observation = plates.reset(episodes(*range(5)))
+        assert set(observation.instruction) <= {f"put the {colour} cube on the plate" for colour in ("red", "green", "blue")}
+        assert len(set(observation.instruction)) > 1
+        image = observation.images["base"].float()
+        red, green, blue = image.unbind(-1)
+        for colour, others in ((red, (green, blue)), (green, (red, blue)), (blue, (red, green))):
+            seen = (colour > 100) & (colour > 2 * others[0]) & (colour > 2 * others[1])
+            assert (seen.flatten(1).sum(1) > 5).sum() >= 4, "the arm may hide one"
+        plate = (image > 180).all(-1)[:, 20:, 40:]
+        assert (plate.flatten(1).sum(1) > 30).all(), "white, to the right: the camera looks at the robot"
+
+
+class TestBatchSizes:
+    pytestmark = real
+
+    def test_an_episode_does_not_depend_on_the_size_of_the_batch(self) -> None:
+        several, alone = make(num_envs=3)[0], make(num_envs=1)[0]
+        try:
+            actions = random_actions(several, 10, seed=2)
+            several.reset(episodes(7, 8, 9))
+            alone.reset(episodes(8))
+            assert_same_row(several.step(actions).observation, 1, alone.step(actions[1:2]).observation, 0)
+        finally:
+            several.close()
+            alone.close()
+
+
+def test_importing_the_plugin_imports_no_simulator() -> None:
+    code = "import sys, rlinf_vla.envs.newton.plugin; sys.exit(bool({'newton', 'warp', 'mujoco'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "groups", "message"),
+    [
+        ({"task": "PickCub"}, 1, "env.task=PickCub is unknown: did you mean PickCube?"),
+        ({"cameras": ["bas"]}, 1, "did you mean base?"),
+        ({"num_envs": 10}, 4, "env.num_envs=10 cannot be shared by 4 groups: use 8"),
+        ({"tasks": ["PickCube", "PutOnPlate"]}, 1, "choose one with"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_fix(config: dict[str, Any], groups: int, message: str) -> None:
+    with pytest.raises(UserError) as error:
+        plugin.create(NewtonConfig(**config), groups)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_the_tasks_are_listed_and_a_sweep_has_a_part_per_task() -> None:
+    assert {task.name: task.has_expert for task in plugin.tasks()} == {"PickCube": True, "PutOnPlate": True}
+    parts = plugin.suites(NewtonConfig(tasks=["PickCube", "PutOnPlate"]))
+    assert [part.tasks for part in parts] == [("PickCube",), ("PutOnPlate",)]
+
+
+@needs("maniskill")
+def test_the_panda_has_the_numbers_of_a_published_model() -> None:
+    """Masses, joint limits and places of the links, in ManiSkill's file."""
+    own, published = (
+        ElementTree.parse(str(package_files("rlinf_vla.envs.newton").joinpath("panda.xml"))),
+        ElementTree.parse(str(package_files("mani_skill").joinpath("assets/robots/panda/panda_v2.urdf"))),
+    )
+    for name in [f"link{i}" for i in range(8)] + ["hand"]:
+        body = own.find(f".//body[@name='{name}']")
+        assert body is not None
+        mass = published.find(f"./link[@name='panda_{name}']/inertial/mass")
+        assert mass is not None
+        assert sum(float(geom.attrib["mass"]) for geom in body.findall("geom")) == pytest.approx(float(mass.attrib["value"]), abs=1e-6)
+    for i in range(1, 8):
+        body, joint = own.find(f".//body[@name='link{i}']"), published.find(f"./joint[@name='panda_joint{i}']")
+        assert body is not None and joint is not None
+        place, limit, hinge = joint.find("origin"), joint.find("limit"), body.find("joint")
+        assert place is not None and limit is not None and hinge is not None
+        assert numbers(body.get("pos", "0 0 0")) == numbers(place.attrib["xyz"])
+        roll = float(place.attrib["rpy"].split()[0])
+        w, x, *rest = numbers(body.get("quat", "1 0 0 0"))
+        assert 2 * math.atan2(x, w) == pytest.approx(roll) and rest == [0, 0]
+        assert numbers(hinge.attrib["range"]) == [float(limit.attrib["lower"]), float(limit.attrib["upper"])]
+        assert numbers(hinge.attrib["actuatorfrcrange"])[1] == float(limit.attrib["effort"])
+
+
+def numbers(text: str) -> list[float]:
+    return [float(each) for each in text.split()]
