@@ -198,7 +198,7 @@ BUDGETS = {
     "rlinf_vla": 30_010,
     "rlinf_vla/testing": 2_080,
     "models": 6_430,
-    "envs": 7_480,
+    "envs": 7_740,
     "robots": 7_060,
     "rewards": 110,
     "benchmarks": 2_810,

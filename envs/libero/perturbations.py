@@ -17,7 +17,7 @@ from rlinf_vla.core import rotations
 
 Array = NDArray[np.float64]
 
-DIMENSIONS = ("camera", "light", "background", "layout", "language", "initial_state", "sensor_noise")
+DIMENSIONS = ("camera", "light", "background", "layout", "language", "initial_state", "sensor_noise", "distractors")
 SEVERITIES = 5
 CAMERA = "agentview"
 """The camera that ``camera`` moves and ``sensor_noise`` degrades, as in LIBERO-Plus."""
