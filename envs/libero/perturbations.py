@@ -1,9 +1,11 @@
-"""Perturbations of LIBERO's episodes along the seven dimensions of LIBERO-Plus (arXiv 2510.13626).
+"""Perturbations of LIBERO's episodes along the dimensions of LIBERO-Plus (arXiv 2510.13626).
+
+LIBERO-Plus' layout, which moves objects or adds some, is two here: ``layout`` and ``distractors``.
 
 This module names them and draws what an episode changes in the model that it renders with: camera
-and light. ``placement`` moves the arm and the objects, ``background`` exchanges textures,
-``rewordings`` changes the instruction and ``sensor_noise`` the images. docs/libero.md has the
-ranges and says which of them are LIBERO-Plus's.
+and light. ``placement`` moves the arm and the objects, ``distractors`` adds objects,
+``background`` exchanges textures, ``rewordings`` changes the instruction and ``sensor_noise`` the
+images. docs/libero.md has the ranges and says which of them are LIBERO-Plus's.
 """
 
 from __future__ import annotations
