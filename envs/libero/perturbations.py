@@ -1,9 +1,11 @@
-"""Perturbations of LIBERO's episodes along the seven dimensions of LIBERO-Plus (arXiv 2510.13626).
+"""Perturbations of LIBERO's episodes along the dimensions of LIBERO-Plus (arXiv 2510.13626).
+
+LIBERO-Plus' layout, which moves objects or adds some, is two here: ``layout`` and ``distractors``.
 
 This module names them and draws what an episode changes in the model that it renders with: camera
-and light. ``placement`` moves the arm and the objects, ``background`` exchanges textures,
-``rewordings`` changes the instruction and ``sensor_noise`` the images. docs/libero.md has the
-ranges and says which of them are LIBERO-Plus's.
+and light. ``placement`` moves the arm and the objects, ``distractors`` adds objects,
+``background`` exchanges textures, ``rewordings`` changes the instruction and ``sensor_noise`` the
+images. docs/libero.md has the ranges and says which of them are LIBERO-Plus's.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from rlinf_vla.core import rotations
 
 Array = NDArray[np.float64]
 
-DIMENSIONS = ("camera", "light", "background", "layout", "language", "initial_state", "sensor_noise")
+DIMENSIONS = ("camera", "light", "background", "layout", "language", "initial_state", "sensor_noise", "distractors")
 SEVERITIES = 5
 CAMERA = "agentview"
 """The camera that ``camera`` moves and ``sensor_noise`` degrades, as in LIBERO-Plus."""

@@ -21,6 +21,7 @@ from rlinf_vla.config.errors import UserError
 
 from . import placement
 from .background import Background
+from .distractors import FIELDS, Distractors, added
 from .episode import CONTROL_HZ, PERIOD, TIMESTEP, Episode
 from .perturbations import CAMERA, VISUAL, Draw, look
 from .placement import deep_contacts, drawn_from, until_placed
@@ -58,9 +59,20 @@ class Scene:
     """A task's robosuite environment, shared by its episodes. OpenGL starts with the first image.
 
     cameras: name -> LIBERO's name. seed: seed of LIBERO's random draws (fixture placement).
+    instruction: the scene has distractors, which this instruction does not name; None: it has none.
     """
 
-    def __init__(self, bddl: str, init_states: str, *, seed: int, cameras: dict[str, str], size: int, rendering: str) -> None:
+    def __init__(
+        self,
+        bddl: str,
+        init_states: str,
+        *,
+        seed: int,
+        cameras: dict[str, str],
+        size: int,
+        rendering: str,
+        instruction: str | None = None,
+    ) -> None:
         import mujoco
 
         self._mujoco = mujoco
@@ -72,7 +84,7 @@ class Scene:
             self.init_states: NDArray[np.float64] = stored["states"]
         make = import_libero()
         keywords = {"use_camera_obs": False, "has_offscreen_renderer": False, "hard_reset": False, "ignore_done": True}
-        with drawn_from(seed):
+        with drawn_from(seed), added(instruction):
             self.env = until_placed(lambda: make(bddl_file_name=bddl, control_freq=CONTROL_HZ, **keywords)).env
         self._robot = self.env.robots[0]
         self._model = self.env.sim.model._model
@@ -81,7 +93,11 @@ class Scene:
         self._fingers = self._robot._ref_gripper_joint_pos_indexes
         self._playing: Episode | None = None
         self._overlapping: set[tuple[int, int]] | None = None
-        self._own_look = {name: getattr(self._model, name).copy() for name in VISUAL}
+        self._distractors = None if instruction is None else Distractors(self.env)
+        if self._distractors is not None:
+            self.init_states = self._distractors.with_parked(self.init_states)
+        changing = VISUAL if self._distractors is None else (*VISUAL, *FIELDS)
+        self._own_look = {name: getattr(self._model, name).copy() for name in changing}
         self._background: Background | None = None
         unknown = [camera for camera in cameras.values() if camera not in self.env.sim.model.camera_names]
         if unknown:
@@ -119,6 +135,8 @@ class Scene:
             placement.move_arm(env, perturbed)
         elif perturbed is not None and perturbed.dimension == "layout":
             placement.displace(env, perturbed, suite)
+        elif perturbed is not None and self._distractors is not None:
+            episode.look = self._distractors.place(perturbed)
         env.sim.forward()
         env._check_success()
         env._post_process()

@@ -54,9 +54,14 @@ def stack(options: dict[str, Any]) -> dict[str, str]:
 class Playing(NamedTuple):
     """An episode under way in a slot."""
 
-    scene: str
+    scene: tuple[str, bool]
     episode: Episode
     noise: SensorNoise | None
+
+
+def scene_of(task: dict[str, Any]) -> tuple[str, bool]:
+    """Return the file of a task and whether it has distractors: such tasks share a scene."""
+    return task["bddl"], task["perturbation"] is not None and task["perturbation"][0] == "distractors"
 
 
 def instructions(task: dict[str, Any]) -> list[str]:
@@ -79,8 +84,8 @@ class LiberoSimulator:
 
     def __init__(self, options: dict[str, Any], slots: int) -> None:
         self._options = options
-        self._scenes: OrderedDict[str, Scene] = OrderedDict()
-        """Task file -> its scene, least recently used first. Perturbed tasks share it."""
+        self._scenes: OrderedDict[tuple[str, bool], Scene] = OrderedDict()
+        """What ``scene_of`` returns -> the scene, least recently used first."""
         self._slots: list[Playing | None] = [None] * slots
         self._signs = np.ones(7)
         self._signs[6] = -1 if options["gripper"] == "plus_opens" else 1
@@ -103,7 +108,7 @@ class LiberoSimulator:
         scene = self._scene(chosen)
         stored_below = self._options["stored_below"]
         drawn = stored_below is not None and seed >= stored_below
-        again = last.episode if last is not None and last.scene == chosen["bddl"] else None
+        again = last.episode if last is not None and last.scene == scene_of(chosen) else None
         perturbation = chosen["perturbation"]
         perturbed = None if perturbation is None else draw(Perturbation(*perturbation), chosen["number"], seed)
         instruction, noise = chosen["instruction"], None
@@ -114,7 +119,7 @@ class LiberoSimulator:
             noise = SensorNoise(perturbed)
         number = seed if drawn else seed % len(scene.init_states)
         episode = scene.begin(number, self._options["wait_steps"], again, drawn, perturbed, chosen["base"])
-        self._slots[slot] = Playing(chosen["bddl"], episode, noise)
+        self._slots[slot] = Playing(scene_of(chosen), episode, noise)
         return str(instruction)
 
     def step(self, slot: int, action: NDArray[np.float32]) -> Step:
@@ -151,7 +156,7 @@ class LiberoSimulator:
 
     def _scene(self, task: dict[str, Any]) -> Scene:
         """Return the scene of a task; close unused scenes beyond ``scenes``, the oldest first."""
-        name = task["bddl"]
+        name = bddl, distracted = scene_of(task)
         if name not in self._scenes:
             in_use = {playing.scene for playing in self._slots if playing is not None}
             idle = [other for other in self._scenes if other not in in_use]
@@ -159,7 +164,13 @@ class LiberoSimulator:
                 self._scenes.pop(other).close()
             options = self._options
             keywords = {key: options[key] for key in ("seed", "cameras", "rendering")}
-            self._scenes[name] = Scene(name, task["init_states"], size=options["image_size"], **keywords)
+            self._scenes[name] = Scene(
+                bddl,
+                task["init_states"],
+                size=options["image_size"],
+                instruction=task["instruction"] if distracted else None,
+                **keywords,
+            )
         self._scenes.move_to_end(name)
         return self._scenes[name]
 

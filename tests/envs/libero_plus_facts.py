@@ -10,13 +10,16 @@ from typing import Any
 
 import numpy as np
 
+from rlinf_vla.core.tasks import EVALUATION_SEEDS
 from rlinf_vla.envs.libero.config import LiberoConfig
+from rlinf_vla.envs.libero.distractors import HIDDEN_GROUP, PREFIX
 from rlinf_vla.envs.libero.perturbations import DIMENSIONS
 from rlinf_vla.envs.libero.plugin import files_of, simulator_options
 from rlinf_vla.envs.libero.simulator import LiberoSimulator
 from rlinf_vla.envs.libero.suites import selected_tasks
 
 BASE, SEED, STEPS = "libero_spatial", 3, 2
+DRAWN = EVALUATION_SEEDS.stop + SEED
 NAMES = (BASE, *(f"{BASE}_plus_{dimension}{severity}" for dimension in DIMENSIONS for severity in ("", "_2", "_4")))
 OPTIONS: dict[str, Any] = {
     "suites": list(NAMES),
@@ -35,6 +38,11 @@ def digest(images: dict[str, Any], state: Any) -> str:
     return hashlib.sha256(b"".join(np.ascontiguousarray(each).tobytes() for each in (*images.values(), state))).hexdigest()
 
 
+def positions(env: Any, name: str) -> Any:
+    """The places of an object's joint in the state's positions."""
+    return np.arange(*env.sim.model.get_joint_qpos_addr(env.objects_dict[name].joints[-1]))
+
+
 class Played:
     """What is seen of an episode's first steps."""
 
@@ -49,7 +57,9 @@ class Played:
     def watch(self, simulator: LiberoSimulator, slot: int) -> None:
         seen = simulator.observe(slot)
         self.seen.append(seen)
-        self.qpos.append(simulator.under_way(slot)[1].data.qpos.copy())
+        scene, episode = simulator.under_way(slot)
+        added = [positions(scene.env, name) for name in scene.env.objects_dict if name.startswith(PREFIX)]
+        self.qpos.append(np.delete(episode.data.qpos, np.concatenate([np.zeros(0, int), *added])))
         self.digests.append(digest(seen.images, seen.state))
 
     def image(self, camera: str) -> Any:
@@ -65,6 +75,7 @@ def changes(found: Played, plain: Played, arm: list[int], places: list[int]) -> 
         "base": float(np.abs(found.image("base") - plain.image("base")).mean()),
         "wrist": float(np.abs(found.image("wrist") - plain.image("wrist")).mean()),
         "trajectory": not all(np.array_equal(a, b) for a, b in zip(found.qpos, plain.qpos, strict=True)),
+        "largest": max(float(np.abs(a - b).max()) for a, b in zip(found.qpos, plain.qpos, strict=True)),
         "arm": float(np.linalg.norm(moved[arm])),
         "objects": float(np.abs(moved[places]).max()),
         "rest": float(np.abs(others).max()),
@@ -73,7 +84,7 @@ def changes(found: Played, plain: Played, arm: list[int], places: list[int]) -> 
 
 def interleaved(simulator: LiberoSimulator) -> bool:
     """Episodes that take turns in one scene show what each shows alone."""
-    names = [BASE, *(f"{BASE}_plus_{dimension}_4" for dimension in ("camera", "light", "background", "initial_state"))]
+    names = [BASE, *(f"{BASE}_plus_{dimension}_4" for dimension in ("camera", "light", "background", "initial_state", "distractors"))]
     alone = [Played(simulator, name).digests for name in names]
     for slot, name in enumerate(names):
         simulator.reset(slot, SEED, NAMES.index(name))
@@ -96,10 +107,55 @@ def drift(simulator: LiberoSimulator, seed: int, places: list[int]) -> float:
     return float(np.abs(qpos[places] - before).max())
 
 
+def distracted(simulator: LiberoSimulator, severity: int, seed: int) -> dict[str, Any]:
+    """The distractors of an episode: what is seen of them, and what they touch and change."""
+    simulator.reset(0, seed, NAMES.index(f"{BASE}_plus_distractors_{severity}"))
+    scene, episode = simulator.under_way(0)
+    env, model, data = scene.at(episode), scene.env.sim.model._model, episode.data
+    everything = {name: positions(env, name) for name in env.objects_dict if name.startswith(PREFIX)}
+    shown = {name: place for name, place in everything.items() if data.qpos[place[2]] > 0}
+    root = model.body_rootid[model.geom_bodyid]
+    geoms = {name: np.flatnonzero(root == env.obj_body_id[name]) for name in everything}
+    begin = np.concatenate([data.qpos[place] for place in shown.values()])
+    touching = {int(geom) for each in data.contact[: data.ncon] for geom in each.geom}
+    whole, pixels = scene.images(episode)["base"].astype(int), []
+    for name in shown:
+        groups = model.geom_group.copy()
+        model.geom_group[geoms[name]] = HIDDEN_GROUP
+        pixels.append(int((np.abs(scene.images(episode)["base"] - whole).sum(2) > 30).sum()))
+        model.geom_group[:] = groups
+    for _ in range(12):
+        simulator.step(0, WAIT)
+    moved = np.concatenate([data.qpos[place] for place in shown.values()]) - begin
+    parked = [data.qpos[place[2]] for name, place in everything.items() if name not in shown]
+    goal = env.parsed_problem["goal_state"]
+    (_, thing, plate), *_ = goal
+    standing = bool(env._check_success())
+    results = []
+    for name in (next(iter(shown)), thing):  # a distractor on the plate is no success; the task's own object is
+        data.qpos[positions(env, name)[:3]] = data.qpos[positions(env, plate)[:3]] + np.array([0, 0, 0.03])
+        data.qvel[:] = 0
+        for _ in range(12):
+            simulator.step(0, WAIT)
+        results.append(bool(env._check_success()))
+        data.qpos[positions(env, name)[:3]] = [-0.1, 0.5, 1.5]
+    return {
+        "names": sorted(shown),
+        "held": [name for name in env.objects_dict if name not in everything],
+        "touch": bool(touching & {int(geom) for each in geoms.values() for geom in each}),
+        "pixels": pixels,
+        "moved": float(np.abs(moved.reshape(-1, 7)[:, :2]).max()),
+        "parked": [float(each) for each in parked],
+        "standing": standing,
+        "success with a distractor in its place": results[0],
+        "success": results[1],
+    }
+
+
 def main() -> None:
     config = LiberoConfig(**OPTIONS)
     options = {**simulator_options(config), "tasks": [files_of(task) for task in selected_tasks(config)], "renderer": ""}
-    simulator = LiberoSimulator(options, slots=5)
+    simulator = LiberoSimulator(options, slots=6)
     plain = Played(simulator, BASE)
     env = simulator.under_way(0)[0].env
     arm = [int(joint) for joint in env.robots[0]._ref_joint_pos_indexes]
@@ -119,6 +175,8 @@ def main() -> None:
                 "instructions of another seed": {name: each.instruction for name, each in other.items()},
                 "interleaved": interleaved(simulator),
                 "drifts": [drift(simulator, seed, places) for seed in (2, 4, 5)],
+                "drawn": changes(Played(simulator, f"{BASE}_plus_distractors_4", DRAWN), Played(simulator, BASE, DRAWN), arm, places),
+                "distracted": {f"{each}, {seed}": distracted(simulator, each, seed) for each in (2, 4) for seed in (SEED, DRAWN)},
                 "listed": simulator.spec.instructions,
             }
         ),

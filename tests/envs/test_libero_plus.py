@@ -18,7 +18,8 @@ import torch
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.types import Episodes
 from rlinf_vla.envs.libero.config import LiberoConfig
-from rlinf_vla.envs.libero.perturbations import DIMENSIONS, Draw, Perturbation, draw
+from rlinf_vla.envs.libero.distractors import choices
+from rlinf_vla.envs.libero.perturbations import DIMENSIONS, SEVERITIES, Draw, Perturbation, draw
 from rlinf_vla.envs.libero.plugin import episode_limit, has_expert, plugin, simulator_options
 from rlinf_vla.envs.libero.rewordings import NOUNS, VERBS, rewordings
 from rlinf_vla.envs.libero.sensor_noise import KINDS, SensorNoise
@@ -52,9 +53,12 @@ class TestFacts:
         found = facts["changes"][f"{BASE}_plus_{dimension}{severity}"]
         assert found["instruction"] == (dimension == "language")
         assert (found["base"] > 0) == (dimension != "language")
-        if dimension != "background":  # a camera at the wrist need not see the wall
+        if dimension not in ("background", "distractors"):  # a camera at the wrist need not see them
             assert (found["wrist"] > 0) == (dimension in ("light", "layout", "initial_state"))
-        assert found["trajectory"] == (dimension in ("layout", "initial_state"))
+        if dimension == "distractors":  # MuJoCo solves their contacts together with those of the task
+            assert found["largest"] < 1e-6
+        else:
+            assert found["trajectory"] == (dimension in ("layout", "initial_state"))
         assert (found["arm"] > 0) == (dimension == "initial_state")
         assert (found["objects"] > 0) == (dimension == "layout")
         assert found["rest"] == 0
@@ -67,7 +71,7 @@ class TestFacts:
         small, large = ({each: facts["changes"][f"{BASE}_plus_{each}_{number}"] for each in DIMENSIONS} for number in (2, 4))
         assert small["initial_state"]["arm"] == pytest.approx(0.2) and large["initial_state"]["arm"] == pytest.approx(0.4)
         assert small["layout"]["objects"] <= 0.02 and small["layout"]["objects"] < large["layout"]["objects"] <= 0.04
-        for dimension in ("camera", "light", "background", "sensor_noise"):
+        for dimension in ("camera", "light", "background", "sensor_noise", "distractors"):
             assert small[dimension]["base"] < large[dimension]["base"], dimension
 
     def test_an_episode_repeats_to_the_bit_and_another_seed_is_perturbed_otherwise(self, facts: dict[str, Any]) -> None:
@@ -79,6 +83,25 @@ class TestFacts:
     def test_displaced_objects_stay_where_they_are(self, facts: dict[str, Any]) -> None:
         """In these seeds the stored state has a bowl on the rim of the plate."""
         assert max(facts["drifts"]) < 0.002, facts["drifts"]
+
+    def test_distractors_are_seen_and_touch_nothing_at_the_start(self, facts: dict[str, Any]) -> None:
+        assert len({tuple(each["names"]) for each in facts["distracted"].values()}) > 1
+        for episode, found in facts["distracted"].items():
+            assert len(found["names"]) == len(set(found["names"])) == int(episode[0])
+            assert not found["touch"] and min(found["pixels"]) >= 3, found
+            assert not {name.removeprefix("distractor_") for name in found["names"]} & {name[:-2] for name in found["held"]}
+
+    def test_distractors_stand_still_and_others_stay_parked(self, facts: dict[str, Any]) -> None:
+        for found in facts["distracted"].values():
+            assert found["moved"] < 0.002 and found["parked"] and max(abs(each + 2) for each in found["parked"]) < 1e-6, found
+
+    def test_distractors_do_not_change_what_success_is(self, facts: dict[str, Any]) -> None:
+        found = facts["distracted"]["2, 3"]
+        assert not found["standing"] and not found["success with a distractor in its place"] and found["success"], found
+
+    def test_distractors_do_not_change_a_drawn_initial_state(self, facts: dict[str, Any]) -> None:
+        found = facts["drawn"]
+        assert found["base"] > 0 and found["arm"] == found["objects"] == found["rest"] == 0 and found["largest"] < 1e-6, found
 
     def test_a_suite_without_severity_draws_it(self, facts: dict[str, Any]) -> None:
         for dimension in DIMENSIONS:
@@ -105,8 +128,19 @@ class TestFacts:
             assert seen.instruction[row] == facts["instructions"][name]
 
 
+def test_distractors_are_not_in_the_scene_and_not_named() -> None:
+    assert "milk" not in choices(["milk"], "") and "milk" not in choices([], "pick up the milk")
+    assert "cookies" not in choices([], "pick up the black bowl next to the cookie box")
+    assert {"tomato_sauce", "bbq_sauce"} & {*choices([], "put both the alphabet soup and the tomato sauce in the basket")} == set()
+    assert "salad_dressing" not in choices(["new_salad_dressing"], "")
+    for task in (task for suite in LIMITS for task in of_suite(suite)):
+        text = task.bddl.read_text()
+        found = choices(re.findall(r"- (\w+)", text[text.index("(:objects") : text.index("(:obj_of_interest")]), task.instruction)
+        assert len(found) >= SEVERITIES, task.name
+
+
 def test_the_perturbed_suites() -> None:
-    assert len(PLUS) == 5 * 7 * 6
+    assert len(PLUS) == 5 * 8 * 6
     for suite, (base, perturbation) in PLUS.items():
         assert suite.startswith(f"{base}_plus_{perturbation.dimension}")
     tasks, plain = of_suite("libero_goal_plus_camera_3"), of_suite("libero_goal")
