@@ -25,6 +25,8 @@ SET_BY_LIBRARIES = {
     "runtime/ray/cluster.py, before it imports Ray": ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"),
 }
 """Environment variables that other libraries change permanently."""
+WARP = "wp_pch_"
+"""Prefix of the temporary files that Warp's compiler leaves where it has no cache."""
 GRACE_S = 10.0
 """Seconds for threads and processes to end. Only a failure waits this long."""
 
@@ -50,7 +52,7 @@ def state() -> State:
             found[kind][target] = f"{target} (file descriptor {descriptor.name})"
     if "ray" in sys.modules:
         del found["socket"]  # its gRPC keeps some after a shutdown
-    found["temporary file"] = {path: str(path) for path in Path(tempfile.gettempdir()).iterdir()}
+    found["temporary file"] = {path: str(path) for path in Path(tempfile.gettempdir()).iterdir() if not path.name.startswith(WARP)}
     changing = {"PYTEST_CURRENT_TEST", *chain.from_iterable(SET_BY_LIBRARIES.values())}
     found["environment variable"] = {pair: pair[0] for pair in os.environ.items() if pair[0] not in changing}
     found["current directory"] = {Path.cwd(): str(Path.cwd())}
