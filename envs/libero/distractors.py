@@ -47,7 +47,7 @@ PLACES = 1000
 LIFTS_M = 0.0, 0.02, 0.04
 """An object that overlaps the workspace where LIBERO's sampler puts it begins so much higher."""
 OPENINGS = 4
-"""Positions of every door and drawer, from one limit to the other, that a distractor leaves free."""
+"""Positions of each door and drawer, between its limits, that a distractor leaves free."""
 
 
 def choices(held: list[str], instruction: str) -> list[str]:
@@ -89,7 +89,7 @@ def added(instruction: str | None) -> Iterator[None]:
 
 
 def _box(model: Any, data: Any, root: int) -> Rectangles:
-    """Return the horizontal bounds ``[2, 2]`` of a tree of bodies: its least and largest x, y (m)."""
+    """Return the horizontal bounds ``[2, 2]`` of a tree of bodies: least and largest x, y (m)."""
     signs = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)])
     corners = [
         data.geom_xpos[geom] + (model.geom_aabb[geom, :3] + signs * model.geom_aabb[geom, 3:]) @ data.geom_xmat[geom].reshape(3, 3).T
@@ -178,7 +178,7 @@ class Distractors:
         model.dof_damping[self._speeds[name]] = PARKED_DAMPING
 
     def _posture(self, name: str) -> tuple[float, ...]:
-        """Return height and quaternion with which LIBERO's sampler puts an object on the workspace."""
+        """Return height and quaternion that LIBERO's sampler gives an object on the workspace."""
         from libero.libero.envs.regions import REGION_SAMPLERS
 
         (sampler,) = REGION_SAMPLERS[self._env.parsed_problem["problem_name"]].values()
@@ -189,7 +189,7 @@ class Distractors:
         return z, *quaternion
 
     def _regions(self) -> list[Rectangles]:
-        """Return the task's regions of the workspace, each ``[2, 2]``: its least and largest x, y (m)."""
+        """Return the task's regions of the workspace ``[2, 2]``: least and largest x, y (m)."""
         env = self._env
         own = [region for region in env.parsed_problem["regions"].values() if region["target"] == env.workspace_name]
         return [np.reshape(each, (2, 2)) + env.workspace_offset[:2] for region in own for each in region["ranges"]]
