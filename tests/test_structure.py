@@ -199,7 +199,7 @@ BUDGETS = {
     "rlinf_vla": 30_010,
     "rlinf_vla/testing": 2_080,
     "models": 6_430,
-    "envs": 8_450,
+    "envs": 8_440,
     "robots": 7_060,
     "rewards": 110,
     "benchmarks": 2_810,

@@ -156,7 +156,6 @@ def outcome(name: str, given: argparse.Namespace, results: Path) -> dict[str, An
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
     document = json.loads(file.read_text()) | {"status": status, "seconds": round(time.monotonic() - began, 1)}
-    document |= {"device": given.device, "size": given.size}  # the part has written the rest
     write(file, document)
     return document
 

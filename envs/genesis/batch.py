@@ -97,6 +97,14 @@ class SceneBatch:
         self._joints = self.now.joints.clone()
         """Joint targets."""
 
+    def warm_up(self) -> None:
+        """Make every kind of call once, so that no later one waits for a kernel."""
+        rows = list(range(self.num_envs))
+        self.reset(rows, rows)
+        self.step(self.expert())
+        self.observe(rows[:1])
+        self.render(0)
+
     def reset(self, seeds: list[int], rows: list[int]) -> list[str]:
         self._world.reset(rows, [draw(self.scene, seeds[row]) for row in rows])
         index = torch.tensor(rows, device=self.device)

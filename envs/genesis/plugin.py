@@ -77,8 +77,7 @@ class Genesis:
         return [Suite(self.name, (simulator_options(each)[0].name,), each) for each in alone]
 
     def tasks(self) -> list[Task]:
-        scenes = {name: read_scene(FOLDER / f"{file}.yaml")[0] for name, file in SCENES.items()}
-        return [Task(name, scene.told(0), True, why_no_expert(scene) is None) for name, scene in scenes.items()]
+        return packaged_tasks()
 
     def diagnose(self) -> list[Diagnosis]:
         return list(checks())
@@ -89,10 +88,20 @@ def simulator_options(config: GenesisConfig) -> tuple[Scene, dict[str, Any]]:
 
     Raises UserError for options that the user can fix.
     """
+    scene, options = scene_options(config, config.scene)
+    return scene, options | {"backend": "cpu", "low_poly": config.robot_visuals == "low_poly"}
+
+
+def scene_options(config: Any, own: str | None = None) -> tuple[Scene, dict[str, Any]]:
+    """The scene of the task, or of the file ``own``, and what ``batch.SceneBatch`` reads.
+
+    ``config``: of a simulator that plays these scenes. Raises UserError for options that the user
+    can fix.
+    """
     one_of(config.task, SCENES, "env.task")
-    path = Path(config.scene).expanduser().absolute() if config.scene else FOLDER / f"{SCENES[config.task]}.yaml"
+    path = Path(own).expanduser().absolute() if own else FOLDER / f"{SCENES[config.task]}.yaml"
     scene, document = read_scene(path)
-    if not config.scene:
+    if not own:
         scene = replace(scene, name=config.task)
     cameras = list(scene.cameras) if config.cameras is None else list(config.cameras)
     for name in cameras:
@@ -100,16 +109,19 @@ def simulator_options(config: GenesisConfig) -> tuple[Scene, dict[str, Any]]:
     return scene, {
         "scene": document,
         "path": str(path),
-        "backend": "cpu",
         "rotations": config.control_mode == "ee_delta_pose",
         "image_size": config.image_size,
         "cameras": cameras,
-        "low_poly": config.robot_visuals == "low_poly",
         "reward": config.reward,
     }
 
 
-def episode_limit(config: GenesisConfig, scene: Scene) -> int:
+def packaged_tasks() -> list[Task]:
+    scenes = {name: read_scene(FOLDER / f"{file}.yaml")[0] for name, file in SCENES.items()}
+    return [Task(name, scene.told(0), True, why_no_expert(scene) is None) for name, scene in scenes.items()]
+
+
+def episode_limit(config: Any, scene: Scene) -> int:
     return scene.episode_limit if config.episode_limit is None else config.episode_limit
 
 

@@ -39,18 +39,11 @@ class GenesisBatch(SceneBatch):
 
 
 def create(options: dict[str, Any], slots: int) -> GenesisBatch:
-    """Make a batch of at least ``slots`` environments and warm it up.
-
-    So no later command waits for a kernel to load.
-    """
+    """Make a batch of at least ``slots`` environments and warm it up."""
     torch.set_num_threads(1)
     batch = GenesisBatch(options, max(slots, SMALLEST_BATCH), options["backend"])
-    rows = list(range(batch.num_envs))
     for _ in range(2):
-        batch.reset(rows, rows)
-        batch.step(batch.expert())
-        batch.observe(rows[:1])
-        batch.render(0)
+        batch.warm_up()
     return batch
 
 

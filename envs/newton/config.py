@@ -7,8 +7,7 @@ from typing import Annotated, List, Optional  # noqa: UP035  (OmegaConf reads th
 
 from rlinf_vla.config.ranges import Count, EnvCount, ImageSize, Name, OneOf, Seconds, Size
 
-CONTROL_MODES = ("ee_delta_pos", "ee_delta_pose")
-REWARDS = ("sparse", "progress")
+from ..genesis.config import CONTROL_MODES, REWARDS
 
 
 @dataclass

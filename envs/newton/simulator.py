@@ -14,21 +14,14 @@ from .world import World
 
 
 def create(options: dict[str, Any], slots: int) -> SceneBatch:
-    """Make a batch of ``slots`` environments and warm it up.
-
-    So no later command waits for a kernel to compile.
-    """
+    """Make a batch of ``slots`` environments and warm it up."""
     torch.set_num_threads(1)
     scene, views = scene_and_views(options)
     stack = {name: version(name) for name in ("newton", "warp-lang", "mujoco", "torch", "numpy")}
     batch = SceneBatch(
         options, scene, World(scene, slots, views), stack | {"physics": "MuJoCo on the CPU", "renderer": "Newton's ray tracer"}
     )
-    rows = list(range(slots))
-    batch.reset(rows, rows)
-    batch.step(batch.expert())
-    batch.observe(rows[:1])
-    batch.render(0)
+    batch.warm_up()
     return batch
 
 

@@ -1,0 +1,58 @@
+"""What the simulators of Genesis' scenes must do in PickCube, beside the conformance suite."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import torch
+
+from rlinf_vla.core.protocols import VectorEnv
+from rlinf_vla.envs.vector_env import ProcessVectorEnv
+from rlinf_vla.testing.env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, assert_same, episodes, random_actions
+
+PICK_CUBE = {"episode_limit": EPISODE_LIMIT, "control_mode": "ee_delta_pose", "reward": "progress", "image_size": 48}
+"""Keys of the environment's config."""
+
+
+class PickCubeConformance(VectorEnvConformance):
+    """Subclasses make two groups with PICK_CUBE."""
+
+    def test_a_killed_process_does_not_change_the_episodes(self, env: ProcessVectorEnv) -> None:
+        """Its episodes have different ages, so that they are replayed one after the other."""
+        actions = random_actions(env, 4, seed=10)
+        results = []
+        for kill in (False, True):
+            env.reset(episodes(111, 112, 113))
+            env.step(actions)
+            env.reset(episodes(0, 114, 0), torch.tensor([False, True, False]))
+            env.step_async(actions)
+            if kill:
+                os.kill(env.pool.pids[0], signal.SIGKILL)
+            results.append(env.step_wait())
+        assert_same(*results)
+        assert env.pool.restarts == 1
+
+    def test_the_tool_starts_at_the_position_of_the_scene(self, env: VectorEnv) -> None:
+        state = env.reset(episodes(1, 2, 3)).state
+        assert torch.allclose(state[:, :3], torch.tensor([0.45, 0.0, 0.3]).expand(NUM_ENVS, 3), atol=0.06)
+        assert (state[:, 4].abs() > 0.99).all(), "it points down"
+        assert torch.allclose(state[:, 7], torch.full((NUM_ENVS,), 0.04), atol=1e-3)
+
+    def test_an_arm_without_actions_does_not_move(self, env: VectorEnv) -> None:
+        before = env.reset(episodes(1, 2, 3)).state
+        still = torch.zeros(NUM_ENVS, 10, 7)
+        still[:, :, -1] = 1
+        after = env.step(still).observation.state
+        assert (after[:, :3] - before[:, :3]).abs().max() < 0.01
+
+    def test_progress_adds_up_to_success(self, env: VectorEnv) -> None:
+        env.reset(episodes(51, 51, 51))
+        total = torch.zeros(NUM_ENVS)
+        for _ in range(EPISODE_LIMIT):
+            result = env.step(env.expert_actions()[:, None])
+            total += result.reward.sum(1)
+            if result.done.all():
+                break
+        assert result.success.any(1).all()
+        assert (total > 0.8).all() and (total < 1).all(), total
