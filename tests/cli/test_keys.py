@@ -230,6 +230,15 @@ def test_a_policy_on_a_server_reads_its_options() -> None:
     assert unread(dict(declared(config)), {(config, each) for each in found}) == []
 
 
+def siblings(path: Path) -> Iterator[Path]:
+    """Modules of other plug-ins that ``path`` imports: ``from ..genesis.batch import``."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level == 2 and node.module:
+            module = path.parents[1].joinpath(*node.module.split(".")).with_suffix(".py")
+            if module.is_file():
+                yield module
+
+
 @pytest.mark.parametrize("name", ASSETS)
 def test_a_model_reads_its_options(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = plugins.models()[name]
@@ -247,8 +256,10 @@ def test_a_simulator_reads_its_options(name: str) -> None:
     """Without starting one, from its sources. The engine selects it by ``name``."""
     config = plugins.envs()[name].Config
     _, folder, package, *_ = config.__module__.split(".")
+    own = set((ROOT / folder).glob(f"{package}*/*.py"))
+    paths = own | set((ROOT / folder).glob("*.py")) | {path for each in own for path in siblings(each)}
     receivers = {"config", "options", "_options"}  # the arguments of its processes are made from the config
-    found = said((ROOT / folder).glob(f"{package}*/*.py"), receivers) | said((ROOT / folder).glob("*.py"), receivers)
+    found = said(iter(paths), receivers)
     assert unread(dict(declared(config)), {(config, each) for each in found | {"name"}}) == []
 
 
