@@ -200,7 +200,7 @@ BUDGETS = {
     "rlinf_vla/testing": 2_080,
     "models": 6_430,
     "envs": 8_440,
-    "robots": 7_060,
+    "robots": 7_120,
     "rewards": 110,
     "benchmarks": 2_810,
 }

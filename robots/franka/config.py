@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional  # noqa: UP035  (OmegaConf reads these spellings on every Python version)
+from typing import Annotated, Any, Dict, List, Optional  # noqa: UP035  (OmegaConf reads these spellings on every Python version)
 
-from rlinf_vla.config.ranges import OUTSIDE, Hertz, ImageSize, Name, Seconds
+from rlinf_vla.config.ranges import OUTSIDE, Hertz, ImageSize, Name, OneOf, Seconds
 
 
 @dataclass
@@ -36,6 +36,8 @@ class FrankaSimConfig:
     """Simulated Franka Research 3 (franky-sim on loopback) at a table with a cube and a target.
 
     cell, journal, python: as for ``franka``.
+    task: ``TouchCube``; in ``TouchAround`` the target lies half-way, and the tool must not pass
+    over it.
     folder: folder of the simulated cell; processes that give the same one share the cell. null: one
     per user.
     cameras: a subset of ``front`` and ``wrist``. image_size: width and height in pixels.
@@ -44,6 +46,7 @@ class FrankaSimConfig:
 
     name: Name = "franka_sim"
     cell: str = field(default="cell://franka_sim", metadata=OUTSIDE)
+    task: Annotated[str, OneOf("TouchCube", "TouchAround")] = "TouchCube"
     folder: Optional[str] = field(default=None, metadata=OUTSIDE)  # noqa: UP045
     cameras: List[str] = field(default_factory=lambda: ["front"])  # noqa: UP006
     image_size: ImageSize = 64

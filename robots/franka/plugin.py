@@ -15,7 +15,7 @@ from .. import cell_file, runtime_folder, stop
 from ..cell import Cell
 from ..real_cell import ManualScene, camera
 from ..simulated.client import SimulatedCell
-from ..simulated.touch import Touch
+from ..simulated.touch import TASKS
 from .check import findings, of_an_arm, package
 from .client import FrankaRobot
 from .config import FrankaConfig, FrankaSimConfig
@@ -77,7 +77,7 @@ class FrankaSim:
         return [SimulatedCamera(name, folder, config.max_age_s, config.frozen_s, mounts.get(name)) for name in config.cameras]
 
     def scene(self, config: FrankaSimConfig) -> Scene:
-        return Touch(SimulatedCell(self.folder(config)), read_cell(config.cell).space)
+        return TASKS[config.task](SimulatedCell(self.folder(config)), read_cell(config.cell).space)
 
     def check(self, config: FrankaSimConfig) -> Iterator[Finding]:
         return findings(self.make(config), self.cameras(config))

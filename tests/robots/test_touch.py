@@ -8,7 +8,7 @@ import pytest
 from rlinf_vla.core.action_space import ToolSpace
 from rlinf_vla.core.robot import ToolPose, ToolState
 from rlinf_vla.robots.simulated.scene import SimulatorState
-from rlinf_vla.robots.simulated.touch import NEAR_M, X_M, Y_M, Touch
+from rlinf_vla.robots.simulated.touch import COLUMN_M, NEAR_M, X_M, Y_M, Touch, TouchAround
 
 SPACE = ToolSpace(translation_m=0.02, rotation_rad=0.1, gripper_width_m=0.08)
 
@@ -17,7 +17,7 @@ class Cell:
     """Records where objects were placed, and reports these positions."""
 
     def place(self, cube: tuple[float, float, float], target: tuple[float, float]) -> None:
-        self.cube = np.array([*cube[:2], 0.022])
+        self.cube, self.target = np.array([*cube[:2], 0.022]), np.array(target)
 
     def truth(self) -> SimulatorState:
         return SimulatorState(0.0, np.zeros(7), np.zeros(16), np.zeros(3), self.cube)
@@ -54,3 +54,35 @@ def test_layouts_differ() -> None:
         scene.arrange(seed)
         found.add(tuple(cell.cube.tolist()))
     assert len(found) == 20
+
+
+def moved(state: ToolState, action: np.ndarray) -> ToolState:
+    return replace(state, pose=replace(state.pose, position=state.pose.position + SPACE.translation_m * action[:3]))
+
+
+def test_the_expert_passes_the_disc_on_both_sides() -> None:
+    cell, sides = Cell(), set()
+    scene = TouchAround(cell, SPACE)  # type: ignore[arg-type]
+    for seed in range(30):
+        scene.arrange(seed)
+        state, nearest = at([0.307, 0.0, 0.48]), np.array([1.0, 0.0])
+        for _ in range(30):
+            if scene.succeeded(state):
+                break
+            action = scene.expert(state)
+            assert action is not None
+            state = moved(state, action)
+            beside = state.pose.position[:2] - cell.target
+            nearest = min(nearest, beside, key=lambda each: float(np.linalg.norm(each)))
+        assert scene.succeeded(state) and np.linalg.norm(nearest) > COLUMN_M + 0.02
+        sides.add(bool(nearest[1] > 0))
+    assert sides == {True, False}
+
+
+def test_who_was_over_the_disc_has_failed_until_the_next_episode() -> None:
+    cell = Cell()
+    scene = TouchAround(cell, SPACE)  # type: ignore[arg-type]
+    for _ in range(2):
+        scene.arrange(3)
+        over, touching = at([*cell.target, 0.3]), at([*cell.cube[:2], 0.042])
+        assert scene.succeeded(touching) and not scene.succeeded(over) and not scene.succeeded(touching)
