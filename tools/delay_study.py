@@ -1,10 +1,12 @@
 """Success against delay: policies on a server drive the simulated Franka over a slow link.
 
-python tools/delay_study.py OUT pi0=RUN oft=RUN [--links 0 200 200+50] [--episodes 20] [--split]
+python tools/delay_study.py OUT pi0=RUN oft=RUN [--links 0 200 200+50] [--episodes 20] [--split] [--task TouchAround --sampled]
 
 Each policy is served by `rlinf-vla serve` in a process of its own, and drives the arm at 10 Hz with
 `rlinf-vla robot run recipe=franka_remote` through a relay that delays every answer. All runs play
-the same episodes. Writes OUT/POLICY_MODE_LINK/ and prints a table; a finished run is not repeated.
+the same episodes; with ``--sampled`` policies draw their noise instead of acting greedily. Writes
+OUT/POLICY_MODE_LINK/ and prints a table; a finished run is not repeated. NAME_delay, a policy that
+was trained with delays, is also compared with NAME.
 With ``--split`` the modes are asynchronous ones of the whole policy on the server, of its head at
 the arm, and of the head with several requests under way.
 
@@ -75,12 +77,14 @@ def play(directory: Path, run: str, port: int, link: str, arguments: argparse.Na
         policy = [f"run={run}", "rollout.split=head", "evaluation.modes=[greedy]"] if mode.startswith("head") else ["recipe=franka_remote"]
         command = [*PROGRAM, "robot", "run", *policy, f"{node}.url=ws://127.0.0.1:{relayed}", f"{node}.timeout_s=10"]
         command += [f"run_dir={directory}", f"episodes={arguments.episodes}", f"env.episode_limit={arguments.limit}", *COMMON]
+        command += [f"robot.task={arguments.task}", *(["evaluation.modes=[sampled]", "rollout.temperature=1"] * arguments.sampled)]
         subprocess.run([*command, *(MODES | SPLIT)[mode]], check=True)
 
 
 def episodes_of(directory: Path) -> list[dict[str, Any]]:
     (path,) = (directory / "evaluation").glob("*.json")
-    found: list[dict[str, Any]] = json.loads(path.read_text())["greedy"]["episodes"]
+    modes = json.loads(path.read_text())
+    found: list[dict[str, Any]] = (modes.get("sampled") or modes["greedy"])["episodes"]
     return found
 
 
@@ -107,6 +111,8 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--episodes", type=int, default=20)
     parser.add_argument("--limit", type=int, default=60, help="control periods per episode")
     parser.add_argument("--within", type=int, default=30, help="control periods within which success counts in the table")
+    parser.add_argument("--task", default="TouchCube", help="task of the simulated cell, as in the policies' demonstrations")
+    parser.add_argument("--sampled", action="store_true", help="draw noise at temperature 1")
     parser.add_argument("--split", action="store_true", help="compare the whole policy on the server with its head at the arm")
     arguments = parser.parse_args(words)
     for link in arguments.links:
@@ -133,19 +139,19 @@ def main(words: Sequence[str] | None = None) -> None:
     print("|---" * 10 + "|")
     print("\n".join(lines))
     for (name, mode, link), directory in found.items():
-        before = found.get((name, "synchronous", link))
-        if before is None or mode == "synchronous":
-            continue
-        pair = [
-            [each | {"success": each["success"] and each["steps"] <= arguments.within} for each in episodes_of(path)]
-            for path in (before, directory)
-        ]
-        difference = paired_episodes(*pair)
-        low, high = difference["pc_difference_ci95"]
-        print(
-            f"{name}, {link}, {mode} - synchronous: {difference['pc_difference']:+.0f} points ({low:+.0f} to {high:+.0f}), "
-            f"p = {difference['p_value']:.3f}"
-        )
+        others = {(name, "synchronous", link)} if mode != "synchronous" else set()
+        if name.endswith("_delay"):
+            others |= {(name.removesuffix("_delay"), each, link) for each in (mode, "asynchronous")}
+        for other in sorted(others & set(found)):
+            print(f"{name}, {link}, {mode} - {other[0]}, {other[1]}: {compared(found[other], directory, arguments.within)}")
+
+
+def compared(before: Path, after: Path, within: int) -> str:
+    """Return the paired difference of success within ``within`` control periods."""
+    pair = [[each | {"success": each["success"] and each["steps"] <= within} for each in episodes_of(path)] for path in (before, after)]
+    difference = paired_episodes(*pair)
+    low, high = difference["pc_difference_ci95"]
+    return f"{difference['pc_difference']:+.0f} points ({low:+.0f} to {high:+.0f}), p = {difference['p_value']:.3f}"
 
 
 if __name__ == "__main__":
