@@ -12,7 +12,7 @@ FIND_LINKS := $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.
 # Cores are shared with simulators, so waiting threads must sleep, not spin.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: install quickstart test test-rest test-order portability lint type format prove-all prove-putonplate25 sft-putonplate25 prove-cost prove-deadline prove-gpu prove-plans gpu-packages rehearse-7b robot-demo robot-chaos robot-deadlines prove-franka prove-delay sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-rewordings libero-reference mutants serve-clients lerobot metaworld metaworld-expert prove-metaworld prove-serve clean
+.PHONY: docs install quickstart test test-rest test-order portability lint type format prove-all prove-putonplate25 sft-putonplate25 prove-cost prove-deadline prove-gpu prove-plans gpu-packages rehearse-7b robot-demo robot-chaos robot-deadlines prove-franka prove-delay sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-rewordings libero-reference mutants serve-clients lerobot metaworld metaworld-expert prove-metaworld prove-serve clean
 
 install: $(INSTALLED)
 
@@ -58,6 +58,12 @@ lint: install
 
 type: install
 	$(BIN)/mypy
+
+# The documentation site, in site/: mkdocs.yml says what is in it. A link that leads nowhere fails. DOCS=serve shows it at 127.0.0.1:8000.
+DOCS ?= build
+docs:
+	$(MAKE) VENV=.venv-docs EXTRAS=docs install
+	.venv-docs/bin/mkdocs $(DOCS) --strict
 
 format: install
 	$(BIN)/ruff check --fix .

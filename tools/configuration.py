@@ -1,0 +1,7 @@
+"""Stub."""
+
+FOLDER = "reference/configuration"
+
+
+def pages() -> dict[str, str]:
+    return {}
