@@ -24,7 +24,7 @@ DOCS = "docs"
 COPIES = "repository"
 """Where the copies of the repository's files are on the site."""
 RESULTS = "results"
-ALWAYS = ("README.md",)
+ALWAYS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 """Files of the repository that are pages of the navigation."""
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|[/#<])([^)#\s]+)(#[^)\s]*)?(?=\))")
 CODE = re.compile(r"^(`{3,}).*?^\1`*$|`[^`\n]+`", re.MULTILINE | re.DOTALL)

@@ -21,7 +21,9 @@ class DialogueConfig:
 
     name: Name = "dialogue"
     task: Name = "sums"
+    """Kind of dialogue (``rlinf-vla list tasks``)."""
     num_envs: EnvCount = 16
+    """Total number of dialogues over all groups."""
     episode_limit: Count = 2
     """Tokens after which an episode is truncated."""
     answer_tokens: Size = 2

@@ -33,8 +33,9 @@ class OnPolicyConfig(CostConfig):
     With chunk, rewards within a chunk are not discounted, as in RLinf's chunk_level.
     """
     clip_low: Probability = 0.2
-    clip_high: Annotated[float, Range(0, 1000)] = 0.2
     """The probability ratio is clipped to [1 - clip_low, 1 + clip_high]."""
+    clip_high: Annotated[float, Range(0, 1000)] = 0.2
+    """See clip_low."""
     dual_clip: Annotated[float, Range(1, 1000, above=True)] | None = None
     """Limit the loss of a negative advantage to this multiple of it; null: no limit."""
     granularity: Annotated[str, OneOf(*losses.GRANULARITIES)] = "chunk"
@@ -42,6 +43,7 @@ class OnPolicyConfig(CostConfig):
     aggregation: Annotated[str, OneOf(*losses.AGGREGATIONS)] = "token_mean"
     """Average of the loss: over all such units (token_mean), over episode means or group means."""
     entropy_coef: NonNegative = 0.0
+    """Coefficient of the policy's entropy, which is maximised; 0 disables it."""
     kl_coef: NonNegative = 0.0
     """Coefficient of the KL to the initial policy; 0 disables it."""
     decoupled: bool = False
@@ -69,6 +71,7 @@ class OnPolicyConfig(CostConfig):
     demonstrations: DemonstrationConfig = field(default_factory=DemonstrationConfig)
     """Demonstrations for sft_coef, collected before the first update that uses them."""
     epochs: Annotated[int, Range(1, 1000)] = 1
+    """Passes over the rollouts of an iteration."""
     minibatch_size: Count = 160
     """Policy calls per optimiser step."""
     row_groups: Count = 1

@@ -23,6 +23,7 @@ class PPOConfig(OnPolicyConfig):
     gae_lambda: Probability = 0.95
     """Decay of generalised advantage estimation, per policy call."""
     normalize_advantages: bool = True
+    """Standardise the advantages of an iteration to mean 0 and deviation 1."""
     value_clip: Positive | None = None
     """Clip the value's change in one iteration to this in the value loss; null: no clipping."""
     value_huber: Positive | None = None

@@ -43,6 +43,7 @@ class NodeConfig:
     """One type of machine in a cluster; an entry of recipe node ``cluster.nodes``."""
 
     name: Name = THIS
+    """Name of the type, for messages."""
     count: Size = 1
     """Number of machines of this type."""
     gpus: Annotated[int, Range(0, 1024)] = 0
@@ -91,6 +92,7 @@ class RoleConfig:
     """What each worker of a role requests from Ray, besides the GPU of ``cluster.placement``."""
 
     cpus: Annotated[float, Range(0, 65536)] = 1.0
+    """CPU cores per worker, as Ray counts them."""
     resources: dict[str, Annotated[float, Range(0, 1e6)]] = field(default_factory=dict)
     """Custom Ray resources per worker, such as robot: 1."""
     labels: dict[str, str] = field(default_factory=dict)
@@ -108,6 +110,8 @@ class RobotRoleConfig(RoleConfig):
 
 @dataclass
 class RolesConfig:
+    """What the workers of each role request from Ray."""
+
     rollout: RoleConfig = field(default_factory=RoleConfig)
     reference: RoleConfig = field(default_factory=RoleConfig)
     reward: RoleConfig = field(default_factory=RoleConfig)
@@ -121,6 +125,7 @@ class ClusterConfig:
     """Where the parts of a run execute. These keys change the speed, never the result."""
 
     name: Name = MISSING
+    """Name of the cluster description; ``cluster=NAME`` chooses it."""
     nodes: list[NodeConfig] = field(default_factory=list)
     """Machines that `rlinf-vla plan` can use (docs/plan.md); empty: this machine."""
     plan: Annotated[str, OneOf(*PLANS)] = "given"

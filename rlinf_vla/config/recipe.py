@@ -48,7 +48,10 @@ class LoraOptions:
 
 @dataclass
 class ModelConfig:
+    """The policy that acts and learns."""
+
     name: Name = MISSING
+    """Model plug-in; ``model=NAME`` chooses it."""
     checkpoint: str = MISSING
     """Model directory in its official layout, asset://NAME for one shipped with the package, or
     hf://ORG/NAME or hf://ORG/NAME@REVISION for one of the Hugging Face Hub (cached in HF_HOME)."""
@@ -59,7 +62,17 @@ class ModelConfig:
 
 @dataclass
 class AlgorithmConfig:
-    """Base of the recipe nodes ``algorithm``; each has a key ``name``."""
+    """Base of the recipe nodes ``algorithm``; each has a key ``name``.
+
+    The same in all algorithms that have them:
+
+    batch_size: rows per optimiser step.
+    learning_rate: learning rate of AdamW.
+    value_learning_rate: learning rate of AdamW for the critics.
+    weight_decay: weight decay of AdamW.
+    warmup_steps: optimiser steps over which the learning rate rises linearly, before it decays.
+    max_grad_norm: gradients with a larger 2-norm are scaled down to this norm.
+    """
 
     family: ClassVar[str] = ""
     """How it learns: from its own rollouts, from a replay buffer, from labelled data, or from an
@@ -126,6 +139,8 @@ class LimitsConfig:
 
 @dataclass
 class RolloutConfig:
+    """How the policy acts in the environments."""
+
     temperature: Annotated[float, Range(0, 100, above=True)] = 1.0
     """Sampling temperature, the same in rollouts and in updates."""
     pipeline_depth: Annotated[int, Range(1, 1024)] = 2
@@ -146,6 +161,8 @@ class RolloutConfig:
 
 @dataclass
 class EvaluationConfig:
+    """What is evaluated, and when."""
+
     modes: list[Annotated[str, OneOf(*MODES)]] = field(default_factory=lambda: list(MODES))
     """sampled: act at rollout.temperature; greedy: act at temperature 0."""
     probes: list[Annotated[str, OneOf(*PROBES)]] = field(default_factory=list)
@@ -192,6 +209,8 @@ class RecordConfig:
 
 @dataclass
 class CheckpointConfig:
+    """When a run writes checkpoints, and how many it keeps."""
+
     every: Count = 5
     """Iterations between checkpoints."""
     keep: Count = 3
@@ -203,8 +222,11 @@ class PresetConfig:
     """Algorithm and models that the chosen preset (recipes/preset) fits; empty without a preset."""
 
     name: Name | None = None
+    """Name of the preset."""
     algorithm: Name | None = None
+    """Algorithm for which it was published."""
     models: list[Name] = field(default_factory=list)
+    """Models that it fits."""
 
 
 @dataclass
@@ -234,12 +256,14 @@ class Recipe:
     for machines in cluster.nodes, predict from published numbers (docs/plan.md)."""
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     env: Any = MISSING
+    """Environment plug-in and its keys; ``env=NAME`` chooses it."""
     robot: Any = None
     """Robot plug-in for env=robot; null: episodes run in a simulator."""
     session: SessionConfig = field(default_factory=SessionConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     algorithm: Any = MISSING
+    """Algorithm and its keys; ``algorithm=NAME`` chooses it."""
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     control: ControlConfig = field(default_factory=ControlConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)

@@ -20,6 +20,7 @@ class RobotEnvConfig:
 
     name: Name = ROBOT
     num_envs: Annotated[int, Range(1, 1)] = 1
+    """One robot."""
     episode_limit: Count = 60
     """Control steps after which an episode is truncated."""
 

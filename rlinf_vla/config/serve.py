@@ -16,6 +16,8 @@ LOCALHOST = "localhost"
 
 @dataclass
 class ServeConfig:
+    """The policy server of ``rlinf-vla serve``."""
+
     host: str = field(default="127.0.0.1", metadata=OUTSIDE)
     """Address to listen on. Any but a loopback address needs ``token_env`` or ``insecure``."""
     port: Annotated[int, Range(0, 65535)] = 8000
@@ -38,6 +40,7 @@ class ServeConfig:
     max_queue: Count = 64
     """Requests that may wait for the policy; more are refused as busy."""
     max_connections: Size = 64
+    """Connections that are kept at the same time."""
     max_message_bytes: Annotated[int, Range(1024, 1 << 30)] = 16 << 20
     """Bytes of a message, and of all its arrays once decompressed."""
     handshake_timeout_s: Seconds = 10.0

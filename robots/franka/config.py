@@ -40,8 +40,11 @@ class FrankaSimConfig:
     over it.
     folder: folder of the simulated cell; processes that give the same one share the cell. null: one
     per user.
-    cameras: a subset of ``front`` and ``wrist``. image_size: width and height in pixels.
-    camera_hz: frames per second. max_age_s, frozen_s: as for a real camera.
+    cameras: a subset of ``front`` and ``wrist``.
+    image_size: width and height in pixels.
+    camera_hz: frames per second.
+    max_age_s: seconds after which an image is too old.
+    frozen_s: seconds after which bit-identical images are an error.
     """
 
     name: Name = "franka_sim"

@@ -42,8 +42,10 @@ class LeRobotConfig:
 class SO101SimConfig:
     """Simulated SO-101 at a table with a cube: LeRobot's SO101Follower at simulated motors.
 
-    actions, python: as for ``lerobot``. cell, journal: as for ``franka``. folder, cameras (a subset
-    of ``front`` and ``wrist``), image_size, camera_hz, max_age_s, frozen_s: as for ``franka_sim``.
+    actions, python: as for ``lerobot``.
+    cell, journal: as for ``franka``.
+    folder, image_size, camera_hz, max_age_s, frozen_s: as for ``franka_sim``.
+    cameras: a subset of ``front`` and ``wrist``.
     """
 
     name: Name = "so101_sim"
