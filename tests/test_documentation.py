@@ -127,7 +127,7 @@ def test_a_wrong_command_is_found() -> None:
         with pytest.raises((AssertionError, UserError)):
             check(line.split())
     with pytest.raises(UserError):
-        check("train recipe=maniskill_ppo env.task=7".split())
+        check(["train", "recipe=maniskill_ppo", "env.task=7"])
     check(["train", "recipe=NAME", "--dry-run"])
 
 

@@ -28,6 +28,7 @@ FOLDER = "reference/configuration"
 RECIPES = Path(__file__).parents[1] / "recipes"
 SETTERS = ("recipe", "preset", "scale", "with", "algorithm", "cluster", "task")
 """Folders of ``recipes/`` whose files set keys."""
+REQUIRED = "required"
 MOST = 12
 """Files listed for a key."""
 TITLES = {
@@ -95,10 +96,10 @@ def values(hint: Any) -> str:
 
 
 def default(each: Field[Any]) -> str:
-    """Return the default as YAML; ``required`` if there is none."""
+    """Return the default as YAML; REQUIRED if there is none."""
     value = each.default_factory() if callable(each.default_factory) else each.default
     if value is MISSING or value == omegaconf.MISSING:
-        return "required"
+        return REQUIRED
     return shown(value)
 
 
@@ -110,10 +111,9 @@ def shown(value: Any) -> str:
 
 def meaning(schema: type, name: str) -> str:
     """Return what the docstrings say of a field of ``schema`` or, if nothing, of a base class."""
-    for owner in schema.__mro__:
-        if name in owner.__dict__.get("__annotations__", {}) and (said := documented(owner).get(name)):
-            return said
-    return next((said for owner in schema.__mro__ if (said := entries(owner).get(name))), "")
+    owners = [owner for owner in schema.__mro__ if is_dataclass(owner)]
+    attributes = (documented(owner).get(name) for owner in owners)
+    return next((said for said in (*attributes, *(entries(owner).get(name) for owner in owners)) if said), "")
 
 
 def summary(schema: type) -> str:
@@ -234,11 +234,8 @@ def page(title: str, keys: list[Key]) -> str:
         level = "###" if choice else "##"
         anchor = f"{choice}.{key.path}" if choice else key.path
         lines += [f"{level} `{key.path}` {{ #{anchor} }}", ""]
-        facts = (
-            [key.values]
-            if key.node
-            else [f"Value: {key.values}.", f"Default: {key.default if key.default == 'required' else f'`{key.default}`'}."]
-        )
+        initial = key.default if key.default == REQUIRED else f"`{key.default}`"
+        facts = [f"Value: {key.values}.", f"Default: {initial}."]
         if key.outside:
             facts.append("Taken only from the command line ([why](../../trust.md)).")
         lines += [*([] if key.node else ["<small>" + " ".join(facts) + "</small>", ""]), key.meaning, ""]
@@ -250,9 +247,8 @@ def page(title: str, keys: list[Key]) -> str:
 @functools.cache
 def pages() -> dict[str, str]:
     """Return file name -> Markdown of each page."""
-    found = {
-        f"{name}.md": page(TITLES.get(name, f"`{name}.*`" if name != "recipe" else "Top level"), keys) for name, keys in all_keys().items()
-    }
+    titles = {name: TITLES.get(name, f"`{name}.*`") for name in all_keys()} | {"recipe": "Top level"}
+    found = {f"{name}.md": page(titles[name], keys) for name, keys in all_keys().items()}
     rows = [f"| [{name}]({name}.md) | {len(keys)} |" for name, keys in all_keys().items()]
     index = "# Configuration\n\nEvery key of a recipe, from the schemas of this version. "
     index += "`rlinf-vla train recipe=NAME --cfg job` prints the keys of one recipe with their values.\n\n| node | keys |\n|---|---|\n"
