@@ -142,7 +142,7 @@ def entries(schema: type) -> dict[str, str]:
 
 
 def tidy(text: str) -> str:
-    """Return Markdown: a line per paragraph, single back quotes, links to the pages of ``docs/``."""
+    """Return Markdown: a line per paragraph, single back quotes, links to pages of ``docs/``."""
     paragraphs = "\n\n".join(" ".join(part.split()) for part in text.replace("``", "`").split("\n\n"))
     parts = re.split(r"(`[^`]*`)", paragraphs)
     plain = (re.sub(r"docs/(\w+)\.md", r"[\1](../../\1.md)", part.replace("<", "&lt;")) for part in parts[::2])
