@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from importlib.resources import files
 from itertools import pairwise
@@ -47,7 +48,7 @@ def compose_and_run(verb: str, arguments: Sequence[str], command: Callable[[Dict
     saved = sys.argv
     sys.argv = [f"rlinf-vla {verb.replace('_', ' ')}", *arguments]
     try:
-        hydra.main(version_base="1.3", config_path=f"pkg://{CONFIG_MODULE}", config_name=_primary(verb))(job)()
+        hydra.main(version_base="1.3", config_path=f"pkg://{CONFIG_MODULE}", config_name=primary(verb))(job)()
     except _Failed as failed:
         assert failed.__cause__ is not None
         raise failed.__cause__ from None
@@ -62,7 +63,7 @@ class _Failed(BaseException):
     """Carry a command's failure past Hydra, which would print extra lines for any Exception."""
 
 
-def _primary(verb: str) -> str:
+def primary(verb: str) -> str:
     """Return the name of the verb's config file; verbs without one share that of ``train``."""
     return verb if (files(CONFIG_MODULE) / f"{verb}.yaml").is_file() else "train"
 
@@ -102,12 +103,24 @@ def _filed(group: str) -> list[str]:
 
 def load(verb: str, overrides: Sequence[str]) -> DictConfig:
     """Return the composed recipe without running anything. Raises UserError."""
+    with composed(verb, overrides) as (config, _):
+        return config
+
+
+@contextmanager
+def composed(verb: str, overrides: Sequence[str]) -> Iterator[tuple[DictConfig, list[str]]]:
+    """Yield the composed recipe, and the overrides that Hydra composed it from.
+
+    Hydra's ``config_loader`` is open within the context. Raises UserError.
+    """
     recipes.register()
     GlobalHydra.instance().clear()
     choices = with_choices(verb, overrides)
     try:
         with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
-            return compose(_primary(verb), overrides=choices)
+            yield compose(primary(verb), overrides=choices), choices
+    except UserError:
+        raise
     except Exception as error:
         raise UserError(explain(error, overrides)) from error
 

@@ -34,10 +34,11 @@ VERBS = {
     "{env|soak} env=NAME, load",
     "robot": "control an arm: rlinf-vla robot {check|home|stop|acknowledge} robot=franka_sim, robot {record|replay} recipe=franka_rlpd",
     "new": "write a plug-in package to start from: rlinf-vla new {model|env|reward|robot|algorithm} NAME",
+    "config": "show a recipe and where each value comes from: rlinf-vla config [KEY] recipe=maniskill_ppo",
     "doctor": "check this machine and fix what can be fixed: rlinf-vla doctor [--fix]",
     "list": "list what is installed: rlinf-vla list [recipes|presets|models|envs|tasks|rewards|robots]",
 }
-PLAIN = ("new", "doctor", "list", "verify", "compare", "bench_env", "bench_soak", "robot")
+PLAIN = ("new", "config", "doctor", "list", "verify", "compare", "bench_env", "bench_soak", "robot")
 """Verbs without a recipe."""
 ELSEWHERE = {"plan": "planner.search", "verify": "evaluation.verify", "compare": "evaluation.compare"}
 """Verbs whose module is in the room of the feature."""
