@@ -17,12 +17,12 @@ from rlinf_vla.cli.compose import CONFIG_MODULE, composed, primary
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.suggestions import suggest_keys
 from rlinf_vla.runtime.recipes import refuse_unknown_keys
-from rlinf_vla.telemetry.tables import print_json, print_table
+from rlinf_vla.telemetry.tables import JSON, print_json, print_table
 
 VERB = "train"
 """The verb for which a recipe is composed."""
 DEFAULT, FILE, SAVED, COMMAND_LINE = "default", "file", "saved recipe", "command line"
-JSON, FOLDER = "--json", "--config-dir"
+FOLDER = "--config-dir"
 PACKAGED = f"pkg://{CONFIG_MODULE}"
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -34,15 +35,18 @@ VERBS = {
     "{env|soak} env=NAME, load",
     "robot": "control an arm: rlinf-vla robot {check|home|stop|acknowledge} robot=franka_sim, robot {record|replay} recipe=franka_rlpd",
     "new": "write a plug-in package to start from: rlinf-vla new {model|env|reward|robot|algorithm} NAME",
+    "runs": "list, compare and prune runs: rlinf-vla runs [list|compare|prune]",
     "config": "show a recipe and where each value comes from: rlinf-vla config [KEY] recipe=maniskill_ppo",
     "doctor": "check this machine and fix what can be fixed: rlinf-vla doctor [--fix]",
     "list": "list what is installed: rlinf-vla list [recipes|presets|models|envs|tasks|rewards|robots]",
 }
-PLAIN = ("new", "config", "doctor", "list", "verify", "compare", "bench_env", "bench_soak", "robot")
+PLAIN = ("new", "runs", "config", "doctor", "list", "verify", "compare", "bench_env", "bench_soak", "robot")
 """Verbs without a recipe."""
 ELSEWHERE = {"plan": "planner.search", "verify": "evaluation.verify", "compare": "evaluation.compare"}
 """Verbs whose module is in the room of the feature."""
-DRY_RUN = "--dry-run"
+DRY_RUN, JSON = "--dry-run", "--json"
+WITH_DOCUMENT = ("eval", "plan")
+"""Verbs with a recipe whose result JSON prints; PLAIN verbs read the option themselves."""
 BENCHES = ("rollout", "throughput", "policy", "update", "control", "load", "memory", "env", "soak")
 
 
@@ -139,8 +143,8 @@ def _dispatch(arguments: Sequence[str]) -> int:
         rest.remove(DRY_RUN)
         module = "cli.dry_run"
 
-    def begin(argument: Any) -> int | None:
-        command: Callable[..., int | None] = import_module(f"rlinf_vla.{module}").run
+    def begin(argument: Any) -> Any:
+        command: Callable[..., Any] = import_module(f"rlinf_vla.{module}").run
         raise_at_once()
         return command(argument)
 
@@ -148,7 +152,31 @@ def _dispatch(arguments: Sequence[str]) -> int:
         return begin(rest) or 0
     from rlinf_vla.cli.compose import compose_and_run
 
-    return compose_and_run(verb, rest, begin)
+    if JSON not in rest or {"-h", "--help"} & set(rest):
+        return compose_and_run(verb, rest, begin)
+    if verb not in WITH_DOCUMENT:
+        raise UserError(f"{verb} has no {JSON}: {', '.join(WITH_DOCUMENT)}, config, list, runs, compare and doctor have it")
+    if {"-m", "--multirun"} & set(rest):
+        raise UserError(f"{JSON} prints one document: run without --multirun")
+    documents: list[Any] = []
+    with _stdout_to_stderr():
+        code = compose_and_run(verb, [word for word in rest if word != JSON], lambda config: documents.append(begin(config)))
+    print(*(json.dumps(each, indent=1, ensure_ascii=False) for each in documents))
+    return code
+
+
+@contextlib.contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    """Send to stderr what is printed within the context, by libraries and child processes too."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _usage() -> str:

@@ -13,6 +13,8 @@ from rich.table import Column, Table
 
 from rlinf_vla.config.errors import printable
 
+JSON = "--json"
+"""The option that asks for JSON instead of tables."""
 UNFOLDED = 10_000
 """Width of a console that folds no cell, in columns."""
 

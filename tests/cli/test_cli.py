@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib.util
+import json
 import os
 import signal
 import subprocess
@@ -408,6 +409,18 @@ def test_list_of_something_else(rlinf_vla: CommandLine) -> None:
     assert "did you mean recipes?" in rlinf_vla("list", "recipe").complaint
 
 
+def test_lists_as_json(rlinf_vla: CommandLine) -> None:
+    found = json.loads(rlinf_vla("list", "recipes", "envs", "--json").out)
+    assert list(found) == ["recipes", "envs"]
+    assert "maniskill_ppo" in [row["recipe="] for row in found["recipes"]]
+    assert "did you mean recipes?" in rlinf_vla("list", "recipe", "--json").complaint
+
+
+def test_a_verb_without_json(rlinf_vla: CommandLine, trained: list[DictConfig]) -> None:
+    assert "train has no --json: eval, plan" in rlinf_vla("train", PPO, "--json").complaint and not trained
+    assert "run without --multirun" in rlinf_vla("eval", PPO, "--json", "--multirun").complaint
+
+
 def test_bench_requires_a_name(rlinf_vla: CommandLine) -> None:
     assert "bench rollout recipe=NAME" in rlinf_vla("bench").complaint
     assert "(rollout, throughput, policy, update, control, load, memory, env, soak)" in rlinf_vla("bench", "polcy", PPO).complaint
@@ -421,6 +434,12 @@ def test_doctor(rlinf_vla: CommandLine, counting: Counting) -> None:
     found = rlinf_vla("doctor")
     assert found.code == 0 and "needs nothing" in found.out and "torch" in found.out and "WRONG" not in found.out
     assert "--fix" in rlinf_vla("doctor", "--mend").complaint
+
+
+def test_doctor_as_json(rlinf_vla: CommandLine, counting: Counting) -> None:
+    found = {each["name"]: each for each in json.loads(rlinf_vla("doctor", "--json").out)}
+    assert found["python"]["ok"] and not found["python"]["optional"] and set(found["python"]) == {"name", "ok", "optional", "detail", "fix"}
+    assert "give one of the two" in rlinf_vla("doctor", "--json", "--fix").complaint
 
 
 def test_doctor_on_a_gpu_tells_of_fused_kernels(rlinf_vla: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
