@@ -14,9 +14,8 @@ from itertools import pairwise
 
 import hydra
 from hydra import compose, initialize_config_module
-from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from rlinf_vla.config.errors import UserError
@@ -27,13 +26,10 @@ CHOICES = ("recipe", "preset", "env", "robot", "model", "algorithm", "reward", "
 
 
 def compose_and_run(verb: str, arguments: Sequence[str], command: Callable[[DictConfig], object]) -> int:
-    """Call ``command`` with the composed recipe, or print the keys for ``--help``.
+    """Call ``command`` with the composed recipe.
 
     Hydra's flags work (``--cfg job``, ``--multirun`` ...). Raises UserError if the recipe is wrong.
     """
-    if {"--help", "-h"} & set(arguments):
-        print(usage(verb, [argument for argument in arguments if argument not in ("--help", "-h")]))
-        return 0
     recipes.register()
     given, completes = arguments, bool({"--shell-completion", "-sc"} & set(arguments))  # of a line in COMP_LINE, not of these arguments
     arguments = sorted(arguments if completes else with_choices(verb, arguments), key=_is_flag)  # argparse needs the overrides together
@@ -66,34 +62,6 @@ class _Failed(BaseException):
 def primary(verb: str) -> str:
     """Return the name of the verb's config file; verbs without one share that of ``train``."""
     return verb if (files(CONFIG_MODULE) / f"{verb}.yaml").is_file() else "train"
-
-
-def usage(verb: str, overrides: Sequence[str], heading: str | None = None) -> str:
-    """Return the help text: choices, and each key with its value. (Hydra's own help takes seconds.)
-
-    ``heading``: usage line of a verb without a recipe.
-    """
-    composed = OmegaConf.to_yaml(load(verb, overrides))
-    choices = {group: [*_stored(group), *_filed(group)] for group in CHOICES}
-    return "\n".join(
-        [
-            heading or f"rlinf-vla {verb.replace('_', ' ')} {{recipe=NAME|run=DIR}} [KEY=VALUE ...]",
-            *([] if heading else ["run=DIR: the saved recipe of the run in DIR, and its newest checkpoint."]),
-            "",
-            "== Choices (GROUP=NAME) ==",
-            *(f"{group}: {', '.join(sorted(names))}" for group, names in choices.items()),
-            "",
-            "== The composed recipe: every key may be overridden ==",
-            composed,
-            "Hydra's own flags: --cfg job, --multirun, --config-dir DIR, --hydra-help.",
-        ]
-    )
-
-
-def _stored(group: str) -> list[str]:
-    store = ConfigStore.instance()
-    found = store.list(group) if group in store.list("") else []
-    return [name.removesuffix(".yaml") for name in found if name != "schema.yaml"]
 
 
 def _filed(group: str) -> list[str]:

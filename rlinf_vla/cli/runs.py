@@ -69,14 +69,14 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser(verb: str) -> argparse.ArgumentParser:
     parser = _Parser(f"rlinf-vla runs {verb}")
-    parser.add_argument(JSON, action="store_true", help="print one JSON document instead of a table")
+    parser.add_argument(JSON, action="store_true")
     return parser
 
 
 def list_runs(arguments: Sequence[str]) -> None:
     """Print the runs in runs/, or those of one recipe."""
     parser = _parser("list")
-    parser.add_argument("recipe", nargs="?", help="only the runs of this recipe")
+    parser.add_argument("recipe", nargs="?")
     given = parser.parse_args(arguments)
     found = [described(path) for path in all_runs() if given.recipe in (None, path.parent.name)]
     if given.json:
@@ -137,7 +137,7 @@ def _success(directory: Path, name: str) -> tuple[float, float, float] | None:
 def compare_runs(arguments: Sequence[str]) -> None:
     """Print the keys in which two runs differ, their last metrics, and their evaluations."""
     parser = _parser("compare")
-    parser.add_argument("runs", nargs=2, metavar="RUN", help="directory or name of a run")
+    parser.add_argument("runs", nargs=2, metavar="RUN")
     given = parser.parse_args(arguments)
     paths = [Path(each) if (Path(each) / RECIPE).exists() else named(each) for each in given.runs]
     names = list(map(str, paths))
@@ -175,9 +175,9 @@ def _compared(names: Sequence[str], paths: Sequence[Path]) -> dict[str, Any] | N
 def prune(arguments: Sequence[str]) -> None:
     """Remove old checkpoints, and runs without a checkpoint; without ``--yes`` only say which."""
     parser = _parser("prune")
-    parser.add_argument("recipe", nargs="?", help="only the runs of this recipe")
-    parser.add_argument("--keep", type=int, default=1, metavar="N", help="newest checkpoints of a run to keep (1)")
-    parser.add_argument("--yes", action="store_true", help="remove them")
+    parser.add_argument("recipe", nargs="?")
+    parser.add_argument("--keep", type=int, default=1, metavar="N")
+    parser.add_argument("--yes", action="store_true")
     given = parser.parse_args(arguments)
     if given.keep < 1:
         raise UserError(f"runs prune: --keep {given.keep}: must be at least 1")

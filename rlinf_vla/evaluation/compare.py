@@ -21,7 +21,7 @@ from rlinf_vla.config.recipe import MODES
 from rlinf_vla.core.io import write_json
 from rlinf_vla.evaluation import aggregate
 from rlinf_vla.evaluation.aggregate import Outcomes
-from rlinf_vla.evaluation.published import PUBLISHED, beside_published
+from rlinf_vla.evaluation.published import beside_published
 from rlinf_vla.evaluation.results import FORMAT, read_json
 from rlinf_vla.evaluation.sequential import decide_unpaired
 from rlinf_vla.evaluation.statistics import Episode, column_of, grouped, paired_episodes
@@ -217,14 +217,12 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _read_arguments(arguments: Sequence[str]) -> tuple[dict[str, list[str]], Path | None, Path | None, str | None, bool]:
-    parser = _Parser("rlinf-vla compare", description="Compare recorded evaluations.", epilog=f"Example: {EXAMPLE}")
-    told = "a method and the evaluations of its training runs; COLUMN: a mode (sampled, greedy), or a policy of a sweep"
-    parser.add_argument("methods", nargs="+", metavar="NAME=FILE[:COLUMN][,FILE...]", help=told)
-    parser.add_argument("--output", metavar="FILE.json", help="write all values there, with performance profiles and times to success")
-    parser.add_argument("--figure", metavar="FILE.svg", help="draw them there (.svg, .png or .pdf)")
-    told = f"lay the rates that a paper reports beside them: {', '.join(PUBLISHED)}"
-    parser.add_argument("--published", metavar="NAME", help=told)
-    parser.add_argument(JSON, action="store_true", help="print all values as one JSON document")
+    parser = _Parser("rlinf-vla compare")
+    parser.add_argument("methods", nargs="+", metavar="NAME=FILE[:COLUMN][,FILE...]")
+    parser.add_argument("--output", metavar="FILE.json")
+    parser.add_argument("--figure", metavar="FILE.svg")
+    parser.add_argument("--published", metavar="NAME")
+    parser.add_argument(JSON, action="store_true")
     found = parser.parse_args(arguments)
     methods: dict[str, list[str]] = {}
     for each in found.methods:
