@@ -125,7 +125,7 @@ def leaves(node: DictConfig, prefix: str = "") -> Iterator[tuple[str, DictConfig
 
 
 def value_of(parent: DictConfig, name: str) -> Any:
-    """Return a value as JSON; "???" if it is missing, and the text of an interpolation that fails."""
+    """Return a value as JSON; "???" if it is missing; the text of a failing interpolation."""
     if OmegaConf.is_missing(parent, name):
         return MISSING
     try:
@@ -136,7 +136,7 @@ def value_of(parent: DictConfig, name: str) -> Any:
 
 
 def chosen(found: Sequence[Value], filters: Sequence[str]) -> list[Value]:
-    """Return the values of the keys, nodes or names of either in ``filters``; all if there are none.
+    """Return the values of the keys, nodes or names of either in ``filters``; all without any.
 
     Raises UserError for one that this recipe does not have.
     """

@@ -68,7 +68,7 @@ HELP: dict[str, Help] = {
             *JSON,
         ),
         (
-            "before=RUN/evaluation/before.json after=RUN/evaluation/after.json",
+            "sft=a/evaluation/after.json ppo=b/evaluation/after.json",
             "ppo=a.json,b.json grpo=c.json,d.json --figure rates.svg",
             "a=result.json:start b=result.json:step_000030 --json",
         ),
@@ -78,7 +78,7 @@ HELP: dict[str, Help] = {
         (*RECIPE, ("output=DIR", "directory of the new LeRobotDataset")),
         (
             "recipe=maniskill_sft output=pushes",
-            "recipe=maniskill_sft output=few algorithm.demonstrations.episodes=10",
+            "recipe=maniskill_sft output=images record.video=false",
             "recipe=libero_sft output=all record.failures=true",
         ),
     ),

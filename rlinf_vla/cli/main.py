@@ -25,7 +25,7 @@ from rlinf_vla.core.interrupt import Interrupted, exit_at_once, raise_at_once
 VERBS = {
     "train": "reinforcement learning, imitation, success classifiers",
     "record": "record a LeRobotDataset from a scripted expert",
-    "eval": "success rate on fixed episodes, or a sweep over policies and tasks",
+    "eval": "success rate on fixed episodes, or a sweep over policies",
     "verify": "repeat part of an evaluation and compare the outcomes",
     "compare": "compare recorded evaluations",
     "export": "merge a checkpoint into the model's official layout",

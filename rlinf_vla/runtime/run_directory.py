@@ -185,7 +185,7 @@ def held(directory: Path) -> Iterator[bool]:
     lock = os.open(directory / LOCK, os.O_RDONLY)
     try:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two listings must not take each other for a run
         except BlockingIOError:
             yield False
             return

@@ -118,8 +118,9 @@ def _used(said: Sequence[str]) -> list[str]:
 def recipe_of_run(location: str, verb: str, settings: Sequence[str]) -> DictConfig:
     """Return a run's saved recipe: ``train`` resumes the run, other verbs use its checkpoint.
 
-    ``location``: the run directory or its name in runs/, or the checkpoint to use. ``settings``: the other ``KEY=VALUE``
-    of the command line; only they may name a program, a module or a machine. Raises UserError.
+    ``location``: the run directory or its name in runs/, or the checkpoint to use. ``settings``:
+    the other ``KEY=VALUE`` of the command line; only they may name a program, a module or a
+    machine. Raises UserError.
     """
     directory, checkpoint = split(Path(location))
     if not (checkpoint or directory).is_dir():

@@ -15,7 +15,7 @@ from rlinf_vla.cli.runs import age, megabytes
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.evaluation.statistics import summary
 from rlinf_vla.runtime import run_names
-from rlinf_vla.runtime.run_directory import save_recipe
+from rlinf_vla.runtime.run_directory import held, save_recipe
 from tests.cli.conftest import CommandLine
 
 
@@ -91,6 +91,11 @@ def test_the_table(rlinf_vla: CommandLine, three: dict[str, Path]) -> None:
 
 def test_a_run_in_progress(rlinf_vla: CommandLine, running: Path) -> None:
     assert [each["status"] for each in listed(rlinf_vla).values()] == ["finished", "interrupted", "running"]
+
+
+def test_two_listings_at_once(rlinf_vla: CommandLine, three: dict[str, Path]) -> None:
+    with held(three["interrupted"]) as idle:
+        assert idle and listed(rlinf_vla)["ppo/20261102-100000"]["status"] == "interrupted"
 
 
 def test_a_run_that_its_time_budget_ended_is_finished(rlinf_vla: CommandLine, three: dict[str, Path]) -> None:
