@@ -50,9 +50,6 @@ def simulators(arguments: Sequence[str], usage: str) -> dict[str, DictConfig]:
     Raises UserError unless there is exactly one ``env=`` and every name is known.
     """
     names = [argument.removeprefix("env=") for argument in arguments if argument.startswith("env=")]
-    if {"--help", "-h"} & set(arguments):
-        print(compose.usage("bench_env", [f"env={name}" for name in names[:1]], usage))
-        return {}
     if any(argument.startswith("-") for argument in arguments):  # options of Hydra
         compose.compose_and_run("bench_env", arguments, lambda config: None)
         return {}

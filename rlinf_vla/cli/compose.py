@@ -7,15 +7,15 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from importlib.resources import files
 from itertools import pairwise
 
 import hydra
 from hydra import compose, initialize_config_module
-from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from rlinf_vla.config.errors import UserError
@@ -26,13 +26,10 @@ CHOICES = ("recipe", "preset", "env", "robot", "model", "algorithm", "reward", "
 
 
 def compose_and_run(verb: str, arguments: Sequence[str], command: Callable[[DictConfig], object]) -> int:
-    """Call ``command`` with the composed recipe, or print the keys for ``--help``.
+    """Call ``command`` with the composed recipe.
 
     Hydra's flags work (``--cfg job``, ``--multirun`` ...). Raises UserError if the recipe is wrong.
     """
-    if {"--help", "-h"} & set(arguments):
-        print(usage(verb, [argument for argument in arguments if argument not in ("--help", "-h")]))
-        return 0
     recipes.register()
     given, completes = arguments, bool({"--shell-completion", "-sc"} & set(arguments))  # of a line in COMP_LINE, not of these arguments
     arguments = sorted(arguments if completes else with_choices(verb, arguments), key=_is_flag)  # argparse needs the overrides together
@@ -47,7 +44,7 @@ def compose_and_run(verb: str, arguments: Sequence[str], command: Callable[[Dict
     saved = sys.argv
     sys.argv = [f"rlinf-vla {verb.replace('_', ' ')}", *arguments]
     try:
-        hydra.main(version_base="1.3", config_path=f"pkg://{CONFIG_MODULE}", config_name=_primary(verb))(job)()
+        hydra.main(version_base="1.3", config_path=f"pkg://{CONFIG_MODULE}", config_name=primary(verb))(job)()
     except _Failed as failed:
         assert failed.__cause__ is not None
         raise failed.__cause__ from None
@@ -62,37 +59,9 @@ class _Failed(BaseException):
     """Carry a command's failure past Hydra, which would print extra lines for any Exception."""
 
 
-def _primary(verb: str) -> str:
+def primary(verb: str) -> str:
     """Return the name of the verb's config file; verbs without one share that of ``train``."""
     return verb if (files(CONFIG_MODULE) / f"{verb}.yaml").is_file() else "train"
-
-
-def usage(verb: str, overrides: Sequence[str], heading: str | None = None) -> str:
-    """Return the help text: choices, and each key with its value. (Hydra's own help takes seconds.)
-
-    ``heading``: usage line of a verb without a recipe.
-    """
-    composed = OmegaConf.to_yaml(load(verb, overrides))
-    choices = {group: [*_stored(group), *_filed(group)] for group in CHOICES}
-    return "\n".join(
-        [
-            heading or f"rlinf-vla {verb.replace('_', ' ')} {{recipe=NAME|run=DIR}} [KEY=VALUE ...]",
-            *([] if heading else ["run=DIR: the saved recipe of the run in DIR, and its newest checkpoint."]),
-            "",
-            "== Choices (GROUP=NAME) ==",
-            *(f"{group}: {', '.join(sorted(names))}" for group, names in choices.items()),
-            "",
-            "== The composed recipe: every key may be overridden ==",
-            composed,
-            "Hydra's own flags: --cfg job, --multirun, --config-dir DIR, --hydra-help.",
-        ]
-    )
-
-
-def _stored(group: str) -> list[str]:
-    store = ConfigStore.instance()
-    found = store.list(group) if group in store.list("") else []
-    return [name.removesuffix(".yaml") for name in found if name != "schema.yaml"]
 
 
 def _filed(group: str) -> list[str]:
@@ -102,12 +71,24 @@ def _filed(group: str) -> list[str]:
 
 def load(verb: str, overrides: Sequence[str]) -> DictConfig:
     """Return the composed recipe without running anything. Raises UserError."""
+    with composed(verb, overrides) as (config, _):
+        return config
+
+
+@contextmanager
+def composed(verb: str, overrides: Sequence[str]) -> Iterator[tuple[DictConfig, list[str]]]:
+    """Yield the composed recipe, and the overrides that Hydra composed it from.
+
+    Hydra's ``config_loader`` is open within the context. Raises UserError.
+    """
     recipes.register()
     GlobalHydra.instance().clear()
     choices = with_choices(verb, overrides)
     try:
         with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
-            return compose(_primary(verb), overrides=choices)
+            yield compose(primary(verb), overrides=choices), choices
+    except UserError:
+        raise
     except Exception as error:
         raise UserError(explain(error, overrides)) from error
 

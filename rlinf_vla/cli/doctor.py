@@ -14,27 +14,37 @@ import torch
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core import plugins
 from rlinf_vla.core.protocols import Diagnosis
+from rlinf_vla.telemetry.tables import JSON, print_json
 
+FIX = "--fix"
 FREE_GIB = 2
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Print every check; ``--fix`` runs the repairs. Returns 1 while a required check fails."""
-    unknown = [argument for argument in arguments if argument != "--fix"]
+    """Print every check; ``--fix`` runs the repairs. Returns 1 while a required check fails.
+
+    With ``--json``, a list of objects: name, ok, optional, detail, fix.
+    """
+    unknown = [argument for argument in arguments if argument not in (FIX, JSON)]
     if unknown:
-        raise UserError(f"doctor {unknown[0]}: the only option is --fix")
-    wrong = 0
+        raise UserError(f"doctor {unknown[0]}: the options are {FIX} and {JSON}")
+    if {FIX, JSON} <= set(arguments):
+        raise UserError(f"doctor {FIX} {JSON}: a repair prints what it does, give one of the two")
+    found = []
     for check in _checks():
-        if not check.ok and check.repair and "--fix" in arguments:
+        if not check.ok and check.repair and FIX in arguments:
             print(f"fix   {check.name}: {check.detail}; repairing", flush=True)
             check.repair()
             check = next(again for again in _checks() if again.name == check.name)
         optional = check.detail.startswith("optional")
-        print(f"{'ok   ' if check.ok else 'note ' if optional else 'WRONG'} {check.name}: {check.detail}", flush=True)
-        if not check.ok and check.fix:
-            print(f"      {check.fix}")
-        wrong += not check.ok and not optional
-    return 1 if wrong else 0
+        found.append({"name": check.name, "ok": check.ok, "optional": optional, "detail": check.detail, "fix": check.fix})
+        if JSON not in arguments:
+            print(f"{'ok   ' if check.ok else 'note ' if optional else 'WRONG'} {check.name}: {check.detail}", flush=True)
+            if not check.ok and check.fix:
+                print(f"      {check.fix}")
+    if JSON in arguments:
+        print_json(found)
+    return 1 if any(not each["ok"] and not each["optional"] for each in found) else 0
 
 
 def _checks() -> Iterator[Diagnosis]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from typing import Any
 
 from omegaconf import DictConfig
 
@@ -16,8 +17,10 @@ from rlinf_vla.telemetry.console import stages
 from rlinf_vla.training.checkpoint import load_checkpoint
 
 
-def run(config: DictConfig) -> None:
+def run(config: DictConfig) -> dict[str, Any]:
     """Write evaluation/<checkpoint>.json and videos to ``run_dir`` (default: the checkpoint's run).
+
+    Returns the document of that file, or of a sweep's result.json.
 
     ``sweep.policies`` selects a sweep, and ``env=robot`` an evaluation on the robot.
     """
@@ -27,8 +30,7 @@ def run(config: DictConfig) -> None:
         recipe.checkpoint = config.checkpoint = str(checkpoint)
         builders.require_weights(recipe, f"no use for checkpoint={checkpoint}")
     if recipe.sweep.policies:
-        sweep.run(recipe, config)
-        return
+        return sweep.run(recipe, config)
     # without a checkpoint of a run, the recipe's initial model is evaluated
     name, told, version = checkpoint.name if checkpoint else "start", str(checkpoint or recipe.model.checkpoint), 0
     with ExitStack() as stack:
@@ -57,3 +59,4 @@ def run(config: DictConfig) -> None:
         document = evaluate(recipe, play, rate, name, told, version, directory, progress)
     print(f"success of {name} in {recipe.episodes} episodes {where}: {headline(document)}")
     print(f"episodes, seeds and machine: {builders.relative(directory / 'evaluation' / f'{name}.json')}")
+    return document

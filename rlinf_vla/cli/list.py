@@ -6,25 +6,28 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from importlib.resources import files
 
-from rich.console import Console
-from rich.table import Table
-
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core import plugins
+from rlinf_vla.telemetry.tables import JSON, print_json, print_table
 
 Rows = Iterable[Sequence[str]]
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Print the lists that ``arguments`` names, or all. Raises UserError for an unknown list."""
-    for word in arguments or list(LISTS):
+    """Print the lists that ``arguments`` names, or all. Raises UserError for an unknown list.
+
+    With ``--json``, one object: name of each list -> its rows, each an object by column.
+    """
+    words = [word for word in arguments if word != JSON] or list(LISTS)
+    for word in words:
         if word not in LISTS:
             raise UserError(f"list {word}: no such list{plugins.nearest(word, list(LISTS))} (lists: {', '.join(LISTS)})")
+    if JSON in arguments:
+        print_json({word: [dict(zip(LISTS[word][0], row, strict=True)) for row in LISTS[word][1]()] for word in words})
+        return
+    for word in words:
         columns, rows = LISTS[word]
-        table = Table(*columns, title={"envs": "environments"}.get(word, word), title_justify="left", show_edge=False)
-        for row in rows():
-            table.add_row(*row)
-        Console(highlight=False).print(table)
+        print_table(columns, rows(), title={"envs": "environments"}.get(word, word))
 
 
 def recipe_names(group: str = "recipe") -> dict[str, str]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -22,26 +23,32 @@ from rlinf_vla.core import child_process
 from rlinf_vla.core.interrupt import Interrupted, exit_at_once, raise_at_once
 
 VERBS = {
-    "train": "reinforcement learning, imitation, success classifiers: rlinf-vla train recipe=maniskill_ppo",
-    "record": "record a LeRobotDataset from a scripted expert: rlinf-vla record recipe=maniskill_sft output=DIR",
-    "eval": "success rate on fixed episodes: rlinf-vla eval run=DIR, or a sweep: rlinf-vla eval recipe=maniskill_eval",
-    "verify": "repeat part of an evaluation and compare: rlinf-vla verify RESULT.json --episodes 20",
-    "compare": "compare recorded evaluations: rlinf-vla compare before=RUN/evaluation/before.json after=RUN/evaluation/after.json",
-    "export": "merge a checkpoint into the official layout: rlinf-vla export run=DIR output=DIR",
-    "serve": "serve a policy over websockets and HTTP: rlinf-vla serve run=DIR",
-    "plan": "predict the fastest placement on a cluster and its speed: rlinf-vla plan recipe=maniskill_ppo cluster=laptop",
-    "bench": "measure this machine: rlinf-vla bench {rollout|throughput|policy|update|control|memory} recipe=NAME, "
-    "{env|soak} env=NAME, load",
-    "robot": "control an arm: rlinf-vla robot {check|home|stop|acknowledge} robot=franka_sim, robot {record|replay} recipe=franka_rlpd",
-    "new": "write a plug-in package to start from: rlinf-vla new {model|env|reward|robot|algorithm} NAME",
-    "doctor": "check this machine and fix what can be fixed: rlinf-vla doctor [--fix]",
-    "list": "list what is installed: rlinf-vla list [recipes|presets|models|envs|tasks|rewards|robots]",
+    "train": "reinforcement learning, imitation, success classifiers",
+    "record": "record a LeRobotDataset from a scripted expert",
+    "eval": "success rate on fixed episodes, or a sweep over policies",
+    "verify": "repeat part of an evaluation and compare the outcomes",
+    "compare": "compare recorded evaluations",
+    "export": "merge a checkpoint into the model's official layout",
+    "serve": "serve a policy over websockets and HTTP",
+    "plan": "predict the fastest placement on a cluster and its speed",
+    "bench": "measure this machine",
+    "robot": "control an arm: check, home, stop, run, record, replay",
+    "new": "write a plug-in package to start from",
+    "runs": "list, compare and prune runs",
+    "config": "show a recipe and where each value comes from",
+    "doctor": "check this machine and fix what can be fixed",
+    "list": "list what is installed",
+    "completion": "print a script that completes command lines in a shell",
 }
-PLAIN = ("new", "doctor", "list", "verify", "compare", "bench_env", "bench_soak", "robot")
+"""Verb -> its purpose; the rest of its help is in ``help.py``."""
+PLAIN = ("new", "completion", "runs", "config", "doctor", "list", "verify", "compare", "bench_env", "bench_soak", "robot")
 """Verbs without a recipe."""
 ELSEWHERE = {"plan": "planner.search", "verify": "evaluation.verify", "compare": "evaluation.compare"}
 """Verbs whose module is in the room of the feature."""
-DRY_RUN = "--dry-run"
+HELP = ("-h", "--help")
+DRY_RUN, JSON = "--dry-run", "--json"
+WITH_DOCUMENT = ("eval", "plan")
+"""Verbs with a recipe whose result JSON prints; PLAIN verbs read the option themselves."""
 BENCHES = ("rollout", "throughput", "policy", "update", "control", "load", "memory", "env", "soak")
 
 
@@ -118,8 +125,10 @@ def _fail(message: str, code: int) -> int:
 
 
 def _dispatch(arguments: Sequence[str]) -> int:
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(_usage())
+    if not arguments or arguments[0] in (*HELP, "help"):
+        from rlinf_vla.cli.help import overview
+
+        print(overview(__version__, VERBS))
         return 0
     if arguments[0] in ("--version", "version"):
         print(__version__)
@@ -129,6 +138,11 @@ def _dispatch(arguments: Sequence[str]) -> int:
         from rlinf_vla.core.plugins import nearest
 
         raise UserError(f"{verb!r} is not a verb{nearest(verb, list(VERBS))} (verbs: {', '.join(VERBS)})")
+    if set(HELP) & set(rest) and "--" not in rest:
+        from rlinf_vla.cli.help import help_of
+
+        print(help_of(verb, VERBS[verb]))
+        return 0
     module = ELSEWHERE.get(verb, f"cli.{verb}")
     if verb == "bench":
         if not rest or rest[0] not in BENCHES:
@@ -138,8 +152,8 @@ def _dispatch(arguments: Sequence[str]) -> int:
         rest.remove(DRY_RUN)
         module = "cli.dry_run"
 
-    def begin(argument: Any) -> int | None:
-        command: Callable[..., int | None] = import_module(f"rlinf_vla.{module}").run
+    def begin(argument: Any) -> Any:
+        command: Callable[..., Any] = import_module(f"rlinf_vla.{module}").run
         raise_at_once()
         return command(argument)
 
@@ -147,26 +161,31 @@ def _dispatch(arguments: Sequence[str]) -> int:
         return begin(rest) or 0
     from rlinf_vla.cli.compose import compose_and_run
 
-    return compose_and_run(verb, rest, begin)
+    if JSON not in rest:
+        return compose_and_run(verb, rest, begin)
+    if verb not in WITH_DOCUMENT:
+        raise UserError(f"{verb} has no {JSON}: {', '.join(WITH_DOCUMENT)}, config, list, runs, compare and doctor have it")
+    if {"-m", "--multirun"} & set(rest):
+        raise UserError(f"{JSON} prints one document: run without --multirun")
+    documents: list[Any] = []
+    with _stdout_to_stderr():
+        code = compose_and_run(verb, [word for word in rest if word != JSON], lambda config: documents.append(begin(config)))
+    print(*(json.dumps(each, indent=1, ensure_ascii=False) for each in documents))
+    return code
 
 
-def _usage() -> str:
-    width = max(map(len, VERBS))
-    lines = [f"  {verb:{width}}  {text}" for verb, text in VERBS.items()]
-    return "\n".join(
-        [
-            f"rlinf-vla {__version__}: fine-tune vision-language-action policies with reinforcement learning",
-            "",
-            "rlinf-vla VERB [recipe=NAME|run=DIR] [KEY=VALUE ...]",
-            "",
-            *lines,
-            "",
-            "rlinf-vla train recipe=NAME --dry-run prints the plan and the memory of each device, and loads nothing.",
-            "run=DIR uses the saved recipe of a run: train resumes the run, eval and export use its newest checkpoint.",
-            "rlinf-vla VERB recipe=NAME --cfg job prints the composed recipe. --help prints the keys of train, record, eval, export,",
-            "serve, plan, bench rollout (and the other benches), robot record and robot replay, and the arguments of verify and compare.",
-        ]
-    )
+@contextlib.contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    """Send to stderr what is printed within the context, by libraries and child processes too."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 if __name__ == "__main__":

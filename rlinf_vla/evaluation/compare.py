@@ -6,6 +6,7 @@ What is recorded is a sweep's result.json, or evaluation/NAME.json of a run.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
@@ -20,10 +21,11 @@ from rlinf_vla.config.recipe import MODES
 from rlinf_vla.core.io import write_json
 from rlinf_vla.evaluation import aggregate
 from rlinf_vla.evaluation.aggregate import Outcomes
-from rlinf_vla.evaluation.published import PUBLISHED, beside_published
+from rlinf_vla.evaluation.published import beside_published
 from rlinf_vla.evaluation.results import FORMAT, read_json
 from rlinf_vla.evaluation.sequential import decide_unpaired
 from rlinf_vla.evaluation.statistics import Episode, column_of, grouped, paired_episodes
+from rlinf_vla.telemetry.tables import JSON, print_json
 
 THRESHOLDS = np.linspace(0, 1, 21)
 """Success rates at which a performance profile is stated."""
@@ -35,24 +37,28 @@ EXAMPLE = "rlinf-vla compare ppo=a/evaluation/after.json:greedy,b/evaluation/aft
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Print tables; write all values to ``--output`` and a figure to ``--figure``.
+    """Print tables, or all values with ``--json``; write all values to ``--output`` and a figure to
+    ``--figure``.
 
     Raises UserError for files it cannot use.
     """
-    methods, output, figure, published = _read_arguments(arguments)
-    runs = {name: [_episodes(location) for location in locations] for name, locations in methods.items()}
+    methods, output, figure, published, as_json = _read_arguments(arguments)
+    runs = {name: [episodes_at(location) for location in locations] for name, locations in methods.items()}
     document = comparison(runs)
     if published is not None:
         document["published"] = beside_published(published, {name: Outcomes(episodes) for name, episodes in runs.items()})
-    _print(document)
+    if as_json:
+        print_json(document)
+    else:
+        print_comparison(document)
     if output is not None:
         write_json(output, document)
-        print(f"all values, profiles and times to success: {output}")
+        print(f"all values, profiles and times to success: {output}", file=sys.stderr if as_json else sys.stdout)
     if figure is not None:
         from rlinf_vla.evaluation.comparison_figure import write_figure
 
         write_figure(document["methods"], figure)
-        print(f"figure: {figure}")
+        print(f"figure: {figure}", file=sys.stderr if as_json else sys.stdout)
     return 0
 
 
@@ -131,7 +137,8 @@ def _unpaired(first: list[Episode], second: list[Episode]) -> dict[str, Any]:
     return {"n_blocks": outcomes.shape[1]} | decide_unpaired(*outcomes).document()
 
 
-def _print(document: dict[str, Any]) -> None:
+def print_comparison(document: dict[str, Any]) -> None:
+    """Print the tables of what ``comparison`` returned."""
     console = Console(highlight=False)
     heads = ("runs", "tasks", "episodes", "success (95 %, hierarchical)", "interquartile mean (95 %, stratified)", "half solved within")
     table = Table("method", *(Column(head, justify="right") for head in heads), show_edge=False)
@@ -177,7 +184,7 @@ def _print_published(console: Console, found: dict[str, Any]) -> None:
     console.print(f"{found['title']} ({found['source']}); {found['note']}{missing}")
 
 
-def _episodes(location: str) -> list[Episode]:
+def episodes_at(location: str) -> list[Episode]:
     """Return the episodes of a column, ``FILE[:COLUMN]``. Raises UserError."""
     file, _, column = location.partition(":")
     path = Path(file).expanduser()
@@ -209,14 +216,13 @@ class _Parser(argparse.ArgumentParser):
         raise UserError(f"compare: {message} ({EXAMPLE})")
 
 
-def _read_arguments(arguments: Sequence[str]) -> tuple[dict[str, list[str]], Path | None, Path | None, str | None]:
-    parser = _Parser("rlinf-vla compare", description="Compare recorded evaluations.", epilog=f"Example: {EXAMPLE}")
-    told = "a method and the evaluations of its training runs; COLUMN: a mode (sampled, greedy), or a policy of a sweep"
-    parser.add_argument("methods", nargs="+", metavar="NAME=FILE[:COLUMN][,FILE...]", help=told)
-    parser.add_argument("--output", metavar="FILE.json", help="write all values there, with performance profiles and times to success")
-    parser.add_argument("--figure", metavar="FILE.svg", help="draw them there (.svg, .png or .pdf)")
-    told = f"lay the rates that a paper reports beside them: {', '.join(PUBLISHED)}"
-    parser.add_argument("--published", metavar="NAME", help=told)
+def _read_arguments(arguments: Sequence[str]) -> tuple[dict[str, list[str]], Path | None, Path | None, str | None, bool]:
+    parser = _Parser("rlinf-vla compare")
+    parser.add_argument("methods", nargs="+", metavar="NAME=FILE[:COLUMN][,FILE...]")
+    parser.add_argument("--output", metavar="FILE.json")
+    parser.add_argument("--figure", metavar="FILE.svg")
+    parser.add_argument("--published", metavar="NAME")
+    parser.add_argument(JSON, action="store_true")
     found = parser.parse_args(arguments)
     methods: dict[str, list[str]] = {}
     for each in found.methods:
@@ -229,4 +235,4 @@ def _read_arguments(arguments: Sequence[str]) -> tuple[dict[str, list[str]], Pat
     output, figure = (Path(each).expanduser() if each else None for each in (found.output, found.figure))
     if figure is not None and figure.suffix not in FIGURES:
         parser.error(f"--figure {figure} must end in {', '.join(FIGURES)}")
-    return methods, output, figure, found.published
+    return methods, output, figure, found.published, found.json

@@ -31,8 +31,11 @@ Documents = dict[Block, dict[str, Any]]
 """What ``BlockPlayer.play`` returned for each block."""
 
 
-def run(recipe: Recipe, config: DictConfig) -> None:
-    """Run the missing episodes; write result.json, episodes.csv, report.html and videos."""
+def run(recipe: Recipe, config: DictConfig) -> dict[str, Any]:
+    """Run the missing episodes; write result.json, episodes.csv, report.html and videos.
+
+    Returns the document of result.json.
+    """
     sweep = Sweep.of(recipe)
     directory = run_directory.for_sweep(config)
     with run_directory.opened_for_sweep(directory, config):
@@ -40,6 +43,7 @@ def run(recipe: Recipe, config: DictConfig) -> None:
     print_tables(document)
     print(f"episodes: {builders.relative(directory / run_directory.RESULT)}, episodes.csv; report: report.html in the same directory")
     print(f"to check it: rlinf-vla verify {builders.relative(directory / run_directory.RESULT)} --episodes 20")
+    return document
 
 
 class SweepRun:

@@ -160,11 +160,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _read_arguments(arguments: Sequence[str]) -> tuple[Path, int, list[str]]:
-    parser = _Parser("rlinf-vla verify", description="Run part of an evaluation again. Exit code: 0 if it agrees, 1 if it does not.")
-    parser.add_argument("result", metavar="RESULT.json", help="result of an rlinf-vla eval sweep")
-    settings = "programs and paths that the file's recipe names; they are taken only from here, such as env.python=PATH"
-    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help=settings)
-    parser.add_argument("--episodes", type=int, default=20, help="number of episodes, spread over all policies and tasks (20)")
+    parser = _Parser("rlinf-vla verify")
+    parser.add_argument("result", metavar="RESULT.json")
+    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE")
+    parser.add_argument("--episodes", type=int, default=20)
     found = parser.parse_intermixed_args(arguments)
     if wrong := [setting for setting in found.settings if "=" not in setting]:
         parser.error(f"{wrong[0]} is not KEY=VALUE")

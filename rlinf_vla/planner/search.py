@@ -77,9 +77,10 @@ def with_plan(recipe: Recipe, plan: Plan) -> Recipe:
     return replace(recipe, cluster=cluster, rollout=replace(recipe.rollout, **{name: getattr(plan, name) for name in IN_ROLLOUT}))
 
 
-def run(config: DictConfig) -> None:
+def run(config: DictConfig) -> dict[str, Any]:
     """Print the graph and the chosen plan; write plan.json, plan_trace.json and the profile.
 
+    Returns the document of plan.json; recipe and plan alone if the algorithm has only one plan.
     ``output``: file for the recipe under this plan. Raises UserError.
     """
     config.cluster.plan = AUTO  # keys that the plan replaces are not checked
@@ -89,7 +90,7 @@ def run(config: DictConfig) -> None:
     print(trace(builders.build_algorithm(recipe)).render())
     if recipe.algorithm.family != ON_POLICY:
         print(f"\nalgorithm={recipe.algorithm.name}: there is one plan, and nothing to choose: {only_plan(recipe)}")
-        return
+        return {"recipe": recipe.name, "chosen": {"plan": asdict(only_plan(recipe))}}
     preview = _preview(recipe)
     print(f"\ncluster {recipe.cluster.name}: {describe(recipe.cluster)}")
     problem, measured = plan_problem(recipe, preview.model)
@@ -102,10 +103,11 @@ def run(config: DictConfig) -> None:
     if measured is not None:
         measured.write(directory / "profile.json")
         print(f"profile: {builders.relative(directory / 'profile.json')}")
-    _write(directory, recipe, problem, choice)
+    document = _write(directory, recipe, problem, choice)
     if output is not None:
         write_plan(output, config, choice.best.plan)
         print(f"to run it: rlinf-vla train plan={config.output}")
+    return document
 
 
 def write_plan(path: Path, config: DictConfig, plan: Plan) -> None:
@@ -183,7 +185,7 @@ def _show(choice: Choice, problem: Problem) -> None:
     print(f"its keys: {' '.join(best.plan.overrides())}")
 
 
-def _write(directory: Path, recipe: Recipe, problem: Problem, choice: Choice) -> None:
+def _write(directory: Path, recipe: Recipe, problem: Problem, choice: Choice) -> dict[str, Any]:
     others = [{"plan": asdict(each.plan), "seconds": each.seconds, "played": each.prediction is not None} for each in choice.fitting]
     document: dict[str, Any] = {
         "recipe": recipe.name,
@@ -203,3 +205,4 @@ def _write(directory: Path, recipe: Recipe, problem: Problem, choice: Choice) ->
     choice.best.timeline().write(directory / "plan_trace.json")
     numbers, picture = (builders.relative(directory / name) for name in ("plan.json", "plan_trace.json"))
     print(f"numbers: {numbers}; timeline for ui.perfetto.dev: {picture}")
+    return document

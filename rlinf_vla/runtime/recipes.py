@@ -142,13 +142,14 @@ def read_node(config: DictConfig, name: str) -> Any:
 
     Raises UserError.
     """
-    _refuse_unknown_keys(config)
+    refuse_unknown_keys(config)
     node = OmegaConf.to_object(config[name])
     check_values(node, f"{name}.")
     return node
 
 
-def _refuse_unknown_keys(config: DictConfig) -> None:
+def refuse_unknown_keys(config: DictConfig) -> None:
+    """Raise UserError for the first key that no schema has."""
     unknown = sorted(set(_keys(config)) - _keys_of(config))  # Hydra's +KEY=VALUE adds any
     if unknown:
         raise UserError(f"{unknown[0]} is not a key{unknown_key_hint(unknown[0])}")
@@ -166,7 +167,7 @@ def _keys_of(config: DictConfig) -> set[str]:
 
 def read(config: DictConfig) -> Recipe:
     """Convert the composed configuration to dataclasses and check all of it. Raises UserError."""
-    _refuse_unknown_keys(config)
+    refuse_unknown_keys(config)
     try:
         missing = sorted(OmegaConf.missing_keys(config))
         if missing:

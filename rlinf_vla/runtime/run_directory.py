@@ -176,6 +176,24 @@ def _locked(directory: Path, config: DictConfig, free: set[str], begun: Callable
         os.close(lock)
 
 
+@contextmanager
+def held(directory: Path) -> Iterator[bool]:
+    """Keep a run from starting within the context; yields False if one is running there."""
+    if not (directory / LOCK).exists():  # its run has not begun, or it was copied without the file
+        yield True
+        return
+    lock = os.open(directory / LOCK, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two listings must not take each other for a run
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+    finally:
+        os.close(lock)
+
+
 def save_recipe(path: Path, config: DictConfig) -> None:
     """Write the resolved recipe to ``path``."""
     with replacing(path) as aside:
@@ -237,7 +255,7 @@ def _fresh(parent: Path) -> Path:
 
 def _difference(directory: Path, config: DictConfig, free: set[str]) -> str | None:
     """Describe the first key, not in ``free``, that differs from the saved recipe, and the fix."""
-    before, now = _flat(saved_recipe(directory)), _flat(OmegaConf.to_container(config, resolve=True))
+    before, now = flat(saved_recipe(directory)), flat(OmegaConf.to_container(config, resolve=True))
     for key in sorted(before.keys() | now.keys()):
         if before.get(key) != now.get(key) and not any(key == each or key.startswith(f"{each}.") for each in free):
             return f"{key} was {_told(before, key)} in {directory} and is {_told(now, key)} now: restore its value, or choose a new run_dir"
@@ -248,7 +266,8 @@ def _told(values: dict[str, object], key: str) -> str:
     return json.dumps(values[key]) if key in values else "absent"
 
 
-def _flat(node: object, prefix: str = "") -> dict[str, object]:
+def flat(node: object, prefix: str = "") -> dict[str, object]:
+    """Return the leaves of nested dictionaries: key, with dots, -> value."""
     if not isinstance(node, dict):
         return {prefix: node}
-    return {key: value for name, child in node.items() for key, value in _flat(child, f"{prefix}.{name}" if prefix else str(name)).items()}
+    return {key: value for name, child in node.items() for key, value in flat(child, f"{prefix}.{name}" if prefix else str(name)).items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
@@ -117,12 +118,16 @@ def _used(said: Sequence[str]) -> list[str]:
 def recipe_of_run(location: str, verb: str, settings: Sequence[str]) -> DictConfig:
     """Return a run's saved recipe: ``train`` resumes the run, other verbs use its checkpoint.
 
-    ``location``: the run directory, or the checkpoint to use. ``settings``: the other ``KEY=VALUE``
-    of the command line; only they may name a program, a module or a machine. Raises UserError.
+    ``location``: the run directory or its name in runs/, or the checkpoint to use. ``settings``:
+    the other ``KEY=VALUE`` of the command line; only they may name a program, a module or a
+    machine. Raises UserError.
     """
     directory, checkpoint = split(Path(location))
     if not (checkpoint or directory).is_dir():
-        raise UserError(f"run={location}: no such directory")
+        from rlinf_vla.runtime.run_names import named
+
+        directory, checkpoint = named(location).absolute(), None
+        print(f"run={location}: {Path(*directory.parts[-3:])}", file=sys.stderr)
     config = read_saved(directory)
     config.output = None
     said = _said(settings)

@@ -12,11 +12,14 @@ from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.table import Column
 
 from rlinf_vla.config.errors import printable
 
 PLAIN_STEPS = 10
 """Number of lines that replace the progress bar of a stage where there is no terminal."""
+WIDE, NARROW = 120, 80
+"""Columns of a terminal below which the bar is short, and below which there is none."""
 
 
 class TrainingConsole:
@@ -56,7 +59,8 @@ class TrainingConsole:
             self._spent += self._seconds[-1]
         if iteration < self._total and self._seconds:
             left = sum(self._seconds) / len(self._seconds) * (self._total - iteration)
-            status.append(f"{duration(min(left, max(0.0, self._limit - self._spent)))} left")
+            # early in the line, whose end a narrow terminal cuts off
+            status.insert(1, f"{duration(min(left, max(0.0, self._limit - self._spent)))} left")
         if self._live is None:
             if iteration % self._every == 0 or iteration == self._total:
                 say("  ".join([f"iteration {iteration}/{self._total}", *status]))
@@ -139,13 +143,22 @@ def _live_progress() -> Progress | None:
     console = Console()
     if not sys.stdout.isatty() or console.is_dumb_terminal:
         return None
+    return progress_on(console)
+
+
+def progress_on(console: Console) -> Progress:
+    """Return a progress display with one line per task; the end of its status is cut off to fit."""
+    narrow = console.width < WIDE
     return Progress(
-        TextColumn("{task.description}", style="bold"),
-        BarColumn(bar_width=24),
+        TextColumn(
+            "{task.description}", style="bold", table_column=Column(no_wrap=True, overflow="ellipsis", max_width=console.width // 2)
+        ),
+        *([] if console.width < NARROW else [BarColumn(bar_width=10 if narrow else 24)]),
         TextColumn("{task.completed:.0f}/{task.total:.0f}"),
         TextColumn("{task.fields[stage]}", markup=False, style="dim"),
-        TextColumn("{task.fields[status]}", markup=False, style="cyan"),
+        TextColumn("{task.fields[status]}", markup=False, style="cyan", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
         console=console,
+        expand=True,
     )
 
 

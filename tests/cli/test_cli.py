@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib.util
+import json
 import os
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from safetensors import SafetensorError
 from rlinf_vla import __version__
 from rlinf_vla.cli import compose, train
 from rlinf_vla.cli import list as list_command
+from rlinf_vla.cli.help import HELP, USES
 from rlinf_vla.cli.main import VERBS
 from rlinf_vla.config.errors import Failure, UserError
 from rlinf_vla.core import plugins
@@ -95,6 +97,7 @@ def test_sac_may_learn_on_a_vlas_features() -> None:
 def test_usage(rlinf_vla: CommandLine, arguments: list[str]) -> None:
     found = rlinf_vla(*arguments)
     assert found.code == 0 and "rlinf-vla VERB" in found.out and all(text in found.out for text in VERBS.values())
+    assert all(len(line) <= 80 for line in found.out.splitlines())
 
 
 def test_version(rlinf_vla: CommandLine) -> None:
@@ -111,12 +114,19 @@ def test_an_absurd_verb_gets_no_advice(rlinf_vla: CommandLine) -> None:
     assert "did you mean" not in complaint and "train" in complaint
 
 
-@pytest.mark.parametrize("verb", ["train", "record", "eval", "export", "plan"])
-@pytest.mark.parametrize("arguments", [["--help"], ["recipe=maniskill_ppo", "--help"]])
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("arguments", [["--help"], ["recipe=maniskill_ppo", "-h"]])
 def test_help_of_a_verb(rlinf_vla: CommandLine, trained: list[DictConfig], verb: str, arguments: list[str]) -> None:
+    """In one form, on a terminal of 80 columns."""
     found = rlinf_vla(verb, *arguments)
-    assert found.code == 0 and "maniskill_ppo" in found.out and "--cfg job" in found.out and not trained
-    assert f"rlinf-vla {verb}" in found.out
+    assert found.code == 0 and found.out.startswith(f"rlinf-vla {verb}: {VERBS[verb]}") and not trained
+    assert all(len(line) <= 80 for line in found.out.splitlines())
+    usage, options, examples = (found.out.index(f"\n{head}:\n") for head in ("Usage", "Options", "Examples"))
+    assert usage < options < examples and found.out[examples:].count(f"  rlinf-vla {verb}") == 3
+
+
+def test_the_overview_has_every_verb_once() -> None:
+    assert sorted(verb for verbs in USES.values() for verb in verbs) == sorted(VERBS) == sorted(HELP)
 
 
 # recipes and keys
@@ -391,7 +401,13 @@ assert "torch" not in sys.modules, "it takes seconds to import"
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["list"], *(["list", each] for each in list_command.LISTS), ["train", "--shell-completion", "install=bash"]],
+    [
+        ["--help"],
+        ["train", "--help"],
+        ["list"],
+        *(["list", each] for each in list_command.LISTS),
+        ["train", "--shell-completion", "install=bash"],
+    ],
     ids=" ".join,
 )
 def test_a_command_that_only_tells_names_imports_no_pytorch(arguments: list[str]) -> None:
@@ -408,6 +424,18 @@ def test_list_of_something_else(rlinf_vla: CommandLine) -> None:
     assert "did you mean recipes?" in rlinf_vla("list", "recipe").complaint
 
 
+def test_lists_as_json(rlinf_vla: CommandLine) -> None:
+    found = json.loads(rlinf_vla("list", "recipes", "envs", "--json").out)
+    assert list(found) == ["recipes", "envs"]
+    assert "maniskill_ppo" in [row["recipe="] for row in found["recipes"]]
+    assert "did you mean recipes?" in rlinf_vla("list", "recipe", "--json").complaint
+
+
+def test_a_verb_without_json(rlinf_vla: CommandLine, trained: list[DictConfig]) -> None:
+    assert "train has no --json: eval, plan" in rlinf_vla("train", PPO, "--json").complaint and not trained
+    assert "run without --multirun" in rlinf_vla("eval", PPO, "--json", "--multirun").complaint
+
+
 def test_bench_requires_a_name(rlinf_vla: CommandLine) -> None:
     assert "bench rollout recipe=NAME" in rlinf_vla("bench").complaint
     assert "(rollout, throughput, policy, update, control, load, memory, env, soak)" in rlinf_vla("bench", "polcy", PPO).complaint
@@ -421,6 +449,12 @@ def test_doctor(rlinf_vla: CommandLine, counting: Counting) -> None:
     found = rlinf_vla("doctor")
     assert found.code == 0 and "needs nothing" in found.out and "torch" in found.out and "WRONG" not in found.out
     assert "--fix" in rlinf_vla("doctor", "--mend").complaint
+
+
+def test_doctor_as_json(rlinf_vla: CommandLine, counting: Counting) -> None:
+    found = {each["name"]: each for each in json.loads(rlinf_vla("doctor", "--json").out)}
+    assert found["python"]["ok"] and not found["python"]["optional"] and set(found["python"]) == {"name", "ok", "optional", "detail", "fix"}
+    assert "give one of the two" in rlinf_vla("doctor", "--json", "--fix").complaint
 
 
 def test_doctor_on_a_gpu_tells_of_fused_kernels(rlinf_vla: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,8 @@ def test_two_evaluations_of_the_same_episodes(rlinf_vla: CommandLine, record: Re
     assert found.code == 0, found.err
     document = json.loads((tmp_path / "all.json").read_text())
     (difference,) = document["differences"]
+    again = rlinf_vla("compare", f"start={files[0]}:greedy", f"trained={files[1]}", "--json", "--output", "again.json")
+    assert json.loads(again.out) == document and "again.json" in again.err
     assert difference["paired"] == paired_episodes(before, after) and difference["pc_difference"] == pytest.approx(37.5)
     assert "40 gained, 10 lost" in found.out and "trained is better, known after" in found.out and "25.0 %" in found.out
     method = document["methods"]["trained"]

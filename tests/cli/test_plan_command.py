@@ -70,8 +70,9 @@ def test_a_plan_is_measured_chosen_and_written(rlinf_vla: CommandLine, counting:
 def test_a_profile_is_reused(rlinf_vla: CommandLine, counting: Counting, known: str, unmeasured: None, tmp_path: Path) -> None:
     outputs = []
     for name in ("one", "two"):
-        found = rlinf_vla(*counting.arguments("plan", "counting_ppo", known, f"run_dir={name}"))
+        found = rlinf_vla(*counting.arguments("plan", "counting_ppo", known, f"run_dir={name}", "--json"))
         assert found.code == 0, found.err
+        assert json.loads(found.out) == read(tmp_path / name / "plan.json") and "chosen: " in found.err
         outputs.append({key: value for key, value in read(tmp_path / name / "plan.json").items() if key != "environment"})
     assert outputs[0] == outputs[1] and not (tmp_path / "one" / "profile.json").exists()
 

@@ -83,11 +83,3 @@ def test_a_missing_gpu(rlinf_vla: CommandLine, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     complaint = rlinf_vla("train", *PPO, "cluster.device=cuda").complaint
     assert "cluster.device=cuda" in complaint and "cluster=1gpu" in complaint
-
-
-@pytest.mark.parametrize("verb", ["env", "soak"])
-def test_the_help_of_a_verb_without_a_recipe(rlinf_vla: CommandLine, verb: str) -> None:
-    for chosen in ([], ["env=gymnasium"]):
-        found = rlinf_vla("bench", verb, *chosen, "--help")
-        assert found.code == 0 and found.out.startswith(f"rlinf-vla bench {verb} env=maniskill")
-        assert ("control_hz" in found.out) == bool(chosen)

@@ -261,9 +261,10 @@ def test_training_learns_to_count(train: Any) -> None:
 
 def test_evaluation_of_a_checkpoint(train: Any, rlinf_vla: CommandLine, counting: Counting) -> None:
     run_dir = train("run")
-    found = rlinf_vla(*counting.arguments("eval", "counting_ppo", f"checkpoint={run_dir}/checkpoints/step_000002"))
-    assert found.code == 0, found.err
+    found = rlinf_vla(*counting.arguments("eval", "counting_ppo", f"checkpoint={run_dir}/checkpoints/step_000002", "--json"))
+    assert found.code == 0 and "success of step_000002 in 5 episodes" in found.err, found.err
     again = json.loads((run_dir / "evaluation" / "step_000002.json").read_text())
+    assert json.loads(found.out) == again, "nothing else is on stdout"
     after = json.loads((run_dir / "evaluation" / "after.json").read_text())
     for mode in ("sampled", "greedy"):
         assert again[mode] == after[mode], "the same episodes, the same outcome"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import os
 import pty
 import re
@@ -9,8 +10,9 @@ import sys
 import time
 
 import pytest
+from rich.console import Console
 
-from rlinf_vla.telemetry.console import TrainingConsole, duration, say, stages
+from rlinf_vla.telemetry.console import TrainingConsole, duration, progress_on, say, stages
 from tests.unread import unread
 
 METRICS = {"rollout/success_once": 0.4375, "rollout/reward_mean": 0.5, "throughput/steps_per_s": 1234.4, "timing_s/iteration": 20.0}
@@ -27,7 +29,7 @@ def test_plain_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> N
     assert "\x1b" not in output and "\r" not in output
     assert output.splitlines() == [
         "checkpoint [bold]step_000001[/bold]",
-        "iteration 2/3  success 43.8 %  reward 0.5  1,234 steps/s  20 s left",
+        "iteration 2/3  success 43.8 %  20 s left  reward 0.5  1,234 steps/s",
         "iteration 3/3",
     ]
 
@@ -93,6 +95,31 @@ def test_work_continues_after_its_output_is_closed(silent: tuple[str, ...]) -> N
     for name in silent:
         program = re.sub(rf"\S.*  # {name}\n", "pass\n", program)
     assert unread(program) == ("the checkpoint is written\n", 0)
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (200, "success 43.8 % · 3 h 05 min left · reward 0.123 · 1,234 steps/s"),
+        (80, "success 43.8 % · 3 h 05 min left"),
+        (60, "success 43.8 %"),
+    ],
+)
+def test_a_live_line_fits_the_terminal(width: int, shown: str) -> None:
+    """The status is cut off at its end."""
+    terminal = Console(width=width, file=io.StringIO(), force_terminal=True, color_system=None)
+    display = progress_on(terminal)
+    status = "success 43.8 % · 3 h 05 min left · reward 0.123 · 1,234 steps/s"
+    display.add_task("train", total=100, completed=14, stage="before 45%", status=status)
+    with terminal.capture() as captured:
+        terminal.print(display.get_renderable())
+    (line,) = captured.get().splitlines()
+    assert len(line) <= width and "14/100 before 45%" in line and shown in line
+    assert ("━" in line) == (width >= 80) and (status in line) == (width == 200)
+    display.add_task(f"part 1 of 2, {'libero_object ' * 9}", total=100, completed=14, stage="", status="")
+    with terminal.capture() as captured:
+        terminal.print(display.get_renderable())
+    assert [len(line) <= width for line in captured.get().splitlines()] == [True, True]
 
 
 PROGRAM = """

@@ -1,0 +1,241 @@
+"""List, compare and prune the runs in runs/: ``rlinf-vla runs [list|compare|prune]``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.recipe import MODES
+from rlinf_vla.core import plugins
+from rlinf_vla.evaluation.compare import comparison, episodes_at, print_comparison
+from rlinf_vla.runtime import run_directory
+from rlinf_vla.runtime.run_directory import CHECKPOINTS, EPISODES, RECIPE, flat, held, is_sweep, saved_recipe
+from rlinf_vla.runtime.run_names import RUNS, all_runs, named
+from rlinf_vla.telemetry.console import duration
+from rlinf_vla.telemetry.metrics import read_metrics
+from rlinf_vla.telemetry.tables import JSON, print_json, print_table
+from rlinf_vla.training.checkpoint import complete_checkpoints
+
+RUNNING, FINISHED, INTERRUPTED, DAMAGED = "running", "finished", "interrupted", "damaged"
+BEFORE, AFTER = "before", "after"
+OF_A_DIRECTORY = {"run_dir", "resume"}
+"""Keys that differ between equal runs."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run as it is listed. ``size``: bytes. ``age_s``: seconds since it last wrote.
+
+    ``iterations``: up to its newest complete checkpoint, of ``of_iterations``. ``success``: of
+    ``before`` and ``after`` training, percent with its 95 % interval, in the first mode evaluated.
+    """
+
+    name: str
+    recipe: str
+    status: str
+    iterations: int
+    of_iterations: int
+    success: dict[str, Any]
+    size: int
+    age_s: float
+
+    def row(self) -> tuple[str, ...]:
+        done = f"{self.iterations}/{self.of_iterations}" if self.of_iterations else ""
+        gain = " → ".join("{:.1f} ({:.1f} to {:.1f}) %".format(*self.success[name]) for name in (BEFORE, AFTER) if name in self.success)
+        return self.name, self.status, done, gain, megabytes(self.size), age(self.age_s)
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Carry out ``list`` (the default), ``compare A B`` or ``prune``. Raises UserError."""
+    verb, rest = (arguments[0], arguments[1:]) if arguments and not arguments[0].startswith("-") else ("list", arguments)
+    if verb not in VERBS:
+        raise UserError(f"runs {verb}: no such command{plugins.nearest(verb, list(VERBS))} (commands: {', '.join(VERBS)})")
+    VERBS[verb](rest)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{self.prog.removeprefix('rlinf-vla ')}: {message}")
+
+
+def _parser(verb: str) -> argparse.ArgumentParser:
+    parser = _Parser(f"rlinf-vla runs {verb}")
+    parser.add_argument(JSON, action="store_true")
+    return parser
+
+
+def list_runs(arguments: Sequence[str]) -> None:
+    """Print the runs in runs/, or those of one recipe."""
+    parser = _parser("list")
+    parser.add_argument("recipe", nargs="?")
+    given = parser.parse_args(arguments)
+    found = [described(path) for path in all_runs() if given.recipe in (None, path.parent.name)]
+    if given.json:
+        print_json([asdict(each) for each in found])
+    elif found:
+        print_table(("run", "status", "iterations", "success before → after (95 %)", "size", "age"), [each.row() for each in found])
+    else:
+        print(f"no runs in {RUNS.absolute()}" + (f" of recipe {given.recipe}" if given.recipe else ""))
+
+
+def described(directory: Path) -> Run:
+    """Describe the run in ``directory``; it is DAMAGED if its recipe cannot be read."""
+    try:
+        recipe = saved_recipe(directory)
+    except UserError:
+        recipe = {}
+    checkpoints = complete_checkpoints(directory / CHECKPOINTS)
+    done = _number(checkpoints[-1]) if checkpoints else 0
+    total = 0 if is_sweep(directory) else int(recipe.get("iterations") or 0)
+    files = list(_files(directory))
+    written = max((each.st_mtime for each in files), default=time.time())
+    success = {name: found for name in (BEFORE, AFTER) if (found := _success(directory, name))}
+    name = str(directory.relative_to(RUNS)) if directory.is_relative_to(RUNS) else str(directory)
+    size, seconds = sum(each.st_size for each in files), max(0.0, time.time() - written)
+    status = _status(directory, done, total) if recipe else DAMAGED
+    return Run(name, str(recipe.get("name", directory.parent.name)), status, done, total, success, size, seconds)
+
+
+def _status(directory: Path, done: int, total: int) -> str:
+    with held(directory) as idle:
+        if not idle:
+            return RUNNING
+    if is_sweep(directory):
+        return FINISHED if (directory / run_directory.RESULT).exists() else INTERRUPTED
+    if (directory / EPISODES).is_dir():  # of a robot: a person ends it when it is enough
+        return FINISHED
+    enough = _evaluation(directory, AFTER).get("checkpoint") == f"iteration {done}"  # also if session.minutes ended it
+    return FINISHED if enough or 0 < total <= done else INTERRUPTED
+
+
+def _evaluation(directory: Path, name: str) -> dict[str, Any]:
+    """Return a recorded evaluation; empty if there is none or it cannot be read."""
+    try:
+        found = json.loads((directory / "evaluation" / f"{name}.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _success(directory: Path, name: str) -> tuple[float, float, float] | None:
+    document = _evaluation(directory, name)
+    for mode in MODES:
+        if mode in document:
+            return document[mode]["pc_success"], *document[mode]["pc_success_ci95"]
+    return None
+
+
+def compare_runs(arguments: Sequence[str]) -> None:
+    """Print the keys in which two runs differ, their last metrics, and their evaluations."""
+    parser = _parser("compare")
+    parser.add_argument("runs", nargs=2, metavar="RUN")
+    given = parser.parse_args(arguments)
+    paths = [Path(each) if (Path(each) / RECIPE).exists() else named(each) for each in given.runs]
+    names = list(map(str, paths))
+    if names[0] == names[1]:
+        raise UserError(f"runs compare: {names[0]} is given twice, give two runs")
+    keys = _differences([{k: v for k, v in flat(saved_recipe(path)).items() if k not in OF_A_DIRECTORY} for path in paths])
+    metrics = [(read_metrics(path) or [{}])[-1] for path in paths]
+    evaluated = _compared(names, paths)
+    if given.json:
+        document = {name: {"metrics": last} for name, last in zip(names, metrics, strict=True)}
+        print_json({"runs": document, "keys": {key: dict(zip(names, pair, strict=True)) for key, pair in keys}, "evaluation": evaluated})
+        return
+    print_table(("key", *names), [(key, *map(_told, pair)) for key, pair in keys], title="keys that differ")
+    rows = [(key, *(_told(last.get(key)) for last in metrics)) for key in sorted(metrics[0].keys() | metrics[1].keys()) if key != "time"]
+    print_table(("metric", *names), rows, title="metrics of the last iteration logged")
+    if evaluated is not None:
+        print_comparison(evaluated)
+
+
+def _differences(recipes: Sequence[dict[str, object]]) -> list[tuple[str, list[object]]]:
+    every = sorted(recipes[0].keys() | recipes[1].keys())
+    pairs = [(key, [each.get(key) for each in recipes]) for key in every]
+    return [(key, pair) for key, pair in pairs if pair[0] != pair[1]]
+
+
+def _compared(names: Sequence[str], paths: Sequence[Path]) -> dict[str, Any] | None:
+    """Compare the evaluations after training in the first mode that both runs have."""
+    mode = next((mode for mode in MODES if all(mode in _evaluation(path, AFTER) for path in paths)), None)
+    if mode is None:
+        return None
+    files = [f"{path / 'evaluation' / AFTER}.json:{mode}" for path in paths]
+    return comparison({name: [episodes_at(file)] for name, file in zip(names, files, strict=True)})
+
+
+def prune(arguments: Sequence[str]) -> None:
+    """Remove old checkpoints, and runs without a checkpoint; without ``--yes`` only say which."""
+    parser = _parser("prune")
+    parser.add_argument("recipe", nargs="?")
+    parser.add_argument("--keep", type=int, default=1, metavar="N")
+    parser.add_argument("--yes", action="store_true")
+    given = parser.parse_args(arguments)
+    if given.keep < 1:
+        raise UserError(f"runs prune: --keep {given.keep}: must be at least 1")
+    removed: list[dict[str, Any]] = []
+    for directory in all_runs():
+        if given.recipe not in (None, directory.parent.name) or directory.is_symlink():
+            continue
+        with held(directory) as idle:
+            for path in _superfluous(directory, given.keep) if idle else ():
+                removed.append({"path": str(path), "size": _size(path), "removed": given.yes})
+                if given.yes:
+                    shutil.rmtree(path)
+    if given.json:
+        print_json(removed)
+        return
+    for each in removed:
+        print(f"{'removed' if given.yes else 'would remove'} {each['path']} ({megabytes(each['size'])})")
+    total = megabytes(sum(each["size"] for each in removed))
+    print(f"{len(removed)} directories, {total}" + ("" if given.yes or not removed else ": give --yes to remove them"))
+
+
+def _superfluous(directory: Path, keep: int) -> Iterator[Path]:
+    """Yield the old checkpoints of a run, or the run itself if it holds no work.
+
+    Results of a sweep, recorded episodes, transitions and weights are work.
+    """
+    checkpoints = complete_checkpoints(directory / CHECKPOINTS)
+    if checkpoints:
+        yield from (path for path in checkpoints[:-keep] if not path.is_symlink())
+    elif not is_sweep(directory) and not (directory / EPISODES).exists() and not any(directory.rglob("*.safetensors")):
+        yield directory
+
+
+def _size(directory: Path) -> int:
+    return sum(each.st_size for each in _files(directory))
+
+
+def _files(directory: Path) -> Iterator[os.stat_result]:
+    for path in directory.rglob("*"):
+        with suppress(FileNotFoundError):  # a run that goes on replaces its files
+            if not path.is_dir():
+                yield path.lstat()
+
+
+def _number(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step_"))
+
+
+def _told(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+
+
+def megabytes(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB"
+
+
+def age(seconds: float) -> str:
+    return duration(seconds) if seconds < 2 * 86400 else f"{seconds / 86400:.0f} days"
+
+
+VERBS = {"list": list_runs, "compare": compare_runs, "prune": prune}

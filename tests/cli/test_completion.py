@@ -1,0 +1,85 @@
+"""Shell completion."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlinf_vla.cli import completion
+from rlinf_vla.cli import list as list_command
+from rlinf_vla.cli.main import BENCHES
+from rlinf_vla.cli.new import GROUPS
+from rlinf_vla.cli.robot import VERBS as OF_ROBOTS
+from rlinf_vla.cli.runs import VERBS as OF_RUNS
+from tests.cli.conftest import CommandLine
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("ex", ["export"]),
+        ("train recipe=maniskill_ppo_putonplate2", ["recipe=maniskill_ppo_putonplate25"]),
+        ("train rec", ["recipe=", "record.failures=", "record.video="]),
+        ("train preset=rl4", ["preset=rl4vla"]),
+        ("train cluster=1", ["cluster=1gpu"]),
+        ("train algorithm=d", ["algorithm=dapo", "algorithm=dr_grpo"]),
+        ("eval --j", ["--json"]),
+        ("train --d", ["--dry-run"]),
+        ("runs p", ["prune"]),
+        ("runs compare s", ["sac/20261103-100000"]),
+        ("train run=s", ["run=sac/20261103-100000"]),
+        ("train checkpoints.", ["checkpoints.every=", "checkpoints.keep="]),
+        ("list tasks ro", ["robots"]),
+        ("doctor rec", []),
+        ("nonsense rec", []),
+        ("train zzz=", []),
+    ],
+)
+def test_candidates(rlinf_vla: CommandLine, tmp_path: Path, line: str, found: list[str]) -> None:
+    (tmp_path / "runs" / "sac" / "20261103-100000").mkdir(parents=True)
+    (tmp_path / "runs" / "sac" / "20261103-100000" / "recipe.yaml").touch()
+    shown = rlinf_vla("completion", "--", *line.split(" "))
+    assert (shown.code, shown.out.split()) == (0, found)
+
+
+def test_the_words_are_those_of_the_verbs() -> None:
+    assert {verb: set(words) for verb, words in completion.WORDS.items()} == {
+        "list": set(list_command.LISTS),
+        "runs": set(OF_RUNS),
+        "bench": set(BENCHES),
+        "robot": set(OF_ROBOTS),
+        "new": set(GROUPS),
+        "completion": set(completion.SCRIPTS),
+    }
+
+
+def test_a_shell_has_a_script(rlinf_vla: CommandLine) -> None:
+    for shell in completion.SCRIPTS:
+        assert "rlinf-vla completion -- " in rlinf_vla("completion", shell).out
+    assert "rlinf-vla completion {bash|zsh|fish}" in rlinf_vla("completion", "csh").complaint
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [("rlinf-vla ver", "verify"), ("rlinf-vla config recipe=franka_dag", "franka_dagger"), ("rlinf-vla train ", "algorithm=")],
+)
+def test_bash_completes(tmp_path: Path, line: str, found: str) -> None:
+    (tmp_path / "rlinf-vla").write_text(f'#!/bin/sh\nexec {sys.executable} -m rlinf_vla.cli.main "$@"\n')
+    (tmp_path / "rlinf-vla").chmod(0o755)
+    program = completion.SCRIPTS["bash"] + 'COMP_LINE="$1" COMP_POINT=${#1}\n_rlinf_vla\nprintf "%s\\n" "${COMPREPLY[@]}"\n'
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command = ["bash", "-c", program, "bash", line]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, timeout=250, cwd=tmp_path).stdout
+    assert shown.split()[0] == found
+
+
+def test_completion_imports_no_pytorch() -> None:
+    program = (
+        "import sys; from rlinf_vla.cli.main import run; run(sys.argv[1:]); sys.exit('torch' in sys.modules or 'hydra' in sys.modules)"
+    )
+    for line in (["train", "env="], ["train", "checkpoints."]):
+        subprocess.run([sys.executable, "-c", program, "completion", "--", *line], check=True, capture_output=True, timeout=250)
