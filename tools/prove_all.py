@@ -45,6 +45,7 @@ PROOFS: dict[str, tuple[str, ...]] = {
     "PPO on π₀ (flow-SDE), PushCube": ("recipe=maniskill_ppo", "model=pi0"),
     "DSRL on π₀, PushCube": ("recipe=maniskill_dsrl",),
     "RL Token on π₀, PushCube": ("recipe=maniskill_rlt",),
+    "RL Token on SmolVLA, PushCube": ("recipe=maniskill_rlt", "model=smolvla"),
     "PPO, Genesis": ("recipe=genesis_ppo",),
     "GRPO, sums in text": ("recipe=dialogue_grpo",),
     "DAPO, sums in text": ("recipe=dialogue_grpo", "algorithm=dapo", "algorithm.granularity=action"),
