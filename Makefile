@@ -12,7 +12,7 @@ FIND_LINKS := $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.
 # Cores are shared with simulators, so waiting threads must sleep, not spin.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: docs install quickstart test test-rest test-order portability lint type format prove-all prove-putonplate25 sft-putonplate25 prove-cost prove-deadline prove-gpu prove-plans gpu-packages rehearse-7b robot-demo robot-chaos robot-deadlines prove-franka prove-delay sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-rewordings libero-reference mutants serve-clients lerobot metaworld metaworld-expert prove-metaworld prove-serve clean
+.PHONY: docs release-check install quickstart test test-rest test-order portability lint type format prove-all prove-putonplate25 sft-putonplate25 prove-cost prove-deadline prove-gpu prove-plans gpu-packages rehearse-7b robot-demo robot-chaos robot-deadlines prove-franka prove-delay sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-rewordings libero-reference mutants serve-clients lerobot metaworld metaworld-expert prove-metaworld prove-serve clean
 
 install: $(INSTALLED)
 
@@ -64,6 +64,18 @@ DOCS ?= build
 docs:
 	$(MAKE) VENV=.venv-docs EXTRAS=docs install
 	.venv-docs/bin/mkdocs $(DOCS) --strict
+
+# What a release must pass: sdist and wheel build, the wheel is at most 20 MB, and from the wheel alone, in an empty environment and
+# folder, the quickstart runs. RELEASE="iterations=1 episodes=8" shortens it.
+RELEASE_DIR := $(CURDIR)/build/release
+release-check: install
+	rm -rf $(RELEASE_DIR) && mkdir -p $(RELEASE_DIR)/empty
+	$(BIN)/python -m build -q --outdir $(RELEASE_DIR) .
+	test $$(stat -c %s $(RELEASE_DIR)/*.whl) -le 20000000
+	$(PYTHON) -m venv $(RELEASE_DIR)/venv
+	UV_FIND_LINKS="$(FIND_LINKS)" $(BIN)/uv pip install -q --python $(RELEASE_DIR)/venv/bin/python -c constraints.txt \
+		"rlinf-vla[maniskill] @ file://$$(echo $(RELEASE_DIR)/*.whl)"
+	cd $(RELEASE_DIR)/empty && ../venv/bin/rlinf-vla doctor --fix && ../venv/bin/rlinf-vla train recipe=maniskill_ppo run_dir=run $(RELEASE)
 
 format: install
 	$(BIN)/ruff check --fix .
