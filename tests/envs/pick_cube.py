@@ -1,11 +1,13 @@
-"""What the simulators of Genesis' scenes must do in PickCube, beside the conformance suite."""
+"""What the simulators of Genesis' scenes must do in PickCube and PutOnPlate, beside the conformance suite."""
 
 from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.envs.vector_env import ProcessVectorEnv
@@ -56,3 +58,36 @@ class PickCubeConformance(VectorEnvConformance):
                 break
         assert result.success.any(1).all()
         assert (total > 0.8).all() and (total < 1).all(), total
+
+
+def solved(env: VectorEnv, seeds: range, actions: Callable[[], Tensor]) -> float:
+    """Share of the episodes that end in success."""
+    number, solved = env.spec.num_envs, 0
+    for first in range(seeds.start, seeds.stop, number):
+        env.reset(episodes(*range(first, first + number)))
+        done = torch.zeros(number, dtype=torch.bool)
+        for _ in range(env.spec.episode_limit):
+            result = env.step(actions()[:, None])
+            done |= result.success.any(1)
+            over = result.done
+            if over.any():  # start another episode there, so that the others can continue
+                env.reset(episodes(*[9_000] * number), over)
+            if done.all():
+                break
+        solved += int(done.sum())
+    return solved / len(seeds)
+
+
+class PutOnPlateTests:
+    """A subclass's module has a fixture ``plates``: the environment."""
+
+    def test_the_expert_succeeds_and_random_actions_fail(self, plates: VectorEnv) -> None:
+        number = plates.spec.num_envs
+        assert solved(plates, range(number), plates.expert_actions) >= 0.8
+        generator = torch.Generator().manual_seed(0)
+        assert solved(plates, range(number), lambda: torch.randn(number, 4, generator=generator)) == 0
+
+    def test_the_instruction_names_the_cube(self, plates: VectorEnv) -> None:
+        told = set(plates.reset(episodes(*range(plates.spec.num_envs))).instruction)
+        assert told <= {f"put the {colour} cube on the plate" for colour in ("red", "green", "blue")}
+        assert len(told) > 1

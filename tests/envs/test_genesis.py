@@ -20,10 +20,10 @@ from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.rollout.collector import collect
 from rlinf_vla.rollout.player import Call
 from rlinf_vla.telemetry.timeline import Timeline
-from rlinf_vla.testing.env import NUM_ENVS, episodes
+from rlinf_vla.testing.env import NUM_ENVS
 from rlinf_vla.testing.policy_calls import with_critic
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
-from tests.envs.pick_cube import PICK_CUBE, PickCubeConformance
+from tests.envs.pick_cube import PICK_CUBE, PickCubeConformance, PutOnPlateTests
 from tests.skips import needs
 
 SCENE = Path(__file__).with_name("fixtures") / "everything.yaml"
@@ -56,36 +56,8 @@ def plates() -> Any:
     env.close()
 
 
-def solved(env: VectorEnv, seeds: range, actions: Any) -> float:
-    """Share of the episodes that end in success."""
-    number, solved = env.spec.num_envs, 0
-    for first in range(seeds.start, seeds.stop, number):
-        env.reset(episodes(*range(first, first + number)))
-        done = torch.zeros(number, dtype=torch.bool)
-        for _ in range(env.spec.episode_limit):
-            result = env.step(actions()[:, None])
-            done |= result.success.any(1)
-            over = result.done
-            if over.any():  # start another episode there, so that the others can continue
-                env.reset(episodes(*[9_000] * number), over)
-            if done.all():
-                break
-        solved += int(done.sum())
-    return solved / len(seeds)
-
-
-class TestPutOnPlate:
+class TestPutOnPlate(PutOnPlateTests):
     pytestmark = real
-
-    def test_the_expert_succeeds_and_random_actions_fail(self, plates: VectorEnv) -> None:
-        assert solved(plates, range(10), plates.expert_actions) >= 0.8
-        generator = torch.Generator().manual_seed(0)
-        assert solved(plates, range(10), lambda: torch.randn(10, 4, generator=generator)) == 0
-
-    def test_the_instruction_names_the_cube(self, plates: VectorEnv) -> None:
-        told = set(plates.reset(episodes(*range(10))).instruction)
-        assert told <= {f"put the {colour} cube on the plate" for colour in ("red", "green", "blue")}
-        assert len(told) > 1
 
 
 class TestBatchSizes:

@@ -13,14 +13,13 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-import torch
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.envs.newton.config import NewtonConfig
 from rlinf_vla.envs.newton.plugin import plugin
 from rlinf_vla.testing.env import NUM_ENVS, assert_same_row, episodes, random_actions
-from tests.envs.pick_cube import PICK_CUBE, PickCubeConformance
+from tests.envs.pick_cube import PICK_CUBE, PickCubeConformance, PutOnPlateTests
 from tests.skips import needs
 
 real = [pytest.mark.simulator, pytest.mark.timeout(1800), needs("newton")]
@@ -46,35 +45,11 @@ def plates() -> Iterator[VectorEnv]:
     env.close()
 
 
-def solved(env: VectorEnv, actions: Any) -> int:
-    """Number of episodes 0 to 4 that end in success."""
-    env.reset(episodes(*range(5)))
-    done = torch.zeros(5, dtype=torch.bool)
-    for _ in range(env.spec.episode_limit):
-        result = env.step(actions()[:, None])
-        done |= result.success.any(1)
-        if result.done.all():
-            break
-        if result.done.any():  # start another episode there, so that the others can continue
-            env.reset(episodes(*[9_000] * 5), result.done)
-        if done.all():
-            break
-    return int(done.sum())
-
-
-class TestPutOnPlate:
+class TestPutOnPlate(PutOnPlateTests):
     pytestmark = real
 
-    def test_the_expert_succeeds_and_random_actions_fail(self, plates: VectorEnv) -> None:
-        assert solved(plates, plates.expert_actions) >= 4
-        generator = torch.Generator().manual_seed(0)
-        assert solved(plates, lambda: torch.randn(5, 4, generator=generator)) == 0
-
-    def test_the_instruction_names_the_cube_and_the_image_shows_all(self, plates: VectorEnv) -> None:
-        observation = plates.reset(episodes(*range(5)))
-        assert set(observation.instruction) <= {f"put the {colour} cube on the plate" for colour in ("red", "green", "blue")}
-        assert len(set(observation.instruction)) > 1
-        image = observation.images["base"].float()
+    def test_the_image_shows_all(self, plates: VectorEnv) -> None:
+        image = plates.reset(episodes(*range(5))).images["base"].float()
         red, green, blue = image.unbind(-1)
         for colour, others in ((red, (green, blue)), (green, (red, blue)), (blue, (red, green))):
             seen = (colour > 100) & (colour > 2 * others[0]) & (colour > 2 * others[1])
