@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -11,15 +10,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from rlinf_vla.config.arguments import Parser
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import MODES
 from rlinf_vla.core import plugins
 from rlinf_vla.evaluation.compare import comparison, episodes_at, print_comparison
 from rlinf_vla.runtime import run_directory
-from rlinf_vla.runtime.run_directory import CHECKPOINTS, EPISODES, RECIPE, flat, held, is_sweep, saved_recipe
-from rlinf_vla.runtime.run_names import RUNS, all_runs, named
+from rlinf_vla.runtime.run_directory import CHECKPOINTS, EPISODES, RECIPE, RUNS, flat, held, is_sweep, saved_recipe
+from rlinf_vla.runtime.run_names import all_runs, named
 from rlinf_vla.telemetry.console import duration
 from rlinf_vla.telemetry.metrics import read_metrics
 from rlinf_vla.telemetry.tables import JSON, print_json, print_table
@@ -62,13 +62,8 @@ def run(arguments: Sequence[str]) -> None:
     VERBS[verb](rest)
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{self.prog.removeprefix('rlinf-vla ')}: {message}")
-
-
-def _parser(verb: str) -> argparse.ArgumentParser:
-    parser = _Parser(f"rlinf-vla runs {verb}")
+def _parser(verb: str) -> Parser:
+    parser = Parser(f"runs {verb}")
     parser.add_argument(JSON, action="store_true")
     return parser
 
@@ -98,14 +93,16 @@ def described(directory: Path) -> Run:
     total = 0 if is_sweep(directory) else int(recipe.get("iterations") or 0)
     files = list(_files(directory))
     written = max((each.st_mtime for each in files), default=time.time())
-    success = {name: found for name in (BEFORE, AFTER) if (found := _success(directory, name))}
+    evaluations = {name: _evaluation(directory, name) for name in (BEFORE, AFTER)}
+    success = {name: found for name, document in evaluations.items() if (found := _success(document))}
     name = str(directory.relative_to(RUNS)) if directory.is_relative_to(RUNS) else str(directory)
     size, seconds = sum(each.st_size for each in files), max(0.0, time.time() - written)
-    status = _status(directory, done, total) if recipe else DAMAGED
+    enough = 0 < total <= done or evaluations[AFTER].get("checkpoint") == f"iteration {done}"  # session.minutes may end it early
+    status = _status(directory, enough) if recipe else DAMAGED
     return Run(name, str(recipe.get("name", directory.parent.name)), status, done, total, success, size, seconds)
 
 
-def _status(directory: Path, done: int, total: int) -> str:
+def _status(directory: Path, enough: bool) -> str:
     with held(directory) as idle:
         if not idle:
             return RUNNING
@@ -113,8 +110,7 @@ def _status(directory: Path, done: int, total: int) -> str:
         return FINISHED if (directory / run_directory.RESULT).exists() else INTERRUPTED
     if (directory / EPISODES).is_dir():  # of a robot: a person ends it when it is enough
         return FINISHED
-    enough = _evaluation(directory, AFTER).get("checkpoint") == f"iteration {done}"  # also if session.minutes ended it
-    return FINISHED if enough or 0 < total <= done else INTERRUPTED
+    return FINISHED if enough else INTERRUPTED
 
 
 def _evaluation(directory: Path, name: str) -> dict[str, Any]:
@@ -126,8 +122,7 @@ def _evaluation(directory: Path, name: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _success(directory: Path, name: str) -> tuple[float, float, float] | None:
-    document = _evaluation(directory, name)
+def _success(document: dict[str, Any]) -> tuple[float, float, float] | None:
     for mode in MODES:
         if mode in document:
             return document[mode]["pc_success"], *document[mode]["pc_success_ci95"]
@@ -165,7 +160,8 @@ def _differences(recipes: Sequence[dict[str, object]]) -> list[tuple[str, list[o
 
 def _compared(names: Sequence[str], paths: Sequence[Path]) -> dict[str, Any] | None:
     """Compare the evaluations after training in the first mode that both runs have."""
-    mode = next((mode for mode in MODES if all(mode in _evaluation(path, AFTER) for path in paths)), None)
+    documents = [_evaluation(path, AFTER) for path in paths]
+    mode = next((mode for mode in MODES if all(mode in document for document in documents)), None)
     if mode is None:
         return None
     files = [f"{path / 'evaluation' / AFTER}.json:{mode}" for path in paths]

@@ -5,17 +5,17 @@ What is recorded is a sweep's result.json, or evaluation/NAME.json of a run.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Column, Table
 
+from rlinf_vla.config.arguments import Parser
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import MODES
 from rlinf_vla.core.io import write_json
@@ -211,13 +211,8 @@ def _columns(document: dict[str, Any]) -> dict[str, list[Episode]]:
     return {mode: episodes for mode, episodes in modes.items() if isinstance(episodes, list) and episodes}
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"compare: {message} ({EXAMPLE})")
-
-
 def _read_arguments(arguments: Sequence[str]) -> tuple[dict[str, list[str]], Path | None, Path | None, str | None, bool]:
-    parser = _Parser("rlinf-vla compare")
+    parser = Parser("compare", EXAMPLE)
     parser.add_argument("methods", nargs="+", metavar="NAME=FILE[:COLUMN][,FILE...]")
     parser.add_argument("--output", metavar="FILE.json")
     parser.add_argument("--figure", metavar="FILE.svg")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from rlinf_vla.config.arguments import Parser
 from rlinf_vla.config.errors import UserError, printable
 from rlinf_vla.evaluation.block_player import BlockPlayer
 from rlinf_vla.evaluation.blocks import Block, Place, Sweep
@@ -154,13 +154,8 @@ def _read(path: Path) -> dict[str, Any]:
     return document
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"verify: {message} (rlinf-vla verify RESULT.json --episodes 20)")
-
-
 def _read_arguments(arguments: Sequence[str]) -> tuple[Path, int, list[str]]:
-    parser = _Parser("rlinf-vla verify")
+    parser = Parser("verify", "rlinf-vla verify RESULT.json --episodes 20")
     parser.add_argument("result", metavar="RESULT.json")
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--episodes", type=int, default=20)

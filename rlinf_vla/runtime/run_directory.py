@@ -19,6 +19,7 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.io import replacing
 from rlinf_vla.training.checkpoint import COMPLETE, complete_checkpoints
 
+RUNS = Path("runs")
 RECIPE, CHECKPOINTS, REPLAY, LOCK, RESULT = "recipe.yaml", "checkpoints", "replay", ".lock", "result.json"
 BLOCKS = "blocks"
 """Folder of an evaluation sweep's parts."""
@@ -39,7 +40,7 @@ def resolve_run(config: DictConfig, say: Callable[[str], None] = print) -> tuple
 
     ``say`` reports the runs that ``resume=auto`` skips, or that it finds no checkpoint.
     """
-    resume, run_dir, runs = config.resume, config.run_dir and Path(config.run_dir).expanduser(), Path("runs", config.name)
+    resume, run_dir, runs = config.resume, config.run_dir and Path(config.run_dir).expanduser(), RUNS / config.name
     if resume not in ("auto", "never"):
         directory, checkpoint = split(checkpoint_at(resume, "resume"))
         if checkpoint is None:
@@ -110,7 +111,7 @@ def for_evaluation(config: DictConfig, checkpoint: Path | None) -> Path:
     elif checkpoint is not None and checkpoint.resolve().parent.name == CHECKPOINTS:
         directory = checkpoint.resolve().parent.parent
     else:
-        return _fresh(Path("runs", config.name))
+        return _fresh(RUNS / config.name)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         writable = os.access(directory, os.W_OK)
@@ -126,7 +127,7 @@ def for_sweep(config: DictConfig) -> Path:
     recipe, else a new directory."""
     if config.run_dir:
         return Path(config.run_dir).expanduser()
-    runs = Path("runs", config.name)
+    runs = RUNS / config.name
     earlier = sorted((path.parent for path in runs.glob(f"*/{RECIPE}")), reverse=True)
     unfinished = (each for each in earlier if not (each / RESULT).exists() and _same(each, config, FREE_IN_SWEEPS))
     return next(unfinished, None) or _fresh(runs)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.runtime.run_directory import RECIPE
+from rlinf_vla.runtime.run_directory import RECIPE, RUNS
 
-RUNS = Path("runs")
 LISTED = 3
 """Runs that the message about an ambiguous name lists."""
 

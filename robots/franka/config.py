@@ -7,6 +7,8 @@ from typing import Annotated, Any, Dict, List, Optional  # noqa: UP035  (OmegaCo
 
 from rlinf_vla.config.ranges import OUTSIDE, Hertz, ImageSize, Name, OneOf, Seconds
 
+from ..simulated.touch import TASKS
+
 
 @dataclass
 class FrankaConfig:
@@ -49,7 +51,7 @@ class FrankaSimConfig:
 
     name: Name = "franka_sim"
     cell: str = field(default="cell://franka_sim", metadata=OUTSIDE)
-    task: Annotated[str, OneOf("TouchCube", "TouchAround")] = "TouchCube"
+    task: Annotated[str, OneOf(*TASKS)] = "TouchCube"
     folder: Optional[str] = field(default=None, metadata=OUTSIDE)  # noqa: UP045
     cameras: List[str] = field(default_factory=lambda: ["front"])  # noqa: UP006
     image_size: ImageSize = 64

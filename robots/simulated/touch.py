@@ -91,8 +91,7 @@ class TouchAround(Touch):
 
     def expert(self, state: RobotState) -> Action | None:
         tool, way = self._tool(state), self._way(state)
-        before = float((self._disc - tool[:2]) @ self._ahead)
-        """Horizontal distance to the line on which the expert passes the disc."""
+        before = float((self._disc - tool[:2]) @ self._ahead)  # horizontally, of the line on which the expert passes the disc
         if before <= self._space.translation_m / 2:
             return self._towards(way)
         abeam = self._disc + DETOUR_M * self._side - tool[:2]
