@@ -145,6 +145,49 @@ def test_commands_of_a_page(page: Path) -> None:
             pytest.fail(f"rlinf-vla {' '.join(words)}: {error}")
 
 
+# the sentences
+
+HOME_MADE = re.compile(
+    r"\b(foresight|mend(s|ed)?|in good order|goes on bit for bit|its mend|a person shown|rooms of their own)\b",
+    re.IGNORECASE,
+)
+"""Expressions that readers of this field stumbled over; CONTRIBUTING.md gives the usual ones."""
+LONGEST, MEAN = 45, 23
+"""Words in a sentence, and in the mean sentence of a page."""
+
+
+def paragraphs(text: str) -> Iterator[str]:
+    """Prose without code blocks, tables, headings and comments; a list's item counts as one."""
+    text = re.sub(r"^( *)```.*?^\1```$|<!--.*?-->", "", text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"^ *([#|!<].*)?$", "", text, flags=re.MULTILINE)
+    for block in re.split(r"\n{2,}|\n(?= *(?:[-*]|\d+\.) )", text):
+        if words := " ".join(block.split()):
+            yield re.sub(r"`[^`]*`", "CODE", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", words))
+
+
+def sentences(text: str) -> Iterator[str]:
+    for paragraph in paragraphs(text):
+        yield from re.split(r"(?<=[.!?])[*”\"]* +", paragraph)
+
+
+def length(sentence: str) -> int:
+    return sum(bool(re.search(r"[^\W\d]", word)) for word in sentence.split())
+
+
+def test_sentences_are_counted() -> None:
+    text = "# Not this one\nOne two `code of three`\n[four](no/words). Five.\n\n```\nnot this\n```\n| nor | this |\n\n- six 7\n- eight\n"
+    assert [(each, length(each)) for each in sentences(text)] == [("One two CODE four.", 4), ("Five.", 1), ("- six 7", 1), ("- eight", 1)]
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, id=str(page.relative_to(ROOT))) for page in PAGES if page.name not in GENERATED])
+def test_a_page_is_readable(page: Path) -> None:
+    found = list(sentences(page.read_text()))
+    assert [each for each in found if length(each) > LONGEST] == []
+    assert sum(map(length, found)) <= MEAN * max(1, len(found))
+    if page.name != "CONTRIBUTING.md":  # it says what not to write
+        assert [each for each in found if HOME_MADE.search(each)] == []
+
+
 # the pages
 
 

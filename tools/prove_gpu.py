@@ -54,7 +54,7 @@ PARTS: dict[str, tuple[str, tuple[str, ...]]] = {
 BEGINNING = """# On a GPU
 
 `make prove-gpu` writes this page on a machine with one NVIDIA GPU ([how](../testing.md#on-a-gpu)).
-What was found, mended and left is in [gpu_findings.md](gpu_findings.md).
+What was found, fixed and left is in [gpu_findings.md](gpu_findings.md).
 """
 NOT_YET = "**It has not run on a GPU yet: nothing here is proven.**\n"
 

@@ -172,7 +172,7 @@ def scaling(study: Study, settings: Settings) -> Iterator[str]:
         yield f"| {' | '.join(map(str, cells))} | {described(strong)} | {waits(strong)} |"
 
 
-def mended(study: Study) -> Iterator[str]:
+def corrected(study: Study) -> Iterator[str]:
     yield f"| at {MOST} GPUs | constant work per GPU | constant total work | plan | waits for |"
     yield "|---|---|---|---|---|"
     for name, settings in (LORA if study.recipe().model.lora.rank else EXPERT).items():
@@ -223,7 +223,7 @@ def main() -> None:
         print(name, flush=True)
         network = study.network
         sizes = f"{network.envs} environments and {network.minibatch} rows of a minibatch per GPU (constant total work: at {MOST} GPUs)."
-        lines += ["", f"## {name}", "", sizes, "", *scaling(study, Settings()), "", *mended(study), "", *sensitivity(study)]
+        lines += ["", f"## {name}", "", sizes, "", *scaling(study, Settings()), "", *corrected(study), "", *sensitivity(study)]
         PAGE.write_text("\n".join(lines) + "\n")
 
 
