@@ -165,3 +165,13 @@ def test_other_extras_are_installed_into_an_existing_environment(tmp_path: Path)
         stamp = said.splitlines()[-1].removeprefix("touch ")
         (tmp_path / stamp).touch()
         assert "uv pip install" not in would_do(extras), "a second install does nothing"
+
+
+def test_the_dockerfile_names_existing_extras_and_all_system_libraries() -> None:
+    from rlinf_vla.envs.maniskill.vulkan import LIBRARIES
+
+    text = (ROOT / "Dockerfile").read_text()
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = re.findall(r"^ARG EXTRAS=(.*)$", text, re.MULTILINE)
+    assert len(named) == 2 and {*",".join(named).split(",")} <= {*extras}
+    assert {*LIBRARIES} <= {*text.split()}

@@ -28,7 +28,7 @@ NO_DRIVER = "no Vulkan driver that SAPIEN accepts: run `rlinf-vla doctor --fix`"
 _CHECK = "import sys, sapien; sapien.render.RenderSystem(sys.argv[1])"
 _ICD_DIRS = ("/usr/share/vulkan/icd.d", "/usr/local/share/vulkan/icd.d", "/etc/vulkan/icd.d")
 _PACKAGES = ("mesa-vulkan-drivers", "libvulkan1")
-_LIBRARIES = ("libx11-6", "libgl1", "libglib2.0-0")
+LIBRARIES = ("libx11-6", "libgl1", "libglib2.0-0")
 """Other libraries that SAPIEN and OpenCV load; minimal images lack them."""
 _BACKPORTS = {("debian", "12"): "bookworm"}
 """Systems whose Mesa is too old, and the release whose backports have a newer one."""
@@ -153,7 +153,7 @@ def _download(work: Path) -> list[Path]:
     apt = ["apt-get", "-qq", *(word for key, value in options.items() for word in ("-o", f"{key}={value}"))]
     _run([*apt, "update"])
     _run([*apt, "install", "--download-only", "--yes", "--no-install-recommends", "--reinstall", *_PACKAGES])
-    for library in _LIBRARIES:  # one by one: names differ between releases, and most are installed
+    for library in LIBRARIES:  # one by one: names differ between releases, and most are installed
         subprocess.run(
             [*apt, "install", "--download-only", "--yes", "--no-install-recommends", "--no-upgrade", library], capture_output=True
         )
