@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from rlinf_vla.cli.help import HELP
+from rlinf_vla.cli.help import EVERY, HELP
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core import plugins
@@ -92,7 +92,7 @@ def _known(before: Sequence[str], current: str) -> Iterator[str]:
         return
     key, equals, _ = current.partition("=")
     if current.startswith("-"):
-        yield from ("--help", *(name.split()[0] for name, _ in HELP[verb].options if name.startswith("-")))
+        yield from ("--help", *(name.split()[0] for name, _ in (*HELP[verb].options, EVERY) if name.startswith("-")))
     elif equals:
         yield from (f"{key}={value}" for value in _values(key))
     else:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 WIDTH = 80
+EVERY = ("--log-level LEVEL", "debug, info, warning or error: what is reported on stderr, by libraries too")
+"""An option of all verbs."""
 Options = tuple[tuple[str, str], ...]
 JSON: Options = (("--json", "print one JSON document on stdout, and nothing else there"),)
 RUN: Options = (
@@ -174,7 +176,7 @@ def help_of(verb: str, purpose: str) -> str:
     found, command = HELP[verb], f"rlinf-vla {verb}"
     lines = [*textwrap.wrap(f"{command}: {purpose}", WIDTH), "", "Usage:"]
     lines += [f"  {command} {usage}".rstrip() for usage in found.usage]
-    lines += ["", "Options:", *_pairs(dict(found.options))]
+    lines += ["", "Options:", *_pairs(dict((*found.options, EVERY)))]
     lines += ["", "Examples:", *(f"  {command} {example}".rstrip() for example in found.examples)]
     return "\n".join([*lines, *(["", *textwrap.wrap(found.note, WIDTH)] if found.note else [])])
 

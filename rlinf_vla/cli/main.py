@@ -46,7 +46,8 @@ PLAIN = ("new", "completion", "runs", "config", "doctor", "list", "verify", "com
 ELSEWHERE = {"plan": "planner.search", "verify": "evaluation.verify", "compare": "evaluation.compare"}
 """Verbs whose module is in the room of the feature."""
 HELP = ("-h", "--help")
-DRY_RUN, JSON = "--dry-run", "--json"
+DRY_RUN, JSON, LOG_LEVEL = "--dry-run", "--json", "--log-level"
+LOG_LEVELS = ("debug", "info", "warning", "error")
 WITH_DOCUMENT = ("eval", "plan")
 """Verbs with a recipe whose result JSON prints; PLAIN verbs read the option themselves."""
 BENCHES = ("rollout", "throughput", "policy", "update", "control", "load", "memory", "env", "soak")
@@ -80,7 +81,7 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code; every failure ends in one line on stderr."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns if it cannot write below HOME, and works anyway
     try:
-        return _dispatch(arguments)
+        return _dispatch(_with_log_level(arguments))
     except UserError as error:
         return _fail(str(error), 2)
     except Failure as error:
@@ -104,6 +105,22 @@ def run(arguments: Sequence[str]) -> int:
 
         traceback.print_exc()
         return _fail(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}", 1)
+
+
+def _with_log_level(arguments: Sequence[str]) -> list[str]:
+    """Write messages of the program and its libraries from ``--log-level LEVEL`` on to stderr.
+
+    Returns the other arguments. Raises UserError.
+    """
+    rest = [part for word in arguments for part in (word.split("=", 1) if word.startswith(f"{LOG_LEVEL}=") else [word])]
+    at = next((i for i, word in enumerate(rest) if word in (LOG_LEVEL, "--")), len(rest))
+    if at == len(rest) or rest[at] == "--":  # what follows is a line to complete
+        return list(arguments)
+    level = rest[at + 1] if at + 1 < len(rest) else ""
+    if level not in LOG_LEVELS:
+        raise UserError(f"{LOG_LEVEL} {level}: choose {', '.join(LOG_LEVELS)}")
+    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
+    return rest[:at] + rest[at + 2 :]
 
 
 def _system_error(error: Exception) -> int | None:

@@ -7,6 +7,7 @@ there would replace the standard library's. A child process must therefore not i
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import subprocess
 import sys
@@ -65,6 +66,9 @@ class Losses:
         return self.in_a_row >= ATTEMPTS
 
 
+logger = logging.getLogger(__name__)
+
+
 class Child:
     """A child process with a channel to it.
 
@@ -108,6 +112,7 @@ class Child:
             self.channel.close()
             self._output.close()
             raise
+        logger.debug("process %d started: %s", self.pid, " ".join(map(str, program)))
 
     @property
     def pid(self) -> int:
@@ -141,6 +146,7 @@ class Child:
         if not self._output.closed:
             self._printed = self._tail()
             self._output.close()
+            logger.debug("process %d ended with exit code %d; it printed at the end: %s", self.pid, code, self.output_tail(10) or "nothing")
         return code
 
     def output_tail(self, lines: int = 1) -> str:

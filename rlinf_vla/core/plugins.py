@@ -6,6 +6,7 @@ This is the engine's only access to models, simulators, rewards and robots.
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,9 @@ from rlinf_vla.config.errors import UserError
 if TYPE_CHECKING:  # PyTorch takes a second to import, and `rlinf-vla list` needs none
     from rlinf_vla.core.protocols import EnvPlugin, Policy, RewardPlugin
     from rlinf_vla.core.robot import OperatorPlugin, RobotPlugin
+
+
+logger = logging.getLogger(__name__)
 
 
 def models() -> Mapping[str, type[Policy]]:
@@ -56,6 +60,7 @@ class Installed(Mapping[str, Any]):
         self._points: dict[str, EntryPoint] = {point.name: point for point in points}
 
     def __getitem__(self, name: str) -> Any:
+        logger.debug("%s %s is %s", self._points[name].group, name, self._points[name].value)
         return self._points[name].load()
 
     def __iter__(self) -> Iterator[str]:

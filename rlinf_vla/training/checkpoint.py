@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,6 +39,7 @@ from rlinf_vla.training.trainer import Trainer
 
 ADAPTER, HEADS, OPTIMIZER, STATE, COMPLETE = "adapter", "heads.safetensors", "optimizer.safetensors", "state.json", "COMPLETE"
 EARLIER = "version_{}.safetensors"
+logger = logging.getLogger(__name__)
 
 
 def save_checkpoint(
@@ -70,8 +72,10 @@ def save_checkpoint(
         (aside / STATE).write_text(json.dumps(state, indent=1) + "\n")
         digests = {str(path.relative_to(aside)): digest(path) for path in sorted(aside.rglob("*")) if path.is_file()}
         (aside / COMPLETE).write_text(json.dumps(digests, indent=1) + "\n")
+    logger.info("wrote %s, %d trained tensors", final, len(factors) + len(heads))
     for old in complete_checkpoints(directory)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
+        logger.debug("removed %s: checkpoints.keep=%d", old, keep)
     return final
 
 
@@ -106,6 +110,7 @@ def load_checkpoint(checkpoint: Path, policy: Learner, trainer: Trainer | None =
         except (KeyError, RuntimeError):
             message = "has the optimiser state of another algorithm or version: start again with resume=never"
             raise UserError(f"{checkpoint} {message}") from None
+    logger.info("loaded %s %s optimiser state", checkpoint, "without" if trainer is None else "with")
     return json.loads((checkpoint / STATE).read_text())
 
 

@@ -66,6 +66,17 @@ def test_a_process_ends_with_the_code_and_one_line(tmp_path: Path) -> None:
     assert found.stderr == "rlinf-vla: algorithm.gama is not a key; did you mean algorithm.gamma?\n"
 
 
+def test_the_log_level_shows_what_happens(tmp_path: Path) -> None:
+    quiet, loud = (subprocess_run("list", "envs", *options, cwd=tmp_path) for options in ([], ["--log-level=debug"]))
+    assert "DEBUG rlinf_vla.core.plugins: rlinf_vla.envs maniskill is rlinf_vla.envs.maniskill.plugin:" in loud.stderr
+    assert quiet.stderr == "" and quiet.stdout == loud.stdout
+
+
+@pytest.mark.parametrize("arguments", [["list", "envs", "--log-level"], ["--log-level", "all", "list", "envs"]])
+def test_a_wrong_log_level(rlinf_vla: CommandLine, arguments: list[str]) -> None:
+    assert "choose debug, info, warning, error" in rlinf_vla(*arguments).complaint
+
+
 def test_a_read_only_home_matters_only_to_commands_that_write_there(tmp_path: Path) -> None:
     program = "from rlinf_vla.cli import main as cli\ncli.run(['--version'])\nimport rlinf_vla.telemetry.charts"
     environment = {name: value for name, value in os.environ.items() if name != "MPLCONFIGDIR"} | {"HOME": "/dev/null"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import signal
@@ -17,6 +18,7 @@ from rlinf_vla.runtime.ray.places import RAYS_OWN, Role, bundles_of, require_roo
 
 _REACH_S = 5.0
 """Timeout of a connection to the address that the user gave."""
+logger = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -40,7 +42,7 @@ def connect_cluster(
     os.environ.setdefault("RAY_worker_niceness", "0")  # workers are the main work here; Ray's default is 15
     job = JobConfig()
     job._py_driver_sys_path = _Nothing()
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "job_config": job}
+    quiet: dict[str, Any] = {"log_to_driver": logger.isEnabledFor(logging.DEBUG), "logging_level": "ERROR", "job_config": job}
     if address is None:
         wanted = total(bundles_of(roles))
         own = {name: amount for name, amount in wanted.items() if name not in RAYS_OWN}
