@@ -109,9 +109,12 @@ def read_run(run_dir: Path) -> Run:
 
 
 def check_inside(directory: Path, path: Path) -> None:
-    """Raise ValueError if a link leads from ``directory``, which may be untrusted, to elsewhere."""
+    """Raise ValueError if a link leads from ``directory``, which may be untrusted, to elsewhere, or
+    to something whose reading may never end."""
     if not path.resolve().is_relative_to(directory.resolve()):
         raise ValueError("it is a link that leads out of the directory: copy the file itself")
+    if not path.is_file() and not path.is_dir():
+        raise ValueError("it is no file")
 
 
 def _read_json(path: Path, keys: Iterable[str] = ()) -> dict[str, Any]:

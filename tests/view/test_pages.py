@@ -220,6 +220,7 @@ def test_files_that_are_links_to_elsewhere_are_not_read(run_dir: Path, sweep_dir
     for name in ("metrics.jsonl", "recipe.yaml", "timeline.json"):
         shutil.move(run_dir / name, elsewhere / name)
         (run_dir / name).symlink_to(elsewhere / name)
+    os.mkfifo(run_dir / "predicted.json")
     shutil.move(run_dir / "evaluation", elsewhere / "evaluation")
     (run_dir / "evaluation").symlink_to(elsewhere / "evaluation")
     shutil.move(run_dir / "videos", elsewhere / "videos")
@@ -227,6 +228,7 @@ def test_files_that_are_links_to_elsewhere_are_not_read(run_dir: Path, sweep_dir
     with viewed(run_dir) as page:
         found = page.get()
         assert "recipe.yaml could not be read: it is a link that leads out of the directory" in found.text
+        assert "predicted.json could not be read: it is no file" in found.text
         assert found.data["curves"] == [] and "algorithm.gamma" not in found.text and "10.0 %" not in found.text
         assert page.get("/videos/before_PushCube_3.mp4").status == 404
     shutil.move(sweep_dir / "result.json", elsewhere / "result.json")
