@@ -15,7 +15,7 @@ from PIL import Image
 
 WIDTH = 1000
 MOST_BYTES = 200_000
-VIEWS = {"view_run": ("run", "", 1750), "view_sweep": ("sweep", "", 1500), "view_episode": ("data", "episodes/0", 900)}
+VIEWS = {"view_run": ("run", "", 2900), "view_sweep": ("sweep", "", 1750), "view_episode": ("data", "episodes/2", 1400)}
 """Image -> directory, path in its view, and height in pixels."""
 
 

@@ -7,7 +7,7 @@ import threading
 from functools import partial
 from hashlib import sha256
 from io import BytesIO
-from os import PathLike, stat_result
+from os import stat_result
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -70,7 +70,7 @@ class Films(StaticFiles):
     def __init__(self, directory: Path) -> None:
         super().__init__(directory=directory, check_dir=False)
 
-    def lookup_path(self, path: str) -> tuple[str | PathLike[str], stat_result | None]:
+    def lookup_path(self, path: str) -> tuple[str, stat_result | None]:
         if Path(path).name != path or not path.endswith(".mp4"):
             return "", None
         return super().lookup_path(f"videos/{path}")
