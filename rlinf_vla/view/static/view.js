@@ -11,6 +11,8 @@ let onMoment = null; // told the place in x under the pointer
 const read = (page) => JSON.parse(page.getElementById("data").textContent);
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
+const short = (value) => (Math.abs(value) < 1e5 ? Number(value.toPrecision(4)).toString() : value.toExponential(1));
+
 function element(tag, properties = {}, ...children) {
   const made = Object.assign(document.createElement(tag), properties);
   made.append(...children);
@@ -58,7 +60,7 @@ function draw(curve, panel, xLabel) {
     height: HEIGHT,
     cursor: { sync: { key: "all" } },
     scales: { x: { time: false }, y: curve.range ? { range: curve.range } : {} },
-    axes: [xLabel === "iteration" ? { ...axis, incrs: WHOLE } : axis, { ...axis, size: 56 }],
+    axes: [xLabel === "iteration" ? { ...axis, incrs: WHOLE } : axis, { ...axis, size: 56, values: (_, ticks) => ticks.map(short) }],
     series: [{ label: xLabel, value }].concat(
       (names.length ? names : [""]).map((label, index) => ({
         label,
