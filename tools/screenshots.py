@@ -20,7 +20,7 @@ VIEWS = {"view_run": ("run", "", 2900), "view_sweep": ("sweep", "", 1750), "view
 
 
 def main(runs: Path, images: Path) -> None:
-    """Write the images of ``runs/run``, ``runs/sweep`` and ``runs/data``, and of the run's report."""
+    """Write the images of run, sweep and data in the folder ``runs``, and of the run's report."""
     from playwright.sync_api import sync_playwright
 
     chromium = shutil.which("chromium")
