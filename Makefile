@@ -12,7 +12,7 @@ FIND_LINKS := $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.
 # Cores are shared with simulators, so waiting threads must sleep, not spin.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: docs release-check install quickstart test test-rest test-order portability lint type format prove-all prove-putonplate25 sft-putonplate25 prove-cost prove-deadline prove-gpu prove-plans gpu-packages rehearse-7b robot-demo robot-chaos robot-deadlines prove-franka prove-delay sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-rewordings libero-reference mutants serve-clients lerobot metaworld metaworld-expert prove-metaworld prove-serve clean
+.PHONY: docs release-check install quickstart test test-rest test-order portability lint type format prove-all prove-putonplate25 sft-putonplate25 prove-cost prove-deadline prove-gpu prove-plans gpu-packages rehearse-7b robot-demo robot-chaos robot-deadlines prove-franka prove-delay sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-rewordings libero-reference mutants serve-clients lerobot metaworld metaworld-expert prove-metaworld prove-serve screenshots clean
 
 install: $(INSTALLED)
 
@@ -30,7 +30,7 @@ test: install
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --list-not-installed=$(SKIPPED)
 
 # Run after `test`: slow tests, and the tests that `test` skipped because an extra is missing. All extras, in a separate environment.
-ALL_EXTRAS := maniskill,libero,genesis,newton,franka,ray,openpi,serve,peers,dev
+ALL_EXTRAS := maniskill,libero,genesis,newton,franka,ray,openpi,serve,browser,peers,dev
 SKIPPED := .pytest_cache/not-installed
 REST := .venv-all/bin/python -m pytest --all-extras
 # The real driver stops when a packet is late, for instance if another job took the core: failed tests are repeated once.
@@ -300,6 +300,16 @@ prove-metaworld: install metaworld
 # Attacks a server with malformed frames and requests while a client is served, and writes the page. EXTRAS=serve,dev. Ten minutes.
 prove-serve: install
 	$(BIN)/python tools/attack_server.py --page docs/results/serving.md
+
+# The screenshots of docs/guides/view.md, of a short run, a sweep and a dataset. Needs Chromium and EXTRAS=maniskill,serve,browser,dev.
+SHOTS := runs/screenshots
+screenshots: install
+	test -d $(SHOTS)/data || $(BIN)/rlinf-vla record recipe=maniskill_sft output=$(SHOTS)/data algorithm.demonstrations.episodes=4
+	test -f $(SHOTS)/sweep/result.json || \
+		$(BIN)/rlinf-vla eval recipe=maniskill_eval episodes=3 run_dir=$(SHOTS)/sweep "sweep.policies=[expert,random]"
+	test -f $(SHOTS)/run/report.html || \
+		$(BIN)/rlinf-vla train recipe=maniskill_ppo iterations=2 episodes=8 evaluation.every=1 run_dir=$(SHOTS)/run resume=auto
+	$(BIN)/python tools/screenshots.py $(SHOTS) docs/images
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -18,6 +18,7 @@ MODULES = {
     "peers": ("torchrl",),
     "openpi": ("tensorstore",),
     "serve": ("starlette", "uvicorn", "websockets", "msgpack", "prometheus_client"),
+    "browser": ("playwright",),
 }
 """Packages of each extra of pyproject.toml that tests need."""
 
@@ -38,6 +39,7 @@ ALLOWED = {
     "make lerobot": "LeRobot's robots in an environment of their own; make test-rest makes it",
     "LEROBOT_PYTHON names no Python": "lerobot wants Python 3.12 and another torch",
     "gymnasium-robotics is not installed": "it fails on the MuJoCo of the extras (docs/metaworld.md)",
+    "Chromium is not installed": "no package of Python brings it; apt-get install chromium, then tests/view/test_browser.py runs",
     "timm is not installed": "it wants torchvision, which cannot be imported beside a torch without CUDA, and breaks transformers then",
     "no scripted expert": "the conformance suite asks a simulator for what it offers",
     "actions do not move a tool": "the conformance suite asks a simulator for what it offers",

@@ -36,10 +36,11 @@ MAY_IMPORT = {
     "planner": BASE | {"algorithms", "runtime"} | PLAYING,
     "serving": BASE | {"algorithms", "runtime"} | PLAYING,
     "realworld": BASE | {"algorithms", "data", "evaluation", "runtime"} | PLAYING,
-    "cli": BASE | {"algorithms", "data", "evaluation", "planner", "realworld", "runtime", "serving"} | PLAYING,
+    "view": BASE | {"data", "evaluation", "runtime", "telemetry"},
+    "cli": BASE | {"algorithms", "data", "evaluation", "planner", "realworld", "runtime", "serving", "view"} | PLAYING,
     "testing": BASE | {"algorithms", "cli", "rollout", "telemetry"},
 }
-"""cli -> {planner, realworld, serving} -> evaluation -> runtime -> {rollout, training, telemetry} -> {data} ->
+"""cli -> {planner, realworld, serving, view} -> evaluation -> runtime -> {rollout, training, telemetry} -> {data} ->
 algorithms -> core -> config, and never back up. Lazy and TYPE_CHECKING imports count. Nothing imports testing."""
 
 
@@ -196,7 +197,7 @@ def test_the_main_job_imports_no_feature_and_no_other_plugin() -> None:
 
 
 BUDGETS = {
-    "rlinf_vla": 31_000,
+    "rlinf_vla": 31_570,
     "rlinf_vla/testing": 2_080,
     "models": 6_430,
     "envs": 8_440,

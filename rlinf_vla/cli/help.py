@@ -133,6 +133,20 @@ HELP: dict[str, Help] = {
         ),
         ("", "compare maniskill_ppo/20261101 maniskill_ppo/20261102", "prune maniskill_ppo --keep 2"),
     ),
+    "view": Help(
+        ("{RUN|SWEEP|DATASET} [OPTIONS]",),
+        (
+            ("RUN", "directory of a run, or its name in runs/"),
+            ("SWEEP", "run directory of an evaluation sweep, or its name in runs/"),
+            ("DATASET", "directory of a LeRobotDataset"),
+            ("--port N", "port to listen on (8090); 0: any free one"),
+            ("--host HOST", "address to listen on (127.0.0.1); others than this machine's need --token"),
+            ("--token", "only who knows the printed address may see the page"),
+            ("--open", "open the page in a browser"),
+        ),
+        ("maniskill_ppo/20261101-100000", "runs/maniskill_eval/20261101-100000 --open", "pushes --port 8091"),
+        "The page follows a run that goes on. Ctrl-C ends; nothing is written.",
+    ),
     "config": Help(
         ("[KEY ...] {recipe=NAME|run=RUN} [KEY=VALUE ...] [--json]",),
         (("KEY", "show only this key or node, or those of this name"), *RUN, *FOLDER, *JSON),
@@ -164,7 +178,7 @@ HELP: dict[str, Help] = {
 USES = {
     "Train and evaluate": ("train", "eval", "verify", "compare"),
     "Use a policy, make data": ("serve", "export", "record", "robot"),
-    "See what there is": ("list", "config", "runs"),
+    "See what there is": ("list", "config", "runs", "view"),
     "This machine, a cluster": ("doctor", "plan", "bench"),
     "Extend, set up": ("new", "completion"),
 }

@@ -30,6 +30,7 @@ VERBS = {
     "compare": "compare recorded evaluations",
     "export": "merge a checkpoint into the model's official layout",
     "serve": "serve a policy over websockets and HTTP",
+    "view": "a local web page of a run, a sweep or a dataset",
     "plan": "predict the fastest placement on a cluster and its speed",
     "bench": "measure this machine",
     "robot": "control an arm: check, home, stop, run, record, replay",
@@ -41,9 +42,9 @@ VERBS = {
     "completion": "print a script that completes command lines in a shell",
 }
 """Verb -> its purpose; the rest of its help is in ``help.py``."""
-PLAIN = ("new", "completion", "runs", "config", "doctor", "list", "verify", "compare", "bench_env", "bench_soak", "robot")
+PLAIN = ("new", "completion", "runs", "view", "config", "doctor", "list", "verify", "compare", "bench_env", "bench_soak", "robot")
 """Verbs without a recipe."""
-ELSEWHERE = {"plan": "planner.search", "verify": "evaluation.verify", "compare": "evaluation.compare"}
+ELSEWHERE = {"plan": "planner.search", "verify": "evaluation.verify", "compare": "evaluation.compare", "view": "view.command"}
 """Verbs whose module is in the room of the feature."""
 HELP = ("-h", "--help")
 DRY_RUN, JSON, LOG_LEVEL = "--dry-run", "--json", "--log-level"

@@ -73,6 +73,10 @@ class LeRobotReader:
         """Features that are colour images."""
         return {key: feature for key, feature in self.features.items() if feature.is_camera}
 
+    def listed(self) -> list[tuple[int, str]]:
+        """Return the number of frames and the instruction of each episode."""
+        return [(int(row["length"]), ", ".join(map(str, row.get("tasks") or []))) for row in self._rows]
+
     def camera(self, name: str) -> str | None:
         """Return the camera called ``name``, with or without ``observation.images.``, or None."""
         return next((key for key in self.cameras if name in (key, form.short_name(key))), None)
@@ -94,10 +98,13 @@ class LeRobotReader:
             raise UserError(f"{self.directory / form.TASKS} has no task {error} of episode {number}: copy the dataset again") from None
         return Episode(number, found, instruction, self._values(table, "timestamp"))
 
-    def frames(self, episode: Episode, camera: str) -> Iterator[Frame]:
-        """Yield a camera's images, uint8 ``[H, W, 3]``. Raises UserError if one cannot be read."""
+    def frames(self, episode: Episode, camera: str, first: int = 0) -> Iterator[Frame]:
+        """Yield a camera's images from frame ``first`` on, uint8 ``[H, W, 3]``.
+
+        Raises UserError if one cannot be read.
+        """
         size = self.features[camera].image_size
-        for index, frame in enumerate(self._frames(episode, camera)):
+        for index, frame in enumerate(self._frames(episode, camera, first), first):
             if frame.shape != (*size, 3):
                 raise UserError(
                     f"{self.directory}: {camera} has images of {frame.shape[0]}x{frame.shape[1]} pixels (episode {episode.number}, "
@@ -105,15 +112,15 @@ class LeRobotReader:
                 )
             yield frame
 
-    def _frames(self, episode: Episode, camera: str) -> Iterator[Frame]:
+    def _frames(self, episode: Episode, camera: str, first: int) -> Iterator[Frame]:
         row = self._rows[episode.number]
         if camera in self._videos:
             begin = row[f"videos/{camera}/from_timestamp"]
-            yield from read_frames(self._path(row, camera), [begin + float(time) for time in episode.time])
+            yield from read_frames(self._path(row, camera), [begin + float(time) for time in episode.time[first:]])
             return
-        for index, image in enumerate(self._table(episode.number, [camera]).column(camera).to_pylist()):
+        for index, image in enumerate(self._table(episode.number, [camera]).column(camera)[first:], first):
             try:
-                yield np.asarray(Image.open(BytesIO(image["bytes"])).convert("RGB"))
+                yield np.asarray(Image.open(BytesIO(image.as_py()["bytes"])).convert("RGB"))
             except (UnidentifiedImageError, OSError, TypeError, SyntaxError):
                 raise UserError(f"{self._path(row, 'data')}: {camera} of episode {episode.number}, frame {index}, is no image") from None
 
@@ -139,8 +146,8 @@ class LeRobotReader:
             wanted |= {f"videos/{key}/{name}" for name in ("chunk_index", "file_index", "from_timestamp")}
         rows: list[dict[str, Any]] = []
         for path in paths:
-            table = _parquet(path, list(wanted))
-            if not wanted <= set(table.column_names) or any(column.null_count for column in table.columns):
+            table = _parquet(path, [*wanted, "tasks"])
+            if not wanted <= set(table.column_names) or any(table.column(name).null_count for name in wanted):
                 missing = min(wanted - set(table.column_names), default="some values")
                 raise UserError(f"{path} lacks {missing}: the recording was not finished, or not copied whole")
             rows += table.to_pylist()

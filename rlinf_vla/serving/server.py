@@ -19,6 +19,7 @@ from uvicorn import Server
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.config.serve import ServeConfig
+from rlinf_vla.core.sockets import listening_at, url_of
 from rlinf_vla.serving.app import build_app
 from rlinf_vla.serving.connections import GuardedConfig, Waiting
 from rlinf_vla.serving.service import PolicyService, opened
@@ -50,9 +51,7 @@ async def run(listener: socket.socket, config: ServeConfig, open_service: Open, 
     listens = asyncio.create_task(server.serve([listener]))
     stopping = asyncio.create_task(stop.wait())
     try:
-        host, port = listener.getsockname()[:2]
-        scheme = "wss" if config.certificate else "ws"
-        say(f"loading the policy; {scheme}://{f'[{host}]' if ':' in host else host}:{port} accepts connections")
+        say(f"loading the policy; {url_of(listener, 'wss' if config.certificate else 'ws')} accepts connections")
         loading = loop.run_in_executor(thread, lambda: opened.enter_context(open_service()))
         tasks: set[asyncio.Future[Any]] = {loading, listens, stopping}
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -129,21 +128,7 @@ class Listener(Server):
 
 def listening(config: ServeConfig) -> socket.socket:
     """Return a socket that listens at ``serve.host``. Raises UserError."""
-    where = f"serve.host={config.host} serve.port={config.port}"
-    try:
-        found = socket.getaddrinfo(config.host.strip("[]"), config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, number, _, address = found[0]
-        listener = socket.socket(family, kind, number)
-    except (OSError, UnicodeError) as error:
-        raise UserError(f"{where}: {getattr(error, 'strerror', None) or error}: choose an address of this machine") from None
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(2048)
-    except OSError as error:
-        listener.close()
-        raise UserError(f"{where}: {error.strerror}: choose another port, or an address of this machine") from None
-    return listener
+    return listening_at(config.host, config.port, f"serve.host={config.host} serve.port={config.port}")
 
 
 @contextmanager

@@ -70,22 +70,20 @@ def curve(steps: Sequence[int], values: Sequence[float], label: str, size: Size)
     """Plot one metric over the iterations; NaN leaves a gap. ``label`` is the text alternative."""
     with matplotlib.rc_context(_STYLE):
         figure, axes = _axes(size)
-        x, y = _thin(steps, values)
+        x, y = thin(steps, values)
         axes.plot(x, y, color=_COLOUR["accent"], linewidth=1.3, marker="o" if len(x) < 3 else "", markersize=3)
         axes.yaxis.set_major_locator(MaxNLocator(4))
         axes.set_xlabel("iteration")
         return _svg(figure, label)
 
 
-def success_curve(
-    steps: Sequence[int], rates: Sequence[float], evaluations: Sequence[Evaluation], label: str, size: Size, window: int = 5
-) -> str:
-    """Plot rollout success, its mean over the last ``window`` iterations, and the evaluations."""
+def success_curve(steps: Sequence[int], rates: Sequence[float], evaluations: Sequence[Evaluation], label: str, size: Size) -> str:
+    """Plot rollout success, its trailing mean, and the evaluations."""
     with matplotlib.rc_context(_STYLE):
         figure, axes = _axes(size)
-        drawn = ((rates, 0.8, 0.35), (_trailing_mean(rates, window), 2.0, 1.0)) if rates else ()
+        drawn = ((rates, 0.8, 0.35), (trailing_mean(rates), 2.0, 1.0)) if rates else ()
         for values, width, alpha in drawn:
-            x, y = _thin(steps, values)
+            x, y = thin(steps, values)
             axes.plot(x, y, color=_COLOUR["accent"], linewidth=width, alpha=alpha)
         if evaluations:
             rate = np.array([each.rate for each in evaluations])
@@ -156,7 +154,7 @@ def _axes(size: Size) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _thin(steps: Sequence[int], values: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def thin(steps: Sequence[int], values: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Average equal blocks of iterations (the last may be shorter) to at most ``_MOST_POINTS``."""
     x, y = np.asarray(steps, np.float64), np.asarray(values, np.float64)
     block = -(-len(x) // _MOST_POINTS)
@@ -167,7 +165,8 @@ def _thin(steps: Sequence[int], values: ArrayLike) -> tuple[NDArray[np.float64],
     return np.add.reduceat(x, starts) / counts, np.add.reduceat(y, starts) / counts
 
 
-def _trailing_mean(values: Sequence[float], window: int) -> NDArray[np.float64]:
+def trailing_mean(values: Sequence[float], window: int = 5) -> NDArray[np.float64]:
+    """Return the mean of the last ``window`` values at each of them; NaN does not count."""
     padded = np.concatenate([np.full(window - 1, np.nan), np.asarray(values, np.float64)])
     windows = np.lib.stride_tricks.sliding_window_view(padded, window)
     return np.ma.masked_invalid(windows).mean(axis=1).filled(np.nan)

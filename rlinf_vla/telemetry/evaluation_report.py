@@ -35,32 +35,34 @@ def print_tables(document: dict[str, Any]) -> None:
 
 def write_report(directory: Path, document: dict[str, Any], films: Sequence[Film]) -> Path:
     """Write ``directory/report.html`` atomically; return its path."""
+    found, left_out, unreadable = read_videos([[(film.path, film.policy, film.task)] for film in _in_turns(films)])
+    videos = [video for group in found for video in group]
+    return write_page(directory / "report.html", "evaluation.html", **content(document), videos=videos, left_out=left_out + len(unreadable))
+
+
+def content(document: dict[str, Any]) -> dict[str, Any]:
+    """Return what every page about the sweep shows, but for videos."""
     counts = {block["n_episodes"] for block in document["policies"].values()}
     episodes = " or ".join(f"{count:,}" for count in sorted(counts))
     tasks = sum(len(part["tasks"]) for part in document["suites"])
     lost = _lost(document)
-    videos, left_out, unreadable = read_videos([[(film.path, film.policy, film.task)] for film in _in_turns(films)])
     details = [("Machine and software", document["environment"])]
     for part in document["suites"]:
         details.append((f"Simulator of {part['suite']}: {_few(part['tasks'])}", {key: part[key] for key in part if key != "tasks"}))
     details += [(f"Policy {name}", policy) for name, policy in document["provenance"].items()]
-    return write_page(
-        directory / "report.html",
-        "evaluation.html",
-        kind="Evaluation",
-        name=document["name"],
-        header=[
+    return {
+        "kind": "Evaluation",
+        "name": document["name"],
+        "header": [
             f"{len(document['provenance'])} policies on {tasks} tasks, {episodes} episodes each",
             machine_line(document["environment"]),
             f"Lost and replaced: {lost}" if lost else "",
         ],
-        policies=list(document["policies"]),
-        rows=rows(document),
-        differences=_difference_rows(document),
-        videos=[video for group in videos for video in group],
-        left_out=left_out + len(unreadable),
-        details=[*details, ("Recipe", document["recipe"])],
-    )
+        "policies": list(document["policies"]),
+        "rows": rows(document),
+        "differences": _difference_rows(document),
+        "details": [*details, ("Recipe", document["recipe"])],
+    }
 
 
 def rows(document: dict[str, Any]) -> list[tuple[str, str, list[dict[str, Any] | None]]]:

@@ -25,13 +25,19 @@ class Video(NamedTuple):
 
 def write_page(path: Path, template: str, **content: Any) -> Path:
     """Write ``templates/<template>`` filled with ``content`` atomically to ``path``; return it."""
+    write_text(path, render(template, **content), errors="replace")
+    return path
+
+
+def render(template: str, folders: Sequence[Path] = (), **content: Any) -> str:
+    """Return a template filled with ``content``; it is looked for in ``folders``, too."""
     import jinja2  # here: only the end of a run needs it
 
-    loader = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
+    loader = jinja2.FileSystemLoader([Path(__file__).parent / "templates", *folders])
     pages = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     pages.filters["flat"] = flat
-    write_text(path, pages.get_template(template).render(content), errors="replace")
-    return path
+    pages.policies["json.dumps_kwargs"] = {}  # keys stay in their order
+    return pages.get_template(template).render(content)
 
 
 def read_videos(groups: Iterable[Sequence[tuple[Path, str, str]]]) -> tuple[list[list[Video]], int, list[str]]:
@@ -47,7 +53,8 @@ def read_videos(groups: Iterable[Sequence[tuple[Path, str, str]]]) -> tuple[list
         videos = []
         for path, of, otherwise in group:
             try:
-                videos.append(_read_video(path, of, otherwise))
+                content = base64.b64encode(path.read_bytes()).decode("ascii")
+                videos.append(Video(of, title_of(path) or otherwise, f"data:video/mp4;base64,{content}"))
                 room -= path.stat().st_size
             except Exception as error:  # a partial or missing file must not prevent the rest of the page
                 problems.append(f"videos/{path.name} could not be read: {error}")
@@ -55,14 +62,14 @@ def read_videos(groups: Iterable[Sequence[tuple[Path, str, str]]]) -> tuple[list
     return found, left_out, problems
 
 
-def _read_video(path: Path, of: str, otherwise: str) -> Video:
+def title_of(path: Path) -> str:
+    """Return the title in a video's file, empty if it has none. Raises if it is no video."""
     import av  # only here: training needs it for no other purpose
 
     with av.open(str(path)) as container:
         if not container.streams.video:
             raise ValueError("no video in it")
-        title = container.metadata.get("title") or otherwise
-    return Video(of, title, f"data:video/mp4;base64,{base64.b64encode(path.read_bytes()).decode('ascii')}")
+        return container.metadata.get("title", "")
 
 
 def machine_line(environment: dict[str, Any]) -> str:

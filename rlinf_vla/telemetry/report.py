@@ -41,23 +41,23 @@ def write_report(run_dir: Path) -> Path:
     run = read_run(run_dir)
     videos, left_out, unreadable = read_videos(_films(run))
     run.problems += unreadable
+    return write_page(run_dir / "report.html", "training.html", **content(run), curves=_curves(run), videos=videos, left_out=left_out)
+
+
+def content(run: Run) -> dict[str, Any]:
+    """Return what every page about the run shows, but for curves and videos."""
     headline = {moment: run.evaluations.get(moment, {}).get(run.headline_mode or "") for moment in MOMENTS}
     blocks = {moment: block for moment, block in headline.items() if block}
-    return write_page(
-        run_dir / "report.html",
-        "training.html",
-        kind="Training report",
-        name=run.name,
-        header=[_facts(run), machine_line(run.environment), _faults(run)],
-        run=run,
-        blocks=blocks,
-        tasks=sorted({task for block in blocks.values() for task in block.get("per_task") or {}}),
-        control=control_timing.section(run.control),
-        curves=_curves(run),
-        timeline=_timeline(run),
-        videos=videos,
-        left_out=left_out,
-    )
+    return {
+        "kind": "Training report",
+        "name": run.name,
+        "header": [_facts(run), machine_line(run.environment), _faults(run)],
+        "run": run,
+        "blocks": blocks,
+        "tasks": sorted({task for block in blocks.values() for task in block.get("per_task") or {}}),
+        "control": control_timing.section(run.control),
+        "timeline": _timeline(run),
+    }
 
 
 def _facts(run: Run) -> str:
@@ -84,7 +84,7 @@ def _curves(run: Run) -> list[tuple[str, str, list[str]]]:
     """Return title, remark and charts of the success curve and of each logged metric of CURVES."""
     found = []
     steps, rates = run.series("rollout/success_once")
-    evaluations = _evaluation_points(run)
+    evaluations = evaluation_points(run)
     if steps or evaluations:
         drawn = [charts.success_curve(steps, rates, evaluations, "success rate over the iterations", size) for size in _SUCCESS]
         remark = "rollouts, and their mean over 5 iterations" + ("; dots: evaluations with 95 % intervals" if evaluations else "")
@@ -97,7 +97,8 @@ def _curves(run: Run) -> list[tuple[str, str, list[str]]]:
     return found
 
 
-def _evaluation_points(run: Run) -> list[charts.Evaluation]:
+def evaluation_points(run: Run) -> list[charts.Evaluation]:
+    """Return the evaluations in the headline's mode, by iteration."""
     points = []
     for moment, document in run.evaluations.items():
         block = document.get(run.headline_mode or "")
@@ -140,5 +141,5 @@ def _beside(run: Run, track: str) -> list[Span]:
 
 def _films(run: Run) -> list[list[tuple[Path, str, str]]]:
     """Return the videos of each episode; episodes filmed both before and after come first."""
-    episodes = sorted(run.videos.items(), key=lambda item: (-len(item[1]), item[0]))
+    episodes = sorted(run.videos.items(), key=lambda item: (-len(item[1].keys() & set(MOMENTS)), item[0]))
     return [[(files[moment], moment.capitalize(), episode) for moment in MOMENTS if moment in files] for episode, files in episodes]

@@ -21,6 +21,7 @@ MODES = ("greedy", "sampled")
 MOMENTS = ("before", "after")
 """Evaluations and videos of before and after training."""
 
+_EVALUATIONS = r"before|after|start|step_\d+"
 _EVALUATION_KEYS = ("n_episodes", "n_success", "pc_success", "pc_success_ci95")
 _COMPARISON_KEYS = ("n_pairs", "n_gained", "n_lost", "pc_difference", "pc_difference_ci95", "p_value")
 _CONTROL_KEYS = ("control_hz", "seconds", "steps", "missed", "chunks", "interventions", "sections_ms", "ages_ms", "left_per_tenth")
@@ -35,7 +36,7 @@ class Run:
     name: str
     metrics: list[dict[str, Any]] = field(default_factory=list)
     evaluations: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
-    """``before``, ``after`` or ``step_XXXXXX`` -> mode -> block."""
+    """``before``, ``after``, ``step_XXXXXX`` or, without training, ``start`` -> mode -> block."""
     comparison: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Mode -> paired comparison of before and after."""
     control: dict[str, Any] = field(default_factory=dict)
@@ -46,7 +47,7 @@ class Run:
     iteration: int = 0
     """Iteration that ``timeline`` shows."""
     videos: dict[str, dict[str, Path]] = field(default_factory=dict)
-    """Episode -> ``before`` and/or ``after`` -> file."""
+    """Episode -> name of its evaluation -> file."""
     recipe: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
@@ -72,6 +73,7 @@ def read_run(run_dir: Path) -> Run:
         if not path.exists():
             return otherwise
         try:
+            check_inside(run_dir, path)
             return reader(path)
         except Exception as error:  # whatever a crash left there must not prevent the report
             run.problems.append(f"{path.relative_to(run_dir)} could not be read: {error}")
@@ -81,16 +83,15 @@ def read_run(run_dir: Path) -> Run:
     for path in sorted((run_dir / "evaluation").glob("*.json")):
         if path.stem == "comparison":
             run.comparison = read(path, partial(_read_blocks, keys=_COMPARISON_KEYS), {})
-        elif re.fullmatch(r"before|after|step_\d+", path.stem):
+        elif re.fullmatch(_EVALUATIONS, path.stem):
             run.evaluations[path.stem] = read(path, partial(_read_blocks, keys=_EVALUATION_KEYS), {})
     run.control = read(run_dir / CONTROL_FILE, partial(_read_json, keys=_CONTROL_KEYS), {})
     no_timeline: tuple[int, list[Span]] = (0, [])
     run.iteration, run.timeline = read(run_dir / RECORDED, _read_timeline, no_timeline)
     run.predicted = read(run_dir / PREDICTED, _read_timeline, no_timeline)[1]
     for path in sorted((run_dir / "videos").glob("*.mp4")):
-        moment, _, episode = path.stem.partition("_")
-        if moment in MOMENTS and episode:
-            run.videos.setdefault(episode, {})[moment] = path
+        if found := re.fullmatch(rf"({_EVALUATIONS})_(.+)", path.stem):
+            run.videos.setdefault(found[2], {})[found[1]] = path
     run.recipe = read(run_dir / "recipe.yaml", lambda path: _checked(OmegaConf.to_container(OmegaConf.load(path)), "the file"), {})
     run.environment = read(run_dir / "environment.json", _read_json, {})
     run.name = run.recipe.get("name") or run_dir.resolve().name
@@ -105,6 +106,15 @@ def read_run(run_dir: Path) -> Run:
     if absent:
         run.problems.append(f"Not in this page, because it is not there or cannot be read: {', '.join(absent)}.")
     return run
+
+
+def check_inside(directory: Path, path: Path) -> None:
+    """Raise ValueError if a link leads from ``directory``, which may be untrusted, to elsewhere, or
+    to something whose reading may never end."""
+    if not path.resolve().is_relative_to(directory.resolve()):
+        raise ValueError("it is a link that leads out of the directory: copy the file itself")
+    if not path.is_file() and not path.is_dir():
+        raise ValueError("it is no file")
 
 
 def _read_json(path: Path, keys: Iterable[str] = ()) -> dict[str, Any]:
