@@ -18,6 +18,7 @@ MODULES = {
     "peers": ("torchrl",),
     "openpi": ("tensorstore",),
     "serve": ("starlette", "uvicorn", "websockets", "msgpack", "prometheus_client"),
+    "trackers": ("wandb", "trackio", "mlflow", "sqlalchemy", "alembic"),
 }
 """Packages of each extra of pyproject.toml that tests need."""
 
