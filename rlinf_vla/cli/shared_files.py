@@ -104,7 +104,7 @@ def of_run(directory: Path, checkpoint: Path, base: str | None) -> Shared:
 
 
 def of_model(directory: Path, base: str | None) -> Shared:
-    """Return a model directory in its official layout, as ``export`` writes it. Raises UserError."""
+    """Return a model directory in its official layout (``export`` writes it). Raises UserError."""
     files = {name: _content(directory / name) for name in _listed(directory, MODEL_FILES)}
     if not any(name.endswith(".safetensors") for name in files):
         raise UserError(f"{directory} has no weights in safetensors (pickles are not shared): export the run, and push what it writes")

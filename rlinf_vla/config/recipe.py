@@ -273,8 +273,8 @@ class Recipe:
     sweep: SweepConfig = field(default_factory=SweepConfig)
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     tracker: list[Annotated[str, OneOf(*TRACKERS)]] = field(default_factory=lambda: [TENSORBOARD])
-    """Where metrics go besides ``metrics.jsonl``: tensorboard (a folder of the run), wandb, trackio,
-    mlflow. Accounts and addresses are in the environment, as each library documents
+    """Where metrics go besides ``metrics.jsonl``: tensorboard (a folder of the run), wandb,
+    trackio, mlflow. Accounts and addresses are in the environment, as each library documents
     (docs/guides/share.md)."""
     record: RecordConfig = field(default_factory=RecordConfig)
     serve: ServeConfig = field(default_factory=ServeConfig)
