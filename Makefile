@@ -30,7 +30,7 @@ test: install
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --list-not-installed=$(SKIPPED)
 
 # Run after `test`: slow tests, and the tests that `test` skipped because an extra is missing. All extras, in a separate environment.
-ALL_EXTRAS := maniskill,libero,genesis,newton,franka,ray,openpi,serve,browser,peers,dev
+ALL_EXTRAS := maniskill,libero,genesis,newton,franka,ray,openpi,serve,browser,trackers,peers,dev
 SKIPPED := .pytest_cache/not-installed
 REST := .venv-all/bin/python -m pytest --all-extras
 # The real driver stops when a packet is late, for instance if another job took the core: failed tests are repeated once.

@@ -19,6 +19,7 @@ MODULES = {
     "openpi": ("tensorstore",),
     "serve": ("starlette", "uvicorn", "websockets", "msgpack", "prometheus_client"),
     "browser": ("playwright",),
+    "trackers": ("wandb", "trackio", "mlflow", "sqlalchemy", "alembic"),
 }
 """Packages of each extra of pyproject.toml that tests need."""
 

@@ -145,7 +145,7 @@ def tidy(text: str) -> str:
     """Return Markdown: a line per paragraph, single back quotes, links to pages of ``docs/``."""
     paragraphs = "\n\n".join(" ".join(part.split()) for part in text.replace("``", "`").split("\n\n"))
     parts = re.split(r"(`[^`]*`)", paragraphs)
-    plain = (re.sub(r"docs/(\w+)\.md", r"[\1](../../\1.md)", part.replace("<", "&lt;")) for part in parts[::2])
+    plain = (re.sub(r"docs/([\w/]+)\.md", r"[\1](../../\1.md)", part.replace("<", "&lt;")) for part in parts[::2])
     parts[::2] = [*plain]
     return "".join(parts)
 

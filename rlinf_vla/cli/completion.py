@@ -64,7 +64,7 @@ WORDS = {
     "completion": tuple(SCRIPTS),
 }
 """Verb -> its first words."""
-WITHOUT_KEYS = ("verify", "compare", "new", "runs", "view", "doctor", "list", "completion")
+WITHOUT_KEYS = ("verify", "compare", "new", "push", "pull", "runs", "view", "doctor", "list", "completion")
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -97,7 +97,7 @@ def _known(before: Sequence[str], current: str) -> Iterator[str]:
         yield from (f"{key}={value}" for value in _values(key))
     else:
         yield from WORDS.get(verb, ()) if len(before) == 1 or verb == "list" else ()
-        if verb in ("runs", "view"):
+        if verb in ("runs", "view", "push"):
             yield from _runs()
         if verb not in WITHOUT_KEYS:
             yield from (f"{choice}=" for choice in (*CHOICES, "run"))

@@ -89,6 +89,29 @@ HELP: dict[str, Help] = {
         (*RECIPE, ("output=DIR", "new directory of the merged model")),
         ("run=RUN output=merged", "run=RUN/checkpoints/step_000030 output=merged", "run=RUN output=merged output_dtype=bfloat16"),
     ),
+    "push": Help(
+        ("{RUN|CHECKPOINT|MODEL|DATASET} ORG/NAME [OPTIONS]",),
+        (
+            ("RUN", "directory of a run, or its name in runs/: its newest checkpoint"),
+            ("CHECKPOINT", "RUN/checkpoints/step_N"),
+            ("MODEL", "directory that export wrote"),
+            ("DATASET", "directory of a LeRobotDataset"),
+            ("--license KEY", "licence of what is shared; a model: that of its base model's card, if left out"),
+            ("--base-model ORG/NAME", "where the initial model is, if the recipe names a directory"),
+            ("--dataset ORG/NAME", "a dataset that the model was trained on; may be repeated"),
+            ("--private", "make the new repository private"),
+            ("--revision BRANCH", "commit to this branch of a repository that may exist (main, or a new one)"),
+            ("--dry-run", "list the files and show the card; send nothing"),
+        ),
+        ("maniskill_ppo/20261101 me/push --dry-run", "RUN me/push --license mit --private", "pushes me/pushes --license cc-by-4.0"),
+        "Optimiser state, replay, pickles, code and paths of this machine are never sent.",
+    ),
+    "pull": Help(
+        ("ORG/NAME[@REVISION] DIRECTORY",),
+        (("REVISION", "branch, tag or commit (main)"), ("DIRECTORY", "new or empty")),
+        ("me/push push", "me/push@v2 push", "lerobot/pusht pusht"),
+        "Downloads data only, never code, and refuses what is damaged.",
+    ),
     "serve": Help(
         WITH_RECIPE,
         RECIPE,
@@ -177,7 +200,7 @@ HELP: dict[str, Help] = {
 }
 USES = {
     "Train and evaluate": ("train", "eval", "verify", "compare"),
-    "Use a policy, make data": ("serve", "export", "record", "robot"),
+    "Use a policy, make data": ("serve", "export", "push", "pull", "record", "robot"),
     "See what there is": ("list", "config", "runs", "view"),
     "This machine, a cluster": ("doctor", "plan", "bench"),
     "Extend, set up": ("new", "completion"),

@@ -29,6 +29,8 @@ VERBS = {
     "verify": "repeat part of an evaluation and compare the outcomes",
     "compare": "compare recorded evaluations",
     "export": "merge a checkpoint into the model's official layout",
+    "push": "share a checkpoint, model or dataset on the Hugging Face Hub",
+    "pull": "download and check what was shared",
     "serve": "serve a policy over websockets and HTTP",
     "view": "a local web page of a run, a sweep or a dataset",
     "plan": "predict the fastest placement on a cluster and its speed",
@@ -42,7 +44,10 @@ VERBS = {
     "completion": "print a script that completes command lines in a shell",
 }
 """Verb -> its purpose; the rest of its help is in ``help.py``."""
-PLAIN = ("new", "completion", "runs", "view", "config", "doctor", "list", "verify", "compare", "bench_env", "bench_soak", "robot")
+PLAIN = (
+    *("new", "completion", "push", "pull", "runs", "view", "config", "doctor", "list", "verify", "compare"),
+    *("bench_env", "bench_soak", "robot"),
+)
 """Verbs without a recipe."""
 ELSEWHERE = {"plan": "planner.search", "verify": "evaluation.verify", "compare": "evaluation.compare", "view": "view.command"}
 """Verbs whose module is in the room of the feature."""

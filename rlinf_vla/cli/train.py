@@ -20,7 +20,7 @@ from rlinf_vla.config.robot import ROBOT
 from rlinf_vla.core.interrupt import Interrupt, Interrupted, deferred_signals
 from rlinf_vla.core.io import write_json
 from rlinf_vla.core.protocols import Policy
-from rlinf_vla.evaluation.evaluate import evaluate, headline
+from rlinf_vla.evaluation.evaluate import evaluate, headline, rates
 from rlinf_vla.evaluation.statistics import compare
 from rlinf_vla.runtime import builders, recipes, run_directory
 from rlinf_vla.runtime.base import BaseFlow, Restart, Runtime, Say
@@ -121,7 +121,8 @@ def _attempt(
         algorithm.restore(runtime.state)
         if runtime.env is not None:
             algorithm.check(runtime.env)
-        metrics = stack.enter_context(MetricsLog(directory, resume_step=done if checkpoint else -1))
+        settings = run_directory.saved_recipe(directory)
+        metrics = stack.enter_context(MetricsLog(directory, done if checkpoint else -1, recipe.tracker, settings, console.say))
         run = TrainingRun(recipe, algorithm, directory, runtime, console, metrics, monitor)
         supervised, evaluates = recipe.algorithm.family == SUPERVISED, recipe.evaluation.before_and_after
         if evaluates and not supervised and done == 0 and not run.evaluated("before", 0):
@@ -239,8 +240,7 @@ class TrainingRun:
             return
         document = evaluate(self.recipe, runtime.play, runtime.calls_per_s, name, label, version, self.directory, stage)
         self.console.say(f"{name}: success {headline(document)}")
-        rates = {"sampled": "eval/success_once", "greedy": "eval/success_once_greedy"}
-        self.metrics.write(iteration, {rates[mode]: document[mode]["pc_success"] / 100 for mode in rates if mode in document})
+        self.metrics.write(iteration, rates(document))
 
     def _classify(self, name: str) -> None:
         """Evaluate a reward classifier on the frames that its training did not use."""

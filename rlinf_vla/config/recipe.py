@@ -22,6 +22,9 @@ ON_POLICY, OFF_POLICY, SUPERVISED, INTERACTIVE = "on-policy", "off-policy", "sup
 NO_ALGORITHM = "none"
 """Algorithm name of a recipe without training, for ``rlinf-vla eval``."""
 
+TENSORBOARD = "tensorboard"
+TRACKERS = (TENSORBOARD, "wandb", "trackio", "mlflow")
+
 FOLDER = Matches(r"\w[\w.-]*", "letters, digits, dots, hyphens and underscores")
 
 
@@ -269,6 +272,10 @@ class Recipe:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
+    tracker: list[Annotated[str, OneOf(*TRACKERS)]] = field(default_factory=lambda: [TENSORBOARD])
+    """Where metrics go besides ``metrics.jsonl``: tensorboard (a folder of the run), wandb,
+    trackio, mlflow. Accounts and addresses are in the environment, as each library documents
+    (docs/guides/share.md)."""
     record: RecordConfig = field(default_factory=RecordConfig)
     serve: ServeConfig = field(default_factory=ServeConfig)
     preset: PresetConfig = field(default_factory=PresetConfig)

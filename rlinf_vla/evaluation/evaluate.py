@@ -60,6 +60,16 @@ def temperature_of(recipe: Recipe, mode: str | None) -> float:
     return recipe.rollout.temperature if mode == "sampled" else 0.0
 
 
+def rates(document: dict[str, Any]) -> dict[str, float]:
+    """Return the metrics of an evaluation: rate and 95 % interval of each mode, as fractions."""
+    found: dict[str, float] = {}
+    for mode, name in (("sampled", "eval/success_once"), ("greedy", "eval/success_once_greedy")):
+        if mode in document:
+            low, high = document[mode]["pc_success_ci95"]
+            found |= {name: document[mode]["pc_success"] / 100, f"{name}_low": low / 100, f"{name}_high": high / 100}
+    return found
+
+
 def headline(document: dict[str, Any]) -> str:
     """Return e.g. ``41.5 % sampled (95 % interval 34.9 to 48.4), 38.0 % greedy (...)``.
 

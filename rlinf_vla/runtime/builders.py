@@ -20,6 +20,7 @@ from rlinf_vla.core.protocols import EnvSpec, Learner, Policy, RewardModel, Vect
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.runtime.fit import connect, fitted
 from rlinf_vla.runtime.recipes import asset_path
+from rlinf_vla.telemetry.trackers import require_trackers
 from rlinf_vla.training.checkpoint import load_checkpoint, load_heads
 from rlinf_vla.training.lora import add_lora
 from rlinf_vla.training.trainer import Trainer
@@ -96,10 +97,11 @@ def _device(recipe: Recipe) -> str:
 
 
 def require_training(recipe: Recipe) -> None:
-    """Raise UserError if the recipe has no algorithm, or a model that does not learn."""
+    """Raise UserError without an algorithm, a model that learns, or the library of a tracker."""
     if recipe.algorithm.name == NO_ALGORITHM:
         raise UserError(f"recipe={recipe.name} trains nothing (algorithm={NO_ALGORITHM}): rlinf-vla eval recipe={recipe.name}")
     require_whole(recipe, "nothing to train")
+    require_trackers(recipe.tracker)
 
 
 def require_weights(recipe: Recipe, purpose: str) -> None:

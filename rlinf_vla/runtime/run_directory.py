@@ -28,8 +28,9 @@ EPISODES = "episodes"
 
 # Keys that may change when a run is resumed; any other change would make it a different run.
 _FREE = {"iterations", "run_dir", "resume", "episodes", "cluster", "evaluation", "checkpoints", "record", "sweep", "session"}
-_FREE |= {"rollout.pipeline_depth", "env.processes", "control", "serve"}
+_FREE |= {"rollout.pipeline_depth", "env.processes", "control", "serve", "tracker"}
 FREE_IN_SWEEPS = {"run_dir", "resume", "sweep.parallel", "evaluation.filmed", "rollout.pipeline_depth", "env.processes", "control", "serve"}
+FREE_IN_SWEEPS |= {"tracker"}
 """Keys that may change when a sweep is resumed."""
 _OF_A_SERVER = {f"model.options.{key}" for key in ("url", "token_env", "ca_file", "timeout_s", "retries", "connections")}
 """Where a policy is, and how it is asked; which policy it is, is in the sweep's provenance."""

@@ -1,4 +1,4 @@
-"""Log a run's metrics: one JSON line per step in ``metrics.jsonl``, and the same in TensorBoard.
+"""Log a run's metrics: one JSON line per step in ``metrics.jsonl``, and the same in its trackers.
 
 Names follow verl: ``actor/...``, ``critic/...``, ``rollout/...``, ``timing_s/...`` (seconds),
 ``throughput/...`` (per second), and ``eval/success_once`` (a fraction).
@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.recipe import TENSORBOARD
 from rlinf_vla.core.io import replacing
+from rlinf_vla.telemetry.trackers import open_trackers
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -27,16 +29,20 @@ class MetricsLog:
     checkpoint are removed, so that no step appears twice.
     """
 
-    def __init__(self, run_dir: Path, resume_step: int | None = None) -> None:
-        # Imported here: readers of metrics need neither torch nor TensorBoard, which import slowly.
-        from torch.utils.tensorboard import SummaryWriter
-
+    def __init__(
+        self,
+        run_dir: Path,
+        resume_step: int | None = None,
+        trackers: Sequence[str] = (TENSORBOARD,),
+        recipe: Mapping[str, Any] | None = None,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        """``recipe``: what trackers show as the run's settings; ``say`` reports those that fail."""
         run_dir.mkdir(parents=True, exist_ok=True)
         path = run_dir / METRICS_FILE
         _repair(path, resume_step)
         self._file = path.open("a", encoding="utf-8")
-        purge_step = None if resume_step is None else resume_step + 1
-        self._tensorboard = SummaryWriter(str(run_dir / "tensorboard"), purge_step=purge_step)
+        self._trackers = open_trackers(trackers, run_dir, resume_step, recipe or {}, say)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log ``metrics`` of ``step`` and flush the file. In JSON, NaN and infinity become null."""
@@ -45,18 +51,19 @@ class MetricsLog:
         line |= {name: value if math.isfinite(value) else None for name, value in values.items()}
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
-        for name, value in values.items():
-            self._tensorboard.add_scalar(name, value, step)
+        for tracker in self._trackers:
+            tracker.log(step, values)
 
-    def close(self) -> None:
+    def close(self, failed: bool = False) -> None:
         self._file.close()
-        self._tensorboard.close()
+        for tracker in self._trackers:
+            tracker.finish(failed)
 
     def __enter__(self) -> MetricsLog:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
+        self.close(failed=kind is not None)
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:

@@ -105,6 +105,8 @@ def load_checkpoint(checkpoint: Path, policy: Learner, trainer: Trainer | None =
         own = {name: p for name, p in policy.named_parameters() if p.requires_grad and not is_lora(name)}
         copy_all(load_file(checkpoint / HEADS), own, checkpoint)
     if trainer is not None:
+        if not (checkpoint / OPTIMIZER).exists():
+            raise UserError(f"{checkpoint} was shared without its optimiser state: start a new run from it, with checkpoint={checkpoint}")
         try:
             trainer.load_state(load_file(checkpoint / OPTIMIZER))
         except (KeyError, RuntimeError):

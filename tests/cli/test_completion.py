@@ -31,6 +31,8 @@ from tests.cli.conftest import CommandLine
         ("train --d", ["--dry-run"]),
         ("runs p", ["prune"]),
         ("runs compare s", ["sac/20261103-100000"]),
+        ("push s", ["sac/20261103-100000"]),
+        ("push sac me/x --d", ["--dataset", "--dry-run"]),
         ("train run=s", ["run=sac/20261103-100000"]),
         ("train checkpoints.", ["checkpoints.every=", "checkpoints.keep="]),
         ("list tasks ro", ["robots"]),
