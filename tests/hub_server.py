@@ -16,7 +16,8 @@ from urllib.parse import unquote
 
 import pytest
 import yaml
-from huggingface_hub import constants
+from huggingface_hub import close_session, constants
+from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
 TOKEN = "hf_" + "a" * 34
 LARGE = (".safetensors", ".parquet", ".mp4", ".png")
@@ -210,7 +211,6 @@ def serving(monkeypatch: pytest.MonkeyPatch, cache: str) -> Iterator[Hub]:
         "HUGGINGFACE_CO_URL_TEMPLATE": hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}",
         "HF_HUB_OFFLINE": False,
         "HF_HUB_DISABLE_XET": True,
-        "HF_HUB_DISABLE_PROGRESS_BARS": True,
         "HF_HUB_CACHE": f"{cache}/hub",
         "HF_XET_CACHE": f"{cache}/xet",
         "HF_TOKEN_PATH": f"{cache}/token",
@@ -218,11 +218,13 @@ def serving(monkeypatch: pytest.MonkeyPatch, cache: str) -> Iterator[Hub]:
         monkeypatch.setattr(constants, name, value)
     monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", hub.endpoint)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
+    shown = not are_progress_bars_disabled()
+    disable_progress_bars()  # the constant counts only until the client is imported
     try:
         yield hub
     finally:
-        from huggingface_hub import close_session
-
+        if shown:
+            enable_progress_bars()
         close_session()
         server.shutdown()
         thread.join()
