@@ -73,3 +73,20 @@ def test_the_table_fills_and_a_finished_run_is_not_repeated(tool: ModuleType, mo
     assert ": 35, 35 | +5.0 (" in rows["GRPO, PushCube"] and "overlapping" in rows["GRPO, PushCube"]
     assert "0 of 3 seeds" in rows["SAC, PushCube"]
     assert (page.parent.parent / "images" / "learning" / "ppo_pushcube.svg").exists()
+
+
+def test_rows_of_more_seeds_from_another_machine_are_kept(tool: ModuleType, tmp_path: Path) -> None:
+    page = tmp_path / "docs" / "results" / "learning.md"
+    page.parent.mkdir(parents=True)
+    for seed in range(2):
+        finish(tool.Run("PPO, PushCube", seed), 60)
+    finish(tool.Run("SAC, PushCube", 0), 40)
+    tool.write(page, 3, set())
+    before = page.read_text()
+    for path in tool.RUNS.rglob("comparison.json"):
+        path.unlink()
+    finish(tool.Run("GRPO, PushCube", 0), 90)
+    tool.write(page, 3, set())
+    after = page.read_text().splitlines()
+    assert {line for line in before.splitlines() if "PPO, PushCube" in line or "SAC, PushCube" in line} <= {*after}, "rows and figures"
+    assert any(line.startswith("| GRPO, PushCube | 1 of 3") for line in after)

@@ -4,8 +4,9 @@
 
 Runs are in runs/prove-all/NAME/seed-K. A finished run is not repeated, and a run that was cut goes
 on at its newest checkpoint, so the command may be stopped and repeated at any time. After each run
-the table is printed and, with ``--page``, written with a figure per proof. A proof that fails is
-named in the table, and the others go on. Takes a night on two cores.
+the table is printed and, with ``--page``, written with a figure per proof; rows of more seeds, from
+another machine, are kept. A proof that fails is named in the table, and the others go on. Takes a
+night on two cores.
 """
 
 from __future__ import annotations
@@ -125,21 +126,36 @@ def figure(proof: str, seeds: int, path: Path) -> None:
         drawn.savefig(path, format="svg", metadata={"Date": None})
 
 
+def seeds_of(row: str) -> int:
+    return int(row.split(" | ")[1].split()[0])
+
+
 def write(page: Path, seeds: int, failed: set[Run]) -> None:
+    """Write the page; a row of more seeds than have finished here is kept, with its figure."""
     head = f"""# Learning proofs
 
-`python tools/prove_all.py --page docs/results/{page.name}` on {machine_line(fingerprint())}, {date.today():%d %B %Y}.
-It fills in this page, run after run. Evaluations are of the same episodes before and after. Means
-over seeds have hierarchical bootstrap intervals of 95 % (seeds and episodes); with one seed they
-say nothing of other seeds.
+`python tools/prove_all.py --page docs/results/{page.name}`, last on {machine_line(fingerprint())}, {date.today():%d %B %Y}.
+It fills in this page, run after run, and keeps rows whose runs were on another machine or day.
+Evaluations are of the same episodes before and after, of the greedy policy where it was evaluated.
+Means over seeds have hierarchical bootstrap intervals of 95 % (seeds and episodes); with one seed
+they say nothing of other seeds.
 """
-    lines = [head, *table(seeds, failed)]
-    for proof in PROOFS:
-        if any(Run(proof, seed).finished for seed in range(seeds)):
-            image = page.parent.parent / "images" / "learning" / f"{slug(proof)}.svg"
+    before = page.read_text().splitlines() if page.exists() else []
+    lines, figures = [head], []
+    for new in table(seeds, failed):
+        proof = new.split(" | ")[0].removeprefix("| ")
+        if proof not in PROOFS:
+            lines.append(new)
+            continue
+        old = next((line for line in before if line.startswith(f"| {proof} | ") and seeds_of(line) > seeds_of(new)), None)
+        lines.append(old or new)
+        if not seeds_of(lines[-1]):
+            continue
+        image = page.parent.parent / "images" / "learning" / f"{slug(proof)}.svg"
+        if old is None:
             figure(proof, seeds, image)
-            lines += ["", f"![{proof}](../images/learning/{image.name})"]
-    page.write_text("\n".join(lines) + "\n")
+        figures += ["", f"![{proof}](../images/learning/{image.name})"]
+    page.write_text("\n".join([*lines, *figures]) + "\n")
 
 
 def main() -> None:
