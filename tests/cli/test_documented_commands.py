@@ -43,7 +43,7 @@ def shortened(words: list[str]) -> list[str]:
         simulator = () if "dialogue" in recipe else (PROGRESS,) * (algorithm != "sft")
         return [verb, *given, *COMMON, *SMALL[algorithm], *simulator]
     if verb == "record":
-        return [verb, *given, "algorithm.demonstrations.episodes=2", "env.num_envs=2", "env.episode_limit=4"]
+        return [verb, *given, "algorithm.demonstrations.episodes=2", "algorithm.demonstrations.noise=[0.0]", "env.num_envs=2"]
     if verb == "eval":
         return [verb, *given, *EVALUATION, *(SWEEP if recipe else ())]
     if verb == "verify":

@@ -73,7 +73,10 @@ def viewed() -> Viewed:
         from rlinf_vla.view.app import build_app
 
         app = build_app(directory, token, loopback)
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1))
+        # uvloop, which trackers bring along, would keep a pipe for signals open.
+        server = uvicorn.Server(
+            uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1, loop="asyncio")
+        )
         with listening_at("127.0.0.1", 0, "here") as listener:
             thread = threading.Thread(target=server.run, args=([listener],))
             thread.start()
