@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlinf_vla.cli.push import REPOSITORY
 from rlinf_vla.cli.shared_files import check_tensors
 from rlinf_vla.config.arguments import Parser
 from rlinf_vla.config.errors import UserError
@@ -27,7 +26,7 @@ def run(arguments: Sequence[str]) -> None:
     parser.add_argument("repository")
     parser.add_argument("directory")
     given = parser.parse_args(arguments)
-    found = re.fullmatch(rf"(?:hf://)?({REPOSITORY})(?:@([\w./-]+))?", given.repository)
+    found = re.fullmatch(f"(?:hf://)?{hub.REPOSITORY_AT}", given.repository)
     if found is None:
         raise UserError(f"pull: {given.repository} names no repository: write ORG/NAME or ORG/NAME@REVISION")
     directory = builders.new_directory(given.directory)

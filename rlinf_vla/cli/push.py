@@ -15,7 +15,6 @@ from rlinf_vla.runtime import hub
 from rlinf_vla.runtime.run_directory import RECIPE, checkpoint_at, split
 from rlinf_vla.runtime.run_names import named
 
-REPOSITORY = r"[\w.-]+/[\w.-]+"
 CARD = "README.md"
 
 
@@ -32,7 +31,7 @@ def run(arguments: Sequence[str]) -> None:
     parser.add_argument("--dry-run", action="store_true")
     given = parser.parse_args(arguments)
     for name, value in (("", given.repository), ("--base-model ", given.base_model), *(("--dataset ", each) for each in given.dataset)):
-        if value is not None and not re.fullmatch(REPOSITORY, value):
+        if value is not None and not re.fullmatch(hub.REPOSITORY, value):
             raise UserError(f"push: {name}{value} names no repository: write ORG/NAME")
     shared = _shared(given.what, given.base_model)
     text = card(shared, given.repository, given.license or _license(shared), given.dataset)

@@ -14,11 +14,11 @@ from typing import Any
 
 from rlinf_vla.config.arguments import Parser
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.recipe import MODES
+from rlinf_vla.config.recipe import MODES, flat
 from rlinf_vla.core import plugins
 from rlinf_vla.evaluation.compare import comparison, episodes_at, print_comparison
 from rlinf_vla.runtime import run_directory
-from rlinf_vla.runtime.run_directory import CHECKPOINTS, EPISODES, RECIPE, RUNS, flat, held, is_sweep, saved_recipe
+from rlinf_vla.runtime.run_directory import CHECKPOINTS, EPISODES, RECIPE, RUNS, held, is_sweep, saved_recipe
 from rlinf_vla.runtime.run_names import all_runs, named
 from rlinf_vla.telemetry.console import duration
 from rlinf_vla.telemetry.metrics import read_metrics

@@ -19,13 +19,14 @@ from safetensors import SafetensorError, safe_open
 
 from rlinf_vla.config.checks import NO_MODEL
 from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.recipe import flat
 from rlinf_vla.data import lerobot_format as form
 from rlinf_vla.data.lerobot_reader import LeRobotReader
 from rlinf_vla.evaluation.results import read_json
 from rlinf_vla.runtime.recipes import ASSET, HUB
 from rlinf_vla.runtime.run_directory import CHECKPOINTS, RECIPE, saved_recipe
 from rlinf_vla.runtime.saved_recipe import from_saved, outside
-from rlinf_vla.training.checkpoint import ADAPTER, COMPLETE, HEADS, STATE, verify
+from rlinf_vla.training.checkpoint import ADAPTER, COMPLETE, HEADS, STATE, digest, verify
 
 MODEL, DATASET = "model", "dataset"
 ENVIRONMENT, MANIFEST = "environment.json", "manifest.json"
@@ -164,7 +165,7 @@ def _json(document: Any) -> bytes:
 
 
 def _digest(content: bytes | Path) -> str:
-    return sha256(content if isinstance(content, bytes) else content.read_bytes()).hexdigest()
+    return sha256(content).hexdigest() if isinstance(content, bytes) else digest(content)
 
 
 def _recipe(values: dict[str, Any], where: str) -> tuple[dict[str, Any], list[str]]:
@@ -172,18 +173,12 @@ def _recipe(values: dict[str, Any], where: str) -> tuple[dict[str, Any], list[st
     config = from_saved(values, where)
     apart = {"run_dir", "output", "resume", "checkpoint"}
     of_machine = [key for key, _, is_default in outside(OmegaConf.to_object(config)) if not is_default and key not in apart]
-    of_machine += [key for key, value in _leaves(values) if without_private(value) != value and key not in (*apart, "model.checkpoint")]
+    of_machine += [
+        key for key, value in flat(values).items() if without_private(value) != value and key not in (*apart, "model.checkpoint")
+    ]
     for key in {*of_machine, *apart}:
         _remove(values, key)
     return values, sorted(set(of_machine))
-
-
-def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    if not isinstance(node, dict):
-        yield prefix, node
-        return
-    for name, child in node.items():
-        yield from _leaves(child, f"{prefix}.{name}" if prefix else str(name))
 
 
 def _remove(values: dict[str, Any], key: str) -> None:

@@ -279,3 +279,10 @@ class Recipe:
     record: RecordConfig = field(default_factory=RecordConfig)
     serve: ServeConfig = field(default_factory=ServeConfig)
     preset: PresetConfig = field(default_factory=PresetConfig)
+
+
+def flat(node: object, prefix: str = "") -> dict[str, object]:
+    """Return the leaves of nested dictionaries: key, with dots, -> value."""
+    if not isinstance(node, dict):
+        return {prefix: node}
+    return {key: value for name, child in node.items() for key, value in flat(child, f"{prefix}.{name}" if prefix else str(name)).items()}

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 
 from rlinf_vla.core.channel import Channel
 
+logger = logging.getLogger(__name__)
+
 ATTEMPTS = 3
 """Give up when this many processes in a row are lost at the same work without progress."""
 
@@ -64,9 +66,6 @@ class Losses:
             self.in_a_row, self._furthest = 0, reached
         self.in_a_row += 1
         return self.in_a_row >= ATTEMPTS
-
-
-logger = logging.getLogger(__name__)
 
 
 class Child:

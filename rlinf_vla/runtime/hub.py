@@ -19,6 +19,9 @@ DATA = (
 """Patterns of the files to download."""
 DESCRIPTION = ("*.json", "tokenizer.model")
 """Those from which a model is built without weights."""
+REPOSITORY = r"[\w.-]+/[\w.-]+"
+REPOSITORY_AT = rf"({REPOSITORY})(?:@([\w./-]+))?"
+"""ORG/NAME or ORG/NAME@REVISION."""
 
 
 def download(location: str, patterns: Sequence[str] = DATA) -> Path:
@@ -27,7 +30,7 @@ def download(location: str, patterns: Sequence[str] = DATA) -> Path:
     Files are kept in Hugging Face's cache (HF_HOME), and only missing ones are downloaded. Without
     network, or with HF_HUB_OFFLINE=1, a complete directory in the cache is used. Raises UserError.
     """
-    found = re.fullmatch(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", location)
+    found = re.fullmatch(f"hf://{REPOSITORY_AT}", location)
     if found is None:
         raise UserError(f"{location} names no repository: write hf://ORG/NAME or hf://ORG/NAME@REVISION")
     name, revision = found.groups()

@@ -16,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.recipe import flat
 from rlinf_vla.core.io import replacing
 from rlinf_vla.training.checkpoint import COMPLETE, complete_checkpoints
 
@@ -266,10 +267,3 @@ def _difference(directory: Path, config: DictConfig, free: set[str]) -> str | No
 
 def _told(values: dict[str, object], key: str) -> str:
     return json.dumps(values[key]) if key in values else "absent"
-
-
-def flat(node: object, prefix: str = "") -> dict[str, object]:
-    """Return the leaves of nested dictionaries: key, with dots, -> value."""
-    if not isinstance(node, dict):
-        return {prefix: node}
-    return {key: value for name, child in node.items() for key, value in flat(child, f"{prefix}.{name}" if prefix else str(name)).items()}

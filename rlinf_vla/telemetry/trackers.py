@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.recipe import TENSORBOARD
+from rlinf_vla.config.recipe import TENSORBOARD, flat
 from rlinf_vla.core.io import write_json
 
 FOLDER = "trackers"
@@ -173,7 +173,7 @@ class MLflow:
         known = self._client.get_experiment_by_name(name)
         experiment = known.experiment_id if known is not None else self._client.create_experiment(name)
         self.identity = self._client.create_run(experiment, run_name=run_dir.name).info.run_id
-        params = [Param(key, str(value)[:500]) for key, value in _flat(recipe).items()]
+        params = [Param(key, str(value)[:500]) for key, value in flat(recipe).items()]
         for start in range(0, len(params), CHUNK):
             self._client.log_batch(self.identity, params=params[start : start + CHUNK])
 
@@ -195,9 +195,3 @@ OPENED: dict[str, Callable[[Path, Mapping[str, Any], str], Any]] = {"wandb": Wan
 
 def _project(recipe: Mapping[str, Any]) -> str:
     return str(recipe.get("name", "rlinf-vla"))
-
-
-def _flat(node: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(node, Mapping):
-        return {prefix: node}
-    return {key: value for name, child in node.items() for key, value in _flat(child, f"{prefix}.{name}" if prefix else str(name)).items()}
