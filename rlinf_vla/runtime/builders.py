@@ -101,6 +101,8 @@ def require_training(recipe: Recipe) -> None:
     if recipe.algorithm.name == NO_ALGORITHM:
         raise UserError(f"recipe={recipe.name} trains nothing (algorithm={NO_ALGORITHM}): rlinf-vla eval recipe={recipe.name}")
     require_whole(recipe, "nothing to train")
+    if recipe.algorithm.trains_reward and recipe.reward.name is None:
+        raise UserError(f"algorithm={recipe.algorithm.name} trains the network of a reward: set reward=classifier")
     require_trackers(recipe.tracker)
 
 
@@ -136,10 +138,8 @@ def build_head(recipe: Recipe) -> Policy:
 def build_reward_model(recipe: Recipe) -> RewardModel:
     """Return the reward's network; random weights depend only on the recipe's seed.
 
-    Raises UserError if the recipe has no reward plug-in.
+    Raises UserError.
     """
-    if recipe.reward.name is None:
-        raise UserError("algorithm=classifier trains the network of a reward: set reward=classifier")
     plugin = plugins.choose("reward", recipe.reward.name, plugins.rewards())
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, return_and_correct_aliasing
-from torch.utils._pytree import tree_leaves, tree_map
 
 GPU = torch.device("meta")
 """The device that the simulated GPU's tensors report."""
@@ -139,9 +138,29 @@ def recorder(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def _mapped(change: Callable[[Tensor], Any], value: Any) -> Any:
+    """Return an operation's arguments or results with their tensors changed.
+
+    Several times as fast as PyTorch's ``tree_map``, which counts: a run has 100,000 operations.
+    """
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, (tuple, list)):
+        changed = [_mapped(change, each) for each in value]
+        return changed if type(value) is list else type(value)(changed)
+    if isinstance(value, dict):
+        return {name: _mapped(change, each) for name, each in value.items()}
+    return value
+
+
+def _value(tensor: Tensor) -> Tensor:
+    return tensor.value if isinstance(tensor, GpuTensor) else tensor
+
+
 def _run(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Run an operation on the CPU values. Raises RuntimeError if it mixes devices."""
-    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    tensors: list[Tensor] = []
+    _mapped(tensors.append, (args, kwargs))
     here = [tensor for tensor in tensors if isinstance(tensor, GpuTensor)]
     beside = [tensor for tensor in tensors if not isinstance(tensor, GpuTensor) and (tensor.dim() > 0 or function in FUSED)]
     named = kwargs.get("device")
@@ -155,7 +174,7 @@ def _run(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         assert not copies, f"{function} takes or makes a CPU tensor in a call that a CUDA graph records"
         masks = function in INDEXING and any(index is not None and index.dtype == torch.bool for index in args[1])
         assert function not in READS_BACK and not masks, f"{function} waits for the GPU in a call that a CUDA graph records"
-    plain = tree_map(lambda leaf: leaf.value if isinstance(leaf, GpuTensor) else leaf, (args, kwargs))
+    plain = _mapped(_value, (args, kwargs))
     if named is not None:
         plain[1]["device"] = torch.device("cpu")
         if function is aten._to_copy.default and plain[0][0].dtype == kwargs.get("dtype", plain[0][0].dtype):
@@ -165,7 +184,7 @@ def _run(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         on_gpu = isinstance(args[0], GpuTensor)
     if not on_gpu:
         return found
-    wrapped = tree_map(lambda leaf: GpuTensor(leaf) if isinstance(leaf, Tensor) else leaf, found)
+    wrapped = _mapped(GpuTensor, found)
     return return_and_correct_aliasing(function, args, kwargs, wrapped) if here else wrapped
 
 

@@ -13,6 +13,7 @@ from rlinf_vla.testing.algorithm import as_before
 from rlinf_vla.testing.toy_env import CounterPlugin
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from tests.cli import toy_robot
+from tests.cli.counting_plugins import announce
 
 
 @dataclass
@@ -123,6 +124,15 @@ iterations: 0
 sweep:
   policies: [expert, random]
 """
+COUNTED = """# @package _global_
+defaults:
+  - _self_
+  - override /env: counter
+  - override /model: openvla
+  - override /algorithm: ppo
+name: counted
+iterations: 1
+"""
 SFT = COUNTING + "  batch_size: 8\n  warmup_steps: 1\n  learning_rate: 0.05\n  demonstrations:\n    episodes: 6\n"
 
 
@@ -153,6 +163,19 @@ def counting(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     (folder / "recipe" / "counting_classifier.yaml").write_text(CLASSIFIER)
     (folder / "recipe" / "counting_eval.yaml").write_text(EVALUATION)
     return Counting(folder, plugin)
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Counter world as an installed plug-in beside the others; returns a folder for recipes.
+
+    ``recipe=counted`` evaluates or trains an OpenVLA there, and needs ``model.checkpoint``.
+    """
+    announce(tmp_path / "package")
+    monkeypatch.syspath_prepend(str(tmp_path / "package"))
+    (tmp_path / "recipe").mkdir()
+    (tmp_path / "recipe" / "counted.yaml").write_text(COUNTED)
+    return tmp_path
 
 
 @pytest.fixture

@@ -31,6 +31,10 @@ def checkpoint(tmp_path: Path) -> Path:
     return directory
 
 
+def evaluation(package: Path, checkpoint: Path) -> list[str]:
+    return ["eval", "--config-dir", str(package), "recipe=counted", "cluster=laptop", f"model.checkpoint={checkpoint}"]
+
+
 class Hostile:
     """Creates a file when it is unpickled."""
 
@@ -95,18 +99,22 @@ def with_code(directory: Path) -> None:
         (with_code, ["unnorm_key", "bridge", "fractal"]),
     ],
 )
-def test_a_bad_checkpoint_is_one_line(rlinf_vla: CommandLine, checkpoint: Path, spoil: Callable[[Path], None], words: list[str]) -> None:
+def test_a_bad_checkpoint_is_one_line(
+    rlinf_vla: CommandLine, package: Path, checkpoint: Path, spoil: Callable[[Path], None], words: list[str]
+) -> None:
     spoil(checkpoint)
-    found = rlinf_vla("eval", "recipe=maniskill_ppo", "cluster=laptop", f"model.checkpoint={checkpoint}")
+    found = rlinf_vla(*evaluation(package, checkpoint))
     assert all(word in found.complaint for word in words), found.complaint
     assert not (checkpoint.parent / "touched").exists() and not (checkpoint.parent / "runs").exists()
 
 
-def test_the_advice_for_a_pickle_works(rlinf_vla: CommandLine, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_advice_for_a_pickle_works(
+    rlinf_vla: CommandLine, package: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     state = {key: value for shard in SHARDS for key, value in load_file(checkpoint / shard).items()}
     pickled("pytorch_model.bin")(checkpoint)
     torch.save(state, checkpoint / "pytorch_model.bin")
-    complaint = rlinf_vla("eval", "recipe=maniskill_ppo", "cluster=laptop", f"model.checkpoint={checkpoint}").complaint
+    complaint = rlinf_vla(*evaluation(package, checkpoint)).complaint
     program = complaint.split('python -c "')[1].split('"`')[0]
     monkeypatch.chdir(checkpoint)
     exec(program, {})  # in this process, because importing torch again takes seconds

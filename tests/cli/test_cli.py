@@ -227,9 +227,12 @@ def test_a_classifier_is_no_policy(rlinf_vla: CommandLine) -> None:
     assert "model=none" in rlinf_vla("train", "recipe=reward_classifier", "cluster=laptop", *other).complaint
     assert "model=none" in rlinf_vla("train", "recipe=maniskill_sft", "cluster=laptop", "model.name=none").complaint
     assert "set reward=classifier" in rlinf_vla("train", "recipe=reward_classifier", "cluster=laptop", "reward.name=null").complaint
-    assert "no model to train" in rlinf_vla("train", "recipe=reward_classifier", "cluster=laptop", "reward=success").complaint
     split = ["cluster.runtime=ray", "rollout.split=head"]
     assert "trains a reward" in rlinf_vla("train", "recipe=reward_classifier", "cluster=laptop", *split).complaint
+
+
+def test_a_reward_without_a_network_is_not_trained(rlinf_vla: CommandLine, counting: Counting) -> None:
+    assert "no model to train" in rlinf_vla(*counting.arguments("train", "counting_classifier", "reward=success")).complaint
 
 
 @pytest.mark.parametrize("name", RECIPES)

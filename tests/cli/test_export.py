@@ -118,11 +118,11 @@ def test_runs_that_cannot_be_exported(rlinf_vla: CommandLine, run: Run, tmp_path
 
 
 @pytest.mark.parametrize("run", [4], indirect=True)
-def test_heads_of_another_model_are_refused(rlinf_vla: CommandLine, run: Run, tmp_path: Path) -> None:
+def test_heads_of_another_model_are_refused(rlinf_vla: CommandLine, run: Run, package: Path, tmp_path: Path) -> None:
     assert rlinf_vla("export", *run.arguments("output=out")).code == 0
     heads = tmp_path / "out" / "heads.safetensors"
     whole = heads.read_bytes()
     for content, words in ((whole[:-9], ["heads.safetensors cannot be read", "delete it"]), (b"", ["heads.safetensors cannot be read"])):
         heads.write_bytes(content)
-        complaint = rlinf_vla("eval", "recipe=maniskill_ppo", "cluster=laptop", f"model.checkpoint={tmp_path / 'out'}").complaint
+        complaint = rlinf_vla("eval", "--config-dir", str(package), "recipe=counted", f"model.checkpoint={tmp_path / 'out'}").complaint
         assert all(word in complaint for word in words)

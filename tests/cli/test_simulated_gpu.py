@@ -23,7 +23,6 @@ from rlinf_vla.testing.simulated_gpu import GPU, paused, recorder, simulated_gpu
 from rlinf_vla.testing.toy_env import CounterWorld
 from rlinf_vla.training.lora import read_tensors
 from tests.cli.conftest import CLASSIFIER, CommandLine
-from tests.cli.counting_plugins import announce
 from tests.cli.test_verbs import assert_same_files
 
 RECIPE = """# @package _global_
@@ -110,15 +109,6 @@ class GpuWorld(CounterWorld):
 
     def expert_actions(self) -> Tensor:
         return super().expert_actions().to(GPU)
-
-
-@pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The toy environment as an installed plug-in."""
-    announce(tmp_path / "package")
-    monkeypatch.syspath_prepend(str(tmp_path / "package"))
-    (tmp_path / "recipe").mkdir()
-    return tmp_path
 
 
 @pytest.fixture
