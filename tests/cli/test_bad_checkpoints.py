@@ -108,9 +108,7 @@ def test_a_bad_checkpoint_is_one_line(
     assert not (checkpoint.parent / "touched").exists() and not (checkpoint.parent / "runs").exists()
 
 
-def test_the_advice_for_a_pickle_works(
-    rlinf_vla: CommandLine, package: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_advice_for_a_pickle_works(rlinf_vla: CommandLine, package: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = {key: value for shard in SHARDS for key, value in load_file(checkpoint / shard).items()}
     pickled("pytorch_model.bin")(checkpoint)
     torch.save(state, checkpoint / "pytorch_model.bin")
