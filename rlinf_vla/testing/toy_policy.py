@@ -30,7 +30,8 @@ class LinearOptions:
 
 
 class LinearPolicy(Policy):
-    """The toy policy: for ``CounterWorld``, or any environment with an image ``base`` of 64 pixels."""
+    """The toy policy: for ``CounterWorld``, or any environment with an image ``base`` of 64
+    pixels and ``action_dim`` action dimensions."""
 
     name: ClassVar[str] = "linear"
     Config: ClassVar[type] = LinearOptions
