@@ -301,9 +301,10 @@ prove-metaworld: install metaworld
 prove-serve: install
 	$(BIN)/python tools/attack_server.py --page docs/results/serving.md
 
-# The screenshots of docs/guides/view.md, of a short run, a sweep and a dataset. Needs Chromium and EXTRAS=maniskill,serve,browser,dev.
+# The screenshots in docs/images: a short run, a sweep and a dataset in view, the site, a terminal. Needs Chromium and
+# EXTRAS=maniskill,serve,browser,dev.
 SHOTS := runs/screenshots
-screenshots: install
+screenshots: install docs
 	test -d $(SHOTS)/data || $(BIN)/rlinf-vla record recipe=maniskill_sft output=$(SHOTS)/data algorithm.demonstrations.episodes=4
 	test -f $(SHOTS)/sweep/result.json || \
 		$(BIN)/rlinf-vla eval recipe=maniskill_eval episodes=3 run_dir=$(SHOTS)/sweep "sweep.policies=[expert,random]"

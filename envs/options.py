@@ -6,12 +6,37 @@ import difflib
 import os
 from collections.abc import Iterable
 from dataclasses import replace
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.tasks import Diagnosis
 
 C = TypeVar("C", bound=Any)
+
+
+class Package(NamedTuple):
+    """What an environment needs: its name, the module to import, and how to install it."""
+
+    name: str
+    module: str
+    install: str
+
+    def missing(self) -> bool:
+        return find_spec(self.module) is None
+
+    def require(self) -> None:
+        """Raise UserError if it is not installed."""
+        if self.missing():
+            raise UserError(f"{self.name} is not installed: {self.install}")
+
+    def diagnosis(self, *distributions: str) -> Diagnosis:
+        """Check that it is installed; report the versions of its ``distributions``."""
+        if self.missing():
+            return Diagnosis(self.name, False, "optional: not installed", self.install)
+        return Diagnosis(self.name, True, ", ".join(f"{each} {version(each)}" for each in distributions))
 
 
 def one_of(value: str, allowed: Iterable[str], what: str) -> None:

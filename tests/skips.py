@@ -41,6 +41,8 @@ ALLOWED = {
     "LEROBOT_PYTHON names no Python": "lerobot wants Python 3.12 and another torch",
     "gymnasium-robotics is not installed": "it fails on the MuJoCo of the extras (docs/metaworld.md)",
     "Chromium is not installed": "no package of Python brings it; apt-get install chromium, then tests/view/test_browser.py runs",
+    "zsh is not installed": "its completion is tested where it is: apt-get install zsh",
+    "fish is not installed": "its completion is tested where it is: apt-get install fish",
     "timm is not installed": "it wants torchvision, which cannot be imported beside a torch without CUDA, and breaks transformers then",
     "no scripted expert": "the conformance suite asks a simulator for what it offers",
     "actions do not move a tool": "the conformance suite asks a simulator for what it offers",

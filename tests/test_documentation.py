@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 
 from rlinf_vla.cli import compose
-from rlinf_vla.cli.main import BENCHES, VERBS
+from rlinf_vla.cli.verbs import VERBS
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.runtime import recipes
 
@@ -93,7 +93,7 @@ def check(words: list[str]) -> None:
         return
     assert verb in VERBS, verb
     if verb == "bench":
-        assert rest and rest[0] in BENCHES, rest
+        assert rest and rest[0] in VERBS[verb].words, rest
         verb = f"bench_{rest.pop(0)}"
     elif verb == "robot":
         assert rest.pop(0) in ("check", "home", "stop", "acknowledge", "run", "record", "replay"), words

@@ -29,7 +29,7 @@ from rlinf_vla.core import plugins
 from rlinf_vla.core.io import replacing_directory
 from rlinf_vla.telemetry.measurement import resident
 from rlinf_vla.telemetry.metrics import read_metrics
-from rlinf_vla.training.checkpoint import COMPLETE
+from rlinf_vla.training.checkpoint_files import COMPLETE
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "runs" / "rehearsal"

@@ -6,15 +6,13 @@ import ctypes.util
 import os
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.tasks import Diagnosis, Suite, Task
 
-from ..options import one_each, one_of, processes_per_group, refuse_several
+from ..options import Package, one_each, one_of, processes_per_group, refuse_several
 from .config import GenesisConfig
 from .kernels import cache_dir, compile_once, environment
 from .loading import read_scene
@@ -23,7 +21,7 @@ from .scene import Scene, why_no_expert
 if TYPE_CHECKING:
     from rlinf_vla.core.protocols import VectorEnv
 
-INSTALL = "pip install 'rlinf-vla[genesis]'"
+PACKAGE = Package("Genesis", "genesis", "pip install 'rlinf-vla[genesis]'")
 NO_GL = "Genesis renders with OpenGL (EGL or OSMesa), which is missing: apt-get install libegl1 libgl1 libgl1-mesa-dri"
 START_TIMEOUT_S = 900.0
 """Loading cached kernels takes 10 to 30 s; recompiling after a change missed by the hash, 120 s."""
@@ -44,8 +42,7 @@ class Genesis:
         refuse_several(config.tasks)
         scene, options = simulator_options(config)
         processes = processes_per_group(config, groups, batches=True)
-        if find_spec("genesis") is None:
-            raise UserError(f"Genesis is not installed: {INSTALL}")
+        PACKAGE.require()
         if gl() is None:
             raise UserError(NO_GL)
         limit, tasks, no_expert = episode_limit(config, scene), (scene.name,), why_no_expert(scene)
@@ -131,10 +128,9 @@ def gl() -> str | None:
 
 
 def checks() -> Iterator[Diagnosis]:
-    if find_spec("genesis") is None:
-        yield Diagnosis("Genesis", False, "optional: not installed", INSTALL)
+    yield PACKAGE.diagnosis("genesis-world")
+    if PACKAGE.missing():
         return
-    yield Diagnosis("Genesis", True, version("genesis-world"))
     yield Diagnosis("Genesis drawing", gl() is not None, gl() or "optional: neither EGL nor OSMesa", NO_GL)
     folder = cache_dir(None)
     compiled = len(list(folder.glob("compiled-*")))

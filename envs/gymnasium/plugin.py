@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from importlib.metadata import version
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.tasks import Diagnosis, Task
 
-from ..options import processes_per_group
+from ..options import Package, processes_per_group
 from .config import GymnasiumConfig
 
 if TYPE_CHECKING:
     from rlinf_vla.core.protocols import VectorEnv
 
-INSTALL = "pip install gymnasium"
+PACKAGE = Package("gymnasium", "gymnasium", "pip install gymnasium")
 
 
 class Gymnasium:
@@ -30,8 +28,7 @@ class Gymnasium:
 
         options = simulator_options(config)
         processes = processes_per_group(config, groups, batches=True)
-        if find_spec("gymnasium") is None:
-            raise UserError(f"gymnasium is not installed: {INSTALL}")
+        PACKAGE.require()
         return environments(
             config,
             groups,
@@ -47,9 +44,7 @@ class Gymnasium:
         return []
 
     def diagnose(self) -> list[Diagnosis]:
-        if find_spec("gymnasium") is None:
-            return [Diagnosis("gymnasium", False, "optional: not installed", INSTALL)]
-        return [Diagnosis("gymnasium", True, version("gymnasium"))]
+        return [PACKAGE.diagnosis("gymnasium")]
 
 
 def simulator_options(config: GymnasiumConfig) -> dict[str, Any]:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core import bootstrap
 from rlinf_vla.core.tasks import Diagnosis, Task
 
-from ..options import divide, existing_python
+from ..options import Package, divide, existing_python
 from .config import CAMERAS, IsaacLabConfig
 
 if TYPE_CHECKING:
     from rlinf_vla.core.protocols import VectorEnv
 
-INSTALL = "pip install isaaclab in an environment of its own, and name it in env.python (docs/isaaclab.md)"
+PACKAGE = Package(
+    "Isaac Lab", "isaaclab", "pip install isaaclab in an environment of its own, and name it in env.python (docs/isaaclab.md)"
+)
 START_TIMEOUT_S = 1800.0  # the first start downloads the task's assets and compiles shaders
 STACK = "put the red cube on the blue cube, and the green cube on the red cube"
 INSTRUCTIONS = {
@@ -38,8 +38,8 @@ class IsaacLab:
 
         options = simulator_options(config)
         divide(config.num_envs, groups, "env.num_envs")
-        if config.python is None and find_spec("isaaclab") is None:
-            raise UserError(f"isaaclab is not installed: {INSTALL}")
+        if config.python is None:
+            PACKAGE.require()
         return environments(
             config,
             groups,
@@ -57,9 +57,7 @@ class IsaacLab:
         return [Task(f"{name}-v0", instruction, True, False) for name, instruction in INSTRUCTIONS.items()]
 
     def diagnose(self) -> list[Diagnosis]:
-        if find_spec("isaaclab") is None:
-            return [Diagnosis("Isaac Lab", False, "optional: not installed", INSTALL)]
-        return [Diagnosis("Isaac Lab", True, f"isaaclab {version('isaaclab')}")]
+        return [PACKAGE.diagnosis("isaaclab")]
 
 
 def simulator_options(config: IsaacLabConfig) -> dict[str, Any]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.metadata import version
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.tasks import Diagnosis, Suite, Task
 
-from ..options import divide, one_each, one_of, processes_per_group, refuse_several
+from ..options import Package, divide, one_each, one_of, processes_per_group, refuse_several
 from . import vulkan
 from .config import ManiSkillConfig
 from .tasks import EXPERT_MODES, TASKS, asset_dir, missing_assets
@@ -18,7 +16,7 @@ from .tasks import EXPERT_MODES, TASKS, asset_dir, missing_assets
 if TYPE_CHECKING:
     from rlinf_vla.core.protocols import VectorEnv
 
-INSTALL = "pip install 'rlinf-vla[maniskill]'"
+PACKAGE = Package("ManiSkill", "mani_skill", "pip install 'rlinf-vla[maniskill]'")
 BRIDGE_DOWNLOAD = (
     "python -m mani_skill.utils.download_asset -y bridge_v2_real2sim && python -m mani_skill.utils.download_asset -y widowx250s"
 )
@@ -37,8 +35,7 @@ class ManiSkill:
         refuse_several(config.tasks)
         options = simulator_options(config)
         divide(config.num_envs, groups, "env.num_envs")
-        if find_spec("mani_skill") is None:
-            raise UserError(f"ManiSkill is not installed: {INSTALL}")
+        PACKAGE.require()
         limit, tasks, no_expert = episode_limit(config), (config.task,), why_no_expert(config)
         program, device = ["-m", "rlinf_vla.envs.maniskill.simulator"], None
         if use_gpu(config.backend, config.num_envs, why_not_on_gpu(config)):
@@ -139,10 +136,9 @@ def cpu_driver(config: ManiSkillConfig) -> tuple[str, dict[str, str]]:
 def checks() -> Iterator[Diagnosis]:
     import torch
 
-    if find_spec("mani_skill") is None:
-        yield Diagnosis("ManiSkill", False, "optional: not installed", INSTALL)
+    yield PACKAGE.diagnosis("mani_skill", "sapien")
+    if PACKAGE.missing():
         return
-    yield Diagnosis("ManiSkill", True, f"{version('mani_skill')} with SAPIEN {version('sapien')}")
     driver = vulkan.find()
     yield Diagnosis(
         "Vulkan driver",

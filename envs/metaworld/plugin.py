@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from rlinf_vla.config.errors import UserError
 from rlinf_vla.core import bootstrap
 from rlinf_vla.core.tasks import Diagnosis, Task
 
 from .. import mujoco_gl
-from ..options import existing_python, one_of, processes_per_group
+from ..options import Package, existing_python, one_of, processes_per_group
 from .config import CAMERAS, MOUNTED, OFFICIAL_LIMIT, MetaWorldConfig
 from .tasks import INSTRUCTIONS, selected
 
 if TYPE_CHECKING:
     from rlinf_vla.core.protocols import VectorEnv
 
-INSTALL = "pip install metaworld, or in an environment of its own for env.python (docs/metaworld.md)"
+PACKAGE = Package("Meta-World", "metaworld", "pip install metaworld, or in an environment of its own for env.python (docs/metaworld.md)")
 
 
 class MetaWorld:
@@ -32,8 +29,8 @@ class MetaWorld:
 
         options = simulator_options(config)
         processes = processes_per_group(config, groups, batches=False)
-        if config.python is None and find_spec("metaworld") is None:
-            raise UserError(f"metaworld is not installed: {INSTALL}")
+        if config.python is None:
+            PACKAGE.require()
         renderer = mujoco_gl.find(config.renderer, config.python, bool(config.cameras))
         return environments(
             config,
@@ -52,9 +49,7 @@ class MetaWorld:
         return [Task(name, instruction, True, True) for name, instruction in INSTRUCTIONS.items()]
 
     def diagnose(self) -> list[Diagnosis]:
-        if find_spec("metaworld") is None:
-            return [Diagnosis("Meta-World", False, "optional: not installed", INSTALL)]
-        return [Diagnosis("Meta-World", True, f"metaworld {version('metaworld')} with MuJoCo {version('mujoco')}")]
+        return [PACKAGE.diagnosis("metaworld", "mujoco")]
 
 
 def episode_limit(config: MetaWorldConfig) -> int:

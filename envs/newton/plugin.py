@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.tasks import Diagnosis, Suite, Task
 
 from ..genesis.plugin import episode_limit, packaged_tasks, scene_options
 from ..genesis.scene import why_no_expert
-from ..options import one_each, processes_per_group, refuse_several
+from ..options import Package, one_each, processes_per_group, refuse_several
 from .config import NewtonConfig
 
 if TYPE_CHECKING:
     from rlinf_vla.core.protocols import VectorEnv
 
-INSTALL = "pip install 'rlinf-vla[newton]'"
+PACKAGE = Package("Newton", "newton", "pip install 'rlinf-vla[newton]'")
 START_TIMEOUT_S = 1800.0
 """Warp compiles its kernels in the first process: minutes on a busy machine, once."""
 
@@ -34,8 +31,7 @@ class Newton:
         refuse_several(config.tasks)
         scene, options = scene_options(config)
         processes = processes_per_group(config, groups, batches=True)
-        if find_spec("newton") is None:
-            raise UserError(f"Newton is not installed: {INSTALL}")
+        PACKAGE.require()
         return environments(
             config,
             groups,
@@ -56,9 +52,7 @@ class Newton:
         return packaged_tasks()
 
     def diagnose(self) -> list[Diagnosis]:
-        if find_spec("newton") is None:
-            return [Diagnosis("Newton", False, "optional: not installed", INSTALL)]
-        return [Diagnosis("Newton", True, f"newton {version('newton')} with MuJoCo {version('mujoco')}")]
+        return [PACKAGE.diagnosis("newton", "mujoco")]
 
 
 plugin = Newton()

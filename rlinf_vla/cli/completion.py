@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlinf_vla.cli.help import EVERY, HELP
+from rlinf_vla.cli.verbs import PLUGINS, VERBS
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core import plugins
@@ -51,20 +52,9 @@ compdef _rlinf_vla rlinf-vla
 complete -c rlinf-vla -a '(rlinf-vla completion -- (commandline -opc)[2..] (commandline -ct) 2>/dev/null)'
 """,
 }
-PLUGINS = ("env", "robot", "model", "algorithm", "reward")
 FILES = ("recipe", "preset", "cluster", "algorithm")
 CHOICES = tuple(dict.fromkeys((*FILES, *PLUGINS)))
 RUNS = Path("runs")
-WORDS = {
-    "list": ("recipes", "presets", "models", "envs", "tasks", "rewards", "robots"),
-    "runs": ("list", "compare", "prune"),
-    "bench": ("rollout", "throughput", "policy", "update", "control", "load", "memory", "env", "soak"),
-    "robot": ("check", "home", "stop", "acknowledge", "run", "record", "replay"),
-    "new": ("model", "env", "reward", "robot", "algorithm"),
-    "completion": tuple(SCRIPTS),
-}
-"""Verb -> its first words."""
-WITHOUT_KEYS = ("verify", "compare", "new", "push", "pull", "runs", "view", "doctor", "list", "completion")
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -86,9 +76,9 @@ def candidates(words: Sequence[str]) -> list[str]:
 
 def _known(before: Sequence[str], current: str) -> Iterator[str]:
     verb = before[0] if before else ""
-    if verb not in HELP:
+    if verb not in VERBS:
         if not before:
-            yield from (*HELP, "--help", "--version")
+            yield from (*VERBS, "--help", "--version")
         return
     key, equals, _ = current.partition("=")
     if current.startswith("-"):
@@ -96,10 +86,10 @@ def _known(before: Sequence[str], current: str) -> Iterator[str]:
     elif equals:
         yield from (f"{key}={value}" for value in _values(key))
     else:
-        yield from WORDS.get(verb, ()) if len(before) == 1 or verb == "list" else ()
+        yield from VERBS[verb].words if len(before) == 1 or verb == "list" else ()
         if verb in ("runs", "view", "push"):
             yield from _runs()
-        if verb not in WITHOUT_KEYS:
+        if VERBS[verb].keys:
             yield from (f"{choice}=" for choice in (*CHOICES, "run"))
             yield from (f"{name}=" for name in keys(Recipe))
 

@@ -6,6 +6,8 @@ import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rlinf_vla.cli.verbs import LISTS, PLUGINS, VERBS
+
 WIDTH = 80
 EVERY = ("--log-level LEVEL", "debug, info, warning or error: what is reported on stderr, by libraries too")
 """An option of all verbs."""
@@ -142,7 +144,7 @@ HELP: dict[str, Help] = {
         "stop without robot=NAME stops all arms of this machine, as rlinf-vla-stop does.",
     ),
     "new": Help(
-        ("{model|env|reward|robot|algorithm} NAME",),
+        (f"{{{'|'.join(PLUGINS)}}} NAME",),
         (("NAME", "name of the plug-in, its package and the new folder"),),
         ("env my_env", "algorithm my_ppo", "robot my_arm"),
     ),
@@ -183,7 +185,7 @@ HELP: dict[str, Help] = {
         "Exit code: 1 while a required check fails.",
     ),
     "list": Help(
-        ("[recipes|presets|models|envs|tasks|rewards|robots] ... [--json]",),
+        (f"[{'|'.join(LISTS)}] ... [--json]",),
         JSON,
         ("", "recipes presets", "tasks --json"),
     ),
@@ -198,32 +200,24 @@ HELP: dict[str, Help] = {
         "Completes verbs, options, recipes and other choices, runs, and keys.",
     ),
 }
-USES = {
-    "Train and evaluate": ("train", "eval", "verify", "compare"),
-    "Use a policy, make data": ("serve", "export", "push", "pull", "record", "robot"),
-    "See what there is": ("list", "config", "runs", "view"),
-    "This machine, a cluster": ("doctor", "plan", "bench"),
-    "Extend, set up": ("new", "completion"),
-}
-"""What a user wants -> verbs."""
 
 
-def help_of(verb: str, purpose: str) -> str:
+def help_of(verb: str) -> str:
     """Return purpose, usage, options and three examples of a verb."""
     found, command = HELP[verb], f"rlinf-vla {verb}"
-    lines = [*textwrap.wrap(f"{command}: {purpose}", WIDTH), "", "Usage:"]
+    lines = [*textwrap.wrap(f"{command}: {VERBS[verb].purpose}", WIDTH), "", "Usage:"]
     lines += [f"  {command} {usage}".rstrip() for usage in found.usage]
     lines += ["", "Options:", *_pairs(dict((*found.options, EVERY)))]
     lines += ["", "Examples:", *(f"  {command} {example}".rstrip() for example in found.examples)]
     return "\n".join([*lines, *(["", *textwrap.wrap(found.note, WIDTH)] if found.note else [])])
 
 
-def overview(version: str, verbs: Mapping[str, str]) -> str:
+def overview(version: str) -> str:
     """Return the help of the program: its verbs, each with its purpose, by use."""
     lines = [f"rlinf-vla {version}: fine-tune vision-language-action policies with", "reinforcement learning", ""]
     lines += ["Usage: rlinf-vla VERB [recipe=NAME|run=RUN] [KEY=VALUE ...] [OPTIONS]"]
-    for use, names in USES.items():
-        lines += ["", f"{use}:", *_pairs({name: verbs[name] for name in names}, 11)]
+    for use in dict.fromkeys(verb.use for verb in VERBS.values()):
+        lines += ["", f"{use}:", *_pairs({name: verb.purpose for name, verb in VERBS.items() if verb.use == use}, 11)]
     return "\n".join([*lines, "", "rlinf-vla VERB --help: usage, options and examples of a verb."])
 
 

@@ -18,45 +18,16 @@ from importlib import import_module
 from typing import Any
 
 from rlinf_vla import __version__
+from rlinf_vla.cli.verbs import UNCOMPOSED_BENCHES, VERBS
 from rlinf_vla.config.errors import Failure, UserError, printable
 from rlinf_vla.core import child_process
 from rlinf_vla.core.interrupt import Interrupted, exit_at_once, raise_at_once
 
-VERBS = {
-    "train": "reinforcement learning, imitation, success classifiers",
-    "record": "record a LeRobotDataset from a scripted expert",
-    "eval": "success rate on fixed episodes, or a sweep over policies",
-    "verify": "repeat part of an evaluation and compare the outcomes",
-    "compare": "compare recorded evaluations",
-    "export": "merge a checkpoint into the model's official layout",
-    "push": "share a checkpoint, model or dataset on the Hugging Face Hub",
-    "pull": "download and check what was shared",
-    "serve": "serve a policy over websockets and HTTP",
-    "view": "a local web page of a run, a sweep or a dataset",
-    "plan": "predict the fastest placement on a cluster and its speed",
-    "bench": "measure this machine",
-    "robot": "control an arm: check, home, stop, run, record, replay",
-    "new": "write a plug-in package to start from",
-    "runs": "list, compare and prune runs",
-    "config": "show a recipe and where each value comes from",
-    "doctor": "check this machine and fix what can be fixed",
-    "list": "list what is installed",
-    "completion": "print a script that completes command lines in a shell",
-}
-"""Verb -> its purpose; the rest of its help is in ``help.py``."""
-PLAIN = (
-    *("new", "completion", "push", "pull", "runs", "view", "config", "doctor", "list", "verify", "compare"),
-    *("bench_env", "bench_soak", "robot"),
-)
-"""Verbs without a recipe."""
-ELSEWHERE = {"plan": "planner.search", "verify": "evaluation.verify", "compare": "evaluation.compare", "view": "view.command"}
-"""Verbs whose module is in the room of the feature."""
 HELP = ("-h", "--help")
 DRY_RUN, JSON, LOG_LEVEL = "--dry-run", "--json", "--log-level"
 LOG_LEVELS = ("debug", "info", "warning", "error")
 WITH_DOCUMENT = ("eval", "plan")
-"""Verbs with a recipe whose result JSON prints; PLAIN verbs read the option themselves."""
-BENCHES = ("rollout", "throughput", "policy", "update", "control", "load", "memory", "env", "soak")
+"""Verbs with a recipe whose result JSON prints; verbs without one read the option themselves."""
 
 
 def main() -> None:
@@ -151,7 +122,7 @@ def _dispatch(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in (*HELP, "help"):
         from rlinf_vla.cli.help import overview
 
-        print(overview(__version__, VERBS))
+        print(overview(__version__))
         return 0
     if arguments[0] in ("--version", "version"):
         print(__version__)
@@ -164,13 +135,15 @@ def _dispatch(arguments: Sequence[str]) -> int:
     if set(HELP) & set(rest) and "--" not in rest:
         from rlinf_vla.cli.help import help_of
 
-        print(help_of(verb, VERBS[verb]))
+        print(help_of(verb))
         return 0
-    module = ELSEWHERE.get(verb, f"cli.{verb}")
+    module, composed = VERBS[verb].module, VERBS[verb].composed
     if verb == "bench":
-        if not rest or rest[0] not in BENCHES:
-            raise UserError(f"bench needs a benchmark ({', '.join(BENCHES)}): rlinf-vla bench rollout recipe=NAME")
-        verb, module = f"bench_{rest[0]}", f"benchmarks.{rest.pop(0)}"
+        benches = VERBS[verb].words
+        if not rest or rest[0] not in benches:
+            raise UserError(f"bench needs a benchmark ({', '.join(benches)}): rlinf-vla bench rollout recipe=NAME")
+        bench = rest.pop(0)
+        verb, module, composed = f"bench_{bench}", f"{module}.{bench}", bench not in UNCOMPOSED_BENCHES
     if verb == "train" and DRY_RUN in rest:
         rest.remove(DRY_RUN)
         module = "cli.dry_run"
@@ -180,7 +153,7 @@ def _dispatch(arguments: Sequence[str]) -> int:
         raise_at_once()
         return command(argument)
 
-    if verb in PLAIN:
+    if not composed:
         return begin(rest) or 0
     from rlinf_vla.cli.compose import compose_and_run
 

@@ -14,21 +14,21 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from rlinf_vla.cli.verbs import PLUGINS
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core import plugins
 from rlinf_vla.core.io import replacing_directory
 from rlinf_vla.runtime.recipes import Configs
 
-GROUPS = ("model", "env", "reward", "robot", "algorithm")
 SHARED, SUFFIX, NAME = "package", ".jinja", "NAME"
 """Folder of the files of every kind, suffix of a template, stand-in of the name in file names."""
 
 
 def run(arguments: Sequence[str]) -> None:
     """Write the package into a new folder of its name. Raises UserError."""
-    if len(arguments) != 2 or arguments[0] not in GROUPS:
-        hint = plugins.nearest(arguments[0], list(GROUPS)) if arguments else ""
-        raise UserError(f"new needs a kind and a name: rlinf-vla new {{{'|'.join(GROUPS)}}} NAME{hint}")
+    if len(arguments) != 2 or arguments[0] not in PLUGINS:
+        hint = plugins.nearest(arguments[0], list(PLUGINS)) if arguments else ""
+        raise UserError(f"new needs a kind and a name: rlinf-vla new {{{'|'.join(PLUGINS)}}} NAME{hint}")
     kind, name = arguments
     _check_name(kind, name)
     folder = Path(name)

@@ -14,7 +14,7 @@ from rlinf_vla.data.lerobot_format import INFO
 from rlinf_vla.data.lerobot_reader import LeRobotReader
 from rlinf_vla.runtime import builders, hub
 from rlinf_vla.runtime.run_directory import CHECKPOINTS, RECIPE, saved_recipe
-from rlinf_vla.training.checkpoint import verify
+from rlinf_vla.training.checkpoint_files import verify
 
 
 def run(arguments: Sequence[str]) -> None:

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from rlinf_vla.cli.verbs import ROBOT_VERBS
 from rlinf_vla.config.errors import UserError, printable
 from rlinf_vla.core import plugins
 from rlinf_vla.core.robot import Robot, RobotError, RobotPlugin
 from rlinf_vla.realworld.operator_session import RECOVERY_S
 
-VERBS = ("check", "home", "stop", "acknowledge", "run", "record", "replay")
 ORDERS = ("stop", "acknowledge")
 USAGE = (
     "rlinf-vla robot {check|home|stop|acknowledge} robot=NAME [robot.KEY=VALUE ...] [operator=NAME], "
@@ -33,8 +33,8 @@ def run(arguments: Sequence[str]) -> int:
     clears the fault that an earlier one latched.
     """
     verb, rest = (arguments[0], list(arguments[1:])) if arguments else ("", [])
-    if verb not in VERBS:
-        raise UserError(f"robot needs a verb{plugins.nearest(verb, list(VERBS)) if verb else ''}: {USAGE}")
+    if verb not in ROBOT_VERBS:
+        raise UserError(f"robot needs a verb{plugins.nearest(verb, list(ROBOT_VERBS)) if verb else ''}: {USAGE}")
     if verb in ("run", "record", "replay"):
         return _with_recipe(verb, rest)
     operator = next((word.removeprefix("operator=") for word in rest if word.startswith("operator=")), "")

@@ -23,7 +23,7 @@ from rlinf_vla.runtime.run_names import all_runs, named
 from rlinf_vla.telemetry.console import duration
 from rlinf_vla.telemetry.metrics import read_metrics
 from rlinf_vla.telemetry.tables import JSON, print_json, print_table
-from rlinf_vla.training.checkpoint import complete_checkpoints
+from rlinf_vla.training.checkpoint_files import complete_checkpoints
 
 RUNNING, FINISHED, INTERRUPTED, DAMAGED = "running", "finished", "interrupted", "damaged"
 BEFORE, AFTER = "before", "after"

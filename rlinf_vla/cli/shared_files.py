@@ -26,7 +26,7 @@ from rlinf_vla.evaluation.results import read_json
 from rlinf_vla.runtime.recipes import ASSET, HUB
 from rlinf_vla.runtime.run_directory import CHECKPOINTS, RECIPE, saved_recipe
 from rlinf_vla.runtime.saved_recipe import from_saved, outside
-from rlinf_vla.training.checkpoint import ADAPTER, COMPLETE, HEADS, STATE, digest, verify
+from rlinf_vla.training.checkpoint_files import ADAPTER, COMPLETE, HEADS, STATE, digest, verify
 
 MODEL, DATASET = "model", "dataset"
 ENVIRONMENT, MANIFEST = "environment.json", "manifest.json"

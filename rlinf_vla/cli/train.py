@@ -29,7 +29,8 @@ from rlinf_vla.telemetry.console import TrainingConsole
 from rlinf_vla.telemetry.environment import fingerprint
 from rlinf_vla.telemetry.metrics import MetricsLog
 from rlinf_vla.telemetry.timeline import PREDICTED, RECORDED
-from rlinf_vla.training.checkpoint import ADAPTER, STATE, complete_checkpoints, load_checkpoint
+from rlinf_vla.training.checkpoint import load_checkpoint
+from rlinf_vla.training.checkpoint_files import ADAPTER, STATE, complete_checkpoints
 
 if TYPE_CHECKING:
     from rlinf_vla.planner.memory import MemoryModel
@@ -233,12 +234,11 @@ class TrainingRun:
         self.flow.saved([_read_json(each / STATE) for each in complete_checkpoints(directory)])
 
     def evaluate(self, name: str, iteration: int) -> None:
-        label, version = f"iteration {iteration}", self.flow.policy_version
-        runtime, stage = self.runtime, self.console.stage
+        runtime, stage, version = self.runtime, self.console.stage, self.flow.policy_version
         if runtime.play is None:
             self._classify(name)
             return
-        document = evaluate(self.recipe, runtime.play, runtime.calls_per_s, name, label, version, self.directory, stage)
+        document = evaluate(self.recipe, runtime.play, runtime.calls_per_s, name, f"iteration {iteration}", version, self.directory, stage)
         self.console.say(f"{name}: success {headline(document)}")
         self.metrics.write(iteration, rates(document))
 

@@ -24,7 +24,8 @@ from rlinf_vla.rollout.scripted_actors import ExpertActor, RandomActor
 from rlinf_vla.runtime import builders, run_directory
 from rlinf_vla.runtime.fit import connect, fitted
 from rlinf_vla.telemetry.timeline import Timeline
-from rlinf_vla.training.checkpoint import COMPLETE, load_checkpoint
+from rlinf_vla.training.checkpoint import load_checkpoint
+from rlinf_vla.training.checkpoint_files import COMPLETE
 from rlinf_vla.training.lora import acting, copy_all
 
 Progress = Callable[[float], None]

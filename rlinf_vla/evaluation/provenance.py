@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.recipe import Recipe
+from rlinf_vla.config.recipe import Recipe, flat
 from rlinf_vla.core.io import digest_of, write_json
 from rlinf_vla.evaluation.blocks import SCRIPTED, START, EvalPolicy, directory_of
 from rlinf_vla.evaluation.evaluate import temperature_of
 from rlinf_vla.runtime import backbone, builders
 from rlinf_vla.telemetry.environment import fingerprint
-from rlinf_vla.training.checkpoint import COMPLETE, verify
+from rlinf_vla.training.checkpoint_files import COMPLETE, verify
 
 FILE = "environment.json"
 SOFTWARE = ("python", "packages", "gpus")
@@ -73,12 +73,6 @@ def differing(before: Mapping[str, Any], now: Mapping[str, Any], keys: Sequence[
     """Return ``KEY was X, is Y`` for each changed value under ``keys``, nested ones included."""
     found = []
     for name in keys:
-        old, new = _flat(before.get(name), name), _flat(now.get(name), name)
+        old, new = flat(before.get(name), name), flat(now.get(name), name)
         found += [f"{each} was {old.get(each)}, is {new.get(each)}" for each in old | new if old.get(each) != new.get(each)]
     return found
-
-
-def _flat(value: Any, name: str) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        return {name: value}
-    return {full: each for part, child in value.items() for full, each in _flat(child, f"{name}.{part}").items()}

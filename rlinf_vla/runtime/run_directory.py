@@ -18,7 +18,7 @@ from yaml import YAMLError
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import flat
 from rlinf_vla.core.io import replacing
-from rlinf_vla.training.checkpoint import COMPLETE, complete_checkpoints
+from rlinf_vla.training.checkpoint_files import COMPLETE, complete_checkpoints
 
 RUNS = Path("runs")
 RECIPE, CHECKPOINTS, REPLAY, LOCK, RESULT = "recipe.yaml", "checkpoints", "replay", ".lock", "result.json"

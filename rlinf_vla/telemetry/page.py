@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rlinf_vla.config.recipe import flat
 from rlinf_vla.core.io import write_text
 
 VIDEO_BYTES = 1_900_000
@@ -35,7 +36,7 @@ def render(template: str, folders: Sequence[Path] = (), **content: Any) -> str:
 
     loader = jinja2.FileSystemLoader([Path(__file__).parent / "templates", *folders])
     pages = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    pages.filters["flat"] = flat
+    pages.filters["leaves"] = _leaves
     pages.policies["json.dumps_kwargs"] = {}  # keys stay in their order
     return pages.get_template(template).render(content)
 
@@ -82,8 +83,6 @@ def machine_line(environment: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def flat(node: Any, prefix: str = "") -> list[tuple[str, str]]:
+def _leaves(node: Any) -> list[tuple[str, str]]:
     """Return (dotted key, value) of every leaf; a value other than text is shown as JSON."""
-    if isinstance(node, dict):
-        return [row for key, value in node.items() for row in flat(value, f"{prefix}.{key}" if prefix else str(key))]
-    return [(prefix, node if isinstance(node, str) else json.dumps(node, ensure_ascii=False))]
+    return [(key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)) for key, value in flat(node).items()]

@@ -25,12 +25,13 @@ class LinearOptions:
 
     chunk: int = 3
     bins: int = 5
+    action_dim: int = 4
     seed: int = 0
 
 
 class LinearPolicy(Policy):
-    """The toy policy: for ``CounterWorld``, or any environment with an image ``base`` of 64 pixels
-    and four action dimensions."""
+    """The toy policy: for ``CounterWorld``, or any environment with an image ``base`` of 64
+    pixels and ``action_dim`` action dimensions."""
 
     name: ClassVar[str] = "linear"
     Config: ClassVar[type] = LinearOptions
@@ -42,7 +43,7 @@ class LinearPolicy(Policy):
     def __init__(self, options: LinearOptions) -> None:
         super().__init__()
         self.options = options
-        self.spec = PolicySpec(chunk=options.chunk, action_dim=4, state_dim=0, images={"base": (64, 64)})
+        self.spec = PolicySpec(chunk=options.chunk, action_dim=options.action_dim, state_dim=0, images={"base": (64, 64)})
         features = 3 * (64 // STRIDE) ** 2
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(options.seed)

@@ -1,13 +1,7 @@
-"""Save and load atomic checkpoints.
-
-Layout: ``step_000100/{adapter/, heads.safetensors, optimizer.safetensors, state.json, COMPLETE}``.
-A checkpoint is written to a temporary directory, fsynced and renamed, so a directory with the final
-name is complete, whenever the writer was killed.
-"""
+"""Save and load atomic checkpoints; ``checkpoint_files.py`` has their layout."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import shutil
@@ -16,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -24,6 +17,7 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.io import replacing_directory
 from rlinf_vla.core.protocols import Learner, Policy
 from rlinf_vla.core.types import Tensors
+from rlinf_vla.training.checkpoint_files import ADAPTER, COMPLETE, HEADS, OPTIMIZER, STATE, complete_checkpoints, digest, verify
 from rlinf_vla.training.lora import (
     adapter_state,
     copy_all,
@@ -37,7 +31,6 @@ from rlinf_vla.training.lora import (
 from rlinf_vla.training.ranks import gather_full, rank
 from rlinf_vla.training.trainer import Trainer
 
-ADAPTER, HEADS, OPTIMIZER, STATE, COMPLETE = "adapter", "heads.safetensors", "optimizer.safetensors", "state.json", "COMPLETE"
 EARLIER = "version_{}.safetensors"
 logger = logging.getLogger(__name__)
 
@@ -77,12 +70,6 @@ def save_checkpoint(
         shutil.rmtree(old, ignore_errors=True)
         logger.debug("removed %s: checkpoints.keep=%d", old, keep)
     return final
-
-
-def complete_checkpoints(directory: Path) -> list[Path]:
-    """Return the complete checkpoints in ``directory``, oldest first."""
-    found = {path.parent.name.removeprefix("step_"): path.parent for path in directory.glob(f"step_*/{COMPLETE}")}
-    return [found[number] for number in sorted(filter(str.isdigit, found), key=int)]
 
 
 def load_checkpoint(checkpoint: Path, policy: Learner, trainer: Trainer | None = None) -> dict[str, Any]:
@@ -148,23 +135,3 @@ def load_heads(policy: Policy, directory: Path) -> None:
 
 def _heads(policy: Policy) -> dict[str, Tensor]:
     return {name: p.detach() for name, p in policy.named_parameters() if not name.startswith("backbone.")}
-
-
-def verify(checkpoint: Path) -> None:
-    """Raise UserError unless all files of the checkpoint exist and are unchanged."""
-    if not checkpoint.is_dir():
-        raise UserError(f"checkpoint={checkpoint}: no such directory")
-    if not (checkpoint / COMPLETE).exists():
-        raise UserError(f"checkpoint={checkpoint} is not a complete checkpoint ({COMPLETE} is missing): choose another one of its run")
-    try:
-        digests = json.loads((checkpoint / COMPLETE).read_text())
-        damaged = [name for name, known in digests.items() if not (checkpoint / name).is_file() or digest(checkpoint / name) != known]
-    except (ValueError, AttributeError, SafetensorError):
-        damaged = [COMPLETE]
-    if damaged:
-        raise UserError(f"checkpoint={checkpoint} is damaged ({damaged[0]} is missing or changed): use the checkpoint before it")
-
-
-def digest(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()

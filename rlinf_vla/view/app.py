@@ -9,7 +9,7 @@ from hashlib import sha256
 from io import BytesIO
 from os import stat_result
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from PIL import Image
@@ -28,7 +28,9 @@ from rlinf_vla.runtime.run_directory import BLOCKS, RECIPE, RESULT, is_sweep
 from rlinf_vla.telemetry.metrics import METRICS_FILE
 from rlinf_vla.telemetry.page import render
 from rlinf_vla.view import results
-from rlinf_vla.view.episodes import Dataset
+
+if TYPE_CHECKING:
+    from rlinf_vla.view.episodes import Dataset
 
 HERE = Path(__file__).parent
 FOLDERS = ("", "evaluation", "videos", BLOCKS)
@@ -126,6 +128,8 @@ class Viewer:
         return Response(file.getvalue(), media_type="image/jpeg", headers={"Cache-Control": "max-age=600"})
 
     def _episodes(self) -> Dataset:
+        from rlinf_vla.view.episodes import Dataset  # imports PyTorch, which runs and sweeps do without
+
         if self._dataset is None:
             self._dataset = Dataset(self.directory)
         return self._dataset

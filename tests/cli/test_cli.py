@@ -20,8 +20,8 @@ from safetensors import SafetensorError
 from rlinf_vla import __version__
 from rlinf_vla.cli import compose, train
 from rlinf_vla.cli import list as list_command
-from rlinf_vla.cli.help import HELP, USES
-from rlinf_vla.cli.main import VERBS
+from rlinf_vla.cli.help import HELP
+from rlinf_vla.cli.verbs import VERBS
 from rlinf_vla.config.errors import Failure, UserError
 from rlinf_vla.core import plugins
 from rlinf_vla.core.interrupt import Interrupted
@@ -107,7 +107,11 @@ def test_sac_may_learn_on_a_vlas_features() -> None:
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["help"]])
 def test_usage(rlinf_vla: CommandLine, arguments: list[str]) -> None:
     found = rlinf_vla(*arguments)
-    assert found.code == 0 and "rlinf-vla VERB" in found.out and all(text in found.out for text in VERBS.values())
+    assert (
+        found.code == 0
+        and "rlinf-vla VERB" in found.out
+        and all(f"  {name:11} {verb.purpose}" in found.out for name, verb in VERBS.items())
+    )
     assert all(len(line) <= 80 for line in found.out.splitlines())
 
 
@@ -130,14 +134,17 @@ def test_an_absurd_verb_gets_no_advice(rlinf_vla: CommandLine) -> None:
 def test_help_of_a_verb(rlinf_vla: CommandLine, trained: list[DictConfig], verb: str, arguments: list[str]) -> None:
     """In one form, on a terminal of 80 columns."""
     found = rlinf_vla(verb, *arguments)
-    assert found.code == 0 and found.out.startswith(f"rlinf-vla {verb}: {VERBS[verb]}") and not trained
+    assert found.code == 0 and found.out.startswith(f"rlinf-vla {verb}: {VERBS[verb].purpose}") and not trained
     assert all(len(line) <= 80 for line in found.out.splitlines())
     usage, options, examples = (found.out.index(f"\n{head}:\n") for head in ("Usage", "Options", "Examples"))
     assert usage < options < examples and found.out[examples:].count(f"  rlinf-vla {verb}") == 3
 
 
-def test_the_overview_has_every_verb_once() -> None:
-    assert sorted(verb for verbs in USES.values() for verb in verbs) == sorted(VERBS) == sorted(HELP)
+def test_every_verb_has_a_help_and_a_module() -> None:
+    assert sorted(VERBS) == sorted(HELP)
+    modules = [f"{verb.module}.{word}" for name, verb in VERBS.items() for word in (verb.words if name == "bench" else ())]
+    modules += [verb.module for name, verb in VERBS.items() if name != "bench"]
+    assert [module for module in modules if importlib.util.find_spec(f"rlinf_vla.{module}") is None] == []
 
 
 # recipes and keys

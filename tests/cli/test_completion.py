@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +12,8 @@ import pytest
 
 from rlinf_vla.cli import completion
 from rlinf_vla.cli import list as list_command
-from rlinf_vla.cli.main import BENCHES
-from rlinf_vla.cli.new import GROUPS
-from rlinf_vla.cli.robot import VERBS as OF_ROBOTS
 from rlinf_vla.cli.runs import VERBS as OF_RUNS
+from rlinf_vla.cli.verbs import VERBS
 from tests.cli.conftest import CommandLine
 
 
@@ -49,14 +48,9 @@ def test_candidates(rlinf_vla: CommandLine, tmp_path: Path, line: str, found: li
 
 
 def test_the_words_are_those_of_the_verbs() -> None:
-    assert {verb: set(words) for verb, words in completion.WORDS.items()} == {
-        "list": set(list_command.LISTS),
-        "runs": set(OF_RUNS),
-        "bench": set(BENCHES),
-        "robot": set(OF_ROBOTS),
-        "new": set(GROUPS),
-        "completion": set(completion.SCRIPTS),
-    }
+    assert set(VERBS["list"].words) == set(list_command.LISTS)
+    assert set(VERBS["runs"].words) == set(OF_RUNS)
+    assert set(VERBS["completion"].words) == set(completion.SCRIPTS)
 
 
 def test_a_shell_has_a_script(rlinf_vla: CommandLine) -> None:
@@ -65,18 +59,42 @@ def test_a_shell_has_a_script(rlinf_vla: CommandLine) -> None:
     assert "rlinf-vla completion {bash|zsh|fish}" in rlinf_vla("completion", "csh").complaint
 
 
+IN_A_SHELL = {
+    "bash": 'COMP_LINE="$LINE" COMP_POINT=${#LINE}\n_rlinf_vla\nprintf "%s\\n" "${COMPREPLY[@]}"\n',
+    # outside its line editor, zsh lets a function stand for the builtin that offers the words
+    "zsh": 'compadd() { print -rl -- $found }\nwords=("${(@s: :)LINE}") CURRENT=${#words}\n$_comps[rlinf-vla]\n',
+    "fish": 'complete -C "$LINE"\n',
+}
+"""Shell -> what completes $LINE there, after the shell's script."""
+BEFORE = {"zsh": "autoload -Uz compinit && compinit -u -d dump\n"}
+
+
+@pytest.mark.parametrize("shell", IN_A_SHELL)
 @pytest.mark.parametrize(
     ("line", "found"),
-    [("rlinf-vla ver", "verify"), ("rlinf-vla config recipe=franka_dag", "franka_dagger"), ("rlinf-vla train ", "algorithm=")],
+    [
+        ("rlinf-vla ver", "verify"),
+        ("rlinf-vla config recipe=franka_dag", "recipe=franka_dagger"),
+        ("rlinf-vla train checkpoints.ev", "checkpoints.every="),
+        ("rlinf-vla train ", "algorithm="),
+    ],
 )
-def test_bash_completes(tmp_path: Path, line: str, found: str) -> None:
+def test_a_shell_completes(tmp_path: Path, shell: str, line: str, found: str) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
     (tmp_path / "rlinf-vla").write_text(f'#!/bin/sh\nexec {sys.executable} -m rlinf_vla.cli.main "$@"\n')
     (tmp_path / "rlinf-vla").chmod(0o755)
-    program = completion.SCRIPTS["bash"] + 'COMP_LINE="$1" COMP_POINT=${#1}\n_rlinf_vla\nprintf "%s\\n" "${COMPREPLY[@]}"\n'
-    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    command = ["bash", "-c", program, "bash", line]
+    program = BEFORE.get(shell, "") + completion.SCRIPTS[shell] + IN_A_SHELL[shell]
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path), "LINE": line}
+    command = [shell, *(["-f"] if shell == "zsh" else []), "-c", program]
     shown = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, timeout=250, cwd=tmp_path).stdout
-    assert shown.split()[0] == found
+    words = shown.split()
+    assert words[0] == (found.partition("=")[2] or found if shell == "bash" else found)  # bash completes what follows =
+
+
+def test_runs_and_view_start_without_pytorch() -> None:
+    program = "import sys, rlinf_vla.cli.runs, rlinf_vla.view.command; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=250)
 
 
 def test_completion_imports_no_pytorch() -> None:

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from rlinf_vla.cli.new import GROUPS, rendered
+from rlinf_vla.cli.new import rendered
+from rlinf_vla.cli.verbs import PLUGINS
 from rlinf_vla.core import plugins
 from tests.cli.conftest import CommandLine
 
@@ -35,7 +36,7 @@ def suites(kind: str) -> dict[str, Any]:
     return {name: each for name, each in found.items() if name.startswith(("Test", "test_")) and each.__module__ == f"test_own_{kind}"}
 
 
-globals().update({name: each for kind in GROUPS for name, each in suites(kind).items()})
+globals().update({name: each for kind in PLUGINS for name, each in suites(kind).items()})
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -47,7 +48,7 @@ def processes_find_the_simulator(tmp_path_factory: pytest.TempPathFactory) -> It
         yield
 
 
-@pytest.mark.parametrize("kind", [kind for kind in GROUPS if kind != "robot"])
+@pytest.mark.parametrize("kind", [kind for kind in PLUGINS if kind != "robot"])
 def test_its_recipe_trains(rlinf_vla: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Not at the robot, in real time."""
     assert rlinf_vla("new", kind, f"own_{kind}x").code == 0
@@ -65,7 +66,7 @@ def test_its_recipe_trains(rlinf_vla: CommandLine, tmp_path: Path, monkeypatch: 
     assert (package / "run" / "checkpoints" / "step_000001" / "COMPLETE").exists()
 
 
-@pytest.mark.parametrize("kind", GROUPS)
+@pytest.mark.parametrize("kind", PLUGINS)
 def test_its_commands_name_what_it_has(rlinf_vla: CommandLine, tmp_path: Path, kind: str) -> None:
     assert rlinf_vla("new", kind, "two_words").code == 0
     package = tmp_path / "two_words"

@@ -5,11 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from rlinf_vla.data.lerobot_reader import LeRobotReader
 from rlinf_vla.telemetry.metrics import read_metrics
+from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from tests.cli.conftest import CommandLine, Counting
 
+LEROBOT = Path(__file__).parents[1] / "data/fixtures"
 QUICK = "evaluation.before_and_after=false"
 
 
@@ -41,6 +45,18 @@ def test_imitation_of_a_recording_needs_no_simulator(rlinf_vla: CommandLine, cou
     assert rlinf_vla(*counting.arguments("train", "counting_sft", "run_dir=played", QUICK)).code == 0
     learnt = [(tmp_path / name / "policy/model.safetensors").read_bytes() for name in ("recorded", "played")]
     assert learnt[0] == learnt[1], "the same states and the same labels"
+
+
+@pytest.mark.parametrize("kind", ["image", "video"])
+def test_imitation_of_what_lerobot_recorded(rlinf_vla: CommandLine, counting: Counting, tmp_path: Path, kind: str) -> None:
+    """``tests/data/lerobot_peer.py`` recorded the datasets with lerobot itself."""
+    dataset = [f"algorithm.demonstrations.dataset={LEROBOT / kind}", "algorithm.demonstrations.cameras=[base:front]"]
+    LinearPolicy(LinearOptions(chunk=2, action_dim=2)).save(tmp_path / "model")
+    model = ["model.checkpoint=model", "model.options.action_dim=2"]
+    found = rlinf_vla(*counting.arguments("train", "counting_sft", f"run_dir={kind}", QUICK, *dataset, *model))
+    assert found.code == 0, found.err
+    before, after = (load_file(tmp_path / folder / "model.safetensors") for folder in ("model", f"{kind}/policy"))
+    assert before.keys() == after.keys() and not torch.equal(before["logits.weight"], after["logits.weight"])
 
 
 def test_co_training_on_a_recording(rlinf_vla: CommandLine, counting: Counting, tmp_path: Path) -> None:

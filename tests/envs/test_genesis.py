@@ -14,6 +14,7 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import check_values
 from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.core.types import Tensors, Trajectory
+from rlinf_vla.envs import options
 from rlinf_vla.envs.genesis.config import GenesisConfig
 from rlinf_vla.envs.genesis.plugin import plugin
 from rlinf_vla.rollout.actor import Actor, Settings
@@ -131,7 +132,7 @@ def test_the_gpu_backend_needs_a_gpu() -> None:
 def test_a_machine_without_opengl_gets_the_packages_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     module = sys.modules["rlinf_vla.envs.genesis.plugin"]
     monkeypatch.setattr(module, "gl", lambda: None)
-    monkeypatch.setattr(module, "find_spec", lambda name: name)
+    monkeypatch.setattr(options, "find_spec", lambda name: name)
     with pytest.raises(UserError, match="apt-get install libegl1"):
         plugin.create(GenesisConfig(), 1)
 

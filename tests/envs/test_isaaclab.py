@@ -211,7 +211,7 @@ class TestBatch:
     ("python", "message"),
     [
         ("/nowhere/python", "env.python=/nowhere/python is not there: give the path of a Python program"),
-        (None, "isaaclab is not installed: pip install isaaclab in an environment of its own"),
+        (None, "Isaac Lab is not installed: pip install isaaclab in an environment of its own"),
         (sys.executable, "No module named 'isaaclab' in env.python: install Isaac Lab there"),
     ],
 )

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-
 import pytest
 
 from rlinf_vla.core import plugins
+from rlinf_vla.envs import options
 from rlinf_vla.envs.libero import suites
 
-ASKS = dict.fromkeys(("genesis", "gymnasium", "isaaclab", "maniskill", "metaworld", "newton"), "plugin") | {"libero": "suites"}
-"""The module of each plug-in that looks for its simulator."""
+ASKS = dict.fromkeys(("genesis", "gymnasium", "isaaclab", "maniskill", "metaworld", "newton"), options) | {"libero": suites}
+"""The module that looks for each plug-in's simulator."""
 
 
 def test_all_but_text_have_a_simulator() -> None:
@@ -19,7 +18,7 @@ def test_all_but_text_have_a_simulator() -> None:
 
 @pytest.mark.parametrize("name", sorted(ASKS))
 def test_a_simulator_that_is_not_installed_is_optional(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(import_module(f"rlinf_vla.envs.{name}.{ASKS[name]}"), "find_spec", lambda module: None)
+    monkeypatch.setattr(ASKS[name], "find_spec", lambda module: None)
     suites.root.cache_clear()
     try:
         (check,) = plugins.envs()[name].diagnose()

@@ -25,7 +25,8 @@ from rlinf_vla.rollout.noise import imitation_noise
 from rlinf_vla.testing.policy_calls import observations
 from rlinf_vla.training import checkpoint as checkpoints
 from rlinf_vla.training import lora
-from rlinf_vla.training.checkpoint import complete_checkpoints, load_checkpoint, save_checkpoint, verify
+from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
+from rlinf_vla.training.checkpoint_files import complete_checkpoints, verify
 from rlinf_vla.training.lora import add_lora
 from rlinf_vla.training.trainer import Trainer
 from tests.models.tiny_openvla import smaller_config, smaller_directory, tiny
