@@ -140,6 +140,7 @@ def build_reward_model(recipe: Recipe) -> RewardModel:
 
     Raises UserError.
     """
+    assert recipe.reward.name is not None  # require_training
     plugin = plugins.choose("reward", recipe.reward.name, plugins.rewards())
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
