@@ -200,14 +200,17 @@ PLATE_RUNS := $(foreach seed,0 1,ppo-$(seed) grpo-$(seed))
 prove-putonplate25: sft-putonplate25
 	for run in $(PLATE_RUNS); do \
 		$(BIN)/rlinf-vla train recipe=maniskill_$${run%-*}_putonplate25 seed=$${run#*-} run_dir=$(PLATES)/$$run resume=auto || exit; done
-	$(BIN)/rlinf-vla eval recipe=maniskill_eval_putonplate25 model=openvla_oft model.checkpoint=runs/putonplate25/policy \
+	$(BIN)/rlinf-vla eval recipe=maniskill_eval_putonplate25 model=openvla_oft model.checkpoint=runs/putonplate25/sft/policy \
 		model.options.prompt_length=40 episodes=100 run_dir=$(PLATES)/splits "sweep.policies=[start,$(subst $() $(),$(comma),$(PLATE_RUNS:%=$(PLATES)/%))]"
 	$(BIN)/rlinf-vla eval run=$(PLATES)/ppo-0 sweep.policies=[start] evaluation.modes=[greedy] episodes=100 run_dir=$(PLATES)/probes \
 		evaluation.probes=[blank_instruction,shuffled_instruction,blank_image,frozen_image]
 
 # Where prove-putonplate25 begins; minutes if it is there.
 sft-putonplate25: install
-	$(BIN)/rlinf-vla train recipe=maniskill_sft_putonplate25 run_dir=runs/putonplate25 resume=auto
+	[ -e runs/putonplate25/pretrained/config.json ] || { \
+		$(BIN)/python tools/tiny_checkpoints.py openvla_oft_plus runs/putonplate25/tiny --patch-size 8 && \
+		$(BIN)/python tools/pretrain_plates.py runs/putonplate25/tiny runs/putonplate25/pretrained; }
+	$(BIN)/rlinf-vla train recipe=maniskill_sft_putonplate25 run_dir=runs/putonplate25/sft resume=auto
 
 # Produces assets/openvla_oft_tiny_putonplate.
 sft-putonplate: install

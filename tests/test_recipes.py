@@ -25,11 +25,13 @@ pytestmark = [pytest.mark.simulator, pytest.mark.timeout(900)]  # on a busy mach
 
 EARLIER = {
     "genesis_ppo": ("genesis_sft", "runs/genesis_sft/half"),
-    "maniskill_ppo_putonplate25": ("maniskill_sft_putonplate25", "runs/putonplate25"),
-    "maniskill_grpo_putonplate25": ("maniskill_sft_putonplate25", "runs/putonplate25"),
+    "maniskill_ppo_putonplate25": ("maniskill_sft_putonplate25", "runs/putonplate25/sft"),
+    "maniskill_grpo_putonplate25": ("maniskill_sft_putonplate25", "runs/putonplate25/sft"),
     "maniskill_sft_putonplate": ("maniskill_sft_putonplate_reach", "runs/putonplate/reach"),
 }
 """Recipes that start from the result of another, which is in a run directory."""
+GIVEN = {"maniskill_sft_putonplate25": ["model.checkpoint=asset://openvla_oft_tiny_putonplate"]}
+"""Keys of recipes that start from what another program writes."""
 
 COMMON = (
     *("cluster=laptop", "cluster.update_threads=1", "iterations=1", "checkpoints.every=1", "evaluation.before_and_after=false"),
@@ -90,6 +92,7 @@ def run(kept_simulators: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
             rewarded = [PROGRESS] if hasattr(found.env, "reward") else []
             few += ["env.processes=1"] if hasattr(found.env, "processes") else []
             few += [f"env.python={python_with_metaworld() or 'null'}"] if found.env.name == "metaworld" else []
+            few += GIVEN.get(name, [])
             run_dir = directories.get(name, f"runs/{name}/tiny")
             assert cli.run(["train", f"recipe={name}", f"run_dir={run_dir}", *COMMON, *SMALL[algorithm], *few, *rewarded]) == 0
             done[name] = folder / run_dir

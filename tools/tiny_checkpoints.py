@@ -1,7 +1,7 @@
 """Make tiny checkpoints: the official architectures at about a million parameters, no weights.
 
-``python tools/tiny_checkpoints.py MODEL DIRECTORY [--action-dim N]``, MODEL one of openvla,
-openvla_oft_plus, pi0, smolvla and gr00t,
+``python tools/tiny_checkpoints.py MODEL DIRECTORY [--action-dim N] [--patch-size P]``, MODEL one of
+openvla, openvla_oft_plus, pi0, smolvla and gr00t,
 writes config.json, tokenizer.json and statistics; of SmolVLA and GR00T also the sizes of their VLM.
 ``openvla_oft_plus`` is an OpenVLA-OFT+ (FiLM and proprioception).
 """
@@ -46,8 +46,8 @@ OFT_PLUS: dict[str, Any] = {
 }
 
 
-def openvla_config() -> dict[str, Any]:
-    tower = {"embed_dim": 96, "depth": 4, "num_heads": 4, "patch_size": 16, "img_size": IMAGE, "mlp_ratio": 3.0}
+def openvla_config(patch_size: int = 16) -> dict[str, Any]:
+    tower = {"embed_dim": 96, "depth": 4, "num_heads": 4, "patch_size": patch_size, "img_size": IMAGE, "mlp_ratio": 3.0}
     return {
         "model_type": "openvla",
         "arch_specifier": "no-align+fused-gelu-mlp",
@@ -219,11 +219,11 @@ def tokenizer() -> Tokenizer:
     return result
 
 
-def write_openvla(directory: Path, oft_plus: bool = False, action_dim: int = 4) -> None:
+def write_openvla(directory: Path, oft_plus: bool = False, action_dim: int = 4, patch_size: int = 16) -> None:
     """Its statistics leave actions in [-1, 1] unchanged."""
     action = {"q01": [-1.0] * action_dim, "q99": [1.0] * action_dim, "mask": [True] * action_dim}
     statistics = {"maniskill": {"action": action, "proprio": {"q01": STATE_LOW, "q99": STATE_HIGH}}}
-    _write(directory, openvla_config() | (OFT_PLUS if oft_plus else {}), STATISTICS, statistics)
+    _write(directory, openvla_config(patch_size) | (OFT_PLUS if oft_plus else {}), STATISTICS, statistics)
 
 
 def unit_statistics(action_dim: int) -> dict[str, dict[str, list[float]]]:
@@ -279,8 +279,9 @@ if __name__ == "__main__":
     parser.add_argument("model", choices=("openvla", "openvla_oft_plus", "pi0", "smolvla", "gr00t"))
     parser.add_argument("directory", type=Path)
     parser.add_argument("--action-dim", type=int, default=4)
+    parser.add_argument("--patch-size", type=int, default=16, help="of OpenVLA's vision towers, in pixels")
     given = parser.parse_args()
     if given.model in (writers := {"pi0": write_pi0, "smolvla": write_smolvla, "gr00t": write_gr00t}):
         writers[given.model](given.directory, given.action_dim)
     else:
-        write_openvla(given.directory, given.model == "openvla_oft_plus", given.action_dim)
+        write_openvla(given.directory, given.model == "openvla_oft_plus", given.action_dim, given.patch_size)

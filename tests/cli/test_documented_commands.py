@@ -13,7 +13,7 @@ from rlinf_vla.cli import compose
 from rlinf_vla.cli import main as cli
 from rlinf_vla.runtime import recipes
 from tests.test_documentation import ROOT, commands
-from tests.test_recipes import COMMON, PROGRESS, SMALL, require_simulator
+from tests.test_recipes import COMMON, PROGRESS, SMALL, kept_simulators, require_simulator  # noqa: F401
 
 pytestmark = [pytest.mark.simulator, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -52,7 +52,7 @@ def shortened(words: list[str]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def folder(kept_simulators: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:  # noqa: F811
     """Holds a run, a dataset and the policy of a run of imitation, by the names that the pages have."""
     require_simulator("maniskill_ppo")
     place = tmp_path_factory.mktemp("reader")
