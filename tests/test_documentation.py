@@ -96,7 +96,7 @@ def check(words: list[str]) -> None:
         assert rest and rest[0] in VERBS[verb].words, rest
         verb = f"bench_{rest.pop(0)}"
     elif verb == "robot":
-        assert rest.pop(0) in ("check", "home", "stop", "acknowledge", "run", "record", "replay"), words
+        assert rest.pop(0) in VERBS["robot"].words, words
     elif verb not in ("train", "eval", "export", "serve", "record", "plan"):
         return
     overrides = [word for word in rest if re.match(r"[+~]*[\w./]+=", word)]
