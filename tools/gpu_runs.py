@@ -41,7 +41,7 @@ def conformance(kit: Kit) -> None:
 def rehearsal(kit: Kit) -> None:
     """The runs that the simulated GPU rehearses: each checks its log-probabilities itself."""
     simulated = import_module("tests.cli.test_simulated_gpu")
-    simulated.announce(kit.folder / "package")
+    import_module("tests.cli.counting_plugins").announce(kit.folder / "package")
     sys.path.insert(0, str(kit.folder / "package"))
     (kit.folder / "recipe").mkdir()
     os.chdir(kit.folder)
