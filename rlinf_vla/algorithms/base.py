@@ -30,6 +30,8 @@ class DemonstrationConfig:
     """LeRobotDataset (v3.0) to use in full; the keys of the scripted expert are then ignored."""
     action_key: Label = "action"
     """Name of the dataset's feature to imitate."""
+    state_key: Label = "observation.state"
+    """Name of the dataset's feature that the policy reads as its state."""
     cameras: list[Label] = field(default_factory=list)
     """Camera names that differ, as policy:dataset pairs: [base:front]."""
     episodes: Count = 300

@@ -48,7 +48,7 @@ def dataset_demonstrations(
     unreadable or does not fit the policy.
     """
     assert config.dataset is not None
-    source = _Source(policy, config.dataset, config.action_key, config.cameras, "algorithm.demonstrations.cameras")
+    source = _Source(policy, config.dataset, (config.action_key, config.state_key), config.cameras, "algorithm.demonstrations.cameras")
     said = [form.SUCCESS] if form.SUCCESS in source.reader.features else []
     episodes, successes = [], []
     for episode in source.episodes(said, progress):
@@ -64,7 +64,7 @@ def dataset_frames(model: RewardModel, config: DemonstrationConfig, progress: Ca
     Raises UserError if the dataset is unreadable, does not fit the model or lacks this column.
     """
     assert config.dataset is not None
-    source = _Source(model, config.dataset, config.action_key, config.cameras, "algorithm.demonstrations.cameras")
+    source = _Source(model, config.dataset, (config.action_key, config.state_key), config.cameras, "algorithm.demonstrations.cameras")
     parts = []
     for episode in source.episodes([form.SUCCESS], progress):
         success = torch.from_numpy(episode.columns[form.SUCCESS]).bool()
@@ -85,7 +85,7 @@ def dataset_transitions(policy: Policy, config: OffPolicyConfig) -> Iterator[Epi
     Raises UserError if the dataset is unreadable or does not fit, or actions exceed [-1, 1].
     """
     assert config.dataset is not None
-    source = _Source(policy, config.dataset, form.ACTION, config.dataset_cameras, "algorithm.dataset_cameras")
+    source = _Source(policy, config.dataset, (form.ACTION, form.STATE), config.dataset_cameras, "algorithm.dataset_cameras")
     ends = [key for key in (form.DONE, form.TRUNCATED, form.SUCCESS) if key in source.reader.features]
     for episode in source.episodes([form.REWARD, *ends]):
         terminated = _terminated(episode)
@@ -129,11 +129,15 @@ def _records(policy: Policy, source: _Source, episode: Episode, steps: int, term
 class _Source:
     """Read a dataset's frames as inputs of a policy."""
 
-    def __init__(self, policy: Learner, path: str, action_key: str, cameras: Sequence[str], key: str) -> None:
-        """``cameras``: ``POLICY_NAME:DATASET_NAME`` where they differ; ``key``: the recipe key."""
-        self.policy, self.reader, self._action_key = policy, LeRobotReader(Path(path).expanduser()), action_key
-        self._state = [form.STATE] if policy.spec.state_dim else []
-        for column, size, what in ((action_key, policy.spec.action_dim, "actions"), (form.STATE, policy.spec.state_dim, "state")):
+    def __init__(self, policy: Learner, path: str, columns: tuple[str, str], cameras: Sequence[str], key: str) -> None:
+        """``columns``: those of actions and of states.
+
+        ``cameras``: ``POLICY_NAME:DATASET_NAME`` where they differ; ``key``: their recipe key.
+        """
+        self.policy, self.reader = policy, LeRobotReader(Path(path).expanduser())
+        self._action_key, state_key = columns
+        self._state = [state_key] if policy.spec.state_dim else []
+        for column, size, what in ((self._action_key, policy.spec.action_dim, "actions"), (state_key, policy.spec.state_dim, "state")):
             feature = self.reader.features.get(column)
             if feature is not None and size and feature.shape != (size,):
                 raise UserError(f"{path}: {column} has shape {list(feature.shape)}, the policy's {what} {size} dimensions: they must match")
@@ -171,7 +175,7 @@ class _Source:
         """Return the prepared inputs of every frame, ``[L, ...]``."""
         streams = {name: self.reader.frames(episode, key) for name, key in self._cameras.items()}
         nothing = np.zeros((len(episode), 0), np.float32)
-        state = torch.from_numpy(episode.columns[form.STATE] if self._state else nothing).float()
+        state = torch.from_numpy(episode.columns[self._state[0]] if self._state else nothing).float()
         parts = []
         for first in range(0, len(episode), _AT_ONCE):
             rows = slice(first, first + _AT_ONCE)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -207,6 +209,27 @@ def test_a_dataset_that_does_not_fit_is_one_line(tmp_path: Path, changes: dict[s
     with pytest.raises(UserError, match=message) as caught:
         collect_demonstrations(spec(Sees(), **changes), (), DemonstrationConfig(dataset=path, **options), 0)
     assert "\n" not in str(caught.value)
+
+
+def test_names_of_rlinf_and_openpi(tmp_path: Path) -> None:
+    """``state``, ``actions`` and ``image``, as RLinf's rlinf/data/lerobot_writer.py and openpi's LIBERO dataset call them."""
+    names = {form.STATE: "state", form.ACTION: "actions", "observation.images.base": "image"}
+    ours, theirs = (write(tmp_path / each, played(config=CLEAN)) for each in ("ours", "theirs"))
+    info = Path(theirs) / form.INFO
+    document = json.loads(info.read_text())
+    document["features"] = {names.get(key, key): feature for key, feature in document["features"].items()}
+    info.write_text(json.dumps(document))
+    for path in Path(theirs).glob("data/*/*.parquet"):
+        table = pq.read_table(path)
+        pq.write_table(table.rename_columns([names.get(name, name) for name in table.column_names]), path)
+    keys = {"action_key": "actions", "state_key": "state", "cameras": ["base:image"]}
+    found, expected = (
+        collect_demonstrations(Sees(), (), DemonstrationConfig(dataset=path, **options), 0)[0]
+        for path, options in ((theirs, keys), (ours, {}))
+    )
+    assert found.inputs.keys() == expected.inputs.keys()
+    assert all(torch.equal(found.inputs[name], expected.inputs[name]) for name in expected.inputs)
+    assert torch.equal(found.actions, expected.actions)
 
 
 def test_a_policy_that_reads_no_state_needs_none(tmp_path: Path) -> None:
