@@ -47,8 +47,7 @@ def dataset_demonstrations(
     The share is None if the dataset does not record success. Raises UserError if the dataset is
     unreadable or does not fit the policy.
     """
-    assert config.dataset is not None
-    source = _Source(policy, config.dataset, (config.action_key, config.state_key), config.cameras, "algorithm.demonstrations.cameras")
+    source = _Source.of_demonstrations(policy, config)
     said = [form.SUCCESS] if form.SUCCESS in source.reader.features else []
     episodes, successes = [], []
     for episode in source.episodes(said, progress):
@@ -63,8 +62,7 @@ def dataset_frames(model: RewardModel, config: DemonstrationConfig, progress: Ca
 
     Raises UserError if the dataset is unreadable, does not fit the model or lacks this column.
     """
-    assert config.dataset is not None
-    source = _Source(model, config.dataset, (config.action_key, config.state_key), config.cameras, "algorithm.demonstrations.cameras")
+    source = _Source.of_demonstrations(model, config)
     parts = []
     for episode in source.episodes([form.SUCCESS], progress):
         success = torch.from_numpy(episode.columns[form.SUCCESS]).bool()
@@ -85,7 +83,7 @@ def dataset_transitions(policy: Policy, config: OffPolicyConfig) -> Iterator[Epi
     Raises UserError if the dataset is unreadable or does not fit, or actions exceed [-1, 1].
     """
     assert config.dataset is not None
-    source = _Source(policy, config.dataset, (form.ACTION, form.STATE), config.dataset_cameras, "algorithm.dataset_cameras")
+    source = _Source(policy, config.dataset, form.ACTION, form.STATE, config.dataset_cameras, "algorithm.dataset_cameras")
     ends = [key for key in (form.DONE, form.TRUNCATED, form.SUCCESS) if key in source.reader.features]
     for episode in source.episodes([form.REWARD, *ends]):
         terminated = _terminated(episode)
@@ -129,15 +127,11 @@ def _records(policy: Policy, source: _Source, episode: Episode, steps: int, term
 class _Source:
     """Read a dataset's frames as inputs of a policy."""
 
-    def __init__(self, policy: Learner, path: str, columns: tuple[str, str], cameras: Sequence[str], key: str) -> None:
-        """``columns``: those of actions and of states.
-
-        ``cameras``: ``POLICY_NAME:DATASET_NAME`` where they differ; ``key``: their recipe key.
-        """
-        self.policy, self.reader = policy, LeRobotReader(Path(path).expanduser())
-        self._action_key, state_key = columns
+    def __init__(self, policy: Learner, path: str, action_key: str, state_key: str, cameras: Sequence[str], key: str) -> None:
+        """``cameras``: ``POLICY_NAME:DATASET_NAME`` where they differ; ``key``: the recipe key."""
+        self.policy, self.reader, self._action_key = policy, LeRobotReader(Path(path).expanduser()), action_key
         self._state = [state_key] if policy.spec.state_dim else []
-        for column, size, what in ((self._action_key, policy.spec.action_dim, "actions"), (state_key, policy.spec.state_dim, "state")):
+        for column, size, what in ((action_key, policy.spec.action_dim, "actions"), (state_key, policy.spec.state_dim, "state")):
             feature = self.reader.features.get(column)
             if feature is not None and size and feature.shape != (size,):
                 raise UserError(f"{path}: {column} has shape {list(feature.shape)}, the policy's {what} {size} dimensions: they must match")
@@ -148,6 +142,11 @@ class _Source:
                 raise UserError(f"{key}: {each!r} must be POLICY_CAMERA:DATASET_CAMERA, the former one of {sorted(called)}")
             called[name] = of_dataset
         self._cameras = {name: self._camera(name, called[name], key) for name in called}
+
+    @classmethod
+    def of_demonstrations(cls, policy: Learner, config: DemonstrationConfig) -> _Source:
+        assert config.dataset is not None
+        return cls(policy, config.dataset, config.action_key, config.state_key, config.cameras, "algorithm.demonstrations.cameras")
 
     def _camera(self, name: str, called: str, key: str) -> str:
         found = self.reader.camera(called)

@@ -12,7 +12,7 @@ import torch
 from rlinf_vla.cli import compose
 from rlinf_vla.cli import main as cli
 from rlinf_vla.runtime import recipes
-from tests.test_documentation import ROOT, commands
+from tests.test_documentation import PAGES, ROOT, commands
 from tests.test_recipes import COMMON, PROGRESS, SMALL, kept_simulators, require_simulator  # noqa: F401
 
 pytestmark = [pytest.mark.simulator, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.simulator, pytest.mark.slow, pytest.mark.timeout(900)]
 ELSEWHERE = {
     "needs a robot, a GPU or a cluster": r"^robot\b|\brobot=|recipe=(franka|so101)|cluster=\d+gpu|cluster\.address=",
     "needs a checkpoint, a file or a server of the reader": (
-        r"hf://|=/data/|ws://|checkpoint=DIR|--config-dir|run=(DIR|RUN|push-cube)|=RUN/|RESULT\.json|profile=|runs/[ab]/result|runs/b/|a/evaluation"
+        r"hf://|=/data/|ws://|checkpoint=DIR|--config-dir|run=(DIR|RUN|push-cube)|=RUN/|RESULT\.json|profile=|runs/(b/|a/result)|a/evaluation"
     ),
     "needs another extra": r"recipe=(libero|genesis|newton|isaaclab|metaworld)|runtime=ray|tracker=",
     "has tests of its own, with a server, a browser or a package that is written": r"^(new|completion|serve|view|push|pull|export)\b",
@@ -39,7 +39,7 @@ def shortened(words: list[str]) -> list[str]:
     verb, *rest = words
     given = [each for each in rest if not re.match(r"(episodes|iterations)=", each)]
     recipe = next((each for each in given if each.startswith("recipe=")), None)
-    if verb == "train":
+    if verb in ("train", "plan"):
         if recipe is None:  # a saved recipe is small
             return [verb, *given]
         if {"--cfg", "--dry-run"} & set(given):
@@ -47,8 +47,6 @@ def shortened(words: list[str]) -> list[str]:
         algorithm = recipes.read(compose.load("train", [recipe, "cluster=laptop"])).algorithm.name
         simulator = () if "dialogue" in recipe else (PROGRESS,) * (algorithm != "sft")
         return [verb, *given, *COMMON, *SMALL[algorithm], *simulator]
-    if verb == "plan":
-        return [verb, *given, *COMMON, *SMALL["ppo"]]
     if verb == "record":
         return [verb, *given, "algorithm.demonstrations.episodes=2", "algorithm.demonstrations.noise=[0.0]", "env.num_envs=2"]
     if verb == "eval":
@@ -74,23 +72,27 @@ def folder(kept_simulators: None, tmp_path_factory: pytest.TempPathFactory) -> I
 
 def documented(page: str) -> list[list[str]]:
     reasons = re.compile("|".join(ELSEWHERE.values()))
-    found = [words for words in commands((ROOT / "docs" / page).read_text()) if not reasons.search(" ".join(words))]
+    found = [words for words in commands((ROOT / page).read_text()) if not reasons.search(" ".join(words))]
     return [[re.sub(r"step_\d+", "step_000001", word).replace("NAME", "maniskill_ppo") for word in words] for words in found]
 
 
-PAGES = [
-    page
-    for page in sorted(str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md"))
-    if not page.startswith("results/") and documented(page)
-]
-"""Pages of results quote what was measured, at its full size."""
+COMMANDS = {
+    page: found
+    for page in (str(path.relative_to(ROOT)) for path in PAGES)
+    if page.startswith("docs/") and not page.startswith("docs/results/") and (found := documented(page))
+}
+"""Of each page. Pages of results quote what was measured, at its full size."""
+FIRST = {"start/quickstart", "guides/own_data", "guides/own_task", "guides/resume", "evaluation"}
+"""Pages that a newcomer follows."""
 
 
-@pytest.mark.parametrize("page", PAGES)
+def test_the_pages_of_a_newcomer_have_commands_that_run() -> None:
+    assert {f"docs/{page}.md" for page in FIRST} <= COMMANDS.keys()
+
+
+@pytest.mark.parametrize("page", COMMANDS)
 def test_the_commands_of_a_page_run(folder: Path, page: str, capsys: pytest.CaptureFixture[str]) -> None:
-    found = documented(page)
-    assert found
-    for words in found:
+    for words in COMMANDS[page]:
         if any(word == f"output={DEMONSTRATIONS}" for word in words):
             continue  # the folder has it
         assert cli.run(shortened(words)) == 0, f"rlinf-vla {' '.join(words)}\n{capsys.readouterr().err}"

@@ -16,6 +16,7 @@ import torch
 from rlinf_vla.algorithms.advantages import chunk_rewards
 from rlinf_vla.algorithms.base import DemonstrationConfig
 from rlinf_vla.algorithms.sac import SACConfig
+from rlinf_vla.algorithms.sft import Demonstrations
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.types import ACTED, ACTION, DISCOUNT, REWARD, Inputs, Observation
 from rlinf_vla.data import lerobot_format as form
@@ -65,6 +66,13 @@ def write(directory: Path, episodes: list[RecordedEpisode], drop: tuple[str, ...
     return str(directory)
 
 
+def assert_equal(found: Demonstrations, expected: Demonstrations) -> None:
+    assert torch.equal(found.actions, expected.actions) and torch.equal(found.draws, expected.draws)
+    assert found.inputs.keys() == expected.inputs.keys()
+    for name, value in expected.inputs.items():
+        assert torch.equal(found.inputs[name], value) and found.inputs[name].dtype == value.dtype, name
+
+
 @pytest.mark.parametrize("chunk", [1, 3])
 def test_training_on_a_recording_equals_training_on_the_episodes(tmp_path: Path, chunk: int) -> None:
     policy = Sees(chunk)
@@ -73,10 +81,7 @@ def test_training_on_a_recording_equals_training_on_the_episodes(tmp_path: Path,
     seen: list[float] = []
     found, again = collect_demonstrations(policy, (), recorded, 0, seen.append)
     assert again == success and seen[-1] == 1.0
-    assert torch.equal(found.actions, expected.actions) and torch.equal(found.draws, expected.draws)
-    assert found.inputs.keys() == expected.inputs.keys()
-    for name, value in expected.inputs.items():
-        assert torch.equal(found.inputs[name], value) and found.inputs[name].dtype == value.dtype, name
+    assert_equal(found, expected)
 
 
 def test_groups_and_environments_do_not_change_the_recording() -> None:
@@ -227,9 +232,7 @@ def test_names_of_rlinf_and_openpi(tmp_path: Path) -> None:
         collect_demonstrations(Sees(), (), DemonstrationConfig(dataset=path, **options), 0)[0]
         for path, options in ((theirs, keys), (ours, {}))
     )
-    assert found.inputs.keys() == expected.inputs.keys()
-    assert all(torch.equal(found.inputs[name], expected.inputs[name]) for name in expected.inputs)
-    assert torch.equal(found.actions, expected.actions)
+    assert_equal(found, expected)
 
 
 def test_a_policy_that_reads_no_state_needs_none(tmp_path: Path) -> None:
