@@ -193,19 +193,18 @@ prove-delay: install
 	$(BIN)/rlinf-vla train recipe=franka_sft model=openvla_oft run_dir=$(DELAY)/oft resume=auto algorithm.demonstrations.dataset=$(DELAY)/data
 	$(BIN)/python tools/delay_study.py $(DELAY)/study pi0=$(DELAY)/pi0 pi0_delay=$(DELAY)/pi0_delay oft=$(DELAY)/oft
 
-# PPO and GRPO on PutOnPlate25, two seeds each, and the policies on all 17 splits, 100 episodes of each: docs/results/putonplate25.md.
-# Half an hour per run, 20 minutes per policy and evaluation. The line after the sweep removes what the policy could learn from.
+# PPO and GRPO on PutOnPlate25, two seeds each (runs of prove-all), and the policies on all 17 splits, 100 episodes of each:
+# docs/results/putonplate25.md. Half an hour per run, 20 minutes per policy and evaluation. The last line removes what the policy sees.
 PLATES := runs/prove-putonplate25
-PLATE_RUNS := $(foreach seed,0 1,ppo-$(seed) grpo-$(seed))
-prove-putonplate25: sft-putonplate25
-	for run in $(PLATE_RUNS); do \
-		$(BIN)/rlinf-vla train recipe=maniskill_$${run%-*}_putonplate25 seed=$${run#*-} run_dir=$(PLATES)/$$run resume=auto || exit; done
-	$(BIN)/rlinf-vla eval recipe=maniskill_eval_putonplate25 model=openvla_oft model.checkpoint=runs/putonplate25/sft/policy \
-		model.options.prompt_length=40 episodes=100 run_dir=$(PLATES)/splits "sweep.policies=[start,$(subst $() $(),$(comma),$(PLATE_RUNS:%=$(PLATES)/%))]"
-	$(BIN)/rlinf-vla eval run=$(PLATES)/ppo-0 sweep.policies=[start] evaluation.modes=[greedy] episodes=100 run_dir=$(PLATES)/probes \
+PLATE_RUNS := $(foreach algorithm,ppo grpo,$(foreach seed,0 1,runs/prove-all/$(algorithm)_putonplate25/seed-$(seed)))
+prove-putonplate25: install
+	$(BIN)/python tools/prove_all.py --seeds 2 ppo_putonplate25 grpo_putonplate25
+	$(BIN)/rlinf-vla eval recipe=maniskill_eval_putonplate25 model=openvla_oft model.checkpoint=asset://openvla_oft_tiny_putonplate25 \
+		model.options.prompt_length=40 episodes=100 run_dir=$(PLATES)/splits "sweep.policies=[start,$(subst $() $(),$(comma),$(PLATE_RUNS))]"
+	$(BIN)/rlinf-vla eval run=$(firstword $(PLATE_RUNS)) sweep.policies=[start] evaluation.modes=[greedy] episodes=100 run_dir=$(PLATES)/probes \
 		evaluation.probes=[blank_instruction,shuffled_instruction,blank_image,frozen_image]
 
-# Where prove-putonplate25 begins; minutes if it is there.
+# Produces assets/openvla_oft_tiny_putonplate25: half an hour of pretraining, an hour and a half of imitation.
 sft-putonplate25: install
 	[ -e runs/putonplate25/pretrained/config.json ] || { \
 		$(BIN)/python tools/tiny_checkpoints.py openvla_oft_plus runs/putonplate25/tiny --patch-size 8 && \

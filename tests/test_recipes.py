@@ -25,8 +25,6 @@ pytestmark = [pytest.mark.simulator, pytest.mark.timeout(900)]  # on a busy mach
 
 EARLIER = {
     "genesis_ppo": ("genesis_sft", "runs/genesis_sft/half"),
-    "maniskill_ppo_putonplate25": ("maniskill_sft_putonplate25", "runs/putonplate25/sft"),
-    "maniskill_grpo_putonplate25": ("maniskill_sft_putonplate25", "runs/putonplate25/sft"),
     "maniskill_sft_putonplate": ("maniskill_sft_putonplate_reach", "runs/putonplate/reach"),
 }
 """Recipes that start from the result of another, which is in a run directory."""
