@@ -52,6 +52,7 @@ PROOFS: dict[str, tuple[str, ...]] = {
     "DAPO, sums in text": ("recipe=dialogue_grpo", "algorithm=dapo", "algorithm.granularity=action"),
 }
 """Name -> keys of the training."""
+HEAD = ("| proof | done | policy | before | after, mean: each seed | gain in points, intervals |", "|---|---|---|---|---|---|")
 
 
 def slug(name: str) -> str:
@@ -79,36 +80,36 @@ class Run:
         print(f"rlinf-vla train {' '.join(keys)}", flush=True)
         subprocess.run([sys.executable, "-m", "rlinf_vla.cli.main", "train", *keys], check=True)
 
-    def episodes(self, when: str) -> list[dict[str, Any]]:
-        """``when``: before or after. Of the greedy policy, if it was evaluated."""
+    def episodes(self, when: str) -> dict[str, list[dict[str, Any]]]:
+        """Of each mode (sampled, greedy) that was evaluated. ``when``: before or after."""
         document = json.loads((self.directory / "evaluation" / f"{when}.json").read_text())
-        found: list[dict[str, Any]] = document.get("greedy", document.get("sampled"))["episodes"]
-        return found
+        return {mode: document[mode]["episodes"] for mode in ("sampled", "greedy") if mode in document}
 
     def curve(self) -> list[float]:
         return [line["rollout/success_once"] for line in read_run(self.directory).metrics if "rollout/success_once" in line]
 
 
-def row(proof: str, seeds: int, failed: set[Run]) -> str:
+def rows(proof: str, seeds: int, failed: set[Run]) -> Iterator[str]:
+    """One line per mode of evaluation."""
     runs = [Run(proof, seed) for seed in range(seeds)]
     done = [run for run in runs if run.finished]
     state = f"{len(done)} of {seeds} seeds" + ", one failed" * any(run in failed for run in runs)
     if not done:
-        return f"| {proof} | {state} | | | |"
-    before = Outcomes([done[0].episodes("before")])
-    after = Outcomes([run.episodes("after") for run in done])
-    gain, (low, high) = hierarchical_difference(before, after)
-    each = ", ".join(f"{100 * rate:.0f}" for rate in after.scores.mean(1))
-    first, last = success(before), success(after)
-    apart = "disjoint" if first["pc_success_ci95"][1] < last["pc_success_ci95"][0] else "overlapping"
-    gained = f"{100 * gain:+.1f} ({100 * low:+.1f} to {100 * high:+.1f}), {apart}"
-    return f"| {proof} | {state} | {RATE.format(**first)} | {RATE.format(**last)}: {each} | {gained} |"
+        yield f"| {proof} | {state} | | | | |"
+        return
+    ends = [run.episodes("after") for run in done]
+    for mode, episodes in done[0].episodes("before").items():
+        before, after = Outcomes([episodes]), Outcomes([end[mode] for end in ends])
+        gain, (low, high) = hierarchical_difference(before, after)
+        each = ", ".join(f"{100 * rate:.0f}" for rate in after.scores.mean(1))
+        first, last = success(before), success(after)
+        apart = "disjoint" if first["pc_success_ci95"][1] < last["pc_success_ci95"][0] else "overlapping"
+        gained = f"{100 * gain:+.1f} ({100 * low:+.1f} to {100 * high:+.1f}), {apart}"
+        yield f"| {proof} | {state} | {mode} | {RATE.format(**first)} | {RATE.format(**last)}: {each} | {gained} |"
 
 
-def table(seeds: int, failed: set[Run]) -> Iterator[str]:
-    yield "| proof | done | before | after, mean: each seed | gain in points, intervals |"
-    yield "|---|---|---|---|---|"
-    yield from (row(proof, seeds, failed) for proof in PROOFS)
+def table(seeds: int, failed: set[Run]) -> list[str]:
+    return [*HEAD, *(line for proof in PROOFS for line in rows(proof, seeds, failed))]
 
 
 def figure(proof: str, seeds: int, path: Path) -> None:
@@ -136,26 +137,22 @@ def write(page: Path, seeds: int, failed: set[Run]) -> None:
 
 `python tools/prove_all.py --page docs/results/{page.name}`, last on {machine_line(fingerprint())}, {date.today():%d %B %Y}.
 It fills in this page, run after run, and keeps rows whose runs were on another machine or day.
-Evaluations are of the same episodes before and after, of the greedy policy where it was evaluated.
+Evaluations are of the same episodes before and after. Training improves the sampled policy.
 Means over seeds have hierarchical bootstrap intervals of 95 % (seeds and episodes); with one seed
 they say nothing of other seeds.
 """
-    before = page.read_text().splitlines() if page.exists() else []
-    lines, figures = [head], []
-    for new in table(seeds, failed):
-        proof = new.split(" | ")[0].removeprefix("| ")
-        if proof not in PROOFS:
-            lines.append(new)
-            continue
-        old = next((line for line in before if line.startswith(f"| {proof} | ") and seeds_of(line) > seeds_of(new)), None)
-        lines.append(old or new)
-        if not seeds_of(lines[-1]):
-            continue
-        image = page.parent.parent / "images" / "learning" / f"{slug(proof)}.svg"
-        if old is None:
-            figure(proof, seeds, image)
-        figures += ["", f"![{proof}](../images/learning/{image.name})"]
-    page.write_text("\n".join([*lines, *figures]) + "\n")
+    kept = [line for line in page.read_text().splitlines() if line.startswith("| ")] if page.exists() else []
+    lines, figures = [*HEAD], []
+    for proof in PROOFS:
+        new = list(rows(proof, seeds, failed))
+        old = [line for line in kept if line.startswith(f"| {proof} | ") and seeds_of(line) > seeds_of(new[0])]
+        lines += old or new
+        if seeds_of(lines[-1]):
+            image = page.parent.parent / "images" / "learning" / f"{slug(proof)}.svg"
+            if not old:
+                figure(proof, seeds, image)
+            figures += ["", f"![{proof}](../images/learning/{image.name})"]
+    page.write_text("\n".join([head, *lines, *figures]) + "\n")
 
 
 def main() -> None:
