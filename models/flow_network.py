@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from rlinf_vla.core.types import Tensors
 
 from . import fused
+from .rotation import rotate
 
 KeysAndValues = list[tuple[Tensor, Tensor]]
 """Rotated keys and values ``[B, kv_heads, N, head_dim]`` of each layer."""
@@ -88,19 +89,12 @@ def rotations(positions: Tensor, head_dim: int) -> Tensor:
     return torch.stack([angles.cos(), angles.sin()])
 
 
-def rotate(x: Tensor, rotation: Tensor) -> Tensor:
-    """Apply RoPE to ``[B, heads, N, head_dim]``; element i is paired with i + head_dim / 2."""
-    cos, sin = rotation
-    first, second = x.float().chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
-
-
 def rotate_both(q: Tensor, k: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor]:
     """Apply RoPE to queries and keys, perhaps in place."""
     if fused.usable(q):
         cos, sin = rotation[:, :, 0]
         return fused.rotate(q, k, cos, sin)
-    return rotate(q, rotation), rotate(k, rotation)
+    return rotate(q, *rotation), rotate(k, *rotation)
 
 
 def few_queries_attention(q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], mask: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Transformers' Llama layers with fused kernels on CUDA (``fused.py``), elsewhere as they are."""
+"""Transformers' Llama layers with fused kernels on CUDA (``fused.py``)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from transformers.models.llama import modeling_llama
 
 from . import fused
+from .rotation import rotate
 
 _plain_rotary = modeling_llama.apply_rotary_pos_emb
 
@@ -25,9 +26,12 @@ class MLP(modeling_llama.LlamaMLP):
 
 
 def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
-    if not fused.usable(q) or unsqueeze_dim != 1:
+    if unsqueeze_dim != 1:
         return _plain_rotary(q, k, cos, sin, unsqueeze_dim)
-    return fused.rotate(q, k, cos, sin)
+    if fused.usable(q):
+        return fused.rotate(q, k, cos, sin)
+    cos, sin = (angles[:, None, :, : q.shape[-1] // 2] for angles in (cos, sin))
+    return rotate(q, cos, sin), rotate(k, cos, sin)
 
 
 def fuse(model: nn.Module) -> None:

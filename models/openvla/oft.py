@@ -82,8 +82,8 @@ def slot_states(network: PrismaticVLA, embeds: Tensor, mask: Tensor, slots: int,
     if stop_id is not None:
         parts.append(network.embed_tokens(torch.full((len(embeds), 1), stop_id, device=embeds.device)).to(embeds.dtype))
     embeds = torch.cat(parts, dim=1)
-    states = network.hidden_states(embeds, F.pad(mask, (0, embeds.shape[1] - mask.shape[1]), value=True))
-    return states[:, first : first + slots]
+    mask = F.pad(mask, (0, embeds.shape[1] - mask.shape[1]), value=True)
+    return network.hidden_states(embeds, mask, rows=embeds.shape[1] - first)[:, :slots]
 
 
 class OpenVLAOFTPolicy(OpenVLAPolicy):

@@ -162,7 +162,7 @@ class OpenVLAPolicy(PretrainedPolicy):
         """Return a :class:`Prefix`."""
         embeds, mask = self.embed_prompt(inputs)
         cache = StaticCache(embeds.shape[1] + self.spec.chunk * self.spec.action_dim - 1)
-        return Prefix(self.backbone.hidden_states(embeds, mask, cache)[:, -1], mask, cache)
+        return Prefix(self.backbone.hidden_states(embeds, mask, cache, rows=1)[:, -1], mask, cache)
 
     def pooled(self, features: Any) -> Tensor:
         return features.state.float()
@@ -243,7 +243,7 @@ class OpenVLAPolicy(PretrainedPolicy):
         embeds, mask = self.embed_prompt(inputs)
         embeds = torch.cat([embeds, self.backbone.embed_tokens(token_ids[:, :-1])], dim=1)
         mask = F.pad(mask, (0, token_ids.shape[1] - 1), value=True)
-        return self.backbone.hidden_states(embeds, mask)[:, -token_ids.shape[1] :]
+        return self.backbone.hidden_states(embeds, mask, rows=token_ids.shape[1])
 
     def _log_softmax(self, states: Tensor, temperature: float) -> Tensor:
         """Return log-probabilities of the action ids, for sampling, greedy choice and training.

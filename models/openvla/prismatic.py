@@ -74,6 +74,7 @@ class PrismaticVLA(nn.Module):
         from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding  # here, because importing a plug-in must not take seconds
 
         from ..fused_llama import fuse
+        from .last_layer import end_with_last_layer
 
         super().__init__()
         if "vision_config" in config:
@@ -88,6 +89,7 @@ class PrismaticVLA(nn.Module):
         self.projector = Projector(sum(tower.embed_dim for tower in towers), llama.hidden_size)
         self.language_model = LlamaForCausalLM(llama)
         fuse(self.language_model)
+        end_with_last_layer(self.language_model.model)
         with torch.device("cpu"):  # computed, not loaded: must not be on meta while the weights are
             self.language_model.model.rotary_emb = LlamaRotaryEmbedding(llama)
         if "embedding_std" in config:  # for random weights; see tools/tiny_checkpoints.py
@@ -133,17 +135,18 @@ class PrismaticVLA(nn.Module):
     def embed_tokens(self, token_ids: Tensor) -> Tensor:
         return self.language_model.model.embed_tokens(token_ids)
 
-    def hidden_states(self, embeds: Tensor, mask: Tensor, cache: StaticCache | None = None) -> Tensor:
+    def hidden_states(self, embeds: Tensor, mask: Tensor, cache: StaticCache | None = None, rows: int | None = None) -> Tensor:
         """Return last-layer states ``[B, N, d]``, undefined where ``mask`` ``[B, N]`` is false.
 
         A token's position is the number of unmasked tokens before it, so padding anywhere has no
-        effect. ``cache`` stores keys and values.
+        effect. ``cache`` stores keys and values. ``rows``: return only those of the last tokens.
         """
         order = torch.arange(embeds.shape[1], device=mask.device)
         visible = mask[:, None, :] if self.bidirectional else mask[:, None, :] & (order <= order[:, None])
         # a padding row attends to itself only, because a softmax over an empty set is NaN
         visible = visible | (order == order[:, None])
-        return self.run_layers(embeds, additive(visible, embeds.dtype)[:, None], self.rotations(embeds, mask.cumsum(dim=1) - 1), cache)
+        bias, rotations = additive(visible, embeds.dtype)[:, None], self.rotations(embeds, mask.cumsum(dim=1) - 1)
+        return self.run_layers(embeds, bias, rotations, cache, rows)
 
     def rotations(self, embeds: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return rotary cos and sin ``[B, N, head_dim]`` at ``positions``, in the dtype of embeds.
@@ -152,10 +155,14 @@ class PrismaticVLA(nn.Module):
         """
         return self.language_model.model.rotary_emb(embeds, position_ids=positions.clamp(min=0))
 
-    def run_layers(self, x: Tensor, bias: Tensor, rotations: tuple[Tensor, Tensor], cache: StaticCache | None) -> Tensor:
+    def run_layers(
+        self, x: Tensor, bias: Tensor, rotations: tuple[Tensor, Tensor], cache: StaticCache | None, rows: int | None = None
+    ) -> Tensor:
         """Run ``x`` ``[B, N, d]`` through the language model; attention bias ``[B, 1, N, M]``."""
-        for layer in self.language_model.model.layers:
+        *layers, last = self.language_model.model.layers
+        for layer in layers:
             x = layer(x, attention_mask=bias, position_embeddings=rotations, past_key_values=cache)
+        x = last(x, attention_mask=bias, position_embeddings=rotations, past_key_values=cache, rows=rows)
         return self.language_model.model.norm(x)
 
     def logits_of(self, hidden: Tensor, first: int, count: int) -> Tensor:

@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..flow_network import KeysAndValues, Prefix, additive_mask, rotate, rotations, with_time
+from ..flow_network import KeysAndValues, Prefix, additive_mask, rotations, with_time
+from ..rotation import rotate
 
 
 @dataclass(frozen=True)
@@ -67,9 +68,9 @@ class Attention(nn.Module):
             )
             keys, values = k, v
         else:
-            k, v = rotate(self._heads(self.k_proj(x)), rotation), self._heads(self.v_proj(x))
+            k, v = rotate(self._heads(self.k_proj(x)), *rotation), self._heads(self.v_proj(x))
             keys, values = (k, v) if before is None else (torch.cat([before[0], k], dim=2), torch.cat([before[1], v], dim=2))
-        q = rotate(self._heads(self.q_proj(x)), rotation)
+        q = rotate(self._heads(self.q_proj(x)), *rotation)
         heads = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask.to(q.dtype), enable_gqa=True)
         return self.o_proj(heads.transpose(1, 2).flatten(2)), (k, v)
 

@@ -12,9 +12,10 @@ from torch import Tensor
 from rlinf_vla.cli import compose
 from rlinf_vla.core.devices import meta_tensors_as, set_fused_kernels
 from rlinf_vla.models import flow_network, fused
-from rlinf_vla.models.flow_network import few_queries_attention, rotate, rotations
+from rlinf_vla.models.flow_network import few_queries_attention, rotations
 from rlinf_vla.models.openvla.policy import OpenVLAPolicy
 from rlinf_vla.models.pi0.policy import Pi0Options, Pi0Policy
+from rlinf_vla.models.rotation import rotate
 from rlinf_vla.planner.accounting import Allocations
 from rlinf_vla.planner.memory import MemoryModel
 from rlinf_vla.runtime import recipes
@@ -42,7 +43,7 @@ class Kernels:
     def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, _positions: None, unsqueeze: int, width: int) -> tuple[Tensor, Tensor]:
         assert unsqueeze == 1 and width == q.shape[-1]
         rotation = torch.stack([cos[..., : width // 2], sin[..., : width // 2]])[:, :, None]
-        return rotate(q, rotation), rotate(k, rotation)
+        return rotate(q, *rotation), rotate(k, *rotation)
 
     @staticmethod
     def swiglu(gate: Tensor, up: Tensor) -> Tensor:
@@ -122,7 +123,7 @@ def test_attention_of_few_queries_is_attention(kv_heads: int) -> None:
 def test_rotating_both_is_rotating_each(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
     q, k = torch.randn(2, 4, 3, 8), torch.randn(2, 1, 3, 8)
     rotation = rotations(torch.arange(3).expand(2, -1), 8)
-    expected = rotate(q, rotation), rotate(k, rotation)
+    expected = rotate(q, *rotation), rotate(k, *rotation)
     for usable in (False, True):
         monkeypatch.setattr(fused, "usable", lambda x, usable=usable: usable)
         for found, each in zip(flow_network.rotate_both(q.clone(), k.clone(), rotation), expected, strict=True):
