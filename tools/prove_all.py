@@ -34,6 +34,7 @@ from rlinf_vla.telemetry.run_files import read_run
 
 ROOT = Path(__file__).parents[1]
 RUNS = Path("runs/prove-all")
+LEARNT_NOISE = ("model.options.sampler=flow_noise", "model.options.noise_range=[0.5,1]")
 PROOFS: dict[str, tuple[str, ...]] = {
     "PPO, PushCube": ("recipe=maniskill_ppo",),
     "GRPO, PushCube": ("recipe=maniskill_grpo",),
@@ -44,6 +45,8 @@ PROOFS: dict[str, tuple[str, ...]] = {
     "PPO, PutOnPlate25": ("recipe=maniskill_ppo_putonplate25",),
     "GRPO, PutOnPlate25": ("recipe=maniskill_grpo_putonplate25",),
     "PPO on π₀ (flow-SDE), PushCube": ("recipe=maniskill_ppo", "model=pi0"),
+    "PPO on π₀ (flow-noise), PushCube": ("recipe=maniskill_ppo", "model=pi0", *LEARNT_NOISE),
+    "PPO on SmolVLA (flow-SDE), PushCube": ("recipe=maniskill_ppo", "model=smolvla"),
     "DSRL on π₀, PushCube": ("recipe=maniskill_dsrl",),
     "RL Token on π₀, PushCube": ("recipe=maniskill_rlt",),
     "RL Token on SmolVLA, PushCube": ("recipe=maniskill_rlt", "model=smolvla"),
