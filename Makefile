@@ -200,7 +200,7 @@ PLATE_RUNS := $(foreach algorithm,ppo grpo,$(foreach seed,0 1,runs/prove-all/$(a
 prove-putonplate25: install
 	$(BIN)/python tools/prove_all.py --seeds 2 ppo_putonplate25 grpo_putonplate25
 	$(BIN)/rlinf-vla eval recipe=maniskill_eval_putonplate25 model=openvla_oft model.checkpoint=asset://openvla_oft_tiny_putonplate25 \
-		model.options.prompt_length=40 episodes=100 run_dir=$(PLATES)/splits "sweep.policies=[start,$(subst $() $(),$(comma),$(PLATE_RUNS))]"
+		model.options.prompt_length=40 model.lora.rank=32 episodes=100 run_dir=$(PLATES)/splits "sweep.policies=[start,$(subst $() $(),$(comma),$(PLATE_RUNS))]"
 	$(BIN)/rlinf-vla eval run=$(firstword $(PLATE_RUNS)) sweep.policies=[start] evaluation.modes=[greedy] episodes=100 run_dir=$(PLATES)/probes \
 		evaluation.probes=[blank_instruction,shuffled_instruction,blank_image,frozen_image]
 

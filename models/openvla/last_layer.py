@@ -1,4 +1,4 @@
-"""A Llama's last layer, computed for the last tokens only: nobody reads the states of the others."""
+"""A Llama's last layer, computed for the last tokens only: no other states are read."""
 
 from __future__ import annotations
 

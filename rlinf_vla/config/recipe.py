@@ -187,8 +187,8 @@ class SweepConfig:
 
     policies: list[str] = field(default_factory=list)
     """Policies under evaluation, all on the same episodes: ``start`` (model.checkpoint unchanged),
-    a checkpoint of a run, a model directory (or asset://NAME, hf://ORG/NAME), ``expert`` (the
-    simulator's script) or ``random``.
+    a checkpoint of a run, a run (its newest checkpoint), a model directory (or asset://NAME,
+    hf://ORG/NAME), ``expert`` (the simulator's script) or ``random``.
     ``checkpoint`` is added, and the model of a recipe with ``algorithm=none``. Empty: no sweep;
     ``checkpoint`` alone is evaluated, into its run."""
     block: Count = 10

@@ -17,7 +17,7 @@ from rlinf_vla.core import plugins
 from rlinf_vla.core.protocols import HasSuites, Suite
 from rlinf_vla.core.tasks import EVALUATION_SEEDS
 from rlinf_vla.evaluation.statistics import Episode, column_of, paired_episodes
-from rlinf_vla.runtime import builders
+from rlinf_vla.runtime import builders, run_directory
 from rlinf_vla.runtime.recipes import asset_path
 
 START, EXPERT, RANDOM = "start", "expert", "random"
@@ -129,8 +129,13 @@ class Sweep:
 
 
 def directory_of(recipe: Recipe, source: str) -> Path:
-    """Return the directory that a policy is loaded from. Raises UserError: see ``asset_path``."""
-    return asset_path(recipe.model.checkpoint if source == START else source)
+    """Return the directory that a policy is loaded from: of a run, its newest checkpoint.
+
+    Raises UserError if a run has none; and see ``asset_path``.
+    """
+    directory = asset_path(recipe.model.checkpoint if source == START else source)
+    is_run = (directory / run_directory.RECIPE).exists()
+    return run_directory.checkpoint_at(str(directory), "sweep.policies") if is_run else directory
 
 
 def _suites(recipe: Recipe) -> list[Suite]:

@@ -170,6 +170,9 @@ def test_policies_of_every_kind_in_every_mode(sweep: Eval, rlinf_vla: CommandLin
     alone = result(sweep("alone", f"sweep.policies=[{runs[1]}]", "episodes=12", "evaluation.filmed=0"))
     with_others = [each | {"policy": ""} for each in document["episodes"] if each["policy"].startswith("step_000002")]
     assert [each | {"policy": ""} for each in alone["episodes"]] == with_others, "no state of one policy affects the next"
+    newest = result(sweep("newest", "sweep.policies=[run]", "episodes=12", "evaluation.filmed=0"))
+    assert list(newest["policies"]) == ["run sampled", "run greedy"]
+    assert [each | {"policy": ""} for each in newest["episodes"]] == with_others, "a run is its newest checkpoint"
 
 
 def test_a_policy_acts_in_a_sweep_as_in_a_single_evaluation(
