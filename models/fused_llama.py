@@ -1,4 +1,4 @@
-"""Transformers' Llama layers with fused kernels on CUDA (``fused.py``)."""
+"""Transformers' Llama layers with fused kernels on CUDA (``fused.py``), elsewhere with our RoPE."""
 
 from __future__ import annotations
 

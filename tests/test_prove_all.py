@@ -29,7 +29,7 @@ def tool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
 
 
 def evaluated(won: int) -> dict[str, Any]:
-    """The greedy policy succeeds ten times more often."""
+    """The greedy policy succeeds in ten more episodes."""
     task = {"task": "push", "steps": 3}
     modes = {"sampled": won, "greedy": won + 10}
     return {mode: {"episodes": [{**task, "seed": seed, "success": seed < count} for seed in range(100)]} for mode, count in modes.items()}

@@ -44,11 +44,6 @@ def sample_layout(rng: np.random.RandomState) -> tuple[int, NDArray[np.float64],
     return target, PLATE_PLACE + rng.uniform(-JITTER, JITTER, 2), cubes
 
 
-def is_still(thing: Actor) -> Tensor:
-    """Return bool ``[num_envs]``."""
-    return thing.is_static(lin_thresh=1e-2, ang_thresh=0.5)
-
-
 @register_env("PutOnPlate-v1", max_episode_steps=50)
 class PutOnPlateEnv(BaseEnv):
     """Put the instructed cube on the plate.
@@ -142,13 +137,23 @@ class PutOnPlateEnv(BaseEnv):
         offset = cube - self.plate.pose.p
         centred = offset[:, :2].norm(dim=1) < PLATE_RADIUS - CUBE_HALF_SIZE / 2
         resting = (offset[:, 2] - PLATE_HALF_THICKNESS - CUBE_HALF_SIZE).abs() < 0.005
-        wide_open = self.agent.robot.get_qpos()[:, -1] > CUBE_HALF_SIZE + 0.002
-        away = (self.agent.tcp.pose.p - cube).norm(dim=1) > 0.05
-        on_plate = centred & resting
+        return self.judge(centred & resting, cube, CUBE_HALF_SIZE)
+
+    def judge(self, on_plate: Tensor, place: Tensor, half_width: float | Tensor) -> dict[str, Tensor]:
+        """Return ``is_on_plate`` and ``success``: on the plate, released and ``at_rest``.
+
+        ``place``: of the instructed object, ``[num_envs, 3]``; a finger is open beyond
+        ``half_width``, metres.
+        """
+        wide_open = self.agent.robot.get_qpos()[:, -1] > half_width + 0.002
+        away = (self.agent.tcp.pose.p - place).norm(dim=1) > 0.05
         success = on_plate & (wide_open | away)
-        if success.any():
-            success &= self.of_target(is_still)
+        if success.any():  # contacts take a quarter of a control step
+            success &= self.of_target(self.at_rest)
         return {"is_on_plate": on_plate, "success": success}
+
+    def at_rest(self, thing: Actor) -> Tensor:
+        return thing.is_static(lin_thresh=1e-2, ang_thresh=0.5)
 
     def compute_dense_reward(self, obs: Any, action: Tensor, info: dict[str, Tensor]) -> Tensor:
         half_way = self.of_target(self.agent.is_grasping) | info["is_on_plate"]

@@ -22,7 +22,7 @@ from transforms3d.euler import euler2quat
 from .plates_parts import OBJECTS, RECEPTACLES, Part
 from .plates_splits import CENTRE, MOVE_STEP, SPLITS, Episode, draw
 from .plates_tables import overlay, table_texture
-from .put_on_plate import PutOnPlateEnv, is_still
+from .put_on_plate import PutOnPlateEnv
 
 TABLE_CENTRE, TABLE_HALF_SIZES = (-0.135, 0.0, 0.0005), (1.2, 0.6)
 """Of the table tops, metres: they cover the table. The half sizes are those along y and x."""
@@ -199,13 +199,10 @@ class PutOnPlate25Env(PutOnPlateEnv):
         offset = place - self.receptacle_place
         centred = offset[:, :2].norm(dim=1) < receptacle - 0.01
         resting = (offset[:, 2] > 0.005) & (offset[:, 2] < reach + 0.005)  # upright or on its side
-        wide_open = self.agent.robot.get_qpos()[:, -1] > torch.minimum(radius, radius.new_tensor(0.033)) + 0.002
-        away = (self.agent.tcp.pose.p - place).norm(dim=1) > 0.05
-        on_plate = centred & resting
-        success = on_plate & (wide_open | away)
-        if success.any():  # contacts take a quarter of a control step
-            success &= self.of_target(is_still) & ~self.of_target(self.agent.is_grasping)
-        return {"is_on_plate": on_plate, "success": success}
+        return self.judge(centred & resting, place, torch.minimum(radius, radius.new_tensor(0.033)))
+
+    def at_rest(self, thing: Actor) -> Tensor:
+        return super().at_rest(thing) & ~self.agent.is_grasping(thing)
 
 
 def _stacked(poses: list[sapien.Pose], device: torch.device) -> Tensor:

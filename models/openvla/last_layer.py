@@ -15,7 +15,7 @@ from .decoding import without_cudnn_attention
 class LastLayer(LlamaDecoderLayer):
     def forward(self, hidden_states: Tensor, *positional: Any, rows: int | None = None, **others: Any) -> Tensor:
         """Return the states ``[B, rows, d]`` of the last ``rows`` tokens, all without ``rows``."""
-        if rows is None or rows == hidden_states.shape[1]:
+        if rows is None:
             return super().forward(hidden_states, *positional, **others)
         attention: Any = self.self_attn
 
