@@ -259,9 +259,11 @@ def _fresh(parent: Path) -> Path:
 def _difference(directory: Path, config: DictConfig, free: set[str]) -> str | None:
     """Describe the first key, not in ``free``, that differs from the saved recipe, and the fix."""
     before, now = flat(saved_recipe(directory)), flat(OmegaConf.to_container(config, resolve=True))
-    for key in sorted(before.keys() | now.keys()):
+    both = before.keys() & now.keys()
+    for key in sorted(before.keys() | now.keys(), key=lambda key: (key not in both, key)):
         if before.get(key) != now.get(key) and not any(key == each or key.startswith(f"{each}.") for each in free):
-            return f"{key} was {_told(before, key)} in {directory} and is {_told(now, key)} now: restore its value, or choose a new run_dir"
+            fix = "restore its value" if key in both else "continue it with the version of rlinf-vla that began it"
+            return f"{key} was {_told(before, key)} in {directory} and is {_told(now, key)} now: {fix}, or choose a new run_dir"
     return None
 
 

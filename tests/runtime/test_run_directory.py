@@ -298,6 +298,18 @@ def test_a_continued_run_has_the_same_recipe(here: Path, key: str, value: object
     assert (here / "run" / "recipe.yaml").read_text() == before
 
 
+def test_a_key_of_another_version_cannot_be_restored(here: Path) -> None:
+    begin(here / "run", 5)
+    recipe = config(run_dir=str(here / "run"), resume="auto")
+    OmegaConf.update(recipe, "algorithm.brand_new", 1, force_add=True)
+    directory, checkpoint = resolve_run(recipe)
+    with pytest.raises(UserError, match=r"was absent .* continue it with the version"), locked(directory, recipe, checkpoint):
+        pytest.fail("it goes on")
+    recipe.seed = 1  # which the user can restore, so it is named first
+    with pytest.raises(UserError, match=r"seed was 0 .* restore its value"), locked(directory, recipe, checkpoint):
+        pytest.fail("it goes on")
+
+
 @pytest.mark.parametrize("made", ["evaluation/before.json", "episodes/.under_way"])
 def test_so_has_one_that_died_before_its_first_checkpoint(here: Path, made: str) -> None:
     begin(here / "run")
