@@ -129,8 +129,11 @@ class PutOnPlateEnv(BaseEnv):
 
     def of_target(self, question: Callable[[Actor], Tensor]) -> Tensor:
         """Apply ``question`` to the instructed object of each environment: ``[num_envs, ...]``."""
-        answers = {i: question(self.objects[i]) for i in self.target.unique().tolist()}
-        return torch.stack([answers[i][row] for row, i in enumerate(self.target.tolist())])
+        first, *others = self.target.unique().tolist()
+        found = question(self.objects[first])
+        for i in others:
+            found = torch.where((self.target == i).view(-1, *[1] * (found.ndim - 1)), question(self.objects[i]), found)
+        return found
 
     def evaluate(self) -> dict[str, Tensor]:
         cube = self.of_target(lambda cube: cube.pose.p)

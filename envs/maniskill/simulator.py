@@ -201,10 +201,16 @@ class ManiSkillBatch(ManiSkillEnv):
             super().__init__(options, num_envs, sim_backend, render_backend)
         self.device = torch.device(self.env.device)
         self._initialize, self.env._initialize_episode = self.env._initialize_episode, self._initialize_one_by_one
+        self._is_grasping, self.env.agent.is_grasping = self.env.agent.is_grasping, self._is_grasping_now
 
     def reset(self, seeds: list[int], rows: list[int]) -> list[str]:
         self.env.reset(seed=seeds, options={"env_idx": torch.tensor(rows, device=self.device)})
         return self.begun(rows)
+
+    def _is_grasping_now(self, *arguments: Any, **keywords: Any) -> Tensor:
+        """Answer no until an episode's first step: PhysX still has the last episode's contacts."""
+        found: Tensor = self._is_grasping(*arguments, **keywords)
+        return found & (self.env.elapsed_steps > 0)
 
     def _initialize_one_by_one(self, rows: Tensor, options: dict[str, Any]) -> None:
         """Initialise each row separately, with its own generators.

@@ -129,13 +129,19 @@ class Sweep:
 
 
 def directory_of(recipe: Recipe, source: str) -> Path:
-    """Return the directory that a policy is loaded from: of a run, its newest checkpoint.
+    """Return the directory that a policy is loaded from. Raises UserError: see ``asset_path``."""
+    return asset_path(recipe.model.checkpoint if source == START else source)
 
-    Raises UserError if a run has none; and see ``asset_path``.
+
+def fixed(policies: Sequence[str]) -> list[str]:
+    """Return ``policies`` with each run's newest checkpoint in place of its directory.
+
+    A run in training may write newer ones during the sweep. Raises UserError if a run has none.
     """
-    directory = asset_path(recipe.model.checkpoint if source == START else source)
-    is_run = (directory / run_directory.RECIPE).exists()
-    return run_directory.checkpoint_at(str(directory), "sweep.policies") if is_run else directory
+    return [
+        str(run_directory.checkpoint_at(each, "sweep.policies")) if (Path(each).expanduser() / run_directory.RECIPE).exists() else each
+        for each in policies
+    ]
 
 
 def _suites(recipe: Recipe) -> list[Suite]:
@@ -185,8 +191,8 @@ def eval_policies(policies: Sequence[str], modes: Sequence[str], probes: Sequenc
 
     Raises UserError if a policy is listed twice, or if a policy needs a mode and there is none.
     """
-    twice = sorted({each for each in policies if policies.count(each) > 1})
-    if twice:
+    places = [each if each in (START, *SCRIPTED) else Path(each).expanduser().resolve() for each in policies]
+    if twice := sorted(each for each, place in zip(policies, places, strict=True) if places.count(place) > 1):
         raise UserError(f"sweep.policies names {twice[0]} twice")
     if not modes and any(each not in SCRIPTED for each in policies):
         raise UserError("evaluation.modes is empty: choose sampled, greedy or both")

@@ -81,8 +81,9 @@ def _attention_backward(_: Tensor, query: Tensor, key: Tensor, value: Tensor, *_
 
 
 def _formulas() -> dict[Any, Callable[..., int]]:
-    """Return PyTorch's table, whose attention lacks the CPU's kernels, with ours for attention."""
+    """Return PyTorch's table and what it lacks: LoRA's sum in place, the CPU's attention."""
     found = dict(flop_registry)
+    found[torch.ops.aten.addmm_] = found[torch.ops.aten.addmm]
     for kernel in ("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention"):
         found[getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}")] = _attention
         found[getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_backward")] = _attention_backward

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -171,8 +172,23 @@ def test_policies_of_every_kind_in_every_mode(sweep: Eval, rlinf_vla: CommandLin
     with_others = [each | {"policy": ""} for each in document["episodes"] if each["policy"].startswith("step_000002")]
     assert [each | {"policy": ""} for each in alone["episodes"]] == with_others, "no state of one policy affects the next"
     newest = result(sweep("newest", "sweep.policies=[run]", "episodes=12", "evaluation.filmed=0"))
-    assert list(newest["policies"]) == ["run sampled", "run greedy"]
-    assert [each | {"policy": ""} for each in newest["episodes"]] == with_others, "a run is its newest checkpoint"
+    assert newest["provenance"] == alone["provenance"], "a run is its newest checkpoint"
+    assert newest["episodes"] == alone["episodes"] and newest["recipe"]["sweep"]["policies"] == [runs[1]]
+
+
+def test_a_sweep_keeps_the_checkpoint_that_it_began_with(sweep: Eval, rlinf_vla: CommandLine, suites: Counting, tmp_path: Path) -> None:
+    """The run goes on training meanwhile."""
+    trained = rlinf_vla(*suites.arguments("train", "counting_ppo", "run_dir=run", "evaluation.before_and_after=false"))
+    assert trained.code == 0, trained.err
+    given = ("episodes=2", "evaluation.filmed=0")
+    directory = sweep("out", "sweep.policies=[run]", *given)
+    written = tmp_path / "run" / "checkpoints"
+    shutil.copytree(written / "step_000001", written / "step_000003")
+    assert verify(rlinf_vla, directory).code == 0
+    arguments = suites.arguments("eval", "counting_ppo", "run_dir=out", *given)
+    again = rlinf_vla(*arguments, "sweep.policies=[run]")
+    assert "step_000002" in again.complaint and "step_000003" in again.complaint
+    assert "found 16 of 16" in rlinf_vla(*arguments, "sweep.policies=[run/checkpoints/step_000002]").out
 
 
 def test_a_policy_acts_in_a_sweep_as_in_a_single_evaluation(
@@ -254,6 +270,7 @@ def test_a_directory_of_another_sweep_is_refused(sweep: Eval, rlinf_vla: Command
     [
         (["sweep.policies=[nowhere]"], "sweep.policies names nowhere: no such directory"),
         (["sweep.policies=[expert,expert]"], "sweep.policies names expert twice"),
+        (["sweep.policies=[nowhere,./nowhere/]"], "sweep.policies names ./nowhere/ twice"),
         (["recipe=counting_eval", "sweep.policies=[start]"], "has no model"),
         (["sweep.policies=[expert]", "sweep.block=0"], "sweep.block=0"),
         (["sweep.policies=[expert]", "sweep.parallel=0"], "sweep.parallel=0"),

@@ -16,7 +16,7 @@ from rlinf_vla.core.types import Episodes
 from rlinf_vla.envs.maniskill import put_on_plate
 from rlinf_vla.envs.maniskill.config import ManiSkillConfig
 from rlinf_vla.envs.maniskill.plugin import simulator_options
-from rlinf_vla.envs.maniskill.simulator import ManiSkillSimulator
+from rlinf_vla.envs.maniskill.simulator import ManiSkillBatch, ManiSkillSimulator
 from rlinf_vla.envs.processes import SimulatorPool
 from rlinf_vla.envs.vector_env import ProcessVectorEnv
 
@@ -109,6 +109,23 @@ def a_batch_of_one_is_the_cpu_backend() -> bool:
     return same
 
 
+def reset_while_grasping() -> dict[str, float]:
+    """Of a batch, whose scene is not rebuilt: what a new episode knows of the last one's grasp, and its first reward."""
+    options = {**simulator_options(ManiSkillConfig(task="PutOnPlate", reward="progress")), "sim_backend": "physx_cpu"}
+    batch = ManiSkillBatch(options, 1, "physx_cpu", "cpu")
+    grasping = lambda: float(batch.env.of_target(batch.env.agent.is_grasping))  # noqa: E731
+    batch.reset([3], [0])
+    before = 0.0
+    for _ in range(50):
+        batch.step(batch.expert())
+        if before := grasping():
+            break
+    batch.reset([3], [0])
+    found = {"before": before, "after": grasping(), "reward": float(batch.step(torch.zeros(1, 4))[0])}
+    batch.close()
+    return found
+
+
 def quaternion_products(multiply: Callable[[Tensor, Tensor], Tensor]) -> list[bytes]:
     """Of pairs of quaternions that are random, not normalised, signed zeros, and of shapes to broadcast."""
     random = torch.Generator().manual_seed(0)
@@ -160,6 +177,7 @@ if __name__ == "__main__":
         "turns": turns(),
         "low_poly_is_the_same_physics": low_poly_is_the_same_physics(),
         "a_batch_of_one_is_the_cpu_backend": a_batch_of_one_is_the_cpu_backend(),
+        "reset_while_grasping": reset_while_grasping(),
         "quaternions_have_the_same_bits": quaternion_products(rotation_conversions.quaternion_raw_multiply) == stock,
         "layouts": layouts(),
         "instructions": instructions(),

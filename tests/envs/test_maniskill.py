@@ -112,6 +112,10 @@ def test_the_gpu_backend_as_a_batch_of_one_is_the_cpu_backend(facts: dict[str, A
     assert facts["a_batch_of_one_is_the_cpu_backend"]
 
 
+def test_a_batch_forgets_the_contacts_of_the_last_episode(facts: dict[str, Any]) -> None:
+    assert facts["reset_while_grasping"] == {"before": 1.0, "after": 0.0, "reward": 0.0}
+
+
 def test_fast_paths_have_the_bits_of_maniskill(facts: dict[str, Any]) -> None:
     """So do whole episodes, in the test above: a batch does not use them."""
     assert facts["quaternions_have_the_same_bits"]

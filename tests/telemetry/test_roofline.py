@@ -13,6 +13,7 @@ from rlinf_vla.benchmarks import roofline
 from rlinf_vla.benchmarks.roofline import Limits, limits_of, measured_limits
 from rlinf_vla.planner.accounting import kernels_of
 from rlinf_vla.planner.work import Work, counted, work
+from rlinf_vla.training.adapted_linear import AdaptedProduct
 
 BATCH, LENGTH, WIDTH, HEADS, LAYERS = 3, 10, 32, 4, 2
 
@@ -74,6 +75,16 @@ def test_attention_counts_the_same_in_every_kernel() -> None:
     one = k[:, :1]
     with kernels_of("cpu"):
         assert work(lambda: F.scaled_dot_product_attention(q, one, one, enable_gqa=True), []).flops == fused.flops, "grouped queries"
+
+
+def test_both_products_of_lora_count() -> None:
+    rows, wide, out, rank = 5, 16, 32, 4
+    x, a, b = (torch.randn(*shape, requires_grad=True) for shape in ((rows, wide), (rank, wide), (out, rank)))
+    weight, factors = torch.randn(out, wide), 2 * rows * rank * (wide + out)
+    forward = work(lambda: AdaptedProduct.apply(x, weight, None, a, b, 0.5), [weight, a, b])
+    assert forward.flops == 2 * rows * wide * out + factors
+    both = work(lambda: AdaptedProduct.apply(x, weight, None, a, b, 0.5).sum().backward(), [weight, a, b])
+    assert both.flops == 2 * (2 * rows * wide * out) + 3 * factors, "no gradient of the frozen weight"
 
 
 def test_arithmetic_and_bytes_of_linear_layers() -> None:

@@ -243,6 +243,7 @@ def edit_config(**changes: object) -> Callable[[Path], None]:
         (lambda adapter: (adapter / "adapter_model.safetensors").unlink(), "adapter_model.safetensors cannot be read"),
         (lambda adapter: (adapter / "adapter_model.safetensors").write_bytes(b"\x80\x04."), "adapter_model.safetensors cannot be read"),
         (edit_config(init_lora_weights="pissa"), "only plain LoRA"),
+        (edit_config(use_dora=True), "only plain LoRA"),
         (edit_config(megatron_config={"x": 1}, megatron_core="megatron.hostile"), "only plain LoRA"),
         (edit_config(target_modules=["q_proj"]), "does not fit this model"),
         (edit_config(r=5), "does not fit this model"),
