@@ -47,9 +47,28 @@ def finish(run: Any, after: int) -> None:
 
 def test_every_proof_has_a_recipe_and_a_name_of_its_own(tool: ModuleType) -> None:
     assert len({tool.slug(name) for name in tool.PROOFS}) == len(tool.PROOFS)
-    for keys in tool.PROOFS.values():
+    assert tool.STARTS.keys() <= tool.PROOFS.keys()
+    for keys in (*tool.PROOFS.values(), *tool.STARTS.values()):
         recipe = recipes.read(compose.load("train", list(keys)))
         assert recipe.evaluation.before_and_after and recipe.episodes >= 100
+
+
+def test_a_proof_without_a_packaged_start_trains_one_first(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: list[list[str]] = []
+
+    def run(command: list[str], check: bool) -> None:
+        trained.append(command[command.index("train") :])
+        place = next(Path(each.removeprefix("run_dir=")) for each in command if each.startswith("run_dir="))
+        (place / "policy").mkdir(parents=True)
+
+    monkeypatch.setattr(tool.subprocess, "run", run)
+    for seed in (0, 1):
+        tool.Run("GRPO, LIBERO object 1", seed).train()
+    start, *others = trained
+    assert "recipe=libero_sft" in start and "env.tasks=[1]" in start
+    place = next(each for each in start if each.startswith("run_dir=")).removeprefix("run_dir=")
+    assert [f"model.checkpoint={place}/policy" in each for each in others] == [True, True]
+    assert [f"seed={seed}" in each for seed, each in enumerate(others)] == [True, True]
 
 
 def test_the_table_fills_and_a_finished_run_is_not_repeated(tool: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

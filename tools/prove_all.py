@@ -50,16 +50,26 @@ PROOFS: dict[str, tuple[str, ...]] = {
     "DSRL on π₀, PushCube": ("recipe=maniskill_dsrl",),
     "RL Token on π₀, PushCube": ("recipe=maniskill_rlt",),
     "RL Token on SmolVLA, PushCube": ("recipe=maniskill_rlt", "model=smolvla"),
+    "GRPO, LIBERO object 0": ("recipe=libero_grpo", "episodes=100"),
+    "GRPO, LIBERO object 1": ("recipe=libero_grpo", "episodes=100", "env.tasks=[1]"),
     "PPO, Genesis": ("recipe=genesis_ppo",),
     "GRPO, sums in text": ("recipe=dialogue_grpo",),
     "DAPO, sums in text": ("recipe=dialogue_grpo", "algorithm=dapo", "algorithm.granularity=action"),
 }
 """Name -> keys of the training."""
+STARTS: dict[str, tuple[str, ...]] = {"GRPO, LIBERO object 1": ("recipe=libero_sft", "env.tasks=[1]")}
+"""Name -> keys of the training whose policy it starts from, where no packaged one fits."""
 HEAD = ("| proof | done | policy | before | after, mean: each seed | gain in points, intervals |", "|---|---|---|---|---|---|")
 
 
 def slug(name: str) -> str:
     return "_".join(re.findall("[a-z0-9]+", name.lower().replace("π₀", "pi0")))
+
+
+def train(directory: Path, *keys: str) -> None:
+    words = ("train", *keys, f"run_dir={directory}", "resume=auto")
+    print("rlinf-vla", *words, flush=True)
+    subprocess.run([sys.executable, "-m", "rlinf_vla.cli.main", *words], check=True)
 
 
 @dataclass(frozen=True)
@@ -79,9 +89,12 @@ class Run:
 
     def train(self) -> None:
         """Train, or go on. Raises CalledProcessError."""
-        keys = (*PROOFS[self.proof], f"seed={self.seed}", f"run_dir={self.directory}", "resume=auto")
-        print(f"rlinf-vla train {' '.join(keys)}", flush=True)
-        subprocess.run([sys.executable, "-m", "rlinf_vla.cli.main", "train", *keys], check=True)
+        keys, start = PROOFS[self.proof], self.directory.with_name("start")
+        if self.proof in STARTS:
+            if not (start / "policy").exists():
+                train(start, *STARTS[self.proof], "evaluation.modes=[]")
+            keys += (f"model.checkpoint={start / 'policy'}",)
+        train(self.directory, *keys, f"seed={self.seed}")
 
     def episodes(self, when: str) -> dict[str, list[dict[str, Any]]]:
         """Of each mode (sampled, greedy) that was evaluated. ``when``: before or after."""
