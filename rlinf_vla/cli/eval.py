@@ -9,7 +9,6 @@ from omegaconf import DictConfig
 
 from rlinf_vla.config.robot import ROBOT
 from rlinf_vla.evaluation import sweep
-from rlinf_vla.evaluation.blocks import fixed
 from rlinf_vla.evaluation.evaluate import evaluate, headline
 from rlinf_vla.runtime import builders, recipes, run_directory
 from rlinf_vla.runtime.fit import remarks
@@ -31,7 +30,6 @@ def run(config: DictConfig) -> dict[str, Any]:
         recipe.checkpoint = config.checkpoint = str(checkpoint)
         builders.require_weights(recipe, f"no use for checkpoint={checkpoint}")
     if recipe.sweep.policies:
-        recipe.sweep.policies = config.sweep.policies = fixed(recipe.sweep.policies)
         return sweep.run(recipe, config)
     # without a checkpoint of a run, the recipe's initial model is evaluated
     name, told, version = checkpoint.name if checkpoint else "start", str(checkpoint or recipe.model.checkpoint), 0

@@ -138,10 +138,8 @@ def fixed(policies: Sequence[str]) -> list[str]:
 
     A run in training may write newer ones during the sweep. Raises UserError if a run has none.
     """
-    return [
-        str(run_directory.checkpoint_at(each, "sweep.policies")) if (Path(each).expanduser() / run_directory.RECIPE).exists() else each
-        for each in policies
-    ]
+    runs = [(Path(each).expanduser() / run_directory.RECIPE).exists() for each in policies]
+    return [str(run_directory.checkpoint_at(each, "sweep.policies")) if run else each for each, run in zip(policies, runs, strict=True)]
 
 
 def _suites(recipe: Recipe) -> list[Suite]:
@@ -174,9 +172,7 @@ def _policies(recipe: Recipe) -> list[EvalPolicy]:
             raise UserError(f"sweep.policies names {policy}, but recipe={recipe.name} has no model: set model=NAME model.checkpoint=DIR")
         if policy != START:
             builders.require_weights(recipe, f"no use for {policy} in sweep.policies")
-        elif not builders.model_of(recipe).learns:
-            continue
-        if directory_of(recipe, policy).is_dir():
+        if (policy == START and not builders.model_of(recipe).learns) or directory_of(recipe, policy).is_dir():
             continue
         if policy == START:
             raise UserError(f"model.checkpoint={model.checkpoint}: no such directory")
@@ -209,12 +205,10 @@ def eval_policies(policies: Sequence[str], modes: Sequence[str], probes: Sequenc
 def _names(policies: Sequence[str]) -> list[str]:
     """Return distinct names: of each directory, the fewest last path components that suffice."""
     parts = [(each,) if each in (START, *SCRIPTED) else _telling(Path(each)) for each in policies]
-    count = 1
-    while True:
-        names = ["/".join(each[-count:]) for each in parts]
-        if len(set(names)) == len(names) or count > max(map(len, parts)):
-            return names
-        count += 1
+    for count in range(1, max(map(len, parts), default=0) + 2):
+        if len(set(names := ["/".join(each[-count:]) for each in parts])) == len(parts):
+            break
+    return names
 
 
 def _telling(path: Path) -> tuple[str, ...]:

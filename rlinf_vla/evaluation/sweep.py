@@ -18,7 +18,7 @@ from rlinf_vla.core.io import write_json
 from rlinf_vla.core.protocols import Suite
 from rlinf_vla.evaluation.block_player import VIDEOS, BlockPlayer
 from rlinf_vla.evaluation.block_workers import BlockWorkers
-from rlinf_vla.evaluation.blocks import Block, Job, Sweep
+from rlinf_vla.evaluation.blocks import Block, Job, Sweep, fixed
 from rlinf_vla.evaluation.provenance import identities, same_provenance
 from rlinf_vla.evaluation.results import FORMAT, as_csv, tables
 from rlinf_vla.evaluation.statistics import Episode
@@ -36,6 +36,7 @@ def run(recipe: Recipe, config: DictConfig) -> dict[str, Any]:
 
     Returns the document of result.json.
     """
+    recipe.sweep.policies = config.sweep.policies = fixed(recipe.sweep.policies)
     sweep = Sweep.of(recipe)
     directory = run_directory.for_sweep(config)
     with run_directory.opened_for_sweep(directory, config):

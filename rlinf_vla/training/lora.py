@@ -33,7 +33,6 @@ _ADAPTER = ".default."
 _BASE = ".base_layer.weight"
 _CONFIG, _FACTORS = "adapter_config.json", "adapter_model.safetensors"
 _VARIANTS = ("use_dora", "alora_invocation_tokens", "arrow_config", "kasa_config", "monteclora_config", "use_bdlora", "velora_config")
-"""Of peft's settings, those that compute something other than LoRA."""
 
 
 def add_lora(policy: Policy, options: LoraOptions, seed: int) -> None:
@@ -127,7 +126,7 @@ def _stored_config(directory: Path) -> LoraConfig:
         config = PeftConfig.from_pretrained(str(directory))
     except (ValueError, TypeError, KeyError) as error:
         raise UserError(f"{directory / _CONFIG} cannot be read ({str(error).splitlines()[0]}): copy the adapter again") from None
-    # other initialisations change base weights; for megatron_config, peft imports a named module
+    # variants compute no LoRA, other initialisations change base weights, megatron_config imports
     plain = isinstance(config, LoraConfig) and config.init_lora_weights in (True, "gaussian")
     if not plain or any(getattr(config, name, None) for name in _VARIANTS) or config.modules_to_save or config.megatron_config:
         raise UserError(f"model.lora.adapter={directory}: only plain LoRA is supported; merge this adapter with the tool that made it")
