@@ -113,7 +113,10 @@ def reset_while_grasping() -> dict[str, float]:
     """Of a batch, whose scene is not rebuilt: what a new episode knows of the last one's grasp, and its first reward."""
     options = {**simulator_options(ManiSkillConfig(task="PutOnPlate", reward="progress")), "sim_backend": "physx_cpu"}
     batch = ManiSkillBatch(options, 1, "physx_cpu", "cpu")
-    grasping = lambda: float(batch.env.of_target(batch.env.agent.is_grasping))  # noqa: E731
+
+    def grasping() -> float:
+        return float(batch.env.of_target(batch.env.agent.is_grasping))
+
     batch.reset([3], [0])
     before = 0.0
     for _ in range(50):
