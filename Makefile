@@ -11,6 +11,8 @@ INSTALLED := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 FIND_LINKS := $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.find-links 2>/dev/null))
 # Cores are shared with simulators, so waiting threads must sleep, not spin.
 export OMP_WAIT_POLICY ?= passive
+# Installed modules are compiled when first imported. Without this, where images set it, each process would compile PyTorch anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: docs release-check install install-rest quickstart test test-rest test-order portability lint type format prove-all prove-putonplate25 sft-putonplate25 prove-cost prove-deadline prove-gpu prove-plans gpu-packages rehearse-7b robot-demo robot-chaos robot-deadlines prove-franka prove-delay sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-rewordings libero-reference mutants serve-clients lerobot metaworld metaworld-expert prove-metaworld prove-serve screenshots clean
 
