@@ -26,6 +26,7 @@ def spec_of(found: SimulatorSpec, num_envs: int, episode_limit: int, tasks: tupl
         stack=found.stack,
         native=None if found.native is None else Convention(**found.native | {"tool": ToolUnits(*found.native["tool"])}),
         instructions=tuple(found.instructions),
+        starts=found.starts,
     )
 
 

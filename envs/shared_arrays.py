@@ -31,6 +31,8 @@ class SimulatorSpec:
     """Fields of ``Convention`` (``tool`` as above) that differ from docs/conventions.md."""
     instructions: list[str] = field(default_factory=list)
     """All instructions that ``reset`` can return; empty: not known."""
+    starts: int | None = None
+    """As of ``EnvSpec``."""
     stack: dict[str, str] = field(default_factory=dict)
     """Software and hardware stack: versions, physics, renderer."""
 

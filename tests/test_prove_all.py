@@ -35,11 +35,11 @@ def evaluated(won: int) -> dict[str, Any]:
     return {mode: {"episodes": [{**task, "seed": seed, "success": seed < count} for seed in range(100)]} for mode, count in modes.items()}
 
 
-def finish(run: Any, after: int) -> None:
+def finish(run: Any, after: int, before: int = 30) -> None:
     """Leaves what a training leaves."""
     folder = run.directory / "evaluation"
     folder.mkdir(parents=True)
-    for name, document in {"before": evaluated(30), "after": evaluated(after), "comparison": {}}.items():
+    for name, document in {"before": evaluated(before), "after": evaluated(after), "comparison": {}}.items():
         (folder / f"{name}.json").write_text(json.dumps(document))
     lines = [{"step": step, "rollout/success_once": step / 20} for step in range(12)]
     (run.directory / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -91,11 +91,19 @@ def test_the_table_fills_and_a_finished_run_is_not_repeated(tool: ModuleType, mo
     assert begun == [("GRPO, PushCube", 0), ("PPO, PushCube", 1), ("GRPO, PushCube", 1), ("PPO, PushCube", 2), ("GRPO, PushCube", 2)]
     rows = page.read_text().splitlines()
     sampled, greedy = (line for line in rows if line.startswith("| PPO, PushCube | 2 of 3 seeds, one failed | "))
-    assert "| sampled | 30.0 %" in sampled and "| 70.0 %" in sampled and ": 60, 80 | +40.0 (" in sampled and "disjoint" in sampled
-    assert "| greedy | 40.0 %" in greedy and "| 80.0 %" in greedy and ": 70, 90 | +40.0 (" in greedy
-    assert any(": 35, 35 | +5.0 (" in line and "overlapping" in line for line in rows)
+    assert "| sampled | 30.0 %" in sampled and "| 70.0 %" in sampled and ": 60.0, 80.0 | +40.0 (" in sampled and "disjoint" in sampled
+    assert "| greedy | 40.0 %" in greedy and "| 80.0 %" in greedy and ": 70.0, 90.0 | +40.0 (" in greedy
+    assert any(": 35.0, 35.0 | +5.0 (" in line and "overlapping" in line for line in rows)
     assert any(line.startswith("| SAC, PushCube | 0 of 3 seeds |") for line in rows)
     assert (page.parent.parent / "images" / "learning" / "ppo_pushcube.svg").exists()
+
+
+def test_each_seed_is_compared_with_its_own_start(tool: ModuleType) -> None:
+    """The policy is the same, but its samples are others."""
+    for seed, (before, after) in enumerate([(30, 60), (40, 61)]):
+        finish(tool.Run("PPO, PushCube", seed), after, before)
+    sampled = next(tool.rows("PPO, PushCube", 2, set()))
+    assert "| 35.0 %" in sampled and "| 60.5 %" in sampled and ": 60.0, 61.0 | +25.5 (" in sampled
 
 
 def test_rows_of_more_seeds_from_another_machine_are_kept(tool: ModuleType, tmp_path: Path) -> None:

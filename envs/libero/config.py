@@ -54,9 +54,9 @@ class LiberoConfig:
         times faster on a CPU, but unlike the images in training data.
     renderer: ``egl``, ``osmesa``, or ``auto``, the first of them that works.
     wait_steps: no-op control steps at the start of an episode, while objects settle.
-    init_states: ``drawn``: evaluation starts in the task's 50 stored states, and training and
-        demonstrations in states that are drawn as those were, so that training never sees them;
-        ``official``: all episodes start in the stored states.
+    init_states: ``drawn``: evaluation episode k starts in stored state k of the task's 50, and from
+        the 51st on, as in training and demonstrations, in states that are drawn as those were, so
+        that training never sees them; ``official``: all episodes start in the stored states.
     seed: seed of LIBERO's random draws besides the initial states (fixture placement).
     instruction: ``file_name``, as benchmarks give to a policy; ``bddl``, the text in the task file;
         ``auto``: file_name, except for LIBERO-PRO suites that change the text or the task.

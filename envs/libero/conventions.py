@@ -13,6 +13,8 @@ FLIPS = ("upright", "rot180", "none")
 STATES = ("quaternion", "axis_angle")
 GRIPPERS = {"plus_opens": "open_positive", "minus_opens": "close_positive"}
 """Choices of ``env.gripper`` -> what ``Convention.gripper`` calls them."""
+STORED = 50
+"""Initial states that LIBERO stores of every task."""
 TRANSLATION_M, ROTATION_RAD = 0.05, 0.5
 """Motion that 1 means in an action of robosuite's OSC_POSE."""
 

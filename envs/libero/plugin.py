@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core import bootstrap
-from rlinf_vla.core.tasks import EVALUATION_SEEDS, Diagnosis, Suite, Task
+from rlinf_vla.core.tasks import Diagnosis, Suite, Task
 
 from .. import mujoco_gl as gl
 from ..options import existing_python, processes_per_group
 from .config import CAMERAS, CONVENTIONS, LiberoConfig
+from .conventions import STORED
 from .perturbations import CAMERA
 from .suites import INSTALL, PLUS, SUITES, LiberoTask, known, limit, of_suite, root, selected_tasks, suites
 
@@ -103,7 +104,7 @@ def simulator_options(config: LiberoConfig) -> dict[str, Any]:
         "rendering": config.rendering,
         "wait_steps": config.wait_steps,
         "seed": config.seed,
-        "stored_below": EVALUATION_SEEDS.stop if config.init_states == "drawn" else None,
+        "stored_below": STORED if config.init_states == "drawn" else None,
         "scenes": config.scenes,
         "convention": ", ".join(chosen[name] for name in ("flip", "state", "gripper")),
         "tool": all(chosen[name] == common[name] for name in ("state", "gripper")),

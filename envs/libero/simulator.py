@@ -19,7 +19,7 @@ from rlinf_vla.config.errors import UserError
 
 from ..serving import PICTURE_SIZE, Seen, Step, serve
 from ..shared_arrays import SimulatorSpec
-from .conventions import ROTATION_RAD, TRANSLATION_M, flipped, native, state_vector
+from .conventions import ROTATION_RAD, STORED, TRANSLATION_M, flipped, native, state_vector
 from .episode import CONTROL_HZ, Episode
 from .perturbations import CAMERA, SEVERITIES, Perturbation, draw
 from .rewordings import rewordings
@@ -98,6 +98,7 @@ class LiberoSimulator:
             tool=[TRANSLATION_M, ROTATION_RAD] if options["tool"] else None,
             native=native(options),
             instructions=list(dict.fromkeys(each for task in options["tasks"] for each in instructions(task))),
+            starts=STORED if options["stored_below"] is None and any(task["perturbation"] is None for task in options["tasks"]) else None,
             stack=stack(options),
         )
         import_libero()  # in advance, while the trainer does other work

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlinf_vla.evaluation.statistics import Episode, grouped, wilson_interval
+from rlinf_vla.evaluation.statistics import Episode, wilson_interval
 
 Array = NDArray[np.float64]
 Interval = tuple[float, float]
@@ -25,13 +25,15 @@ TRIMMED = 0.25
 
 
 class Outcomes:
-    """Outcomes of all episodes of a method, by training run (or seed) and task.
+    """Outcomes of all episodes of a method, by training run (or seed), task and episode.
 
-    ``won`` and ``played``: int64 ``[R, M]``, successes and episodes of each run in each task.
+    ``success``: of each task, float64 ``[R, K]``; NaN where a run did not play an episode.
+    ``seeds``: of each task, the ``K`` seeds of its episodes in ascending order.
     """
 
     def __init__(self, runs: Sequence[Sequence[Episode]]) -> None:
-        """Raises ValueError without episodes, or if the runs played different tasks."""
+        """Raises ValueError without episodes, if the runs played different tasks, or if a run
+        played an episode twice."""
         by_task = [_by_task(run) for run in runs]
         if not by_task or not all(by_task):
             raise ValueError("no episodes")
@@ -39,8 +41,21 @@ class Outcomes:
         for each in by_task:
             if sorted(each) != self.tasks:
                 raise ValueError(f"tasks {self.tasks} and {sorted(each)}")
-        self.won = np.array([[sum(bool(e["success"]) for e in run[task]) for task in self.tasks] for run in by_task])
-        self.played = np.array([[len(run[task]) for task in self.tasks] for run in by_task])
+        self.seeds = [sorted(set().union(*(run[task] for run in by_task))) for task in self.tasks]
+        self.success = [
+            np.array([[run[task].get(seed, np.nan) for seed in seeds] for run in by_task])
+            for task, seeds in zip(self.tasks, self.seeds, strict=True)
+        ]
+
+    @property
+    def won(self) -> NDArray[np.int64]:
+        """Number of successes ``[R, M]``."""
+        return np.stack([np.nansum(each, axis=1) for each in self.success], axis=1).astype(np.int64)
+
+    @property
+    def played(self) -> NDArray[np.int64]:
+        """Number of episodes ``[R, M]``."""
+        return np.stack([np.isfinite(each).sum(1) for each in self.success], axis=1)
 
     @property
     def scores(self) -> Array:
@@ -50,31 +65,59 @@ class Outcomes:
     def of(self, tasks: Sequence[str]) -> Outcomes:
         """Return the outcomes of some of ``tasks``."""
         found, columns = copy(self), [self.tasks.index(task) for task in tasks]
-        found.tasks, found.won, found.played = list(tasks), self.won[:, columns], self.played[:, columns]
+        found.tasks, found.seeds, found.success = list(tasks), [self.seeds[c] for c in columns], [self.success[c] for c in columns]
         return found
 
-    def hierarchical_resamples(self, generator: np.random.Generator, tasks: NDArray[np.int64] | None = None) -> Array:
-        """Return RESAMPLES mean success rates: runs and tasks are drawn with replacement, and
-        episodes in each run and task. ``tasks`` int64 ``[RESAMPLES, 1, M]``: the tasks drawn,
-        which a comparison shares; None: they are drawn here.
 
-        Every run has the same tasks, so all runs of a resample have the tasks that were drawn.
-        Resampling n episodes of which k succeeded is a binomial draw (n, k / n). Hierarchical
-        bootstrap: Davison and Hinkley, "Bootstrap methods and their application" (1997), chapter 3.
-        """
-        count, number = self.won.shape
-        run = generator.integers(count, size=(RESAMPLES, count, 1))
-        task = drawn_tasks(generator, number) if tasks is None else tasks
-        played, won = self.played[run, task], self.won[run, task]
-        return np.asarray((generator.binomial(played, won / played) / played).mean((1, 2)))
+def task_of(episode: Episode) -> str:
+    """Return the name of an episode's task, with its suite if it has one."""
+    return f"{episode['suite']}: {episode['task']}" if "suite" in episode else str(episode["task"])
 
 
-def drawn_tasks(generator: np.random.Generator, tasks: int) -> NDArray[np.int64]:
-    return generator.integers(tasks, size=(RESAMPLES, 1, tasks))
+def _by_task(episodes: Sequence[Episode]) -> dict[str, dict[int, float]]:
+    """Return task -> seed -> success."""
+    found: dict[str, dict[int, float]] = {}
+    for each in episodes:
+        task = task_of(each)
+        if each["seed"] in found.setdefault(task, {}):
+            raise ValueError(f"seed {each['seed']} of {task} twice")
+        found[task][each["seed"]] = float(each["success"])
+    return found
 
 
-def _by_task(episodes: Sequence[Episode]) -> dict[str, list[Episode]]:
-    return grouped([each | {"task": f"{each['suite']}: {each['task']}" if "suite" in each else each["task"]} for each in episodes], "task")
+def _resamples(methods: Sequence[Outcomes], seed: int) -> list[Array]:
+    """Return RESAMPLES mean success rates of each method, all of equal tasks.
+
+    Runs and tasks are drawn with replacement, and episodes get random weights. A task and the
+    weight of an episode (its task and seed) are the same for all runs and methods, because a
+    difficult one is difficult for all of them. Of crossed factors, each is resampled by itself:
+    Owen, "The pigeonhole bootstrap", Annals of Applied Statistics 1 (2007) 386-411, whose variance
+    is never too small. Weights are exponential: Rubin, "The Bayesian bootstrap", Annals of
+    Statistics 9 (1981) 130-134. Half a success and half a failure, spread over all runs and tasks,
+    are added to the episodes, so that of one run and task this is the Jeffreys interval, and
+    outcomes that are all equal do not make it a point.
+    """
+    generator, tasks = np.random.default_rng(seed), len(methods[0].tasks)
+    rates = [np.empty((RESAMPLES, len(each.success[0]), tasks)) for each in methods]
+    for column in range(tasks):
+        seeds = sorted(set().union(*(each.seeds[column] for each in methods)))
+        weights = generator.standard_exponential((RESAMPLES, len(seeds)))
+        for method, rate in zip(methods, rates, strict=True):
+            weight, success = weights[:, np.searchsorted(seeds, method.seeds[column])], method.success[column]
+            more = generator.standard_gamma(0.5 / rate[0].size, (2, *rate.shape[:2]))
+            rate[..., column] = (weight @ np.nan_to_num(success).T + more[0]) / (weight @ np.isfinite(success).T + more.sum(0))
+    task = generator.integers(tasks, size=(RESAMPLES, 1, tasks))
+    return [_drawn_mean(by_run, generator.integers(by_run.shape[1], size=by_run.shape)) for by_run in (_drawn_mean(r, task) for r in rates)]
+
+
+def _drawn_mean(values: Array, drawn: NDArray[np.int64]) -> Array:
+    """Return the mean of the values drawn along the last axis of N; its variance is unbiased.
+
+    That of N values drawn from N is too small by (N - 1) / N.
+    """
+    count, mean = values.shape[-1], values.mean(-1)
+    chosen = np.take_along_axis(values, np.broadcast_to(drawn, values.shape), -1).mean(-1)
+    return np.asarray(mean + np.sqrt(count / max(1, count - 1)) * (chosen - mean))
 
 
 def hierarchical_interval(outcomes: Outcomes, seed: int = 0) -> tuple[float, Interval]:
@@ -83,7 +126,9 @@ def hierarchical_interval(outcomes: Outcomes, seed: int = 0) -> tuple[float, Int
     The interval includes what other runs, tasks and episodes would have changed. One run says
     nothing of other runs, nor does one task of others.
     """
-    return float(outcomes.scores.mean()), _interval(outcomes.hierarchical_resamples(np.random.default_rng(seed)))
+    mean = float(outcomes.scores.mean())
+    low, high = _interval(_resamples([outcomes], seed)[0])
+    return mean, (0.0 if mean == 0 else max(0.0, low), 1.0 if mean == 1 else min(1.0, high))
 
 
 def success(outcomes: Outcomes) -> dict[str, Any]:
@@ -93,16 +138,15 @@ def success(outcomes: Outcomes) -> dict[str, Any]:
 
 
 def hierarchical_difference(before: Outcomes, after: Outcomes, seed: int = 0) -> tuple[float, Interval]:
-    """Return after - before in mean success rate, and its interval; both resample equal tasks.
+    """Return after - before in mean success rate, and its interval; both resample equal tasks and
+    episodes.
 
     Runs are resampled independently. Raises ValueError if the tasks differ.
     """
     if before.tasks != after.tasks:
         raise ValueError(f"tasks {before.tasks} and {after.tasks}")
-    generator = np.random.default_rng(seed)
-    tasks = drawn_tasks(generator, len(before.tasks))
-    resamples = [each.hierarchical_resamples(generator, tasks) for each in (before, after)]
-    return float(after.scores.mean() - before.scores.mean()), _interval(resamples[1] - resamples[0])
+    first, second = _resamples([before, after], seed)
+    return float(after.scores.mean() - before.scores.mean()), _interval(second - first)
 
 
 def interquartile_mean(scores: Array) -> Array:

@@ -18,7 +18,7 @@ from rlinf_vla.evaluation.blocks import EXPERT, SCRIPTED, START, Block, EvalPoli
 from rlinf_vla.evaluation.evaluate import film, temperature_of
 from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.rollout.episodes import task_episodes
-from rlinf_vla.rollout.evaluation_episodes import EpisodeResult, play_episode_list
+from rlinf_vla.rollout.evaluation_episodes import EpisodeResult, play_episode_list, require_starts
 from rlinf_vla.rollout.player import ActorProtocol
 from rlinf_vla.rollout.scripted_actors import ExpertActor, RandomActor
 from rlinf_vla.runtime import builders, run_directory
@@ -66,6 +66,7 @@ class BlockPlayer:
     def play(self, block: Block, progress: Progress = lambda fraction: None) -> dict[str, Any]:
         """Return a block's ``episodes`` and facts on policy and environment, as JSON."""
         loaded, spec = self._open(block), self._groups[0].spec
+        require_starts(spec, self._recipe.episodes)
         losses = sum(env.losses() for env in self._groups)
         results = self._results(block, loaded, False, progress)
         policy = self._sweep.policies[block.policy]

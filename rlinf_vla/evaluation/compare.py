@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from itertools import combinations
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import MODES
 from rlinf_vla.core.io import write_json
 from rlinf_vla.evaluation import aggregate
-from rlinf_vla.evaluation.aggregate import Outcomes
+from rlinf_vla.evaluation.aggregate import Outcomes, task_of
 from rlinf_vla.evaluation.published import beside_published
 from rlinf_vla.evaluation.results import FORMAT, read_json
 from rlinf_vla.evaluation.sequential import decide_unpaired
@@ -47,18 +48,23 @@ def run(arguments: Sequence[str]) -> int:
     document = comparison(runs)
     if published is not None:
         document["published"] = beside_published(published, {name: Outcomes(episodes) for name, episodes in runs.items()})
+    try:
+        if output is not None:
+            write_json(output, document)
+        if figure is not None:
+            from rlinf_vla.evaluation.comparison_figure import write_figure
+
+            figure.parent.mkdir(parents=True, exist_ok=True)
+            write_figure(document["methods"], figure)
+    except (OSError, ValueError) as error:
+        raise UserError(f"--output {output}, --figure {figure}: cannot be written ({error})") from None
     if as_json:
         print_json(document)
     else:
         print_comparison(document)
-    if output is not None:
-        write_json(output, document)
-        print(f"all values, profiles and times to success: {output}", file=sys.stderr if as_json else sys.stdout)
-    if figure is not None:
-        from rlinf_vla.evaluation.comparison_figure import write_figure
-
-        write_figure(document["methods"], figure)
-        print(f"figure: {figure}", file=sys.stderr if as_json else sys.stdout)
+    for path, what in ((output, "all values, profiles and times to success"), (figure, "figure")):
+        if path is not None:
+            print(f"{what}: {path}", file=sys.stderr if as_json else sys.stdout)
     return 0
 
 
@@ -70,14 +76,15 @@ def comparison(runs: dict[str, list[list[Episode]]]) -> dict[str, Any]:
     performance profile with stratified intervals (null with one run), time to success.
     ``differences``: of each pair, the hierarchical difference, in all and per task; with one run
     each also the paired comparison of the episodes that both played, or else the sequential
-    comparison of independent episodes. Raises UserError if tasks differ.
+    comparison of independent episodes. Methods that played different tasks have no difference.
+    Raises UserError if tasks of a method's runs differ, or if a run played an episode twice.
     """
-    found: dict[str, Outcomes] = {}
+    runs, found = _same_names(runs), dict[str, Outcomes]()
     for name, episodes in runs.items():
         try:
             found[name] = Outcomes(episodes)
         except ValueError as error:
-            raise UserError(f"{name} cannot be summarised ({error}): its runs must have played the same tasks") from None
+            raise UserError(f"{name} cannot be summarised ({error}): its runs must have played the same tasks, every seed once") from None
     limit = max(episode["steps"] for episodes in runs.values() for run in episodes for episode in run)
     return {
         "methods": {name: _summary(each, [e for run in runs[name] for e in run], limit) for name, each in found.items()},
@@ -85,8 +92,17 @@ def comparison(runs: dict[str, list[list[Episode]]]) -> dict[str, Any]:
     }
 
 
+def _same_names(runs: dict[str, list[list[Episode]]]) -> dict[str, list[list[Episode]]]:
+    """Return ``runs`` without suites if some episodes have none and tasks are named distinctly."""
+    played = [episode for episodes in runs.values() for run in episodes for episode in run]
+    named = {task_of(episode): episode["task"] for episode in played if "suite" in episode}
+    if all("suite" in episode for episode in played) or len(set(named.values())) < len(named):
+        return runs
+    return {name: [[{k: v for k, v in episode.items() if k != "suite"} for episode in run] for run in each] for name, each in runs.items()}
+
+
 def _summary(outcomes: Outcomes, episodes: list[Episode], limit: int) -> dict[str, Any]:
-    count, tasks = outcomes.won.shape
+    count, tasks = outcomes.scores.shape
     middle, profile = (aggregate.interquartile_mean(outcomes.scores), aggregate.performance_profile(outcomes.scores, THRESHOLDS))
     bands = [
         None if count == 1 else [(100 * end).tolist() for end in aggregate.stratified_interval(statistic, outcomes.scores)]
@@ -127,7 +143,7 @@ def _unpaired(first: list[Episode], second: list[Episode]) -> dict[str, Any]:
 
     Each block is one episode of each policy of the same task, in the order of the seeds.
     """
-    parts = [grouped(sorted(each, key=lambda episode: episode["seed"]), "task") for each in (first, second)]
+    parts = [grouped([e | {"task": task_of(e)} for e in sorted(each, key=itemgetter("seed"))], "task") for each in (first, second)]
     blocks = [
         (number, task, float(a["success"]), float(b["success"]))
         for task in sorted(parts[0].keys() & parts[1].keys())
@@ -139,7 +155,7 @@ def _unpaired(first: list[Episode], second: list[Episode]) -> dict[str, Any]:
 
 def print_comparison(document: dict[str, Any]) -> None:
     """Print the tables of what ``comparison`` returned."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     heads = ("runs", "tasks", "episodes", "success (95 %, hierarchical)", "interquartile mean (95 %, stratified)", "half solved within")
     table = Table("method", *(Column(head, justify="right") for head in heads), show_edge=False)
     for name, each in document["methods"].items():
@@ -160,7 +176,10 @@ def print_comparison(document: dict[str, Any]) -> None:
             where = "" if found["decided_after"] is None else f", known after {found['decided_after']} rounds"
             line += f"; at any time: {said}{where}, p = {found['p_value']:.3g}"
         console.print(f"{each['before']} → {each['after']} (95 %): {line}")
-    methods = document["methods"]
+    methods, compared = document["methods"], {(each["before"], each["after"]) for each in document["differences"]}
+    for before, after in combinations(methods, 2):
+        if (before, after) not in compared:
+            console.print(f"{before} → {after}: not compared, they played different tasks")
     gains = [each for each in document["differences"] if each["before"] == next(iter(methods))]
     table = Table("task (95 %)", *methods, *(f"{each['before']} → {each['after']}" for each in gains), show_edge=False)
     for task in next(iter(methods.values()))["per_task"]:
@@ -186,8 +205,9 @@ def _print_published(console: Console, found: dict[str, Any]) -> None:
 
 def episodes_at(location: str) -> list[Episode]:
     """Return the episodes of a column, ``FILE[:COLUMN]``. Raises UserError."""
-    file, _, column = location.partition(":")
-    path = Path(file).expanduser()
+    file, _, column = (location, "", "") if Path(location).expanduser().is_file() else location.rpartition(":")
+    path = Path(file or column).expanduser()
+    column = column if file else ""
     document = read_json(path, WANTED)
     columns = _columns(document) if isinstance(document, dict) else {}
     if not columns:
@@ -226,6 +246,8 @@ def _read_arguments(arguments: Sequence[str]) -> tuple[dict[str, list[str]], Pat
             parser.error(f"{each} is not NAME=FILE")
         if name in methods:
             parser.error(f"{name} is given twice: separate the files of a method by commas")
+        if len({Path(file).expanduser().absolute() for file in files.split(",")}) < len(files.split(",")):
+            parser.error(f"{each} names a run twice: a run counts once")
         methods[name] = files.split(",")
     output, figure = (Path(each).expanduser() if each else None for each in (found.output, found.figure))
     if figure is not None and figure.suffix not in FIGURES:

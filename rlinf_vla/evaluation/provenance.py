@@ -19,7 +19,8 @@ from rlinf_vla.training.checkpoint_files import COMPLETE, verify
 
 FILE = "environment.json"
 SOFTWARE = ("python", "packages", "gpus")
-"""Parts of a fingerprint that affect results; the rest (cores, memory, command) affects speed."""
+"""Parts of a fingerprint that affect results; the rest (cores, memory, command) affects speed,
+and the CPU the last bits: all that a sweep ran on are named."""
 
 
 def identities(recipe: Recipe, policies: Sequence[EvalPolicy]) -> dict[str, Any]:
@@ -66,6 +67,9 @@ def same_provenance(directory: Path, policies: dict[str, Any]) -> dict[str, Any]
         raise UserError(f"{path} is damaged: start a new run_dir") from None
     if changes:
         raise UserError(f"run_dir={directory} was begun with other software or weights: {changes[0]}; restore them, or start a new run_dir")
+    if str(now["cpu"]) not in str(before.get("cpu")).split(" and "):  # then verify does not expect identical episodes
+        before["cpu"] = f"{before.get('cpu')} and {now['cpu']}"
+        write_json(path, before)
     return {name: value for name, value in before.items() if name != "policies"}
 
 

@@ -17,8 +17,8 @@ from rlinf_vla.evaluation.aggregate import Outcomes, success
 class Published:
     """A table of a paper.
 
-    ``rows``: name -> the tasks or suites over which it is the mean. ``columns``: method -> percent
-    per row. ``note``: what a reader must know before comparing.
+    ``rows``: name -> the tasks, or suites of LIBERO, over which it is the mean. ``columns``: method
+    -> percent per row. ``note``: what a reader must know before comparing.
     """
 
     title: str
@@ -29,6 +29,8 @@ class Published:
 
 
 _SUITES = {"Spatial": ("libero_spatial",), "Object": ("libero_object",), "Goal": ("libero_goal",), "Long": ("libero_10",)}
+LIBERO_TASKS = {"libero_90": 90}
+"""Tasks of a suite of LIBERO; the others have 10."""
 _LIBERO = "the runs trained in the 50 stored states in which they are evaluated; the source gives no number of episodes"
 _SHIFTS = {
     "In distribution": ("",),
@@ -106,7 +108,8 @@ def beside_published(name: str, outcomes: Mapping[str, Outcomes]) -> dict[str, A
 
     Keys: title, source, note, missing (rows that are not there), rows: row -> paper (method ->
     percent), ours (method -> pc_success and pc_success_ci95, hierarchical) and, for methods of the
-    same name, verdict: "agrees" if the paper's rate lies in our interval, else "above" or "below".
+    same name, verdict: "agrees" if the paper's rate lies in our interval, else "above" or "below";
+    or how many of the row's tasks ours has, if not all.
     Raises UserError for an unknown name, or if no row is there.
     """
     if name not in PUBLISHED:
@@ -115,16 +118,20 @@ def beside_published(name: str, outcomes: Mapping[str, Outcomes]) -> dict[str, A
     found: dict[str, Any] = {"title": paper.title, "source": paper.source, "note": paper.note, "missing": [], "rows": {}}
     for number, (row, wanted) in enumerate(paper.rows.items()):
         ours: dict[str, Any] = {}
+        lacking: dict[str, str] = {}
+        total = sum(LIBERO_TASKS.get(part, 10) if part.startswith("libero_") else 1 for part in wanted)
         for method, each in outcomes.items():
             parts = [[task for task in each.tasks if _is_in(task, part)] for part in wanted]
             if all(parts):
                 ours[method] = success(each.of([task for part in parts for task in part]))
+                if (count := sum(map(len, parts))) < total:
+                    lacking[method] = f"{count} of {total} tasks"
         if not ours:
             found["missing"].append(row)
             continue
         rates = {method: values[number] for method, values in paper.columns.items()}
         verdicts = {method: _verdict(rates[method], each["pc_success_ci95"]) for method, each in ours.items() if method in rates}
-        found["rows"][row] = {"paper": rates, "ours": ours, "verdict": verdicts}
+        found["rows"][row] = {"paper": rates, "ours": ours, "verdict": verdicts | lacking}
     if not found["rows"]:
         wanted = ", ".join(part for parts in paper.rows.values() for part in parts)
         raise UserError(f"--published {name}: no row of {paper.title} is in the results: it is about {wanted}")

@@ -24,6 +24,8 @@ SIGNIFICANCE = 0.05
 """A smaller p-value counts as a disagreement."""
 OUTCOME = ("instruction", "success", "steps", "return")
 """Fields of a repeated episode that must be bit-identical on the same software and hardware."""
+ENOUGH = 6
+"""With fewer episodes no p-value can be below SIGNIFICANCE."""
 SHOWN = 5
 """Differing episodes that are listed one by one."""
 PLAYED = ("env.", "model.", "rollout.")
@@ -85,7 +87,14 @@ class Verdict:
 
     @property
     def agrees(self) -> bool:
-        return not self.different if self.exact else self.p_value >= SIGNIFICANCE
+        if self.exact:
+            return not self.different
+        return self.p_value >= SIGNIFICANCE and not (self.changed and self.played < ENOUGH)
+
+    @property
+    def changed(self) -> int:
+        """Number of episodes with another success."""
+        return sum(old["success"] != new["success"] for old, new in self.different)
 
 
 def compare_outcomes(kept: Sequence[Episode], again: Sequence[Episode], exact: bool) -> Verdict:
@@ -112,11 +121,15 @@ def _says(path: Path, verdict: Verdict, changes: Sequence[str], sound: bool) -> 
         lines.append(f"  and {len(verdict.different) - SHOWN} more")
     if not sound:
         lines.append("its tables do not follow from its episodes: the file has been edited")
-    how = "all episodes are identical" if not verdict.different else f"p = {verdict.p_value:.3f} for equal success rates"
-    if verdict.exact and verdict.different:
+    how = f"{verdict.changed} of {verdict.played} succeed in one and fail in the other, p = {verdict.p_value:.3f} for equal success rates"
+    if not verdict.different:
+        how = "all episodes are identical"
+    elif verdict.exact:
         how = "on the same machine and software, every episode must be identical"
-    elif not verdict.agrees:
+    elif verdict.p_value < SIGNIFICANCE:
         how += f", below {SIGNIFICANCE}"
+    elif not verdict.agrees:
+        how += f"; fewer than {ENOUGH} episodes cannot tell: raise --episodes"
     lines.append(f"{path} {'agrees' if verdict.agrees and sound else 'DOES NOT AGREE'}: {how}")
     return lines
 

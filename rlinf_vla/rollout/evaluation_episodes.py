@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from rlinf_vla.core.protocols import VectorEnv
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.protocols import EnvSpec, VectorEnv
 from rlinf_vla.core.tasks import EVALUATION_SEEDS
 from rlinf_vla.core.types import Episodes
 from rlinf_vla.rollout.actor import Actor
@@ -49,9 +50,19 @@ def play_evaluation(
     progress: Callable[[float], None] = lambda fraction: None,
     probe: str | None = None,
 ) -> list[EpisodeResult]:
-    """Play evaluation episodes ``numbers``, film those below ``filmed``; results are in order."""
-    listed = numbered_episodes(EVALUATION_SEEDS, numbers.start, len(numbers), len(groups[0].spec.tasks))
+    """Play evaluation episodes ``numbers``, film those below ``filmed``; results are in order.
+    Raises UserError, see ``require_starts``."""
+    spec = groups[0].spec
+    require_starts(spec, -(-numbers.stop // len(spec.tasks)))
+    listed = numbered_episodes(EVALUATION_SEEDS, numbers.start, len(numbers), len(spec.tasks))
     return play_episode_list(lambda _: actor, groups, listed, spans, lambda place: numbers[place] < filmed, progress, probe)
+
+
+def require_starts(spec: EnvSpec, episodes: int) -> None:
+    """Raises UserError if ``episodes`` of a task would repeat an initial state. Intervals and tests
+    take episodes as independent; a greedy policy would do the same again."""
+    if spec.starts is not None and episodes > spec.starts:
+        raise UserError(f"episodes: {episodes} of each task, which has only {spec.starts} initial states here: play at most as many")
 
 
 def play_episode_list(

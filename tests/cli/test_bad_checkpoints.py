@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,16 @@ INDEX, SHARDS = "model.safetensors.index.json", [f"model-0000{i}-of-00003.safete
 
 
 @pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
+def checkpoint(valid: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(valid, tmp_path / "model"))
+
+
+@pytest.fixture(scope="module")
+def valid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A valid one, in three shards."""
-    directory = smaller_directory(tmp_path / "model")
-    tiny(directory=smaller_directory(tmp_path / "source")).save(directory)
+    folder = tmp_path_factory.mktemp("valid")
+    directory = smaller_directory(folder / "model")
+    tiny(directory=smaller_directory(folder / "source")).save(directory)
     state = load_file(directory / "model.safetensors")
     (directory / "model.safetensors").unlink()
     places = {key: SHARDS[i % 3] for i, key in enumerate(state)}

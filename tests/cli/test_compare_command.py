@@ -79,14 +79,45 @@ def test_several_runs_of_a_method(rlinf_vla: CommandLine, record: Record, tmp_pa
     runs = [record(f"{number}.json", greedy=played(range(10 + 5 * number))) for number in range(3)]
     rows = [each | {"policy": "start", "probe": probe, "suite": "s"} for probe in ("none", "blank_image") for each in played(range(4))]
     (tmp_path / "result.json").write_text(json.dumps({"format": FORMAT, "episodes": rows}))
-    methods = f"ours={','.join(runs)}", f"less={runs[0]},{runs[0]}", "blank=result.json:start with blank_image"
+    methods = f"ours={','.join(runs)}", f"less={runs[0]}", "blank=result.json:start with blank_image"
     found = rlinf_vla("compare", *methods, "--output", "all.json")
     assert found.code == 0, found.err
     document = json.loads((tmp_path / "all.json").read_text())
     ours = document["methods"]["ours"]
     assert ours["n_runs"] == 3 and ours["pc_success"] == pytest.approx(37.5)
     assert ours["pc_interquartile_mean_ci95"][0] < 37.5 < ours["pc_interquartile_mean_ci95"][1]
-    assert [(each["before"], each["after"]) for each in document["differences"]] == [("ours", "less")], "the sweep's tasks have a suite"
+    pairs = [("ours", "less"), ("ours", "blank"), ("less", "blank")]
+    assert [(each["before"], each["after"]) for each in document["differences"]] == pairs
+    assert document["differences"][2]["paired"]["n_pairs"] == 80, "a run's tasks have no suite, and are the same"
+
+
+def test_tasks_of_several_suites_are_not_those_of_a_run(rlinf_vla: CommandLine, record: Record, tmp_path: Path) -> None:
+    """A task is named by its suite, too, where two suites name one alike."""
+    rows = [each | {"policy": "start", "probe": "none", "suite": suite} for suite in "ab" for each in played(range(4))]
+    (tmp_path / "result.json").write_text(json.dumps({"format": FORMAT, "episodes": rows}))
+    found = rlinf_vla("compare", f"run={record('run.json', greedy=played(range(9)))}", "sweep=result.json")
+    assert found.code == 0 and "run → sweep: not compared, they played different tasks" in found.out
+
+
+def test_independent_episodes_are_compared_within_a_task_of_a_suite(rlinf_vla: CommandLine, tmp_path: Path) -> None:
+    """Two equal policies: an easy task that both succeed in, and a hard one of the same name, played unequally often."""
+    for name, first, counts in (("a", 0, {"easy": 20, "hard": 60}), ("b", 100, {"easy": 60, "hard": 20})):
+        rows = [
+            {"policy": "p", "probe": "none", "suite": suite, "task": "push", "seed": first + k, "success": suite == "easy", "steps": 3}
+            for suite, count in counts.items()
+            for k in range(count)
+        ]
+        (tmp_path / f"{name}.json").write_text(json.dumps({"format": FORMAT, "episodes": rows}))
+    found = rlinf_vla("compare", "a=a.json", "b=b.json")
+    assert found.code == 0 and "neither is shown to be better" in found.out, found.out
+
+
+def test_names_are_printed_as_given(rlinf_vla: CommandLine, record: Record, tmp_path: Path) -> None:
+    """Not read as markup. A directory may have a colon."""
+    (tmp_path / "x:1").mkdir()
+    file = record("x:1/run.json", greedy=played(range(9)))
+    found = rlinf_vla("compare", f"ppo[x]={file}", f"ppo[/y]={file}:greedy", "--figure", "new/all.svg")
+    assert found.code == 0 and "ppo[x] → ppo[/y] (95 %): +0.0 points" in found.out and (tmp_path / "new" / "all.svg").exists(), found.err
 
 
 def test_a_paper_beside_ours(rlinf_vla: CommandLine, record: Record, tmp_path: Path) -> None:
@@ -106,6 +137,18 @@ def test_a_paper_beside_ours(rlinf_vla: CommandLine, record: Record, tmp_path: P
     assert "not in these results: Vision, Semantics" in " ".join(found.out.split())
 
 
+def test_a_paper_is_not_compared_with_some_tasks_of_a_suite(rlinf_vla: CommandLine, tmp_path: Path) -> None:
+    for count in (1, 10):
+        rows = [
+            each | {"policy": "ppo", "probe": "none", "suite": "libero_spatial"}
+            for each in played(range(40), tasks=tuple(f"task {number}" for number in range(count)))
+        ]
+        (tmp_path / "result.json").write_text(json.dumps({"format": FORMAT, "episodes": rows}))
+        assert rlinf_vla("compare", "ppo=result.json", "--published", "pirl_pi0", "--output", f"{count}.json").code == 0
+    verdicts = [json.loads((tmp_path / name).read_text())["published"]["rows"]["Spatial"]["verdict"] for name in ("1.json", "10.json")]
+    assert verdicts == [{"ppo": "1 of 10 tasks"}, {"ppo": "above"}]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -119,6 +162,10 @@ def test_a_paper_beside_ours(rlinf_vla: CommandLine, record: Record, tmp_path: P
         (["a=one.json:expert"], "names no column"),
         (["a=odd.json"], "odd.json is damaged (episode 1)"),
         (["a=one.json:greedy,other.json"], "a cannot be summarised"),
+        (["a=twice.json"], "a cannot be summarised (seed 0 of push twice)"),
+        (["a=one.json:greedy,./one.json:greedy"], "names a run twice"),
+        (["a=one.json:greedy", "--output", "."], "cannot be written"),
+        (["a=one.json:greedy", "--figure", "one.json/x.svg"], "cannot be written"),
         (["a=one.json:greedy", "--figure", "all.gif"], "--figure all.gif must end in .svg, .png, .pdf"),
         (["a=one.json:greedy", "--published", "nobody"], "--published nobody is not known: choose from"),
         (["a=one.json:greedy", "--published", "pirl_pi0"], "no row of πRL, π₀, LIBERO is in the results"),
@@ -127,6 +174,7 @@ def test_a_paper_beside_ours(rlinf_vla: CommandLine, record: Record, tmp_path: P
 def test_bad_lines(rlinf_vla: CommandLine, record: Record, tmp_path: Path, arguments: list[str], words: str) -> None:
     record("one.json", greedy=played(range(3)), sampled=played(range(3)))
     record("other.json", greedy=played(range(3), tasks=("stack",)))
+    record("twice.json", greedy=[*played(range(3)), played(range(1))[0]])
     record("odd.json", greedy=[played(range(1))[0], {"task": "push"}])
     (tmp_path / "half.json").write_text("{")
     (tmp_path / "empty.json").write_text("[]")

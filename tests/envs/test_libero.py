@@ -27,6 +27,7 @@ from rlinf_vla.envs.libero.conventions import flipped, state_vector
 from rlinf_vla.envs.libero.plugin import episode_limit, plugin, simulator_options
 from rlinf_vla.envs.libero.suites import SUITES, limit, of_suite, selected_tasks
 from rlinf_vla.rollout.episodes import numbered_episodes
+from rlinf_vla.rollout.evaluation_episodes import require_starts
 from rlinf_vla.testing.env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, assert_same_row, random_actions
 from tests.skips import needs
 
@@ -85,12 +86,6 @@ class TestTasks:
         seen = blind.reset(places((0, 0), (1, 0), (3, 0), (5, 0)))
         assert seen.instruction[0] == "pick up the alphabet soup and place it in the basket"
         assert seen.instruction[3] == "pick up the black bowl on the ramekin and place it on the plate"
-
-    def test_the_stored_initial_states_repeat_cyclically(self, blind: VectorEnv) -> None:
-        seen = blind.reset(places((1, 3), (1, 53), (1, 4), (1, 103)))
-        assert_same_row(seen, 0, seen, 1)
-        assert_same_row(seen, 0, seen, 3)
-        assert not torch.equal(blind.expert_actions()[0], blind.expert_actions()[2])
 
     def test_training_episodes_draw_initial_states_that_evaluation_never_sees(self, blind: VectorEnv) -> None:
         stored, drawn = blind.reset(places((1, 3), (1, 3), (1, 4), (1, 5))), EVALUATION_SEEDS.stop
@@ -249,6 +244,25 @@ def test_evaluation_episode_k_of_a_task_starts_in_its_initial_state_k() -> None:
     listed = numbered_episodes(EVALUATION_SEEDS, 0, 500, 10)
     for task in range(10):
         assert (listed.seed[listed.task_id == task] % 50).tolist() == list(range(50))
+
+
+def test_evaluations_have_an_initial_state_for_each_seed() -> None:
+    """The stored ones, and then others, which are drawn. Where none is drawn, more episodes than states are refused."""
+    (drawn,) = create(suite="libero_object", tasks=[2], cameras=[], num_envs=2, processes=1)
+    (official,) = create(suite="libero_object", tasks=[2], cameras=[], num_envs=2, processes=1, init_states="official")
+    seen = drawn.reset(places((0, 1), (0, 51)))
+    stored = official.reset(places((0, 1), (0, 51)))
+    assert_same_row(seen, 0, stored, 0)
+    assert_same_row(stored, 1, stored, 0)
+    assert not torch.equal(seen.state[1], stored.state[1])
+    require_starts(drawn.spec, 1000)
+    require_starts(official.spec, 50)
+    with pytest.raises(UserError, match="51 of each task, which has only 50 initial states"):
+        require_starts(official.spec, 51)
+    (perturbed,) = create(suite="libero_object_plus_layout_1", tasks=[2], cameras=[], num_envs=1, processes=1, init_states="official")
+    require_starts(perturbed.spec, 1000)  # each seed draws another perturbation
+    for env in (drawn, official, perturbed):
+        env.close()
 
 
 def test_all_episodes_may_start_in_stored_states() -> None:

@@ -31,6 +31,13 @@ def test_on_another_stack_a_statistical_test_decides(lost: int, agrees: bool) ->
     assert verdict.agrees is agrees and verdict.played == 20 and len(verdict.different) == lost
 
 
+def test_too_few_episodes_cannot_agree_if_some_changed() -> None:
+    assert compare_outcomes(played(*[True] * 5), played(*[True] * 5, steps=6), exact=False).agrees
+    for lost in (1, 5):
+        verdict = compare_outcomes(played(*[True] * 5), played(*[False] * lost, *[True] * (5 - lost)), exact=False)
+        assert verdict.changed == lost and not verdict.agrees
+
+
 @given(st.integers(1, 300), st.integers(1, 300))
 def test_a_sample_is_spread_and_in_order(total: int, count: int) -> None:
     chosen = [each["number"] for each in sample([{"number": number} for number in range(total)], count)]

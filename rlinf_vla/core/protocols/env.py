@@ -38,6 +38,8 @@ class EnvSpec:
     """What is known of another convention than that of docs/conventions.md."""
     instructions: tuple[str, ...] = ()
     """All instructions that episodes can have; empty: not known in advance."""
+    starts: int | None = None
+    """Number of initial states of a task's evaluation episodes; None: each seed has its own."""
     steps_per_call: int | None = None
     """Control steps executed per policy call; None: the policy's whole chunk."""
 
