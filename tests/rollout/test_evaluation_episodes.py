@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.tasks import EVALUATION_SEEDS
 from rlinf_vla.core.types import Episodes
 from rlinf_vla.rollout.actor import Actor, Settings
@@ -108,3 +109,12 @@ def test_a_part_of_the_list_runs_as_within_the_full_list() -> None:
         (each.task, each.seed, each.success, each.steps) for each in everything[5:9]
     ]
     assert [len(each.frames) > 0 for each in part] == [True, False, False, False]
+
+
+def test_no_task_repeats_an_initial_state() -> None:
+    """More episodes of a task than it has initial states would count the same twice."""
+    actor, (env,) = Actor(LinearPolicy(LinearOptions()), SETTINGS), groups(4, 1)
+    env.spec = replace(env.spec, starts=2)
+    assert len(play_evaluation(actor, [env], range(2 * len(GOALS)), Timeline())) == 2 * len(GOALS)
+    with pytest.raises(UserError, match="3 of each task, which has only 2 initial states"):
+        play_evaluation(actor, [env], range(2 * len(GOALS), 2 * len(GOALS) + 1), Timeline())
