@@ -57,7 +57,7 @@ MODELS = {
     "compact": ("compact", ["model.options.random_weights=true"]),
 }
 ALGORITHMS = {
-    "ppo": ["algorithm.horizon=4", "algorithm.epochs=1", "algorithm.minibatch_size=8", "algorithm.kl_coef=0.1"],
+    "ppo": ["algorithm.horizon=6", "algorithm.epochs=1", "algorithm.minibatch_size=12", "algorithm.kl_coef=0.1"],
     "grpo": ["algorithm.episodes=4", "algorithm.group_size=2", "algorithm.minibatch_size=12", "algorithm.target_kl=null"],
     "sac": ["algorithm.episodes=2", "algorithm.updates_per_step=0.2", "algorithm.batch_size=8", "algorithm.critics=3", "algorithm.shift=1"],
     "sft": ["algorithm.batch_size=8", "algorithm.warmup_steps=1", "algorithm.demonstrations.episodes=2"],
