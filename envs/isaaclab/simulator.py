@@ -58,10 +58,12 @@ class IsaacLabBatch:
         return [self._options["instruction"]] * self.num_envs
 
     def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        name = self._options["success"]
+        if name:  # before 2.3.1 a term keeps its value until another ends the row's episode
+            self.env.termination_manager.get_term(name).zero_()
         self._stepping = True
         self._seen, reward, terminated, _, _ = self.env.step(actions if self._units is None else actions.clamp(-1, 1))
         self._stepping = False
-        name = self._options["success"]
         success = self.env.termination_manager.get_term(name).bool() if name else torch.zeros_like(terminated)
         reward = success if self._options["reward"] == "sparse" else reward
         return reward.float(), terminated.clone(), success.clone()
@@ -118,6 +120,10 @@ def _make(options: dict[str, Any], num_envs: int) -> tuple[Any, list[float] | No
     if group is None or not hasattr(cfg, "terminations"):
         raise UserError(f"{task} is not a manager-based task with the observation group policy: only these are supported")
     cfg.seed, cfg.recorders = 0, None
+    cfg.curriculum = None  # it counts steps of the process, so an episode would depend on what ran before
+    if options["cameras"]:  # else the first image of an episode is the last of the one before
+        name = "num_rerenders_on_reset" if hasattr(cfg, "num_rerenders_on_reset") else "rerender_on_reset"
+        setattr(cfg, name, getattr(cfg, name, 0) or 1)
     group.concatenate_terms, group.enable_corruption = False, False
     ends = {name: term.time_out for name, term in vars(cfg.terminations).items() if hasattr(term, "time_out")}
     for name in (name for name, time_out in ends.items() if time_out):  # env.episode_limit replaces them

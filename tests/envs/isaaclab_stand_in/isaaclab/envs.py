@@ -28,8 +28,11 @@ class TerminationManager:
     def compute(self) -> tuple[Tensor, Tensor]:
         ended = {True: torch.zeros(self._env.num_envs, dtype=torch.bool), False: torch.zeros(self._env.num_envs, dtype=torch.bool)}
         for name, term in self._terms.items():
-            self._dones[name][:] = term.func(self._env)
-            ended[term.time_out] |= self._dones[name]
+            fired = term.func(self._env)
+            for other in self._dones.values():
+                other[fired] = False
+            self._dones[name][fired] = True  # as before 2.3.1: rows that did not end keep their value
+            ended[term.time_out] |= fired
         return ended[False], ended[True]
 
     def get_term(self, name: str) -> Tensor:
