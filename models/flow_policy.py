@@ -49,6 +49,8 @@ class FlowPolicy(PretrainedPolicy):
     action_normalizer: Normalizer
     delta: list[int]
     """Action dimensions relative to the state at the start of the chunk."""
+    bars: ClassVar[float | None] = None
+    """As of ``PolicySpec``."""
     simulated_delay: int = 0
     """Longest delay that supervised training simulates, in control steps."""
     padding_learns: ClassVar[bool] = True
@@ -79,7 +81,7 @@ class FlowPolicy(PretrainedPolicy):
 
     def _spec_of(self, chunk: int, size: ImageSize, card: Card | None) -> PolicySpec:
         images = dict.fromkeys(self.options.images or ["base"], size)
-        spec = PolicySpec(chunk, len(self.action_normalizer), len(self.state_normalizer), images)
+        spec = PolicySpec(chunk, len(self.action_normalizer), len(self.state_normalizer), images, bars=self.bars)
         if card is None:
             return spec
         return replace(spec, convention=card.convention, env=card.env_for(images), remarks=card.remarks)

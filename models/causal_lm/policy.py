@@ -74,10 +74,12 @@ class CausalLMPolicy(Policy):
 
     def __init__(self, directory: Path, options: Any, backbone: Any) -> None:
         super().__init__()
-        self.directory, self.options, self.backbone = directory, options, backbone
+        self.directory, self.options, self.backbone = directory, options, backbone.eval()  # without dropout: it draws from noise only
         config = backbone.config
-        end = config.eos_token_id[0] if isinstance(config.eos_token_id, list) else config.eos_token_id
-        self.vocabulary = Vocabulary(files.read_tokenizer(directory), config.vocab_size, end, options.alphabet)
+        ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+        if len(ends) != 1 or ends[0] is None:  # a chat model ends its turn by another than its config names first
+            raise UserError(f"{directory / files.CONFIG}: eos_token_id is {ends}: write there the one token that ends an answer")
+        self.vocabulary = Vocabulary(files.read_tokenizer(directory), config.vocab_size, ends[0], options.alphabet)
         self.value_head = nn.Linear(config.hidden_size, 1, bias=False)
         nn.init.zeros_(self.value_head.weight)
         self.register_buffer("forbidden", self.vocabulary.forbidden, persistent=False)
@@ -94,7 +96,7 @@ class CausalLMPolicy(Policy):
         try:
             if config.random_weights:
                 return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(checkpoint, local_files_only=True), dtype=dtype)
-            return AutoModelForCausalLM.from_pretrained(checkpoint, local_files_only=True, use_safetensors=True, dtype=dtype).train()
+            return AutoModelForCausalLM.from_pretrained(checkpoint, local_files_only=True, use_safetensors=True, dtype=dtype)
         except (OSError, ValueError, KeyError) as error:
             said = " ".join(str(error).split())[:200]
             raise UserError(f"{checkpoint} is no causal language model of transformers ({said}): choose another model.checkpoint") from None

@@ -23,6 +23,10 @@ class Vocabulary:
         self.tokenizer, self.end_id = tokenizer, end_id
         special = tokenizer.get_added_tokens_decoder().keys()
         texts = {token: tokenizer.decode([token]) for token in range(min(size, tokenizer.get_vocab_size())) if token not in special}
+        if any(
+            (tokenizer.id_to_token(token) or "").startswith("\u2581") and not text.startswith(" ") for token, text in texts.items() if text
+        ):
+            raise UserError("this tokenizer drops a token's leading space when it is decoded alone: choose another model.checkpoint")
         allowed = {
             token: text.encode()
             for token, text in texts.items()

@@ -33,6 +33,7 @@ class Pi0Policy(FlowPolicy):
     Config: ClassVar[type] = Pi0Options
     built_from: ClassVar[tuple[str, ...]] = (files.CONFIG, NORM_STATS, files.TOKENIZER)
     cards = CARDS
+    bars: ClassVar[float | None] = 0.5
     layout = staticmethod(lerobot.layout_of)
     sizes: ClassVar[dict[str, str]] = {"pi05": "asset://pi05_3b", "pi0": "asset://pi0_3b"}
     dataset_option: ClassVar[str] = "asset_id"

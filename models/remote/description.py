@@ -56,9 +56,11 @@ def _spec(said: Mapping[str, Any]) -> PolicySpec:
     if not isinstance(remarks, list) or len(remarks) > REMARKS:
         raise _Wrong("remarks")
     lines = tuple(_text(each, "remarks") for each in remarks)
-    return PolicySpec(
-        chunk, action_dim, state_dim, sizes, _convention(_map(said.get("convention", {}), "convention")), env | cameras, lines
-    )
+    bars = said.get("bars")
+    if bars is not None and not (type(bars) in (int, float) and 0 <= bars <= 1):
+        raise _Wrong("bars")
+    convention = _convention(_map(said.get("convention", {}), "convention"))
+    return PolicySpec(chunk, action_dim, state_dim, sizes, convention, env | cameras, lines, bars)
 
 
 def _convention(said: Mapping[str, Any]) -> Convention:

@@ -81,7 +81,8 @@ class ForeignServer:
         env = {**self._meaning.env, "cameras": list(self._images)}
         remark = f"{self._url} chooses how it samples: evaluation.modes and rollout.temperature do not reach it"
         return PolicySpec(
-            options.chunk, action_dim, state_dim, dict.fromkeys(self._images, (size, size)), self._meaning.convention, env, (remark,)
+            *(options.chunk, action_dim, state_dim, dict.fromkeys(self._images, (size, size)), self._meaning.convention, env, (remark,)),
+            bars=0.5,
         )
 
     def prepare(self, obs: Observation) -> Inputs:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.types import Inputs
 
 from .. import files
@@ -32,6 +33,7 @@ class SmolVLAPolicy(PromptedFlowPolicy):
     Config: ClassVar[type] = SmolVLAOptions
     built_from: ClassVar[tuple[str, ...]] = (files.CONFIG, layout.VLM_CONFIG, files.TOKENIZER)
     cards: ClassVar[Sequence[Card]] = ()
+    bars: ClassVar[float | None] = 1.0
     lora_targets: ClassVar[tuple[str, ...]] = SmolVLAOptions.lora_targets
     vision_modules: ClassVar[tuple[str, ...]] = ("vlm_with_expert.vlm.model.vision_model",)
     language_modules: ClassVar[tuple[str, ...]] = ("vlm_with_expert.vlm.model.text_model",)
@@ -46,6 +48,9 @@ class SmolVLAPolicy(PromptedFlowPolicy):
         super().__init__(directory, options)
         document = self.document = layout.read_document(directory)
         self.take_card({})
+        visual = [name for name, known in document.get("input_features", {}).items() if known.get("type") == "VISUAL"]
+        if options.images is None and len(visual) - (document.get("empty_cameras") or 0) > 1:
+            raise UserError(f"{directory} was trained with {', '.join(visual)}: set model.options.images to cameras in this order")
         options = self.options = replace(self.options, denoise_steps=self.options.denoise_steps or document["num_steps"])
         config = self.config = layout.network_config(directory, document)
         statistics, normalization = read_statistics(directory, document)

@@ -5,6 +5,7 @@ The files are the templates of this folder. docs/plugins.md explains them.
 
 from __future__ import annotations
 
+import ast
 import keyword
 import sys
 from collections.abc import Sequence
@@ -35,6 +36,7 @@ def run(arguments: Sequence[str]) -> None:
     if folder.exists():
         raise UserError(f"{folder} exists already: choose another name, or work in another folder")
     texts = rendered(kind, name)
+    _check_names(kind, name, texts)
     with replacing_directory(folder) as aside:
         for path, text in texts.items():
             (aside / path).parent.mkdir(parents=True, exist_ok=True)
@@ -49,6 +51,19 @@ def _check_name(kind: str, name: str) -> None:
         raise UserError(f"new {kind} {name}: {kind}={name} is installed already, choose another name")
     if name in sys.stdlib_module_names or find_spec(name) is not None:
         raise UserError(f"new {kind} {name}: a Python module {name} is installed already, choose another name")
+
+
+def _check_names(kind: str, name: str, texts: dict[str, str]) -> None:
+    """Raise UserError if the package's class has no valid name, or that of something it imports."""
+    for text in (text for path, text in texts.items() if path.endswith(".py")):
+        try:
+            body = ast.parse(text).body
+        except SyntaxError:
+            raise UserError(f"new {kind} {name}: a class cannot be named after it, choose another name") from None
+        bound = [alias.asname or alias.name for node in body if isinstance(node, (ast.Import, ast.ImportFrom)) for alias in node.names]
+        bound += [node.name for node in body if isinstance(node, (ast.ClassDef, ast.FunctionDef))]
+        if twice := sorted({each for each in bound if bound.count(each) > 1}):
+            raise UserError(f"new {kind} {name}: the package has another {twice[0]} already, choose another name")
 
 
 def rendered(kind: str, name: str) -> dict[str, str]:

@@ -47,20 +47,24 @@ def pillow_resized(images: Tensor, size: tuple[int, int], kernel: str) -> Tensor
     return _two_passes(images, size, kernel, _columns_first(before, size, kernel))
 
 
-def padded(images: Tensor, size: tuple[int, int]) -> Tensor:
+def padded(images: Tensor, size: tuple[int, int], before: float = 0.5) -> Tensor:
     """Resize uint8 ``[B, H, W, 3]`` to ``[B, *size, 3]``, bilinear as Pillow, with black bars.
 
-    As openpi's ``resize_with_pad``.
+    ``before``: share of a bar at the top or the left. With a half, as openpi's ``resize_with_pad``.
     """
     if tuple(images.shape[1:3]) == size:
         return images
-    height, width = size
-    ratio = max(images.shape[2] / width, images.shape[1] / height)
-    inner = (int(images.shape[1] / ratio), int(images.shape[2] / ratio))
-    top, left = (max(0, int((outer - part) / 2)) for outer, part in zip(size, inner, strict=True))
-    canvas = images.new_zeros(len(images), height, width, 3)
-    canvas[:, top : top + inner[0], left : left + inner[1]] = pillow_resized(images, inner, "bilinear")
+    (height, width), (top, left) = picture_within((images.shape[1], images.shape[2]), size, before)
+    canvas = images.new_zeros(len(images), *size, 3)
+    canvas[:, top : top + height, left : left + width] = pillow_resized(images, (height, width), "bilinear")
     return canvas
+
+
+def picture_within(shape: tuple[int, int], size: tuple[int, int], before: float) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return height and width of a picture of ``shape`` that fills ``size``, and top and left."""
+    ratio = max(shape[1] / size[1], shape[0] / size[0])
+    height, width = (int(side / ratio) for side in shape)
+    return (height, width), (max(0, int((size[0] - height) * before)), max(0, int((size[1] - width) * before)))
 
 
 def _two_passes(images: Tensor, size: tuple[int, int], kernel: str, columns_first: bool) -> Tensor:

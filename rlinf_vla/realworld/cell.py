@@ -159,7 +159,7 @@ def open_cell(
     require_fit(policy, robot.spec.space, [camera.name for camera in cameras], recipe.control)
     policy.fit_instructions(scene.instructions)
     sizes = policy.spec.images
-    cameras = [ResizedCamera(camera, sizes[camera.name]) for camera in cameras if camera.name in sizes]
+    cameras = [ResizedCamera(camera, sizes[camera.name], policy.spec.bars) for camera in cameras if camera.name in sizes]
     inference, clock = Inference(recipe, policy), Clock()
     with ExitStack() as stack:
         stack.enter_context(builders.threads(recipe.cluster.rollout_threads))

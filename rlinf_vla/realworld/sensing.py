@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.camera_geometry import Calibrated, Intrinsics, Mount
-from rlinf_vla.core.images import resized
+from rlinf_vla.core.images import padded, picture_within, resized
 from rlinf_vla.core.robot import Camera, Frame, Robot, RobotState, ToolState, Vector
 from rlinf_vla.core.types import Observation
 from rlinf_vla.realworld.clock import Clock
@@ -46,26 +46,31 @@ def proprioception(state: RobotState) -> Vector:
 class ResizedCamera:
     """Implements ``Camera``: resize another camera's images to the size that the policy needs.
 
-    ``start`` raises UserError if the camera's images are smaller.
+    ``bars``: as of ``PolicySpec``. ``start`` raises UserError if it is None and the camera's images
+    are smaller.
     """
 
-    def __init__(self, camera: Camera, size: tuple[int, int]) -> None:
+    def __init__(self, camera: Camera, size: tuple[int, int], bars: float | None = None) -> None:
         self.name = camera.name
-        self._camera, self._size = camera, size
+        self._camera, self._size, self._bars = camera, size, bars
         self._taken: Frame | None = None
         self._frame: Frame | None = None
 
     def start(self) -> None:
         self._camera.start()
         found, wanted = self._camera.latest().image.shape[:2], self._size
-        if found[0] < wanted[0] or found[1] < wanted[1]:
+        if self._bars is None and (found[0] < wanted[0] or found[1] < wanted[1]):
             raise UserError(f"the policy's image {self.name!r} is {wanted[0]}x{wanted[1]} pixels, the camera's {found[0]}x{found[1]}")
 
     @property
     def intrinsics(self) -> Intrinsics | None:
         """Return those of the resized images."""
         found, (height, width) = (self._camera.intrinsics if isinstance(self._camera, Calibrated) else None), self._size
-        return None if found is None else found.resized(width, height)
+        if found is None or self._bars is None:
+            return None if found is None else found.resized(width, height)
+        (tall, wide), (top, left) = picture_within((found.height, found.width), self._size, self._bars)
+        inner = found.resized(wide, tall)
+        return replace(inner, width=width, height=height, cx=inner.cx + left, cy=inner.cy + top)
 
     @property
     def mount(self) -> Mount | None:
@@ -74,8 +79,9 @@ class ResizedCamera:
     def latest(self) -> Frame:
         taken = self._camera.latest()
         if self._frame is None or taken is not self._taken:
-            image = resized(torch.from_numpy(np.array(taken.image))[None], self._size)[0].numpy()
-            self._taken, self._frame = taken, Frame(taken.time, taken.number, image)
+            image = torch.from_numpy(np.array(taken.image))[None]
+            image = resized(image, self._size) if self._bars is None else padded(image, self._size, self._bars)
+            self._taken, self._frame = taken, Frame(taken.time, taken.number, image[0].numpy())
         return self._frame
 
     def close(self) -> None:

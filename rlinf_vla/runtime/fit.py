@@ -48,7 +48,7 @@ def check_fit(policy: Policy, env: EnvSpec) -> None:
             shown = sorted(env.images) or "none"
             raise UserError(f"the policy needs image {name!r}, the environment has {shown}: set env.cameras or model.options.image")
         height, width = env.images[name]
-        if height < size[0] or width < size[1]:
+        if spec.bars is None and (height < size[0] or width < size[1]):
             raise UserError(
                 f"the policy's image {name!r} is {size[0]}x{size[1]} pixels, the environment renders {height}x{width}: "
                 f"set env.image_size={size[0]}"

@@ -31,7 +31,8 @@ class Keys:
 
     image: key of an image, with ``{}`` for its name. images: keys of images with other names.
     state: keys that are joined. pads: whether images of another size are resized, with black bars;
-    else they are refused if they are smaller than the policy's. convention: what is known of them.
+    else they are refused if they are smaller than those of a policy without bars. convention: what
+    is known of them.
     """
 
     image: str
@@ -128,7 +129,7 @@ def read_request(found: dict[str, Any], keys: Keys, spec: PolicySpec, defaults: 
     images, single = {}, True
     for name, size in spec.images.items():
         key = keys.images.get(name, keys.image.format(name))
-        images[name], single = _image(found, key, size, keys.pads)
+        images[name], single = _image(found, key, size, keys.pads, spec.bars)
     if not images:
         single = np.ndim(found.get(keys.state[0], ())) < 2
     rows = {len(image) for image in images.values()} or {1 if single else len(found[keys.state[0]])}
@@ -148,7 +149,7 @@ def read_request(found: dict[str, Any], keys: Keys, spec: PolicySpec, defaults: 
     return _committed(found, request, spec)
 
 
-def _image(found: dict[str, Any], key: str, size: tuple[int, int], pads: bool) -> tuple[Tensor, bool]:
+def _image(found: dict[str, Any], key: str, size: tuple[int, int], pads: bool, bars: float | None) -> tuple[Tensor, bool]:
     image = found.get(key)
     if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim not in (3, 4) or image.shape[-1] != 3:
         raise MessageError(f"{key} is {_kind(image)}: an image uint8 [H, W, 3] is expected, or a batch of them")
@@ -157,10 +158,10 @@ def _image(found: dict[str, Any], key: str, size: tuple[int, int], pads: bool) -
     shape = (rows.shape[1], rows.shape[2])
     if not len(rows) or 0 in shape:
         raise MessageError(f"{key} is empty")
-    if shape != size and pads:
+    if shape != size and (pads or bars is not None):
         if max(shape) / min(shape) > 100:
             raise MessageError(f"{key} is {shape[0]}x{shape[1]}: too narrow")
-        return padded(rows, size), single
+        return rows if bars is not None else padded(rows, size), single  # such a policy makes its own bars
     if shape[0] < size[0] or shape[1] < size[1]:
         raise MessageError(f"{key} is {shape[0]}x{shape[1]} pixels: the policy needs {size[0]}x{size[1]} or more")
     return rows, single

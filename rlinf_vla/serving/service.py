@@ -235,6 +235,7 @@ def described(recipe: Recipe, policy: Policy, checkpoint: Path | None) -> dict[s
             "convention": asdict(spec.convention),
             "env": dict(spec.env),
             "remarks": list(spec.remarks),
+            "bars": spec.bars,
         },
         "policy": known,
         "env": {name: env[name] for name in ("name", "convention", "control_mode") if name in env},

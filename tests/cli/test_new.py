@@ -100,6 +100,11 @@ def test_its_commands_name_what_it_has(rlinf_vla: CommandLine, tmp_path: Path, k
         (("env", "robot"), "env=robot is installed already"),
         (("reward", "json"), "a Python module json is installed already"),
         (("reward", "torch"), "a Python module torch is installed already"),
+        (("robot", "arm"), "the package has another Arm already, choose another name"),
+        (("robot", "clock"), "the package has another Clock already"),
+        (("env", "step"), "the package has another Step already"),
+        (("env", "true"), "a class cannot be named after it"),
+        (("env", "_1"), "a class cannot be named after it"),
         (("reward", "taken"), "taken exists already"),
     ],
 )

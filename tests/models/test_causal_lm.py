@@ -51,6 +51,29 @@ class TestCausalLM(DiscretePolicyConformance):
         return torch.where(ends.cumsum(1) - ends == 0, tokens, -1)[..., None]
 
 
+@pytest.mark.parametrize("random_weights", [False, True])
+def test_dropout_is_off(tmp_path: Path, random_weights: bool) -> None:
+    """A policy draws from its noise only, and the loss is that of the probabilities it acted by."""
+    folder = Path(shutil.copytree(TINY, tmp_path / "lm"))
+    tiny(prompt_length=48).save(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"attention_dropout": 0.5}))
+    torch.manual_seed(0)
+    policy = CausalLMPolicy.load(folder, CausalLMOptions(random_weights=random_weights, prompt_length=48, alphabet="0123456789"))
+    inputs = policy.prepare(Observation({}, torch.zeros(2, 0), ["1+2=", "3+4="]))
+    first, second = (policy.encode(inputs).logits for _ in range(2))
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("ends", [None, [1, 2]])
+def test_what_ends_an_answer_is_one_token(tmp_path: Path, ends: object) -> None:
+    folder = Path(shutil.copytree(TINY, tmp_path / "lm"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": ends}))
+    with pytest.raises(UserError, match=r"eos_token_id is .*: write there the one token that ends an answer"):
+        tiny(folder, prompt_length=48)
+
+
 class TestSums(VectorEnvConformance):
     @classmethod
     def make(cls) -> list[VectorEnv]:

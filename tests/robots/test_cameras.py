@@ -330,6 +330,25 @@ def test_the_geometry_of_a_resized_camera_is_that_of_its_images(scripted: Script
     assert resized.intrinsics == Intrinsics(1, 2, 2.0, 3.0, 0.0, 0.5) and resized.mount is scripted.mount
 
 
+@pytest.mark.parametrize(("before", "left", "top"), [(0.5, 0, 28), (1.0, 0, 56)])
+def test_a_policy_with_bars_sees_no_stretched_image(before: float, left: int, top: int) -> None:
+    """A bright pixel of a 640 x 480 image, whose place the intrinsics give: a camera's default, for a policy of 224 x 224."""
+    image = np.zeros((480, 640, 3), np.uint8)
+    image[120:180, 320:380] = 255
+    still: Any = SimpleNamespace(name="wrist", intrinsics=Intrinsics(640, 480, 600.0, 600.0, 319.5, 239.5), mount=None)
+    still.start, still.latest = lambda: None, lambda: Frame(0.0, 1, image)
+    camera = ResizedCamera(still, (224, 224), before)
+    camera.start()
+    shown = camera.latest().image
+    rows, columns = np.nonzero(shown[..., 0] > 127)
+    assert shown.shape == (224, 224, 3) and abs(np.ptp(rows) - np.ptp(columns)) <= 1, "a square stays one"
+    known = camera.intrinsics
+    assert known is not None and known.fx == pytest.approx(known.fy) == pytest.approx(210)
+    middle = (349.5 - 319.5) / 600 * known.fx + known.cx, (149.5 - 239.5) / 600 * known.fy + known.cy
+    assert (columns.mean(), rows.mean()) == pytest.approx(middle, abs=0.6)
+    assert not shown[:top].any() and (known.cx, known.cy) == pytest.approx((111.5 + left, 83.5 + top))
+
+
 @pytest.mark.parametrize(
     ("exposed", "least", "most"),
     [(0.25, 0.25, 60.0), (None, 0.1, 60.0), (2.0, 0.1, 1.9), (-5.0, 0.1, 60.0)],

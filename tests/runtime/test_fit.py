@@ -100,6 +100,13 @@ def test_a_state_of_another_size_is_refused() -> None:
     assert "the policy's state has 9 numbers, the environment's 8" in refusal(Policy(state_dim=9), env())
 
 
+def test_small_images_are_enlarged_only_by_a_policy_with_bars() -> None:
+    """A checkpoint of SmolVLA was trained on images that it enlarges: rendering larger ones would show it others."""
+    small = replace(env(), images={"base": (100, 100)})
+    assert "set env.image_size=224" in refusal(Policy(), small)
+    check_fit(Policy(bars=1.0), small)  # type: ignore[arg-type]
+
+
 def test_images_turned_otherwise_are_refused() -> None:
     policy = Policy(Convention(images="rot180"), env={"convention": "openvla"})
     assert "needs images as rot180, the environment gives upright: with env=libero set env.convention=openvla" in refusal(

@@ -68,6 +68,9 @@ class PolicySpec:
     """Values that this policy needs of keys of the node ``env``, used where these are null."""
     remarks: tuple[str, ...] = ()
     """Lines for the user at the start of a run, such as what is assumed of the checkpoint."""
+    bars: float | None = None
+    """Share of black bars at the top or the left, if images of other shapes are brought to the
+    policy's with such bars, and small ones enlarged; None: they are stretched, and not enlarged."""
 
 
 class Policy(nn.Module):
