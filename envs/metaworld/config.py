@@ -44,8 +44,8 @@ class MetaWorldConfig:
     renderer: ``egl``, ``osmesa``, or ``auto``, the first of them that works.
     reward: ``sparse``: 1 on success, else 0. ``dense``: Meta-World's own, 0 to 10 at every step,
         which rewards delay where success ends an episode. ``progress``: change of a tenth of it,
-        and up to 1 on success, so that an episode sums to the progress made (potential-based
-        shaping, Ng et al. 1999).
+        and up to 1 on success, so that an episode sums to its last value (potential-based shaping,
+        Ng et al. 1999; the first step pays the start's value, which no action changes).
     processes: total number of simulator processes; null: one per CPU core, at least one per group.
     scenes: idle tasks that a process keeps built.
     step_timeout_s: seconds that a command may take before its process counts as hung and is

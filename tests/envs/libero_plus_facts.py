@@ -12,6 +12,7 @@ import numpy as np
 
 from rlinf_vla.core.tasks import EVALUATION_SEEDS
 from rlinf_vla.envs.libero.config import LiberoConfig
+from rlinf_vla.envs.libero.conventions import STORED
 from rlinf_vla.envs.libero.distractors import HIDDEN_GROUP, PREFIX
 from rlinf_vla.envs.libero.perturbations import DIMENSIONS
 from rlinf_vla.envs.libero.plugin import files_of, simulator_options
@@ -162,7 +163,9 @@ def main() -> None:
     starts = [env.sim.model.get_joint_qpos_addr(thing.joints[-1])[0] for thing in env.objects_dict.values()]
     places = [int(start + axis) for start in starts for axis in (0, 1)]
     played = {name: Played(simulator, name) for name in NAMES}
-    other = {name: Played(simulator, name, SEED + 50) for name in NAMES}
+    drawn_from, options["stored_below"] = options["stored_below"], None  # as with init_states=official: the same state again
+    other = {name: Played(simulator, name, SEED + STORED) for name in NAMES}
+    options["stored_below"] = drawn_from
     again = {name: Played(simulator, name).digests for name in NAMES}
     print(
         json.dumps(
