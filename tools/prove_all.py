@@ -119,7 +119,8 @@ def rows(proof: str, seeds: int, failed: set[Run]) -> Iterator[str]:
         gain, (low, high) = hierarchical_difference(before, after)
         each = ", ".join(f"{100 * rate:.1f}" for rate in after.scores.mean(1))
         first, last = success(before), success(after)
-        apart = "disjoint" if first["pc_success_ci95"][1] < last["pc_success_ci95"][0] else "overlapping"
+        (low_before, high_before), (low_after, high_after) = first["pc_success_ci95"], last["pc_success_ci95"]
+        apart = "disjoint" if high_before < low_after else "disjoint: worse" if high_after < low_before else "overlapping"
         gained = f"{100 * gain:+.1f} ({100 * low:+.1f} to {100 * high:+.1f}), {apart}"
         yield f"| {proof} | {state} | {mode} | {RATE.format(**first)} | {RATE.format(**last)}: {each} | {gained} |"
 
