@@ -153,7 +153,9 @@ def write(page: Path, seeds: int, failed: set[Run]) -> None:
     head = f"""# Learning proofs
 
 `python tools/prove_all.py --page docs/results/{page.name}`, last on {machine_line(fingerprint())}, {date.today():%d %B %Y}.
-It fills in this page, run after run, and keeps rows whose runs were on another machine or day.
+It fills in this page, run after run, and keeps rows whose runs were on another machine or day, with
+their intervals: those of π₀ by PPO, RL Token and GRPO in text are older than the present method, and
+too narrow for several seeds.
 Evaluations are of the same episodes before and after. Training improves the sampled policy.
 Means over seeds have hierarchical bootstrap intervals of 95 % (seeds and episodes), as
 `rlinf-vla compare`; with one seed they say nothing of other seeds, and with two or three they cover
