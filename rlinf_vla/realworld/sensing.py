@@ -66,8 +66,10 @@ class ResizedCamera:
     def intrinsics(self) -> Intrinsics | None:
         """Return those of the resized images."""
         found, (height, width) = (self._camera.intrinsics if isinstance(self._camera, Calibrated) else None), self._size
-        if found is None or self._bars is None:
-            return None if found is None else found.resized(width, height)
+        if found is None:
+            return None
+        if self._bars is None:
+            return found.resized(width, height)
         (tall, wide), (top, left) = picture_within((found.height, found.width), self._size, self._bars)
         inner = found.resized(wide, tall)
         return replace(inner, width=width, height=height, cx=inner.cx + left, cy=inner.cy + top)

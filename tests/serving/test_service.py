@@ -205,6 +205,18 @@ def test_an_extremely_narrow_image_is_not_resized() -> None:
         read(message, PRESETS["libero"])
 
 
+def test_a_policy_with_bars_gets_an_image_of_any_size_as_it_is() -> None:
+    """It makes the bars itself, as in eval, and not by openpi's rule."""
+    image, bars = np.arange(20 * 30 * 3, dtype=np.uint8).reshape(20, 30, 3), replace(SPEC, bars=1.0)
+    message = {"state": [0.0, 1.0], "instruction": "x", "images": {"base": image}}
+    libero = {"observation/image": image, "observation/state": [0.0, 1.0], "prompt": "x"}
+    for found in (read(message, spec=bars), read(libero, PRESETS["libero"], bars)):
+        assert torch.equal(found.observation.images["base"], torch.from_numpy(image)[None])
+    assert read(libero, PRESETS["libero"]).observation.images["base"].shape == (1, 64, 64, 3)
+    with pytest.raises(MessageError, match="the policy needs 64x64 or more"):
+        read(message)
+
+
 values = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3), st.lists(st.integers() | st.lists(st.floats()), max_size=3)
 ) | st.sampled_from([an_image(0), np.zeros(2), np.zeros((2, 2)), np.float32(1), np.array([True]), np.uint64(2**64 - 1)])
