@@ -171,7 +171,7 @@ $(ARM)/data: install
 	test -d $@ || $(FRANKA) record recipe=franka_rlpd output=$@ algorithm.demonstrations=150 record.video=false
 $(ARM)/steps-%/policy: | $(ARM)/data
 	$(BIN)/rlinf-vla train recipe=franka_sft run_dir=$(ARM)/steps-$* resume=auto algorithm.demonstrations.dataset=$(ARM)/data \
-		iterations=$* algorithm.decay_steps=1500 evaluation.modes=[]
+		iterations=$* algorithm.decay_steps=1500 evaluation.before_and_after=false
 corrections-%: $(ARM)/steps-250/policy
 	$(ARM_RUN) recipe=franka_dagger session.minutes=20 session.patience_s=2.5 model.checkpoint=$<
 rlt-%: $(ARM)/steps-250/policy

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.skips import needs
+
 ROOT = Path(__file__).parents[1]
 KIT = ROOT / "tools" / "prove_gpu.py"
 
@@ -48,9 +50,12 @@ def test_parts_are_kept_and_a_failure_does_not_end_the_others(tmp_path: Path) ->
     assert (document["status"], document["device"], document["size"]) == ("done", "cpu", "tiny") and len(document["rows"]) == 2
 
 
+GENESIS = pytest.param("genesis", marks=(needs("genesis"), pytest.mark.genesis))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "part", ["conformance", "rehearsal", "capture", "profiles", "openvla", "oft", "pi0", "pi05", "update", "maniskill"]
+    "part", ["conformance", "rehearsal", "capture", "profiles", "openvla", "oft", "pi0", "pi05", "update", "maniskill", "large", GENESIS]
 )
 def test_every_part_runs(tmp_path: Path, part: str) -> None:
     found, page = rehearse(tmp_path, part)

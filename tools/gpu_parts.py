@@ -21,7 +21,7 @@ sys.path.append(str(PACKAGES))  # at the end: the machine's own packages come fi
 import numpy as np
 from gpu_kit import MODELS, Kit, said
 from gpu_profile import costs
-from gpu_runs import conformance, maniskill, rehearsal
+from gpu_runs import conformance, genesis, large, maniskill, rehearsal
 
 from rlinf_vla.benchmarks import policy as bench_policy
 from rlinf_vla.benchmarks.roofline import limits_of
@@ -269,7 +269,8 @@ def finetune(kit: Kit) -> None:
 
 PARTS: dict[str, Callable[[Kit], None]] = {
     **{model: partial(policy_calls, model) for model in MODELS},
-    **{part.__name__: part for part in (capture, fused, update, profiles, memory, finetune, conformance, rehearsal, maniskill)},
+    **{part.__name__: part for part in (capture, fused, update, profiles, memory, finetune)},
+    **{part.__name__: part for part in (conformance, rehearsal, maniskill, genesis, large)},
 }
 
 

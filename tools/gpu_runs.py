@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -63,17 +64,60 @@ def rehearsal(kit: Kit) -> None:
     assert not failed, failed
 
 
+FEW = ("cluster=laptop", "env.num_envs=2", "rollout.batch_size=1", "env.episode_limit=4", "algorithm.horizon=8")
+SMALL = (*FEW, "algorithm.minibatch_size=4", "algorithm.epochs=1")
+
+
 def maniskill(kit: Kit) -> None:
-    """The main job, with the simulator on the GPU: one group, and two that take turns."""
-    few = ["cluster=laptop", "env.num_envs=2", "rollout.batch_size=1", "env.episode_limit=4", "algorithm.horizon=8"]
-    few += ["algorithm.minibatch_size=4", "algorithm.epochs=1"]
-    for depth in (1, 2):
-        on_gpu = ["cluster=1gpu", "env.backend=gpu", "env.num_envs=64", f"rollout.batch_size={64 // depth}"]
-        run = kit.folder / f"depth_{depth}"
-        words = ["train", "recipe=maniskill_ppo", "iterations=2", "evaluation.before_and_after=false", f"run_dir={run}"]
-        code = cli.run([*words, *(few if kit.tiny else on_gpu), f"rollout.pipeline_depth={depth}"])
-        assert code == 0, f"exit code {code}"
-        for row in read_metrics(run):
-            shown = {name: value for name, value in row.items() if "steps_per_s" in name or "grad_norm" in name or "return" in name}
-            numbers = ", ".join(f"{name} {value:.4g}" for name, value in shown.items())
-            kit.add(f"pipeline depth {depth}, iteration {row['step']}", numbers)
+    """The main job, with the simulator on the CPU and on the GPU; one group, and two in turns."""
+    codes = []
+    for where, num_envs in (("cpu", 16),) if kit.tiny else (("cpu", 16), ("gpu", 64)):
+        for depth in (1, 2):
+            keys = ("recipe=maniskill_ppo", *on_gpu(num_envs, depth), f"env.backend={where}")
+            codes.append(train(kit, f"simulator on the {where.upper()}, pipeline depth {depth}", *keys))
+    assert not any(codes), f"exit codes {codes}"
+
+
+def genesis(kit: Kit) -> None:
+    """PPO with the simulator on the GPU; one group, and two in turns. Then environments alone."""
+    start = ("recipe=genesis_ppo", f"model.checkpoint={ROOT / 'assets' / 'openvla_tiny'}", "model.options.random_weights=true")
+    backend = f"env.backend={'cpu' if kit.tiny else 'gpu'}"
+    codes = [train(kit, f"pipeline depth {depth}", *start, *on_gpu(64, depth), backend) for depth in ((1,) if kit.tiny else (1, 2))]
+    for num_envs in (2,) if kit.tiny else (64, 1024, 4096):
+        folder, limit = kit.folder / str(num_envs), f"env.episode_limit={4 if kit.tiny else 30}"
+        keys = ("env=genesis", backend, f"env.num_envs={num_envs}", "env.cameras=[]", limit, f"run_dir={folder}")
+        codes.append(cli.run(["bench", "env", *keys]))
+        for each in json.loads((folder / "bench_env.json").read_text())["genesis"]["measured"]:
+            name = f"{num_envs} environments, nothing rendered, {each['name']}, {each['images']}"
+            kit.add(name, f"{each['steps'] / each['seconds']:.0f} steps/s")
+    assert not any(codes), f"exit codes {codes}"
+
+
+def large(kit: Kit) -> None:
+    """openvla-7b with LoRA r32 on ManiSkill's CPU simulator, under the plan of the planner."""
+    network = ["model.options.unnorm_key=libero", "model.lora.rank=32", "env.image_size=224", "env.control_mode=pd_ee_delta_pose"]
+    network += [f"model.checkpoint={ROOT / 'assets' / 'openvla_7b'}", "model.options.random_weights=true", "model.options.dtype=bfloat16"]
+    keys = (*on_gpu(16, 1), *network, "cluster.plan=auto", "algorithm.epochs=1", "algorithm.horizon=30", "algorithm.value_warmup=0")
+    code = train(kit, "openvla-7b", "recipe=maniskill_ppo", *([] if kit.tiny else keys))
+    assert code == 0, f"exit code {code}"
+
+
+def on_gpu(num_envs: int, depth: int) -> list[str]:
+    return ["cluster=1gpu", f"env.num_envs={num_envs}", f"rollout.batch_size={num_envs // depth}", f"rollout.pipeline_depth={depth}"]
+
+
+def train(kit: Kit, name: str, *keys: str) -> int:
+    """Train for two iterations, and add a row for each, or the exit code, which is returned."""
+    run = kit.folder / f"run-{len(kit.rows)}"
+    words = ["train", *keys, "iterations=2", "evaluation.before_and_after=false", "record.video=false", f"run_dir={run}"]
+    code = cli.run([*words, *(SMALL if kit.tiny else ())])
+    if code:
+        kit.add(name, f"**exit code {code}**", "done")
+        return code
+    for row in read_metrics(run):
+        shown = {key: value for key, value in row.items() if any(word in key for word in SHOWN)}
+        kit.add(f"{name}, iteration {row['step']}", ", ".join(f"{key} {value:.4g}" for key, value in shown.items()))
+    return code
+
+
+SHOWN = ("steps_per_s", "grad_norm", "success_once", "timing_s", "plan/")

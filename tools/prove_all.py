@@ -92,7 +92,7 @@ class Run:
         keys, start = PROOFS[self.proof], self.directory.with_name("start")
         if self.proof in STARTS:
             if not (start / "policy").exists():
-                train(start, *STARTS[self.proof], "evaluation.modes=[]")
+                train(start, *STARTS[self.proof], "evaluation.before_and_after=false")
             keys += (f"model.checkpoint={start / 'policy'}",)
         train(self.directory, *keys, f"seed={self.seed}")
 

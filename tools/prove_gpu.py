@@ -47,7 +47,9 @@ PARTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "profiles": ("Kernels that take the time", ENGINE),
     "memory": ("openvla-7b with LoRA r32: counted and measured memory", ENGINE),
     "finetune": ("π₀ in bfloat16: one update of all weights", ENGINE),
-    "maniskill": ("Two iterations of PPO on ManiSkill's GPU simulator", (*TRAINING, "mani_skill")),
+    "maniskill": ("Two iterations of PPO on ManiSkill, its simulator on the CPU and on the GPU", (*TRAINING, "mani_skill")),
+    "large": ("openvla-7b with LoRA r32 on ManiSkill's CPU simulator: two iterations of PPO as planned", (*TRAINING, "mani_skill")),
+    "genesis": ("Two iterations of PPO on Genesis, its simulator on the GPU, and its environments alone", (*TRAINING, "genesis")),
 }
 """Name -> heading on the page, and the modules that must be importable."""
 

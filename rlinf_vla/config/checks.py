@@ -33,7 +33,7 @@ def check(recipe: Recipe) -> None:
     _check_robot(recipe, require)
     _check_deadline(recipe, require)
     _check_limits(recipe, require)
-    _check_probes(recipe, require)
+    _check_evaluation(recipe, require)
     cluster = recipe.cluster
     algorithm = recipe.algorithm
     family = f"algorithm={algorithm.name} is {algorithm.family}"
@@ -119,7 +119,9 @@ def _check_limits(recipe: Recipe, require: Callable[[bool, str], None]) -> None:
     require(not box or ordered, told)
 
 
-def _check_probes(recipe: Recipe, require: Callable[[bool, str], None]) -> None:
+def _check_evaluation(recipe: Recipe, require: Callable[[bool, str], None]) -> None:
+    none = "evaluation.modes is empty: choose sampled, greedy or both (evaluation.before_and_after=false trains without evaluation)"
+    require(bool(recipe.evaluation.modes), none)
     probes = recipe.evaluation.probes
     twice = sorted({each for each in probes if probes.count(each) > 1})
     require(not twice, f"evaluation.probes names {twice[0] if twice else ''} twice")

@@ -185,13 +185,11 @@ def eval_policies(policies: Sequence[str], modes: Sequence[str], probes: Sequenc
 
     SCRIPTED policies observe nothing that a probe changes, so they are not probed.
 
-    Raises UserError if a policy is listed twice, or if a policy needs a mode and there is none.
+    Raises UserError if a policy is listed twice.
     """
     places = [each if each in (START, *SCRIPTED) else Path(each).expanduser().resolve() for each in policies]
     if twice := sorted(each for each, place in zip(policies, places, strict=True) if places.count(place) > 1):
         raise UserError(f"sweep.policies names {twice[0]} twice")
-    if not modes and any(each not in SCRIPTED for each in policies):
-        raise UserError("evaluation.modes is empty: choose sampled, greedy or both")
     found = []
     for policy, name in zip(policies, _names(policies), strict=True):
         if policy in SCRIPTED:
