@@ -41,6 +41,7 @@ PROOFS: dict[str, tuple[str, ...]] = {
     "PPO on OFT, PushCube": ("recipe=maniskill_ppo", "model=openvla_oft"),
     "SAC, PushCube": ("recipe=maniskill_sac",),
     "RLPD, PushCube": ("recipe=maniskill_rlpd",),
+    "SAC on a frozen OFT, PushCube": ("recipe=maniskill_sac", "model=openvla_oft"),
     "PPO, PutOnPlate": ("recipe=maniskill_ppo_putonplate",),
     "PPO, PutOnPlate25": ("recipe=maniskill_ppo_putonplate25",),
     "GRPO, PutOnPlate25": ("recipe=maniskill_grpo_putonplate25",),
