@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -102,11 +103,42 @@ def test_each_seed_is_compared_with_its_own_start(tool: ModuleType) -> None:
     """The policy is the same, but its samples are others."""
     for seed, (before, after) in enumerate([(30, 60), (40, 61)]):
         finish(tool.Run("PPO, PushCube", seed), after, before)
-    sampled = next(tool.rows("PPO, PushCube", 2, set()))
+    sampled = next(tool.rows("PPO, PushCube", 2, set(), tool.Store(None)))
     assert "| 35.0 %" in sampled and "| 60.5 %" in sampled and ": 60.0, 61.0 | +25.5 (" in sampled
 
 
-def test_rows_of_more_seeds_from_another_machine_are_kept(tool: ModuleType, tmp_path: Path) -> None:
+def test_seeds_of_several_machines_make_one_row(tool: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    page = tmp_path / "docs" / "results" / "learning.md"
+    page.parent.mkdir(parents=True)
+    runs = [tool.Run("PPO, PushCube", seed) for seed in range(3)]
+    for run, won in zip(runs, (60, 70, 80), strict=True):
+        finish(run, won)
+    expected = [line for line in tool.table(3, set(), tool.Store(None)) if "PPO, PushCube" in line]
+    for run in runs:  # each machine has one of them
+        others = [each.directory / "evaluation" / "comparison.json" for each in runs if each is not run]
+        for path in others:
+            path.rename(path.with_suffix(".hidden"))
+        tool.write(page, 3, set())
+        for path in others:
+            path.with_suffix(".hidden").rename(path)
+    text, figure = page.read_text(), page.parent.parent / "images" / "learning" / "ppo_pushcube.svg"
+    assert expected == [line for line in text.splitlines() if "| PPO, PushCube" in line] and "60.0, 70.0, 80.0" in text
+    assert figure.read_text().count("<!-- seed ") == 3
+    begun: list[Any] = []
+    monkeypatch.setattr(tool.Run, "train", lambda run: begun.append(run))
+    for run in runs:
+        (run.directory / "evaluation" / "comparison.json").unlink()
+    arguments = ["prove_all.py", "--page", str(page), "ppo_pushcube"]
+    for more, trained in (["--missing"], []), ([], runs):
+        monkeypatch.setattr(sys, "argv", [*arguments, *more])
+        with pytest.raises(SystemExit):
+            tool.main()
+        assert begun == trained
+    monkeypatch.setitem(tool.PROOFS, "PPO, PushCube", ("recipe=maniskill_ppo", "seed=7"))
+    assert tool.Store(page).load("PPO, PushCube") == {}, "results of other keys"
+
+
+def test_rows_whose_seeds_were_not_stored_are_kept(tool: ModuleType, tmp_path: Path) -> None:
     page = tmp_path / "docs" / "results" / "learning.md"
     page.parent.mkdir(parents=True)
     for seed in range(2):
@@ -116,6 +148,7 @@ def test_rows_of_more_seeds_from_another_machine_are_kept(tool: ModuleType, tmp_
     before = page.read_text()
     for path in tool.RUNS.rglob("comparison.json"):
         path.unlink()
+    shutil.rmtree(page.with_suffix(""))
     finish(tool.Run("GRPO, PushCube", 0), 90)
     tool.write(page, 3, set())
     after = page.read_text().splitlines()

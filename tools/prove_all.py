@@ -1,12 +1,13 @@
 """Train every learning proof on three seeds, one after the other, and fill in a table.
 
-    python tools/prove_all.py [--seeds 3] [--page docs/results/learning.md] [NAME ...]
+    python tools/prove_all.py [--seeds 3] [--page docs/results/learning.md [--missing]] [NAME ...]
 
 Runs are in runs/prove-all/NAME/seed-K. A finished run is not repeated, and a run that was cut goes
 on at its newest checkpoint, so the command may be stopped and repeated at any time. After each run
-the table is printed and, with ``--page``, written with a figure per proof; rows of more seeds, from
-another machine, are kept. A proof that fails is named in the table, and the others go on. Takes a
-night on two cores.
+the table is printed and, with ``--page``, written with a figure per proof. What each seed did in
+each episode is then stored beside the page, in learning/NAME.json, so that seeds from several
+machines make one row; ``--missing`` trains only those that are not stored. A proof that fails is
+named in the table, and the others go on. Takes some nights on two cores.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from rlinf_vla.evaluation.aggregate import Outcomes, hierarchical_difference, success
+from rlinf_vla.evaluation.aggregate import Outcomes, hierarchical_difference, success, task_of
 from rlinf_vla.evaluation.compare import RATE
 from rlinf_vla.telemetry.environment import fingerprint
 from rlinf_vla.telemetry.page import machine_line
@@ -60,6 +61,8 @@ PROOFS: dict[str, tuple[str, ...]] = {
 """Name -> keys of the training."""
 STARTS: dict[str, tuple[str, ...]] = {"GRPO, LIBERO object 1": ("recipe=libero_sft", "env.tasks=[1]")}
 """Name -> keys of the training whose policy it starts from, where no packaged one fits."""
+WHEN = ("before", "after")
+Modes = dict[str, list[dict[str, Any]]]
 HEAD = ("| proof | done | policy | before | after, mean: each seed | gain in points, intervals |", "|---|---|---|---|---|---|")
 
 
@@ -71,6 +74,15 @@ def train(directory: Path, *keys: str) -> None:
     words = ("train", *keys, f"run_dir={directory}", "resume=auto")
     print("rlinf-vla", *words, flush=True)
     subprocess.run([sys.executable, "-m", "rlinf_vla.cli.main", *words], check=True)
+
+
+@dataclass(frozen=True)
+class Result:
+    """Of one seed: mode -> episodes before and after, and the rollouts' success by iteration."""
+
+    before: Modes
+    after: Modes
+    curve: list[float]
 
 
 @dataclass(frozen=True)
@@ -97,26 +109,84 @@ class Run:
             keys += (f"model.checkpoint={start / 'policy'}",)
         train(self.directory, *keys, f"seed={self.seed}")
 
-    def episodes(self, when: str) -> dict[str, list[dict[str, Any]]]:
+    def episodes(self, when: str) -> Modes:
         """Of each mode (sampled, greedy) that was evaluated. ``when``: before or after."""
         document = json.loads((self.directory / "evaluation" / f"{when}.json").read_text())
         return {mode: document[mode]["episodes"] for mode in ("sampled", "greedy") if mode in document}
 
-    def curve(self) -> list[float]:
-        return [line["rollout/success_once"] for line in read_run(self.directory).metrics if "rollout/success_once" in line]
+    def result(self) -> Result:
+        metrics = read_run(self.directory).metrics
+        curve = [line["rollout/success_once"] for line in metrics if "rollout/success_once" in line]
+        return Result(self.episodes("before"), self.episodes("after"), curve)
 
 
-def rows(proof: str, seeds: int, failed: set[Run]) -> Iterator[str]:
+class Store:
+    """Results beside a page, of each proof: seed -> when -> mode -> task -> seeds of episodes.
+
+    Results of other keys than those of ``PROOFS`` are forgotten. Without a page nothing is stored.
+    """
+
+    def __init__(self, page: Path | None) -> None:
+        self._folder = page and page.with_suffix("")
+
+    def load(self, proof: str) -> dict[int, Result]:
+        if self._folder is None or not (file := self._folder / f"{slug(proof)}.json").exists():
+            return {}
+        document = json.loads(file.read_text())
+        if document["keys"] != [*PROOFS[proof]]:
+            return {}
+        return {
+            int(seed): Result(*({mode: listed(tasks) for mode, tasks in each[when].items()} for when in WHEN), each["curve"])
+            for seed, each in document["seeds"].items()
+        }
+
+    def save(self, proof: str, results: dict[int, Result]) -> None:
+        if self._folder is None or not results:
+            return
+        documents = {
+            seed: {when: {mode: packed(episodes) for mode, episodes in getattr(each, when).items()} for when in WHEN}
+            | {"curve": [round(rate, 4) for rate in each.curve]}
+            for seed, each in results.items()
+        }
+        lines = ",\n".join(f' "{seed}": {json.dumps(document)}' for seed, document in sorted(documents.items()))
+        keys = json.dumps(PROOFS[proof], ensure_ascii=False)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        (self._folder / f"{slug(proof)}.json").write_text(f'{{"keys": {keys}, "seeds": {{\n{lines}\n}}}}\n')
+
+
+def packed(episodes: list[dict[str, Any]]) -> dict[str, dict[str, list[int]]]:
+    """Task -> seeds of the episodes that succeeded and failed."""
+    found: dict[str, dict[str, list[int]]] = {}
+    for each in episodes:
+        found.setdefault(task_of(each), {"succeeded": [], "failed": []})["succeeded" if each["success"] else "failed"].append(each["seed"])
+    return found
+
+
+def listed(tasks: dict[str, dict[str, list[int]]]) -> list[dict[str, Any]]:
+    """The reverse of ``packed``."""
+    return [
+        {"task": task, "seed": seed, "success": name == "succeeded"}
+        for task, seeds in tasks.items()
+        for name in seeds
+        for seed in seeds[name]
+    ]
+
+
+def results(proof: str, seeds: int, store: Store) -> dict[int, Result]:
+    """Of each seed that has finished here, or is stored, in ascending order."""
+    here = {seed: run.result() for seed in range(seeds) if (run := Run(proof, seed)).finished}
+    return dict(sorted((store.load(proof) | here).items()))
+
+
+def rows(proof: str, seeds: int, failed: set[Run], store: Store) -> Iterator[str]:
     """One line per mode of evaluation."""
-    runs = [Run(proof, seed) for seed in range(seeds)]
-    done = [run for run in runs if run.finished]
-    state = f"{len(done)} of {seeds} seeds" + ", one failed" * any(run in failed for run in runs)
-    if not done:
+    found = list(results(proof, seeds, store).values())
+    state = f"{len(found)} of {max(seeds, len(found))} seeds" + ", one failed" * any(run.proof == proof for run in failed)
+    if not found:
         yield f"| {proof} | {state} | | | | |"
         return
-    starts, ends = ([run.episodes(when) for run in done] for when in ("before", "after"))
-    for mode in starts[0]:
-        before, after = (Outcomes([run[mode] for run in evaluated]) for evaluated in (starts, ends))
+    for mode in found[0].before:
+        before, after = (Outcomes([getattr(each, when)[mode] for each in found]) for when in WHEN)
         gain, (low, high) = hierarchical_difference(before, after)
         each = ", ".join(f"{100 * rate:.1f}" for rate in after.scores.mean(1))
         first, last = success(before), success(after)
@@ -126,17 +196,16 @@ def rows(proof: str, seeds: int, failed: set[Run]) -> Iterator[str]:
         yield f"| {proof} | {state} | {mode} | {RATE.format(**first)} | {RATE.format(**last)}: {each} | {gained} |"
 
 
-def table(seeds: int, failed: set[Run]) -> list[str]:
-    return [*HEAD, *(line for proof in PROOFS for line in rows(proof, seeds, failed))]
+def table(seeds: int, failed: set[Run], store: Store) -> list[str]:
+    return [*HEAD, *(line for proof in PROOFS for line in rows(proof, seeds, failed, store))]
 
 
-def figure(proof: str, seeds: int, path: Path) -> None:
+def figure(proof: str, found: dict[int, Result], path: Path) -> None:
     """Write the rollouts' success of each seed, means of five iterations, as an SVG."""
-    curves = [run.curve() for seed in range(seeds) if (run := Run(proof, seed)).finished]
     with matplotlib.rc_context({"svg.hashsalt": proof, "font.size": 8}):
         drawn = Figure(figsize=(4, 2.2), layout="constrained")
         axes = drawn.add_subplot()
-        for number, values in enumerate(curves):
+        for number, values in ((seed, each.curve) for seed, each in found.items()):
             smooth = np.convolve(values, np.ones(5) / 5, "valid") if len(values) >= 5 else np.array(values)
             axes.plot(np.arange(len(values) - len(smooth), len(values)) + 1, smooth, linewidth=1.2, label=f"seed {number}")
         axes.set(title=proof, xlabel="iteration", ylabel="success in rollouts", ylim=(0, 1))
@@ -154,24 +223,27 @@ def write(page: Path, seeds: int, failed: set[Run]) -> None:
     head = f"""# Learning proofs
 
 `python tools/prove_all.py --page docs/results/{page.name}`, last on {machine_line(fingerprint())}, {date.today():%d %B %Y}.
-It fills in this page, run after run, and keeps rows whose runs were on another machine or day, with
-their intervals: those of π₀ by PPO, RL Token and GRPO in text are older than the present method, and
-too narrow for several seeds.
+It fills in this page, run after run. What each seed did in each episode is stored in `learning/`, so
+rows join seeds of several machines and days. Rows of seeds that were not stored are kept: those of
+RL Token and GRPO in text have intervals by an older method, too narrow for several seeds.
 Evaluations are of the same episodes before and after. Training improves the sampled policy.
 Means over seeds have hierarchical bootstrap intervals of 95 % (seeds and episodes), as
 `rlinf-vla compare`; with one seed they say nothing of other seeds, and with two or three they cover
 the mean of all seeds in 86 to 100 % of simulations ([evaluation.md](../evaluation.md)).
 """
+    store = Store(page)
     kept = [line for line in page.read_text().splitlines() if line.startswith("| ")] if page.exists() else []
     lines, figures = [*HEAD], []
     for proof in PROOFS:
-        new = list(rows(proof, seeds, failed))
+        found = results(proof, seeds, store)
+        store.save(proof, found)
+        new = list(rows(proof, seeds, failed, store))
         old = [line for line in kept if line.startswith(f"| {proof} | ") and seeds_of(line) > seeds_of(new[0])]
         lines += old or new
         if seeds_of(lines[-1]):
             image = page.parent.parent / "images" / "learning" / f"{slug(proof)}.svg"
             if not old:
-                figure(proof, seeds, image)
+                figure(proof, found, image)
             figures += ["", f"![{proof}](../images/learning/{image.name})"]
     page.write_text("\n".join([head, *lines, *figures]) + "\n")
 
@@ -181,20 +253,22 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"proofs to run: {', '.join(map(slug, PROOFS))}; all by default")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--page", type=Path)
+    parser.add_argument("--missing", action="store_true", help="leave out seeds whose results are stored beside the page")
     given = parser.parse_args()
     if unknown := set(given.names) - set(map(slug, PROOFS)):
         parser.error(f"{', '.join(sorted(unknown))}: no such proof")
-    failed: set[Run] = set()
+    failed, store = set[Run](), Store(given.page)
     for seed in range(given.seeds):  # a first seed of each comes first
         for proof in PROOFS:
             run = Run(proof, seed)
-            if run.finished or (given.names and slug(proof) not in given.names):
+            stored = given.missing and seed in store.load(proof)
+            if run.finished or stored or (given.names and slug(proof) not in given.names):
                 continue
             try:
                 run.train()
             except subprocess.CalledProcessError:
                 failed.add(run)
-            print("\n".join(table(given.seeds, failed)), flush=True)
+            print("\n".join(table(given.seeds, failed, store)), flush=True)
             if given.page is not None:
                 write(given.page, given.seeds, failed)
     if given.page is not None:
