@@ -16,6 +16,7 @@ from rlinf_vla.benchmarks.update_measurements import Memory, UpdateMeasurements,
 from rlinf_vla.config.cluster import ClusterConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
+from rlinf_vla.core.devices import precompute_frozen
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.planner import work as counting
 from rlinf_vla.planner.accounting import kernels_of
@@ -23,7 +24,6 @@ from rlinf_vla.planner.memory import MemoryModel
 from rlinf_vla.planner.synthetic import synthetic_batch, with_frozen_weights
 from rlinf_vla.runtime import builders
 from rlinf_vla.runtime.local import InProcessFlow
-from rlinf_vla.runtime.on_policy_updater import precompute_frozen
 from rlinf_vla.telemetry.measurement import nbytes, saved_for_backward
 
 REPEATS = 3

@@ -135,10 +135,11 @@ class Store:
         document = json.loads(file.read_text())
         if document["keys"] != [*PROOFS[proof]]:
             return {}
-        return {
-            int(seed): Result(*({mode: listed(tasks) for mode, tasks in each[when].items()} for when in WHEN), each["curve"])
-            for seed, each in document["seeds"].items()
-        }
+        found = {}
+        for seed, each in document["seeds"].items():
+            before, after = ({mode: listed(tasks) for mode, tasks in each[when].items()} for when in WHEN)
+            found[int(seed)] = Result(before, after, each["curve"])
+        return found
 
     def save(self, proof: str, results: dict[int, Result]) -> None:
         if self._folder is None or not results:

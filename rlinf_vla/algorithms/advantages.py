@@ -22,7 +22,7 @@ def chunk_rewards(reward: Tensor, valid: Tensor, gamma: float, unit: str = "step
     ``sum_i gamma**i r_i`` and the discount ``gamma**n``, both ``[...]``. With ``unit="chunk"``,
     returns the plain sum and ``gamma`` (``gamma**0`` where nothing was executed).
     """
-    elapsed = torch.arange(reward.shape[-1], device=reward.device, dtype=reward.dtype)
+    elapsed = (valid.cumsum(-1) - 1).clamp(min=0).to(reward.dtype)  # with a deadline the first executed action may have any place
     duration = valid.sum(-1)
     if unit == "chunk":
         elapsed, duration = torch.zeros_like(elapsed), duration.clamp(max=1)

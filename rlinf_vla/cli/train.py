@@ -52,7 +52,7 @@ def run(config: DictConfig) -> None:
         preview.show(recipe)
         preview.require_nothing()
     with run_directory.locked(directory, config, checkpoint):
-        _train(recipe, directory, checkpoint, monitor)
+        _train(recipe, directory.absolute(), checkpoint and checkpoint.absolute(), monitor)  # workers may have another working directory
 
 
 def _train(recipe: Recipe, directory: Path, checkpoint: Path | None, monitor: PlanMonitor | None) -> None:
@@ -124,6 +124,7 @@ def _attempt(
             algorithm.check(runtime.env)
         settings = run_directory.saved_recipe(directory)
         metrics = stack.enter_context(MetricsLog(directory, done if checkpoint else -1, recipe.tracker, settings, console.say))
+        runtime.flow.progress = console.stage
         run = TrainingRun(recipe, algorithm, directory, runtime, console, metrics, monitor)
         supervised, evaluates = recipe.algorithm.family == SUPERVISED, recipe.evaluation.before_and_after
         if evaluates and not supervised and done == 0 and not run.evaluated("before", 0):
@@ -170,9 +171,8 @@ class TrainingRun:
 
     def train(self, done: int, interrupt: Interrupt) -> int:
         """Train from iteration ``done`` on; return the number of finished iterations."""
-        saved = done
+        saved, unsaid = done, True
         flow: BaseFlow = self.flow
-        unsaid = True
         flow.policy_version = done
 
         def progress(stage: str, fraction: float) -> None:
@@ -185,10 +185,13 @@ class TrainingRun:
         try:
             for iteration in range(done, self.recipe.iterations):
                 interrupt.check()
+                name, every = f"step_{done:06d}", self.recipe.evaluation.every
+                if every and done and done % every == 0 and not self.evaluated(name, done):  # after done iterations were saved
+                    self.evaluate(name, done)
                 started = time.perf_counter()
                 flow.begin(iteration)
                 self.algorithm.iteration(flow)
-                done = iteration + 1
+                done, flow.changed = iteration + 1, False
                 if unsaid and flow.parity is not None:
                     unsaid = False
                     self.console.say(flow.parity.report())
@@ -202,9 +205,6 @@ class TrainingRun:
                 if done % flow.metrics_every == 0:
                     self.metrics.write(done, flow.metrics)
                     flow.timeline.write(self.directory / RECORDED)
-                every = self.recipe.evaluation.every
-                if every and done % every == 0 and done < self.recipe.iterations:
-                    self.evaluate(f"step_{done:06d}", done)
                 if done % self.recipe.checkpoints.every == 0 or done == self.recipe.iterations or flow.will_leave():
                     self.save(done)
                     saved = done
@@ -234,7 +234,7 @@ class TrainingRun:
         self.flow.saved([_read_json(each / STATE) for each in complete_checkpoints(directory)])
 
     def evaluate(self, name: str, iteration: int) -> None:
-        runtime, stage, version = self.runtime, self.console.stage, self.flow.policy_version
+        runtime, stage, version = self.runtime, self.flow.progress, self.flow.policy_version
         if runtime.play is None:
             self._classify(name)
             return

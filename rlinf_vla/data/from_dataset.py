@@ -16,14 +16,14 @@ from rlinf_vla.algorithms.classifier import Frames
 from rlinf_vla.algorithms.off_policy import OffPolicyConfig
 from rlinf_vla.algorithms.sft import Demonstrations
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.core.devices import CPU, device_of, moved
+from rlinf_vla.core.devices import CPU, moved, precompute_frozen
 from rlinf_vla.core.protocols import EnvSpec, Learner, Policy, RewardModel, prepared
 from rlinf_vla.core.types import ACTED, ACTION, COST, DISCOUNT, REWARD, EpisodeRecords, Inputs, Observation
 from rlinf_vla.data import lerobot_format as form
 from rlinf_vla.data.lerobot_reader import Episode, LeRobotReader
 
 _AT_ONCE = 32
-"""Frames prepared per batch, so that an episode's images need not fit in memory at once."""
+"""Frames prepared or encoded at once, because an episode's may not fit in memory."""
 _UNITS = 1 + 1e-3
 """Bound on SAC's actions, which lie in [-1, 1], plus rounding errors."""
 
@@ -78,7 +78,8 @@ def dataset_transitions(policy: Policy, config: OffPolicyConfig) -> Iterator[Epi
     A dataset does not contain the observation after an episode's last action. If the episode
     terminated, that action is still a transition, with a discount of 0. If it was truncated, the
     last frame is an observation only. Terminated means ``next.done`` without ``next.truncated`` in
-    the last frame, or, if either column is missing, ``next.success`` there.
+    the last frame; if either column is missing, ``next.success`` there; and without that column
+    too, ``next.done`` with a positive reward, as LeRobot's recorder for HIL-SERL ends a success.
 
     Raises UserError if the dataset is unreadable or does not fit, or actions exceed [-1, 1].
     """
@@ -89,7 +90,7 @@ def dataset_transitions(policy: Policy, config: OffPolicyConfig) -> Iterator[Epi
         terminated = _terminated(episode)
         steps = len(episode) - (not terminated)
         if steps:
-            success = form.SUCCESS in ends and bool(episode.columns[form.SUCCESS].any())
+            success = bool(episode.columns[form.SUCCESS].any()) if form.SUCCESS in ends else terminated and form.TRUNCATED not in ends
             yield EpisodeRecords(_records(policy, source, episode, steps, terminated, config), success, steps)
 
 
@@ -97,7 +98,7 @@ def _terminated(episode: Episode) -> bool:
     last = {key: bool(values[-1]) for key, values in episode.columns.items() if key in (form.DONE, form.TRUNCATED, form.SUCCESS)}
     if form.DONE in last and form.TRUNCATED in last:
         return last[form.DONE] and not last[form.TRUNCATED]
-    return last.get(form.SUCCESS, False)
+    return last[form.SUCCESS] if form.SUCCESS in last else last.get(form.DONE, False) and float(episode.columns[form.REWARD][-1]) > 0
 
 
 def _records(policy: Policy, source: _Source, episode: Episode, steps: int, terminated: bool, config: OffPolicyConfig) -> dict[str, Tensor]:
@@ -121,7 +122,7 @@ def _records(policy: Policy, source: _Source, episode: Episode, steps: int, term
         call = torch.cat([call, torch.tensor([steps])])
         done = {name: torch.cat([value, torch.zeros_like(value[:1])]) for name, value in done.items()}
     inputs = {name: value[call] for name, value in source.inputs(episode).items()}
-    return moved(policy.precompute(moved(inputs, device_of(policy))), CPU) | done
+    return moved(precompute_frozen(policy, inputs, _AT_ONCE), CPU) | done
 
 
 class _Source:

@@ -19,6 +19,7 @@ from rlinf_vla.algorithms.on_policy import Batch, OnPolicy
 from rlinf_vla.algorithms.parity import FLOAT32, unit_of
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import ON_POLICY, Recipe
+from rlinf_vla.core.devices import precompute_frozen
 from rlinf_vla.core.protocols import Policy, prepared
 from rlinf_vla.core.types import Episodes
 from rlinf_vla.planner import synthetic
@@ -29,7 +30,7 @@ from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.rollout.split import head_weights
 from rlinf_vla.runtime import builders
 from rlinf_vla.runtime.machines import gpu_type, this_machine
-from rlinf_vla.runtime.on_policy_updater import OnPolicyUpdater, precompute_frozen
+from rlinf_vla.runtime.on_policy_updater import OnPolicyUpdater
 from rlinf_vla.telemetry.measurement import nbytes, saved_for_backward, synchronise
 from rlinf_vla.training.lora import merged_lora
 from rlinf_vla.training.trainer import Trainer

@@ -98,13 +98,9 @@ class Actor:
     def value(self, obs: Observation, wanted: Tensor) -> Tensor:
         """Return the critic's estimate where ``wanted``, else 0: float32 ``[B]``, on the CPU.
 
-        ``wanted``: bool ``[B]``, of at least one row. Blocks without such a row are left out. The
-        others are computed whole: the size of a matrix product and a row's place in it can change
-        its last bits, so gathered rows would get other values than among all. A block holds the
-        same environments in every plan, so all plans leave out the same ones.
+        ``wanted``: bool ``[B]``, of at least one row.
         """
-        blocks = wanted.split(self.settings.batch_size)
-        rows = torch.cat([block.any().expand(len(block)) for block in blocks]).nonzero()[:, 0]
+        rows = whole_blocks(wanted, self.settings.batch_size)
         found = torch.zeros(len(wanted))
         found[rows] = self.values(self.prepare(rows_of(obs, rows)))
         return torch.where(wanted, found, 0)
@@ -148,6 +144,16 @@ class Actor:
 
     def _value_block(self, tensors: Tensors) -> Tensors:
         return {"value": self.policy.value(self._features(tensors))}
+
+
+def whole_blocks(wanted: Tensor, size: int) -> Tensor:
+    """Return the rows, int64, of blocks of ``size`` rows in which any is ``wanted``, bool ``[B]``.
+
+    Blocks are computed whole: the size of a matrix product and a row's place in it can change its
+    last bits, so gathered rows would get other values than among all. A block holds the same
+    environments in every plan, so all plans leave out the same ones.
+    """
+    return torch.cat([block.any().expand(len(block)) for block in wanted.split(size)]).nonzero()[:, 0]
 
 
 def nbytes(tensors: Tensors) -> int:

@@ -157,8 +157,11 @@ class DeadlineEnv(WrappedEnv):
     def _spread(self, parts: Sequence[StepResult]) -> StepResult:
         """Return one result with the outcome of each action at its place in the chunk."""
         rows, found = torch.arange(len(self._place))[:, None], dict[str, Tensor]()
+        ended = torch.stack([each.done.cpu() for each in parts]).cumsum(0).bool()
+        before = ended.roll(1, 0)
+        before[0] = False  # a reward can end an episode that its simulator plays on, so later parts do not count
         for name in parts[0].outcome:
-            value = torch.cat([each.outcome[name].cpu() for each in parts], 1)
+            value = torch.cat([each.outcome[name].cpu() * ~over[:, None] for each, over in zip(parts, before, strict=True)], 1)
             found[name] = torch.zeros(self._shape, dtype=value.dtype)
             found[name][rows, self._place[:, : value.shape[1]]] = value
         return StepResult(self._late, **found).outcome_to(self.spec.device)

@@ -11,9 +11,10 @@ from torch import Tensor
 from rlinf_vla.algorithms.cost import EPISODE_COST
 from rlinf_vla.algorithms.feature_policy import ACTOR_OUTPUT, FEATURES
 from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.devices import precompute_frozen
 from rlinf_vla.core.protocols import Policy, VectorEnv, prepared
 from rlinf_vla.core.types import ACTED, ACTION, COST, DISCOUNT, REWARD, EpisodeRecords, Episodes
-from rlinf_vla.rollout.actor import Actor
+from rlinf_vla.rollout.actor import Actor, rows_of, whole_blocks
 from rlinf_vla.rollout.player import Call, EpisodeRows, Spans, play_episodes
 from rlinf_vla.rollout.scripted_actors import ExpertActor
 
@@ -48,7 +49,7 @@ def record_transitions(
         reward, discount = rewards(result.reward, result.valid)
         cost = torch.zeros_like(result.reward) if result.cost is None else result.cost
         latent = call.sample.latent
-        seen = {FEATURES: latent[FEATURES]} if FEATURES in latent else policy.precompute(call.inputs)
+        seen = {FEATURES: latent[FEATURES]} if FEATURES in latent else precompute_frozen(policy, call.inputs, actor.settings.batch_size)
         outcome = {
             ACTION: latent[ACTOR_OUTPUT],
             REWARD: reward,
@@ -59,8 +60,9 @@ def record_transitions(
         kept.add(index, seen | outcome)
         cut = done & ~terminated
         if bool(cut.any()):
-            last = policy.precompute(prepared(policy, result.observation))
-            kept.add(index, last | {name: torch.zeros_like(value) for name, value in outcome.items()}, cut)
+            rows = whole_blocks(cut, actor.settings.batch_size)
+            last = precompute_frozen(policy, prepared(policy, rows_of(result.observation, rows)), actor.settings.batch_size)
+            kept.add(index[rows], last | {name: torch.zeros_like(value[rows]) for name, value in outcome.items()}, cut[rows])
         for slot, number in enumerate(index.tolist()):
             if number >= 0:
                 found[number].success |= bool((result.success & result.valid)[slot].any())

@@ -58,9 +58,10 @@ def build_policy(recipe: Recipe, lora: bool = True) -> Policy:
         policy = model.load(directory, recipe.model.options)
     if lora:
         add_lora(policy, recipe.model.lora, recipe.seed)
+    base = policy
     if recipe.algorithm.name != NO_ALGORITHM:
         policy = build_algorithm(recipe).wrap(policy, recipe.seed)
-    load_heads(policy, directory)
+    load_heads(policy, directory, base)
     if recipe.cluster.gradient_checkpointing:
         from rlinf_vla.training.gradient_checkpointing import checkpoint_blocks
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from rlinf_vla.algorithms.on_policy import Batch, OnPolicy, OnPolicyConfig
 from rlinf_vla.algorithms.parity import FLOAT32, Parity, parity_errors, unit_of
-from rlinf_vla.core.devices import CPU, device_of, moved
+from rlinf_vla.core.devices import device_of, precompute_frozen
 from rlinf_vla.core.protocols import Policy
-from rlinf_vla.core.types import Inputs, Trajectory, flattened
+from rlinf_vla.core.types import Trajectory, flattened
 from rlinf_vla.training.ranks import Rows, map_rows, minibatches, rows_of_rank, world_size
 from rlinf_vla.training.trainer import ExtraLoss, Trainer
 
@@ -131,22 +131,3 @@ class OnPolicyUpdater:
             return [ExtraLoss(replace(batch, draws=place * size + torch.arange(size)), loss, config.sft_coef)]
 
         return terms
-
-
-@torch.no_grad()
-def precompute_frozen(policy: Policy, inputs: Inputs, rows: int, wanted: Tensor | None = None) -> Inputs:
-    """Apply ``policy.precompute`` to ``inputs``, ``rows`` rows at a time.
-
-    ``wanted``: rows to compute (int64), all by default; other rows of the result are undefined.
-    """
-    first = next(iter(inputs.values()))
-    wanted = torch.arange(len(first)) if wanted is None else wanted
-    result: Inputs = {}
-    for index in wanted.split(rows):
-        part = moved({name: value[index] for name, value in inputs.items()}, device_of(policy))
-        found = policy.precompute(part)
-        if found is part:
-            return inputs
-        for name, value in moved(found, CPU).items():
-            result.setdefault(name, value.new_empty(len(first), *value.shape[1:]))[index] = value
-    return result

@@ -56,6 +56,8 @@ def save_checkpoint(
     moments = trainer.state()
     if rank() != 0:
         return final
+    for partial in directory.glob(".step_*"):  # of processes that were killed while they wrote
+        shutil.rmtree(partial, ignore_errors=True)
     with replacing_directory(final) as aside:
         if backbone is not None:
             save_adapter(backbone, factors, aside / ADAPTER)
@@ -83,7 +85,7 @@ def load_checkpoint(checkpoint: Path, policy: Learner, trainer: Trainer | None =
     if isinstance(policy, Policy) and policy.elsewhere is not None:
         _load_head(checkpoint, policy, adapted)
         return json.loads((checkpoint / STATE).read_text())
-    if adapted != any(is_lora(name) for name, _ in policy.named_parameters()):
+    if adapted != any(is_lora(name) and p.requires_grad for name, p in policy.named_parameters()):
         how = "with" if adapted else "without"
         raise UserError(f"{checkpoint} was trained {how} LoRA, unlike model.lora.rank: use the recipe of its run")
     with torch.no_grad():
@@ -124,13 +126,17 @@ def save_heads(policy: Policy, directory: Path) -> None:
     write_tensors(_heads(policy), directory / HEADS)
 
 
-def load_heads(policy: Policy, directory: Path) -> None:
-    """Load the heads in ``directory``, if any. Raises UserError if they belong to another model."""
+def load_heads(policy: Policy, directory: Path, base: Policy | None = None) -> None:
+    """Load the heads in ``directory``, if any, of ``policy`` or of the ``base`` that it wraps.
+
+    Raises UserError if they belong to another model.
+    """
     if not (directory / HEADS).exists():
         return
     with torch.no_grad():
         stored = read_tensors(directory / HEADS, "copy it again, or delete it to begin with fresh heads")
-        copy_all(stored, _heads(policy), directory / HEADS)
+        of_base = base is not None and stored.keys() == _heads(base).keys()
+        copy_all(stored, _heads(base if base is not None and of_base else policy), directory / HEADS)
 
 
 def _heads(policy: Policy) -> dict[str, Tensor]:

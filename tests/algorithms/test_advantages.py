@@ -82,6 +82,13 @@ def test_chunk_rewards_are_discounted_per_executed_step_or_per_chunk(rollouts: T
     assert_close(discount, [[worth for _, worth in row] for row in expected])
 
 
+def test_a_chunk_that_arrives_late_is_discounted_from_its_first_executed_step() -> None:
+    """With a deadline the first executed action has the place of the delay."""
+    valid = torch.tensor([[False, False, True, True, False], [True, True, False, False, False]])
+    reward, discount = chunk_rewards(torch.tensor([[9.0, 9, 1, 2, 9], [1.0, 2, 9, 9, 9]]), valid, 0.5)
+    assert reward.tolist() == [2.0, 2.0] and discount.tolist() == [0.25, 0.25]
+
+
 def test_a_chunk_in_which_nothing_was_executed_discounts_nothing() -> None:
     nothing = torch.zeros(1, 3)
     for unit in GAMMA_UNITS:

@@ -145,3 +145,19 @@ def test_below_nohup_a_closed_terminal_is_ignored(start: Start, counting: Counti
     finally:
         program.kill()
         program.communicate()
+
+
+def test_a_signal_during_an_evaluation_keeps_the_iterations_before_it(start: Start, counting: Counting, tmp_path: Path) -> None:
+    """The evaluation is made again on resume."""
+    keys = ("run_dir=run", "iterations=3", "evaluation.before_and_after=false", "evaluation.every=1", "checkpoints.every=100")
+    program = start(counting.arguments("train", "counting_ppo", *keys, "episodes=100000"))
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= 1, program)
+    program.send_signal(signal.SIGTERM)
+    out, _ = program.communicate(timeout=250)
+    assert program.returncode == 128 + signal.SIGTERM and "stopped after iteration 1" in out
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step_000001"]
+    program = start(counting.arguments("train", "counting_ppo", *keys, "episodes=2", "resume=auto"))
+    out, err = program.communicate(timeout=250)
+    assert program.returncode == 0, err
+    assert sorted(path.name for path in (tmp_path / "run" / "evaluation").iterdir()) == ["step_000001.json", "step_000002.json"]

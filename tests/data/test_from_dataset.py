@@ -160,7 +160,8 @@ def recording(directory: Path, rewards: list[float], flags: dict[str, list[bool]
     ("flags", "terminated"),
     [
         ({}, False),
-        ({form.DONE: True}, False),
+        ({form.DONE: True}, True),  # as LeRobot's HIL-SERL: the last action was rewarded
+        ({form.DONE: False}, False),
         ({form.SUCCESS: True}, True),
         ({form.SUCCESS: False, form.DONE: True}, False),
         ({form.DONE: True, form.TRUNCATED: True, form.SUCCESS: True}, False),
@@ -178,6 +179,16 @@ def test_chunks_and_ends(tmp_path: Path, flags: dict[str, bool], terminated: boo
     else:
         assert found.steps == 4 and records[ACTED].tolist() == [True, True, False]
         assert records[REWARD].tolist() == [2, 5, 0] and records[DISCOUNT].tolist() == [0.25, 0.25, 0]
+
+
+def test_without_other_columns_an_end_with_a_reward_is_a_success(tmp_path: Path) -> None:
+    """LeRobot's recorder for HIL-SERL writes next.done for success and for a time limit alike."""
+    for name, last, success in (("won", 1.0, True), ("lost", 0.0, False)):
+        config = recording(tmp_path / name, [0, 0, last], {form.DONE: [False, False, True]})
+        (found,) = dataset_transitions(Sees(state_dim=0), config)
+        assert found.success == success and float(found.records[REWARD].sum()) == last
+        assert found.records[DISCOUNT].tolist() == [0.5, 0.5, 0]
+        assert found.records[ACTED].tolist() == ([True] * 3 if success else [True, True, False])
 
 
 def test_a_truncated_episode_of_one_frame_gives_no_transition(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import check_values
+from rlinf_vla.core.devices import precompute_frozen
 from rlinf_vla.core.types import ActionSample
 from rlinf_vla.models.pi0.network import Pi0Network
 from rlinf_vla.models.pi0.policy import Pi0Options, Pi0Policy
-from rlinf_vla.runtime.on_policy_updater import precompute_frozen
 from rlinf_vla.testing.policy import PolicyConformance
 from rlinf_vla.testing.policy_calls import act, gradients, observations
 from tests.models.frozen_part import assert_computed_once

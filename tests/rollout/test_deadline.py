@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,8 @@ from rlinf_vla.core.protocols import EnvSpec, ToolUnits, VectorEnv
 from rlinf_vla.core.types import Episodes, Observation, StepResult
 from rlinf_vla.realworld.inference import Chunk, Request
 from rlinf_vla.rollout.deadline import OPEN, Deadline, DeadlineEnv, deadline_of
+from rlinf_vla.rollout.reward_shaping import RewardedEnv, RewardShaper
+from rlinf_vla.testing.toy_env import CounterWorld
 from tests.realworld.control import Cell
 from tests.rollout.walk import Walk
 
@@ -144,6 +147,24 @@ def test_a_constant_delay_gives_the_actions_of_the_control_loop(delay: int) -> N
         assert executed[first : first + 2 * horizon] == [
             (observed + call * horizon, delay + place) for call in range(2) for place in range(horizon)
         ]
+
+
+def test_nothing_counts_after_a_reward_has_ended_an_episode() -> None:
+    """The simulator below the reward plays on, as it does not know."""
+
+    def won_once_moved(seen: Observation, actions: Tensor, result: StepResult) -> StepResult:
+        last = result.valid & (result.valid.cumsum(1) == result.valid.sum(1, keepdim=True))
+        won = last & (result.observation.state[:, :1] >= 1)
+        return replace(result, reward=won.float(), terminated=result.terminated | won)
+
+    world = RewardedEnv(CounterWorld(2, 50, ends_at_goal=False, tool_m=0.01), RewardShaper(won_once_moved))
+    env, seed = DeadlineEnv(world, Deadline((2,), 4), 0), torch.tensor([3, 3])
+    env.reset(Episodes.first_attempts(torch.zeros_like(seed), seed))
+    actions = torch.zeros(2, 6, 4)
+    actions[0, :, 0] = 1
+    result = env.step(actions)  # the first part are two steps
+    assert result.valid.int().tolist() == [[1, 1, 0, 0, 0, 0], [1, 1, 1, 1, 0, 0]]
+    assert result.reward.tolist() == [[0, 1, 0, 0, 0, 0], [0] * 6] and result.terminated.sum(1).tolist() == [1, 0]
 
 
 def test_the_arm_is_held_where_a_chunk_is_dropped() -> None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 
 from rlinf_vla.algorithms.advantages import GAMMA_UNITS, chunk_rewards
-from rlinf_vla.algorithms.sac import SACConfig
-from rlinf_vla.core.types import EpisodeRecords, Episodes
+from rlinf_vla.algorithms.sac import SAC, SACConfig
+from rlinf_vla.core.types import EpisodeRecords, Episodes, Inputs
 from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.rollout.transitions import record_transitions, transition_metrics
 from rlinf_vla.telemetry.timeline import Timeline
-from tests.rollout.walk import Walk, tabular
+from tests.rollout.walk import Places, Walk, tabular
 
 REWARDS = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
 GAMMA = 0.5
@@ -49,6 +50,23 @@ def test_each_chunk_is_a_record_and_truncation_adds_the_final_observation(termin
     assert episode.steps == 5 and not episode.success
     assert records["action"].shape[1:] == (2, 1) and records["action"].abs().max() <= 1
     assert len(records["action"][:3].flatten().unique()) == 6, "all actions differ"
+
+
+def test_a_frozen_backbone_gets_blocks_of_the_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where episodes were cut."""
+    policy = SAC(SACConfig(critics=2, hidden=8, frozen_backbone=True)).wrap(Places(len(REWARDS), 1), 0)
+    sizes, original = list[int](), policy.base.encode
+
+    def encode(inputs: Inputs) -> Any:
+        sizes.append(len(next(iter(inputs.values()))))
+        return original(inputs)
+
+    monkeypatch.setattr(policy.base, "encode", encode)
+    seed = torch.arange(6)
+    episodes = Episodes.first_attempts(torch.zeros_like(seed), seed)
+    rewards = partial(chunk_rewards, gamma=GAMMA)
+    record_transitions(policy, Actor(policy, Settings(0, 1.0, 2)), [Walk(REWARDS, 5, 6)], episodes, rewards, False, Timeline())
+    assert sizes == [2] * (3 * 5 + 3)
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7])

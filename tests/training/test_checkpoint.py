@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rlinf_vla.algorithms.base import OptimizerConfig
+from rlinf_vla.algorithms.sac import SAC, SACConfig
 from rlinf_vla.algorithms.sft import Demonstrations, imitation_loss
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import LoraOptions
@@ -25,7 +26,7 @@ from rlinf_vla.rollout.noise import imitation_noise
 from rlinf_vla.testing.policy_calls import observations
 from rlinf_vla.training import checkpoint as checkpoints
 from rlinf_vla.training import lora
-from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
+from rlinf_vla.training.checkpoint import load_checkpoint, load_heads, save_checkpoint, save_heads
 from rlinf_vla.training.checkpoint_files import complete_checkpoints, verify
 from rlinf_vla.training.lora import add_lora
 from rlinf_vla.training.trainer import Trainer
@@ -114,6 +115,49 @@ def test_the_newest_are_kept(model: Path, tmp_path: Path) -> None:
         save(tmp_path, policy, trainer, iteration, keep=2)
     assert names(tmp_path) == ["step_000009", "step_000010"]
     assert complete_checkpoints(tmp_path) == [tmp_path / "step_000009", tmp_path / "step_000010"]
+
+
+def test_what_a_killed_writer_left_is_removed_by_the_next(model: Path, tmp_path: Path) -> None:
+    partial_copy = tmp_path / ".step_000001.4194305"
+    partial_copy.mkdir()
+    (partial_copy / "heads.safetensors").write_bytes(b"half of it")
+    save(tmp_path, *trained(model), iteration=2)
+    assert names(tmp_path) == ["step_000002"]
+
+
+def frozen(model: Path, rank: int) -> tuple[Policy, Trainer]:
+    algorithm = SAC(SACConfig(frozen_backbone=True, hidden=8, critics=2))
+    policy = tiny(directory=model, seed=0)
+    add_lora(policy, LoraOptions(rank=rank), 0)
+    wrapped = algorithm.wrap(policy, 0)
+    return wrapped, Trainer(wrapped, algorithm, 4)
+
+
+def test_adapters_of_a_frozen_backbone_belong_to_the_model(model: Path, tmp_path: Path) -> None:
+    """They are not trained, so a checkpoint has none."""
+    policy, trainer = frozen(model, rank=4)
+    written = save(tmp_path, policy, trainer, 1)
+    assert "adapter" not in names(written)
+    again, its_trainer = frozen(model, rank=4)
+    assert load_checkpoint(written, again, its_trainer)["iteration"] == 1
+
+
+def test_an_exported_policy_may_start_another_algorithm(model: Path, tmp_path: Path) -> None:
+    """Its heads belong to the policy that the algorithm's networks are put on."""
+    exported = tiny(directory=model, seed=0)
+    with torch.no_grad():
+        next(exported.value_head.parameters()).fill_(0.5)
+    save_heads(exported, tmp_path)
+    base = tiny(directory=model, seed=0)
+    wrapped = SAC(SACConfig(frozen_backbone=True, hidden=8, critics=2)).wrap(base, 0)
+    before = {name: value.clone() for name, value in wrapped.actor.state_dict().items()}
+    load_heads(wrapped, tmp_path, base)
+    assert bool((next(base.value_head.parameters()) == 0.5).all())
+    assert_same(wrapped.actor.state_dict(), before)
+    save_heads(wrapped, tmp_path)
+    load_heads(frozen(model, 0)[0], tmp_path, base)
+    with pytest.raises(UserError, match="does not fit this model"):
+        load_heads(base, tmp_path)
 
 
 def test_the_newest_has_the_highest_number(model: Path, tmp_path: Path) -> None:

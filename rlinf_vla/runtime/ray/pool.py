@@ -30,10 +30,11 @@ class WorkerLost(Exception):
     """A worker died or did not answer in time."""
 
 
-def wait(actor: Any, refs: Sequence[Any], cluster: ClusterConfig, what: str) -> list[Any]:
+def wait(actor: Any, refs: Sequence[Any], cluster: ClusterConfig, what: str, unless: Sequence[Any] = ()) -> list[Any]:
     """Return the values of ``refs``, which ``actor`` computes within the times of ``cluster``.
 
-    Raises WorkerLost, ShardLost, or the error of the work itself.
+    Returns nothing as soon as one of ``unless`` is ready before them. Raises WorkerLost, ShardLost,
+    or the error of the work itself.
     """
     import ray
     from ray import exceptions
@@ -47,6 +48,8 @@ def wait(actor: Any, refs: Sequence[Any], cluster: ClusterConfig, what: str) -> 
             ready, _ = ray.wait(refs, num_returns=len(refs), timeout=cluster.heartbeat_s / 4, fetch_local=False)
             if len(ready) == len(refs):
                 return list(ray.get(refs, timeout=cluster.heartbeat_s))
+            if unless and ray.wait(list(unless), timeout=0)[0]:
+                return []
             now = time.monotonic()
             if now > deadline:
                 raise WorkerLost(f"{what} took more than {cluster.call_timeout_s:g} s")

@@ -169,14 +169,23 @@ class Trainers:
 
         Raises TrainerLost.
         """
+        import ray
+
         with self._order:  # several threads call, and collectives need the same order of calls on all ranks
             refs = [getattr(actor, method).options(num_returns=returns).remote(*arguments) for actor in self.actors]
         refs = refs if returns > 1 else [[ref] for ref in refs]
+        waiting, found = {rank: each[0] for rank, each in enumerate(refs)}, dict[int, list[Any]]()
         try:
-            return [
-                [*wait(actor, each[:1], self._patience, f"trainer {rank}"), *each[1:]]
-                for rank, (actor, each) in enumerate(zip(self.actors, refs, strict=True))
-            ]
+            while waiting:  # for the rank that is ready first, because the others wait for one that was lost
+                ready = ray.wait(list(waiting.values()), timeout=0)[0]
+                rank = next((rank for rank, ref in waiting.items() if ref in ready), min(waiting))
+                ref = waiting.pop(rank)
+                values = wait(self.actors[rank], [ref], self._patience, f"trainer {rank}", list(waiting.values()))
+                if values:
+                    found[rank] = [*values, *refs[rank][1:]]
+                else:
+                    waiting[rank] = ref
+            return [found[rank] for rank in range(len(refs))]
         except WorkerLost as loss:
             raise TrainerLost(str(loss)) from loss
         except Exception as error:

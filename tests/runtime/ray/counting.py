@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
@@ -30,7 +33,7 @@ from rlinf_vla.runtime.machines import Cluster
 from rlinf_vla.runtime.ray.flow import RayFlow
 from rlinf_vla.runtime.ray.open import launch_workers
 from rlinf_vla.runtime.ray.places import Role, roles_of
-from rlinf_vla.runtime.ray.worker import Builders
+from rlinf_vla.runtime.ray.worker import Builders, WorkerInfo
 from rlinf_vla.testing.toy_env import groups
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from rlinf_vla.training.lora import add_lora
@@ -208,3 +211,19 @@ def with_staleness(recipe: Recipe, staleness: int) -> Recipe:
 
 def _without_resampling(recipe: Recipe) -> dict[str, int]:
     return {"resample": 0} if isinstance(recipe.config, GRPOConfig) else {}
+
+
+class Rank:
+    """A trainer rank of which one dies in an update, while the other waits for it without end, as in a collective of NCCL."""
+
+    def ping(self) -> None:
+        """Answer a health check."""
+
+    def meeting_point(self) -> str:
+        return "nowhere"
+
+    def ready(self, place: str, ranks: int) -> WorkerInfo:
+        return WorkerInfo(os.getpid(), "127.0.0.1", "node", None)
+
+    def update(self, dying: int) -> None:
+        os.kill(os.getpid(), signal.SIGKILL) if os.getpid() == dying else threading.Event().wait()

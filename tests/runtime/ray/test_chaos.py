@@ -17,8 +17,8 @@ import torch
 
 from rlinf_vla.runtime.ray.flow import RayFlow
 from rlinf_vla.runtime.ray.pool import Pool
-from rlinf_vla.runtime.ray.trainer_workers import TrainerLost
-from tests.runtime.ray.counting import CLUSTER, GRPO_CONFIG, PPO_CONFIG, Recipe, algorithm, in_process, iterate, on_ray, trained
+from rlinf_vla.runtime.ray.trainer_workers import TrainerLost, Trainers
+from tests.runtime.ray.counting import CLUSTER, GRPO_CONFIG, PPO_CONFIG, Rank, Recipe, algorithm, in_process, iterate, on_ray, trained
 
 EVENTS = int(os.environ.get("CHAOS_EVENTS", "8"))
 """``make chaos`` makes it 200."""
@@ -144,3 +144,15 @@ def test_a_lost_trainer_is_reported(cluster: None) -> None:
         os.kill(flow.trainers.worker_info.pid, signal.SIGKILL)
         with pytest.raises(TrainerLost, match="trainer 0 was lost"):
             iterate(flow, recipe)
+
+
+@pytest.mark.timeout(120)
+def test_a_lost_rank_is_noticed_while_the_first_waits_for_it(cluster: None) -> None:
+    import ray
+
+    actors = [ray.remote(num_cpus=0, concurrency_groups={"health": 1})(Rank).remote() for _ in range(2)]
+    trainers = Trainers(actors, CLUSTER)
+    (_,), (second,) = trainers.call("ready", "nowhere", 2)
+    with pytest.raises(TrainerLost, match="trainer 1 was lost"):
+        trainers.call("update", second.pid)
+    trainers.close()
