@@ -105,14 +105,14 @@ class Machine:
     """``copies`` machines with the same use.
 
     ``rollout``, ``trainers``: device of each worker, a GPU index, or 0 for the cores without GPUs.
-    ``numbers``: of the rollout workers on the first of the machines, among all of the plan.
+    ``numbers``: of each of its workers, its number among all of the plan on each of the machines.
     """
 
     node: NodeConfig
     copies: int
     rollout: tuple[int, ...]
     trainers: tuple[int, ...]
-    numbers: tuple[int, ...]
+    numbers: tuple[tuple[int, ...], ...]
 
 
 def place(plan: Plan, cluster: Cluster) -> tuple[Machine, ...]:
@@ -123,10 +123,11 @@ def place(plan: Plan, cluster: Cluster) -> tuple[Machine, ...]:
         rollout, trainers = (tuple(slot.device for slot in role if slot.machine == index) for role in roles)
         if not rollout and not trainers:
             continue
+        numbers = tuple((number,) for number, slot in enumerate(roles[0]) if slot.machine == index)
         if found and (found[-1].node, found[-1].rollout, found[-1].trainers) == (node, rollout, trainers):
-            found[-1] = replace(found[-1], copies=found[-1].copies + 1)
+            numbers = tuple((*others, *this) for others, this in zip(found[-1].numbers, numbers, strict=True))
+            found[-1] = replace(found[-1], copies=found[-1].copies + 1, numbers=numbers)
         else:
-            numbers = tuple(number for number, slot in enumerate(roles[0]) if slot.machine == index)
             found.append(Machine(node, 1, rollout, trainers, numbers))
     return tuple(found)
 

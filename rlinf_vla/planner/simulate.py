@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from math import gcd
 from typing import Any
 
@@ -75,11 +76,19 @@ def passes(profile: Profile, operation: str, plan: Plan, rows: float) -> float:
 
 @dataclass(frozen=True)
 class _Shard:
-    """ready: task after which the shard is available; rows: policy calls in all its ``copies``."""
+    """A shard of a worker, and those that its equals on other machines finish at the same time.
+
+    ready: task after which they are available. rows: policy calls in all of them. parts: the listed
+    episodes of each.
+    """
 
     ready: int
     rows: float
-    copies: int = 1
+    parts: tuple[range, ...]
+
+    @property
+    def copies(self) -> int:
+        return len(self.parts)
 
 
 class _Simulation:
@@ -108,17 +117,18 @@ class _Simulation:
         plan, found = self.plan, list[Worker]()
         size = self.workload.envs // (plan.rollout_workers * plan.pipeline_depth)
         for host, machine in zip(self.hosts, self.machines, strict=True):
-            for number, device in zip(machine.numbers, machine.rollout, strict=True):
-                name = "" if self.single else f"rollout {number} "
+            for numbers, device in zip(machine.numbers, machine.rollout, strict=True):
+                name = "" if self.single else f"rollout {numbers[0]} "
                 count = processes(plan, self.workload, host.node)
                 backbone = self.trainers[0] if plan.split == "head" else None
                 rewards = self.workload.rewarded and not plan.reward_workers
-                found.append(Worker(host, device, name, size, count, backbone, rewards))
+                found.append(Worker(host, device, numbers, name, size, count, backbone, rewards))
         return found
 
     def iteration(self, index: int) -> int:
         """Add the tasks of iteration ``index``; return the last of them."""
-        shards = [shard for number, worker in enumerate(self.workers) for shard in self._collect(index, number, worker)]
+        shards = [shard for worker in self.workers for shard in self._collect(index, worker)]
+        shards.sort(key=lambda shard: shard.parts[0].start)  # the order in which updates take them
         if self.workload.rewarded and self.plan.reward_workers:
             shards = self._stage("reward", shards, self.plan.reward_workers)
         if "reference" in self.graph:
@@ -129,7 +139,7 @@ class _Simulation:
             updated = self._update(part, whole)
         return self._publish(updated)
 
-    def _collect(self, index: int, number: int, worker: Worker) -> list[_Shard]:
+    def _collect(self, index: int, worker: Worker) -> list[_Shard]:
         """Add a worker's rollout, after its previous one and the arrival of the weights."""
         workload, host, tasks = self.workload, worker.host, self.tasks
         before = [self.thread, self.free.get(worker.prefix, -1)]
@@ -138,15 +148,19 @@ class _Simulation:
         load = host.profile.cost("merge").fixed + host.profile.cost("publish").fixed * (not self.single)
         ready = tasks.run(host, "merge", f"{worker.prefix}policy", worker.device, load, before, name="merge" if self.single else "load")
         workers, depth, found = self.plan.rollout_workers, self.plan.pipeline_depth, list[_Shard]()
-        parts = workload.parts(None if self.single else workers)
-        for part in parts[number::workers] if workload.calls is None else [range(0)]:
+        parts = workload.parts(None if self.single else workers) if workload.calls is None else [range(0)] * workers
+        for first in range(0, len(parts), workers):
+            mine = tuple(parts[first + number] for number in worker.numbers if first + number < len(parts))
+            if not mine:
+                break
             if workload.calls is None:
-                groups, rows = listed_rounds(workload, part, worker.size, depth), workload.calls_of(part)
+                groups, rows = listed_rounds(workload, mine[0], worker.size, depth), sum(map(workload.calls_of, mine))
             else:
                 size = worker.size * depth
-                groups, rows = slot_rounds(workload, number * size, worker.size, depth), size * workload.calls
-            ready = tasks.wait(worker.play(tasks, workload, groups, [ready]))
-            found.append(_Shard(ready, host.copies * rows, host.copies))
+                groups, rows = slot_rounds(workload, worker.numbers[0] * size, worker.size, depth), len(mine) * size * workload.calls
+            playing = replace(worker, host=replace(host, copies=len(mine)))
+            ready = tasks.wait(playing.play(tasks, workload, groups, [ready]))
+            found.append(_Shard(ready, rows, mine))
         self.free[worker.prefix] = ready
         self.thread = ready if self.single else -1
         return found if self.single else [self._delivered(host, shard) for shard in found]
@@ -157,8 +171,8 @@ class _Simulation:
         The other machines with ranks read it at the same time, over their own links.
         """
         size, head = shard.rows * host.profile.bytes.call, self.head
-        ready = self.tasks.wait([shard.ready], host.latency + size / host.copies / STORE, "trajectories", "network")
-        away = size * (1 - (host.index == head.index) / host.copies)
+        ready = self.tasks.wait([shard.ready], host.latency + size / shard.copies / STORE, "trajectories", "network")
+        away = size * (1 - (host.index == head.index) / shard.copies)
         ready = self.tasks.add("trajectories", "network", head.link, head.transfer(away), [ready])
         return replace(shard, ready=ready)
 

@@ -73,6 +73,7 @@ class Tasks:
 class Worker:
     """One rollout worker.
 
+    numbers: among all of the plan, of it and of its equals on the other machines of ``host``.
     prefix: of its track names. processes: simulator processes per environment group.
     backbone: (host, device) of a split policy's backbone; None: the policy is whole.
     rewards: the worker computes the recipe's reward.
@@ -80,6 +81,7 @@ class Worker:
 
     host: Host
     device: int
+    numbers: tuple[int, ...]
     prefix: str
     size: int
     processes: int

@@ -32,7 +32,7 @@ def test_placement_of_roles_on_gpus() -> None:
 
 def test_workers_have_the_numbers_that_the_runtime_gives_them() -> None:
     machines = place(ray("hybrid", 6, 1), cluster(3, **GPUS))
-    assert [(machine.copies, machine.numbers) for machine in machines] == [(1, (0, 1)), (2, (2, 3))]
+    assert [(machine.copies, machine.numbers) for machine in machines] == [(1, ((0,), (1,))), (2, ((2, 4), (3, 5)))]
     mixed = Cluster("mixed", (NodeConfig("some", gpus=2, gpu="fast"), NodeConfig("others", gpus=2, gpu="other")))
     known = {"fast": profile("fast"), "other": profile("other")}
     spans = simulate(problem(workload(), mixed, known), ray("hybrid", 4, 1)).spans

@@ -192,6 +192,20 @@ def test_machines_with_the_same_use_are_simulated_once() -> None:
     assert len({span.track for span in four.spans}) <= len({span.track for span in one.spans}) + 1
 
 
+@pytest.mark.parametrize("count", [1, 2, 4, 8])
+@pytest.mark.parametrize("listed", [8, 16, 24, 64, 88])
+def test_only_listed_episodes_are_simulated(count: int, listed: int) -> None:
+    """Also where some workers of a machine have fewer parts than its first ones, or none."""
+    costs = COSTS | {"update": Cost(0.0, 0.01), "optimise": Cost()}
+    load = workload(envs=32, calls=None, listed=listed, attempts=8, critic=False)
+    plan = Plan("ray", "disaggregated", rollout_workers=2 * count, trainer_ranks=2)
+    known = on_gpu("fast", operations=costs, bytes=replace(LIGHT, call=1e6))
+    found = played(plan, load, known, count=count + 1, gpus=2, network_gbps=0.008)
+    rows = 4 * listed
+    assert found.critical["the update"] == pytest.approx(rows * 0.01 / 2)
+    assert found.utilisation["node 0: network"] * found.seconds == pytest.approx(rows * 1.0), "trajectories, a second each"
+
+
 # properties of every plan
 
 NUMBERS = st.floats(0.0, 1.0)
