@@ -38,6 +38,11 @@ HEAD = Matches(r"[^\s/]+:\d{1,5}", "HOST:PORT of the cluster's head, as `ray sta
 THIS = "this machine"
 
 
+def streams(streaming: bool, offload: bool) -> bool:
+    """Whether shards are passed on as they arrive: where roles take turns, each ends first."""
+    return streaming and not offload
+
+
 @dataclass
 class NodeConfig:
     """One type of machine in a cluster; an entry of recipe node ``cluster.nodes``."""

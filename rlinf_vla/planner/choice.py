@@ -203,8 +203,8 @@ def least_seconds(problem: Problem, plan: Plan) -> float:
     rollout = least_rollout_seconds(problem, plan)
     update = max(_update(problem, plan, machine) for machine in place(plan, problem.cluster))
     overlaps = any(edge.source == "publish" and edge.lag > 1 for edge in problem.graph.edges)
-    streams = plan.streaming and problem.graph.streams_into("update")
-    return max(rollout, update) if plan.runtime != IN_PROCESS and (overlaps or streams) else rollout + update
+    streams = plan.streams and problem.graph.streams_into("update")
+    return max(rollout, update) if streams or (overlaps and plan.runtime != IN_PROCESS) else rollout + update
 
 
 def least_rollout_seconds(problem: Problem, plan: Plan) -> float:

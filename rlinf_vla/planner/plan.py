@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rlinf_vla.config.cluster import COLLOCATED, GIVEN, IN_PROCESS, NodeConfig
+from rlinf_vla.config.cluster import COLLOCATED, GIVEN, IN_PROCESS, NodeConfig, streams
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.planner.graph import Graph
 from rlinf_vla.planner.profile import Bytes, Profile
@@ -51,6 +51,11 @@ class Plan:
     offload: bool = False
     """Move idle weights out of the memory of a device that roles share."""
 
+    @property
+    def streams(self) -> bool:
+        """Whether an operation may begin before the one before it has ended."""
+        return self.runtime != IN_PROCESS and streams(self.streaming, self.offload)
+
     def keys(self) -> dict[str, Any]:
         """Return the recipe keys that make a run follow this plan."""
         keys = {f"cluster.{key}": getattr(self, key) for key in IN_CLUSTER}
@@ -67,7 +72,7 @@ class Plan:
         parts = [f"Ray, {self.placement}", f"{_count(self.rollout_workers, 'rollout worker')} of {groups}"]
         parts += [_count(n, f"{kind} worker") for kind, n in (("reward", self.reward_workers), ("reference", self.reference_workers)) if n]
         parts += [_count(self.trainer_ranks, "trainer rank"), f"micro-batches of {self.micro_batch_size}"]
-        parts += ["streaming" if self.streaming else "without streaming"]
+        parts += ["streaming" if self.streams else "without streaming"]
         parts += ["backbone with the trainer"] * (self.split == "head") + ["idle weights off-loaded"] * self.offload
         return ", ".join(parts)
 

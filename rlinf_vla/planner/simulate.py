@@ -134,7 +134,7 @@ class _Simulation:
         if "reference" in self.graph:
             shards = self._stage("reference", shards, self.plan.reference_workers)
         whole = self.workload.groups_per_step is not None
-        streams = self.graph.streams_into("update") and self.plan.streaming and not self.single
+        streams = self.graph.streams_into("update") and self.plan.streams
         for part in [[shard] for shard in shards] if streams else [shards]:
             updated = self._update(part, whole)
         return self._publish(updated)
@@ -181,7 +181,7 @@ class _Simulation:
 
         Without workers, the trainer ranks share the rows of each shard.
         """
-        everything = [] if self.plan.streaming else [self.tasks.wait([shard.ready for shard in shards])]
+        everything = [] if self.plan.streams else [self.tasks.wait([shard.ready for shard in shards])]
         found = []
         for index, shard in enumerate(shards):
             number = index % min(workers, len(shards)) if workers else 0

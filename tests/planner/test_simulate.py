@@ -157,6 +157,18 @@ def test_groups_are_used_as_they_arrive() -> None:
     assert streaming < 0.9 * waiting
 
 
+def test_an_off_loaded_plan_does_not_stream() -> None:
+    """As in the runtime: roles that share a device by turns cannot work on one rollout together."""
+    graph, known = trace(GRPO(GRPOConfig(groups_per_step=1, kl_coef=0.1), 1.0)), on_gpu("fast")
+    load = workload(calls=None, listed=16, attempts=4, groups_per_step=1, critic=False, processes=1, reference=True)
+    plans = [replace(RAY, rollout_workers=2, trainer_ranks=2, offload=True, streaming=streaming) for streaming in (True, False)]
+    streaming, waiting = (played(plan, load, known, graph, gpus=2, gpu_link_gbps=8.0) for plan in plans)
+    assert streaming.seconds == waiting.seconds and streaming.critical == waiting.critical
+    assert str(plans[0]) == str(plans[1])
+    bounds = [least_seconds(problem(load, cluster(gpus=2, gpu="fast"), {"fast": known}, graph), plan) for plan in plans]
+    assert bounds[0] == bounds[1] <= waiting.seconds
+
+
 def test_a_rewards_time() -> None:
     known = profile(operations=COSTS | {"reward": Cost(per_item=0.1)})
     load = workload(processes=1)

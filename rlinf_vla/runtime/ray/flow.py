@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlinf_vla.algorithms.on_policy import Batch, OnPolicy
+from rlinf_vla.config.cluster import streams
 from rlinf_vla.core.types import Rollouts, Tensors, Trajectory
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.collector import rollout_calls
@@ -63,7 +64,7 @@ class RayFlow(OnPolicyFlow):
         self.workers, self.num_envs, self.offload = len(self.rollouts.actors), num_envs, cluster.offload
         self.share = max(1, num_envs // (self.workers * cluster.shards_per_worker))
         """Environments per shard."""
-        self.streaming = cluster.streaming and not cluster.offload
+        self.streaming = streams(cluster.streaming, cluster.offload)
         introduced: WorkerInfo = self.rollouts.call("worker_info")[0]
         assert introduced.env is not None and introduced.policy is not None
         self.trainers, self.env = trainers, introduced.env
