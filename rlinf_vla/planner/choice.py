@@ -233,7 +233,7 @@ def _update(problem: Problem, plan: Plan, machine: Machine) -> float:
         return 0.0
     workload, profile = problem.workload, problem.profiles[machine.node.device]
     cost = profile.cost("update")
-    work = update_seconds(profile, plan, workload, workload.rows, workload.groups_per_step is not None)
+    work = update_seconds(profile, plan, workload, workload.minibatches)
     alone = _alone(profile, cost, work)
     if cost.on != CPU:
         return alone * max(machine.trainers.count(device) for device in machine.trainers)

@@ -18,7 +18,7 @@ from rlinf_vla.planner.plan import Plan, Problem, place, processes, rollout_byte
 from rlinf_vla.planner.prediction import Prediction, critical_path, spans_between
 from rlinf_vla.planner.profile import Profile
 from rlinf_vla.planner.simulated_rollout import Host, Tasks, Worker
-from rlinf_vla.planner.workload import Workload, listed_rounds, slot_rounds
+from rlinf_vla.planner.workload import Minibatches, Workload, listed_rounds, slot_rounds
 from rlinf_vla.telemetry.timeline import trainer_track
 
 STORE = 1.3e9
@@ -50,17 +50,11 @@ def simulate(problem: Problem, plan: Plan) -> Prediction:
     )
 
 
-def update_seconds(profile: Profile, plan: Plan, workload: Workload, rows: float, whole: bool) -> float:
-    """Seconds of one rank, alone on its device, to update on ``rows`` policy calls over all ranks.
-
-    ``whole``: each optimiser step uses all rows.
-    """
+def update_seconds(profile: Profile, plan: Plan, workload: Workload, minibatches: Minibatches) -> float:
+    """Seconds of one rank, alone on its device, to update on ``minibatches`` over all ranks."""
     ranks, optimise = plan.trainer_ranks, profile.cost("optimise").fixed
-    size = rows if whole else workload.minibatch_size
-    full, rest = divmod(rows, size)
-    seconds = 0.0
-    for count, minibatch in ((full, size), (1 if rest else 0, rest)):
-        seconds += count * (passes(profile, "update", plan, -(-minibatch // ranks)) + optimise)
+    rows = sum(count * size for count, size in minibatches)
+    seconds = sum(count * (passes(profile, "update", plan, -(-size // ranks)) + optimise) for count, size in minibatches)
     # the frozen part of the rows that a rank learns from: each epoch draws its groups anew
     groups = gcd(workload.row_groups, ranks)
     mine = rows / groups * (1 - (1 - groups / ranks) ** workload.epochs)
@@ -133,11 +127,26 @@ class _Simulation:
             shards = self._stage("reward", shards, self.plan.reward_workers)
         if "reference" in self.graph:
             shards = self._stage("reference", shards, self.plan.reference_workers)
-        whole = self.workload.groups_per_step is not None
-        streams = self.graph.streams_into("update") and self.plan.streams
-        for part in [[shard] for shard in shards] if streams else [shards]:
-            updated = self._update(part, whole)
+        for arrived, minibatches in self._updates(shards):
+            updated = self._update(arrived, minibatches)
         return self._publish(updated)
+
+    def _updates(self, shards: Sequence[_Shard]) -> Iterator[tuple[Sequence[_Shard], Minibatches]]:
+        """Yield the shards that each update waits for, and its optimiser steps: all of them, or if
+        the update streams, one as soon as its groups have arrived."""
+        workload, per_step = self.workload, self.workload.groups_per_step
+        if per_step is None or not (self.plan.streams and self.graph.streams_into("update")):
+            yield shards, workload.minibatches
+            return
+        steps = iter([((1, size),) for count, size in workload.minibatches for _ in range(count)])
+        arrived, groups = list[_Shard](), 0
+        for shard in shards:
+            arrived.append(shard)
+            complete, groups = divmod(groups + sum(map(len, shard.parts)) // workload.attempts, per_step)
+            for step in islice(steps, complete):
+                yield arrived, step
+                arrived = []
+        yield from ((arrived, step) for step in steps)
 
     def _collect(self, index: int, worker: Worker) -> list[_Shard]:
         """Add a worker's rollout, after its previous one and the arrival of the weights."""
@@ -198,19 +207,19 @@ class _Simulation:
             found.append(replace(shard, ready=ready))
         return found
 
-    def _update(self, shards: Sequence[_Shard], whole: bool) -> int:
-        rows, plan, tasks = sum(shard.rows for shard in shards), self.plan, self.tasks
+    def _update(self, shards: Sequence[_Shard], minibatches: Minibatches) -> int:
+        tasks = self.tasks
         ready = tasks.wait([self.thread, *(shard.ready for shard in shards)])
         ends = []
         for track, (host, device) in self._tracks():
             begin = self._switched(host, [ready, self.free.get(track, -1)], track)
-            seconds = update_seconds(host.profile, plan, self.workload, rows, whole)
+            seconds = update_seconds(host.profile, self.plan, self.workload, minibatches)
             end = tasks.run(host, "update", track, device, seconds, [begin])
             if self.workload.sharded:
-                end = tasks.wait([end, tasks.wait([begin], self._gathering(rows), "gather", "network")])
+                end = tasks.wait([end, tasks.wait([begin], self._gathering(minibatches), "gather", "network")])
             self.free[track] = self._switched(host, [end], track)
             ends.append(self.free[track])
-        done = tasks.wait(ends, self._all_reduce(rows, whole), "all-reduce", "network")
+        done = tasks.wait(ends, self._all_reduce(minibatches), "all-reduce", "network")
         self.free |= {track: done for track, _ in self._tracks()}
         self.thread = done if self.single else -1
         return done
@@ -224,14 +233,14 @@ class _Simulation:
         size = rollout_bytes(stored, plan, self.workload) + stored.weights + stored.gradients + stored.moments
         return self.tasks.wait(after, 8 * size / (1e9 * host.node.gpu_link_gbps), "switch", track)
 
-    def _gathering(self, rows: float) -> float:
+    def _gathering(self, minibatches: Minibatches) -> float:
         """Seconds of a sharded rank's all-gathers, beside its computation.
 
         Each micro-batch gathers all weights for the forward pass, and again for the backward pass.
         """
-        ranks, plan = self.plan.trainer_ranks, self.plan
-        passes = self.workload.epochs * -(-rows // (ranks * plan.micro_batch_size))
-        return 2 * passes * self._ring(self.head.profile.bytes.weights)
+        together = self.plan.trainer_ranks * self.plan.micro_batch_size
+        passes = sum(count * -(-size // together) for count, size in minibatches)
+        return 2 * self.workload.epochs * passes * self._ring(self.head.profile.bytes.weights)
 
     def _ring(self, size: float) -> float:
         """Seconds in which a ring of the trainer ranks gathers or reduces ``size`` bytes.
@@ -244,11 +253,11 @@ class _Simulation:
             rate = min(rate, network) if head.node.gpus else network
         return (ranks - 1) / ranks * (size / rate + head.latency)
 
-    def _all_reduce(self, rows: float, whole: bool) -> float:
+    def _all_reduce(self, minibatches: Minibatches) -> float:
         """Seconds in which gradients are summed, once per optimiser step: they are reduced and, if
         every rank needs all of them, gathered."""
-        steps = self.workload.epochs * (1 if whole else -(-rows // self.workload.minibatch_size))
-        return steps * (1 if self.workload.sharded else 2) * self._ring(self.head.profile.bytes.gradients)
+        steps = sum(count for count, _ in minibatches)
+        return self.workload.epochs * steps * (1 if self.workload.sharded else 2) * self._ring(self.head.profile.bytes.gradients)
 
     def _publish(self, updated: int) -> int:
         """Add the publication of weights: one put, then a broadcast or one fetch per machine."""

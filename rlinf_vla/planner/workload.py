@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+Minibatches = tuple[tuple[int, int], ...]
+"""(number, policy calls) of optimiser steps of the same size."""
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -50,6 +53,14 @@ class Workload:
     def rows(self) -> int:
         """Policy calls that an iteration's updates train on."""
         return self.envs * self.calls if self.calls is not None else self.calls_of(range(self.listed))
+
+    @property
+    def minibatches(self) -> Minibatches:
+        """Optimiser steps of an epoch; groups count as equally long."""
+        per_step = self.groups_per_step
+        units, size = (self.rows, self.minibatch_size) if per_step is None else (self.listed // self.attempts, per_step)
+        full, rest = divmod(units, size)
+        return tuple((count, -(-each * self.rows // units)) for count, each in ((full, size), (1, rest)) if count and each)
 
     def parts(self, workers: int | None) -> list[range]:
         """Split the listed episodes into whole groups, about one episode per environment.
