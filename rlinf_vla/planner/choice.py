@@ -124,7 +124,7 @@ def candidates(problem: Problem) -> Iterator[Plan]:
         for depth in DEPTHS:
             for split in splits:
                 plan = Plan(RAY, placement, workers, 0, 0, ranks, depth, problem.micro_batch_size, True, split)
-                if not divides(plan, workload.envs, workload.batch_size) or ranks > workload.minibatch_size:
+                if not divides(plan, workload.envs, workload.batch_size) or ranks > workload.most_rows:
                     continue
                 yield from _with_roles(plan, workload)
 

@@ -55,6 +55,13 @@ class Workload:
         return self.envs * self.calls if self.calls is not None else self.calls_of(range(self.listed))
 
     @property
+    def most_rows(self) -> int:
+        """Policy calls of the largest optimiser step, if every episode reaches its time limit."""
+        if self.groups_per_step is None:
+            return self.minibatch_size
+        return min(self.groups_per_step * self.attempts, self.listed) * self.episode_calls
+
+    @property
     def minibatches(self) -> Minibatches:
         """Optimiser steps of an epoch; groups count as equally long."""
         per_step = self.groups_per_step

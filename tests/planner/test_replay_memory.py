@@ -78,7 +78,7 @@ def test_a_rollout_is_counted_without_a_critic() -> None:
 def test_a_trainer_rank_has_room_for_more_rows_than_its_share() -> None:
     """Rows are drawn at random: with 256 on 4 ranks, more than 112 on any are 7 standard deviations away."""
     keys = ["recipe=maniskill_sac", "cluster.runtime=ray", "algorithm.batch_size=256"]
-    assert [most_rows_of(recipe(*keys, f"cluster.trainer_ranks={ranks}")) for ranks in (1, 2, 4)] == [256, 196, 112]
+    assert [most_rows_of(MemoryModel(recipe(*keys, f"cluster.trainer_ranks={ranks}"))) for ranks in (1, 2, 4)] == [256, 196, 112]
 
 
 def test_a_batch_that_does_not_fit_is_refused_with_the_fix(capsys: pytest.CaptureFixture[str]) -> None:
