@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from rlinf_vla.config.checks import may_offload
 from rlinf_vla.config.cluster import IN_PROCESS, NodeConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
@@ -49,8 +50,8 @@ def least(model: MemoryModel, memory: float, exact: bool = True) -> Budget:
 
 
 def _takes_turns(recipe: Recipe) -> bool:
-    """Whether off-loading would help: roles share a device."""
-    return recipe.cluster.runtime != IN_PROCESS and share_a_device(recipe)
+    """Whether off-loading would help: roles share a device, and not at the same time."""
+    return recipe.cluster.runtime != IN_PROCESS and may_offload(recipe) and share_a_device(recipe)
 
 
 def _fix(model: MemoryModel, memory: float, exact: bool) -> str:

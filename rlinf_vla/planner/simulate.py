@@ -92,8 +92,7 @@ class _Simulation:
         self.machines = place(plan, problem.cluster)
         self.hosts = [Host(index, each.node, problem.profiles[each.node.device], each.copies) for index, each in enumerate(self.machines)]
         self.single = plan.runtime == IN_PROCESS
-        lags = [edge.lag for edge in self.graph.edges if edge.source == "publish"]
-        self.lag = 1 if self.single or not lags else lags[0]
+        self.lag = 1 if self.single else self.graph.lag
         """Iterations until new weights are used; in one process nothing overlaps an update."""
         self.trainers = [(host, device) for host, each in zip(self.hosts, self.machines, strict=True) for device in each.trainers]
         self.workers = self._workers()
