@@ -60,8 +60,7 @@ def check(recipe: Recipe) -> None:
     for name in ("rollout_workers", "shards_per_worker", "trainer_ranks", "feature_workers"):
         in_one = cluster.runtime == "ray" or getattr(cluster, name) == 1
         require(in_one, f"cluster.{name}={getattr(cluster, name)} needs cluster.runtime=ray")
-    alternate = "cluster.offload=true needs an on-policy algorithm with algorithm.staleness=0: set it to false"
-    require(may_offload(recipe) or not cluster.offload, alternate)
+    require(may_offload(recipe) or not cluster.offload, "cluster.offload=true is for on-policy algorithms without staleness: leave it out")
     apart = cluster.weights != BROADCAST or not cluster.offload
     require(apart, "cluster.weights=broadcast takes the memory that cluster.offload=true frees: use cluster.weights=auto")
     unshared = cluster.plan == GIVEN or cluster.shards_per_worker == 1

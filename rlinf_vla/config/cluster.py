@@ -173,8 +173,7 @@ class ClusterConfig:
     streaming: bool = True
     """Process each shard of a rollout as it arrives; false: wait until all have arrived."""
     offload: bool = False
-    """Roles that share a GPU take turns and free its memory in between; this disables streaming.
-    Only of on-policy algorithms without staleness, whose rollouts and updates alternate."""
+    """On-policy roles that share a GPU take turns and free its memory; this disables streaming."""
     spread: bool = False
     """Place workers on as many machines as possible; false: on as few as have room."""
     heartbeat_s: Seconds = 30.0

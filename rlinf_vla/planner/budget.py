@@ -250,15 +250,14 @@ def most_rows_of(model: MemoryModel) -> int:
     """Return the most rows of a minibatch that a trainer rank computes.
 
     Of an off-policy batch, whose rows are drawn at random: the mean of a rank and six standard
-    deviations. Of whole groups, the length of whose episodes only the simulator knows: any number.
+    deviations. Of whole groups of episodes whose length only the simulator knows: any number.
     """
-    recipe, config = model.recipe, model.recipe.algorithm
-    if groups := getattr(config, "groups_per_step", None):
-        if recipe.env.episode_limit is None:
-            return recipe.cluster.rows
-        minibatch = min(groups * config.group_size, config.episodes) * -(-recipe.env.episode_limit // _steps(model))
-    else:
-        minibatch = getattr(config, "minibatch_size", None) or config.batch_size
+    recipe, config, limit = model.recipe, model.recipe.algorithm, model.recipe.env.episode_limit
+    groups, minibatch = getattr(config, "groups_per_step", None), getattr(config, "minibatch_size", None) or config.batch_size
+    if groups is not None and limit is None:
+        return recipe.cluster.rows
+    if groups is not None:
+        minibatch = min(groups * config.group_size, config.episodes) * -(-limit // _steps(model))
     share = minibatch / recipe.cluster.trainer_ranks
     drawn = config.family == OFF_POLICY
     return min(minibatch, math.ceil(share + 6 * math.sqrt(share) * drawn))

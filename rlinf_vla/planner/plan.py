@@ -128,7 +128,7 @@ def place(plan: Plan, cluster: Cluster) -> tuple[Machine, ...]:
         rollout, trainers = (tuple(slot.device for slot in role if slot.machine == index) for role in roles)
         if not rollout and not trainers:
             continue
-        numbers = tuple((number,) for number, slot in enumerate(roles[0]) if slot.machine == index)
+        numbers: tuple[tuple[int, ...], ...] = tuple((number,) for number, slot in enumerate(roles[0]) if slot.machine == index)
         if found and (found[-1].node, found[-1].rollout, found[-1].trainers) == (node, rollout, trainers):
             numbers = tuple((*others, *this) for others, this in zip(found[-1].numbers, numbers, strict=True))
             found[-1] = replace(found[-1], copies=found[-1].copies + 1, numbers=numbers)

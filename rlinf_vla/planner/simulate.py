@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import zip_longest
 from math import gcd
 from typing import Any
 
@@ -18,7 +18,7 @@ from rlinf_vla.planner.plan import Plan, Problem, place, processes, rollout_byte
 from rlinf_vla.planner.prediction import Prediction, critical_path, spans_between
 from rlinf_vla.planner.profile import Profile
 from rlinf_vla.planner.simulated_rollout import Host, Tasks, Worker
-from rlinf_vla.planner.workload import Minibatches, Workload, listed_rounds, slot_rounds
+from rlinf_vla.planner.workload import Workload, rounds
 from rlinf_vla.telemetry.timeline import trainer_track
 
 STORE = 1.3e9
@@ -50,7 +50,7 @@ def simulate(problem: Problem, plan: Plan) -> Prediction:
     )
 
 
-def update_seconds(profile: Profile, plan: Plan, workload: Workload, minibatches: Minibatches) -> float:
+def update_seconds(profile: Profile, plan: Plan, workload: Workload, minibatches: Sequence[tuple[int, int]]) -> float:
     """Seconds of one rank, alone on its device, to update on ``minibatches`` over all ranks."""
     ranks, optimise = plan.trainer_ranks, profile.cost("optimise").fixed
     rows = sum(count * size for count, size in minibatches)
@@ -70,19 +70,12 @@ def passes(profile: Profile, operation: str, plan: Plan, rows: float) -> float:
 
 @dataclass(frozen=True)
 class _Shard:
-    """A shard of a worker, and those that its equals on other machines finish at the same time.
-
-    ready: task after which they are available. rows: policy calls in all of them. parts: the listed
-    episodes of each.
-    """
+    """ready: task after which the shard is available; rows: policy calls in all its copies; parts:
+    environments or listed episodes of each."""
 
     ready: int
-    rows: float
-    parts: tuple[range, ...]
-
-    @property
-    def copies(self) -> int:
-        return len(self.parts)
+    rows: int
+    parts: list[range]
 
 
 class _Simulation:
@@ -112,10 +105,9 @@ class _Simulation:
         for host, machine in zip(self.hosts, self.machines, strict=True):
             for numbers, device in zip(machine.numbers, machine.rollout, strict=True):
                 name = "" if self.single else f"rollout {numbers[0]} "
-                count = processes(plan, self.workload, host.node)
                 backbone = self.trainers[0] if plan.split == "head" else None
                 rewards = self.workload.rewarded and not plan.reward_workers
-                found.append(Worker(host, device, numbers, name, size, count, backbone, rewards))
+                found.append(Worker(host, device, numbers, name, size, processes(plan, self.workload, host.node), backbone, rewards))
         return found
 
     def iteration(self, index: int) -> int:
@@ -130,22 +122,16 @@ class _Simulation:
             updated = self._update(arrived, minibatches)
         return self._publish(updated)
 
-    def _updates(self, shards: Sequence[_Shard]) -> Iterator[tuple[Sequence[_Shard], Minibatches]]:
+    def _updates(self, shards: Sequence[_Shard]) -> Iterator[tuple[Sequence[_Shard], Sequence[tuple[int, int]]]]:
         """Yield the shards that each update waits for, and its optimiser steps: all of them, or if
         the update streams, one as soon as its groups have arrived."""
         workload, per_step = self.workload, self.workload.groups_per_step
         if per_step is None or not (self.plan.streams and self.graph.streams_into("update")):
             yield shards, workload.minibatches
             return
-        steps = iter([((1, size),) for count, size in workload.minibatches for _ in range(count)])
-        arrived, groups = list[_Shard](), 0
-        for shard in shards:
-            arrived.append(shard)
-            complete, groups = divmod(groups + sum(map(len, shard.parts)) // workload.attempts, per_step)
-            for step in islice(steps, complete):
-                yield arrived, step
-                arrived = []
-        yield from ((arrived, step) for step in steps)
+        shard_of_group = [shard for shard in shards for _ in range(sum(map(len, shard.parts)) // workload.attempts)]
+        for step, size in enumerate(size for count, size in workload.minibatches for _ in range(count)):
+            yield shard_of_group[step * per_step : (step + 1) * per_step], ((1, size),)
 
     def _collect(self, index: int, worker: Worker) -> list[_Shard]:
         """Add a worker's rollout, after its previous one and the arrival of the weights."""
@@ -156,19 +142,12 @@ class _Simulation:
         load = host.profile.cost("merge").fixed + host.profile.cost("publish").fixed * (not self.single)
         ready = tasks.run(host, "merge", f"{worker.prefix}policy", worker.device, load, before, name="merge" if self.single else "load")
         workers, depth, found = self.plan.rollout_workers, self.plan.pipeline_depth, list[_Shard]()
-        parts = workload.parts(None if self.single else workers) if workload.calls is None else [range(0)] * workers
-        for first in range(0, len(parts), workers):
-            mine = tuple(parts[first + number] for number in worker.numbers if first + number < len(parts))
-            if not mine:
-                break
-            if workload.calls is None:
-                groups, rows = listed_rounds(workload, mine[0], worker.size, depth), sum(map(workload.calls_of, mine))
-            else:
-                size = worker.size * depth
-                groups, rows = slot_rounds(workload, worker.numbers[0] * size, worker.size, depth), len(mine) * size * workload.calls
+        parts = workload.parts(None if self.single else workers)
+        for each in zip_longest(*(parts[number::workers] for number in worker.numbers)):
+            mine = [part for part in each if part is not None]  # the last ones may be on some machines only
             playing = replace(worker, host=replace(host, copies=len(mine)))
-            ready = tasks.wait(playing.play(tasks, workload, groups, [ready]))
-            found.append(_Shard(ready, rows, mine))
+            ready = tasks.wait(playing.play(tasks, workload, rounds(workload, mine[0], worker.size, depth), [ready]))
+            found.append(_Shard(ready, sum(map(workload.calls_of, mine)), mine))
         self.free[worker.prefix] = ready
         self.thread = ready if self.single else -1
         return found if self.single else [self._delivered(host, shard) for shard in found]
@@ -179,8 +158,8 @@ class _Simulation:
         The other machines with ranks read it at the same time, over their own links.
         """
         size, head = shard.rows * host.profile.bytes.call, self.head
-        ready = self.tasks.wait([shard.ready], host.latency + size / shard.copies / STORE, "trajectories", "network")
-        away = size * (1 - (host.index == head.index) / shard.copies)
+        ready = self.tasks.wait([shard.ready], host.latency + size / len(shard.parts) / STORE, "trajectories", "network")
+        away = size * (1 - (host.index == head.index) / len(shard.parts))
         ready = self.tasks.add("trajectories", "network", head.link, head.transfer(away), [ready])
         return replace(shard, ready=ready)
 
@@ -193,7 +172,7 @@ class _Simulation:
         found = []
         for index, shard in enumerate(shards):
             number = index % min(workers, len(shards)) if workers else 0
-            parts = max(1.0, min(shard.copies, workers / len(shards)))
+            parts = max(1.0, min(len(shard.parts), workers / len(shards)))
             places = [(f"{operation} {number}", self.trainers[number % len(self.trainers)])] if workers else list(self._tracks())
             ends = []
             for track, (host, device) in places:
@@ -206,7 +185,7 @@ class _Simulation:
             found.append(replace(shard, ready=ready))
         return found
 
-    def _update(self, shards: Sequence[_Shard], minibatches: Minibatches) -> int:
+    def _update(self, shards: Sequence[_Shard], minibatches: Sequence[tuple[int, int]]) -> int:
         tasks = self.tasks
         ready = tasks.wait([self.thread, *(shard.ready for shard in shards)])
         ends = []
@@ -232,7 +211,7 @@ class _Simulation:
         size = rollout_bytes(stored, plan, self.workload) + stored.weights + stored.gradients + stored.moments
         return self.tasks.wait(after, 8 * size / (1e9 * host.node.gpu_link_gbps), "switch", track)
 
-    def _gathering(self, minibatches: Minibatches) -> float:
+    def _gathering(self, minibatches: Sequence[tuple[int, int]]) -> float:
         """Seconds of a sharded rank's all-gathers, beside its computation.
 
         Each micro-batch gathers all weights for the forward pass, and again for the backward pass.
@@ -252,7 +231,7 @@ class _Simulation:
             rate = min(rate, network) if head.node.gpus else network
         return (ranks - 1) / ranks * (size / rate + head.latency)
 
-    def _all_reduce(self, minibatches: Minibatches) -> float:
+    def _all_reduce(self, minibatches: Sequence[tuple[int, int]]) -> float:
         """Seconds in which gradients are summed, once per optimiser step: they are reduced and, if
         every rank needs all of them, gathered."""
         steps = sum(count for count, _ in minibatches)

@@ -73,10 +73,9 @@ class Tasks:
 class Worker:
     """One rollout worker.
 
-    numbers: among all of the plan, of it and of its equals on the other machines of ``host``.
-    prefix: of its track names. processes: simulator processes per environment group.
-    backbone: (host, device) of a split policy's backbone; None: the policy is whole.
-    rewards: the worker computes the recipe's reward.
+    numbers: among all of the plan, on each machine of ``host``. prefix: of its track names.
+    processes: simulator processes per environment group. backbone: (host, device) of a split
+    policy's backbone; None: the policy is whole. rewards: it computes the recipe's reward.
     """
 
     host: Host

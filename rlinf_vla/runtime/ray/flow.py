@@ -50,13 +50,7 @@ class Workers(NamedTuple):
 class RayFlow(OnPolicyFlow):
     """Flow of on-policy algorithms on a Ray cluster."""
 
-    def __init__(
-        self,
-        workers: Workers,
-        num_envs: int,
-        settings: Settings,
-        **options: Any,
-    ) -> None:
+    def __init__(self, workers: Workers, num_envs: int, settings: Settings, **options: Any) -> None:
         """``num_envs``: of all rollout workers. ``options``: see ``OnPolicyFlow``."""
         super().__init__(settings, **options)
         self.rollouts, self.rewards, self.references, self.features, trainers, self._growth = workers
