@@ -243,13 +243,13 @@ Sought at 256 GPUs: 92 % with constant work per GPU, 80 % with constant total wo
 * **openvla-7b**: reached (98 and 89 %). The rest is the copy of merged weights and their return.
 * **oft-7b**: reached (98 and 90 %) with adapters that are not merged: to copy 14.6 GB to main
   memory and back takes 2.3 s of each iteration, whatever its size. With merged ones 74 %.
-* **pi0** (LIBERO, four epochs, the expert trained in full): 81 and 56 % as it is. Three things limit
+* **pi0** (LIBERO, four epochs, the expert trained in full): 81 and 53 % as it is. Three things limit
   it. An epoch assigns rows to ranks anew, so that each of many ranks computes the frozen prefix of
   nearly four times its share of rows. A simulator's chunk takes 176 ms on a core, however few
   environments a GPU has, 8.4 s of an iteration. Sums of 2.3 GB of gradients cross one link of 400
-  Gbit/s per machine. Reached (92 and 87 %) with `algorithm.row_groups`, rollouts one iteration
-  behind, one environment per core (16 per GPU, so twice the work of an iteration) and minibatches
-  four times as large. These change the algorithm: how well it learns so is not measured.
+  Gbit/s per machine. Nearly reached (90 and 86 %) with `algorithm.row_groups`, rollouts one
+  iteration behind, one environment per core (16 per GPU, so twice the work of an iteration) and
+  minibatches four times as large. These change the algorithm: how well it learns so is not measured.
 """
 
 if __name__ == "__main__":

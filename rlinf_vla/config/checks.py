@@ -17,6 +17,11 @@ NO_MODEL = "none"
 """Model name of a recipe that trains no policy but a reward classifier."""
 
 
+def may_offload(recipe: Recipe) -> bool:
+    """Return whether no rollout runs during an update, so that roles can take turns on a device."""
+    return recipe.algorithm.family == ON_POLICY and getattr(recipe.algorithm, "staleness", 0) == 0
+
+
 def check(recipe: Recipe) -> None:
     """Raise UserError if recipe values contradict each other."""
 
@@ -55,8 +60,7 @@ def check(recipe: Recipe) -> None:
     for name in ("rollout_workers", "shards_per_worker", "trainer_ranks", "feature_workers"):
         in_one = cluster.runtime == "ray" or getattr(cluster, name) == 1
         require(in_one, f"cluster.{name}={getattr(cluster, name)} needs cluster.runtime=ray")
-    turns = getattr(recipe.algorithm, "staleness", 0) == 0
-    require(turns or not cluster.offload, "cluster.offload=true needs algorithm.staleness=0")
+    require(may_offload(recipe) or not cluster.offload, "cluster.offload=true is for on-policy algorithms without staleness: leave it out")
     apart = cluster.weights != BROADCAST or not cluster.offload
     require(apart, "cluster.weights=broadcast takes the memory that cluster.offload=true frees: use cluster.weights=auto")
     unshared = cluster.plan == GIVEN or cluster.shards_per_worker == 1

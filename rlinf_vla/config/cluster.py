@@ -38,6 +38,11 @@ HEAD = Matches(r"[^\s/]+:\d{1,5}", "HOST:PORT of the cluster's head, as `ray sta
 THIS = "this machine"
 
 
+def streams(streaming: bool, offload: bool) -> bool:
+    """Whether shards are passed on as they arrive: where roles take turns, each ends first."""
+    return streaming and not offload
+
+
 @dataclass
 class NodeConfig:
     """One type of machine in a cluster; an entry of recipe node ``cluster.nodes``."""
@@ -168,7 +173,7 @@ class ClusterConfig:
     streaming: bool = True
     """Process each shard of a rollout as it arrives; false: wait until all have arrived."""
     offload: bool = False
-    """Roles that share a GPU take turns and free its memory in between; this disables streaming."""
+    """On-policy roles that share a GPU take turns and free its memory; this disables streaming."""
     spread: bool = False
     """Place workers on as many machines as possible; false: on as few as have room."""
     heartbeat_s: Seconds = 30.0

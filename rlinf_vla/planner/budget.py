@@ -160,7 +160,7 @@ def _trainer(model: MemoryModel, setting: Setting, role: str, exact: bool) -> li
         "reference copy of trained weights": weights.trained * model.algorithm.keeps_reference,
         "moving averages": 0 if model.replay is None else model.replay.average_bytes,
     }
-    rows = most_rows_of(model.recipe)
+    rows = most_rows_of(model)
     if model.replay is None or not setting.micro_batch_size:
         rows = min(setting.micro_batch_size, rows)
     parts = [Part(role, name, ALWAYS, size) for name, size in always.items()]
@@ -209,8 +209,7 @@ def _host(model: MemoryModel) -> Iterator[Part]:
     """Yield the main memory of adapted weights, and of the rollout if its size is known before the
     simulator starts."""
     recipe, config = model.recipe, model.recipe.algorithm
-    limit, deadline, chunk = recipe.env.episode_limit, recipe.rollout.deadline, model.policy.spec.chunk
-    steps = deadline.execution_horizon or max(1, chunk - max(deadline.delays, default=0))
+    limit, steps = recipe.env.episode_limit, _steps(model)
     merged = model.weights().merged * (recipe.cluster.device == CUDA)
     if merged:
         yield Part("main memory", "weights before merging", ROLLOUT, merged, "model.lora.merge=false")
@@ -224,6 +223,12 @@ def _host(model: MemoryModel) -> Iterator[Part]:
     yield Part("main memory", f"{rows} policy calls of a rollout", ALWAYS, rows * call)
     if kept:
         yield Part("main memory", "their prefixes", ALWAYS, rows * kept, "cluster.reuse_frozen=false")
+
+
+def _steps(model: MemoryModel) -> int:
+    """Return the control steps of a policy call."""
+    deadline, chunk = model.recipe.rollout.deadline, model.policy.spec.chunk
+    return deadline.execution_horizon or max(1, chunk - max(deadline.delays, default=0))
 
 
 def device_memory(recipe: Recipe) -> float:
@@ -241,13 +246,18 @@ def main_memory(recipe: Recipe) -> float:
     return 1e9 * min(node.memory_gb for node in recipe.cluster.nodes or [this_machine(gpu=False)])
 
 
-def most_rows_of(recipe: Recipe) -> int:
+def most_rows_of(model: MemoryModel) -> int:
     """Return the most rows of a minibatch that a trainer rank computes.
 
     Of an off-policy batch, whose rows are drawn at random: the mean of a rank and six standard
-    deviations.
+    deviations. Of whole groups of episodes whose length only the simulator knows: any number.
     """
-    minibatch = getattr(recipe.algorithm, "minibatch_size", None) or recipe.algorithm.batch_size
+    recipe, config, limit = model.recipe, model.recipe.algorithm, model.recipe.env.episode_limit
+    groups, minibatch = getattr(config, "groups_per_step", None), getattr(config, "minibatch_size", None) or config.batch_size
+    if groups is not None and limit is None:
+        return recipe.cluster.rows
+    if groups is not None:
+        minibatch = min(groups * config.group_size, config.episodes) * -(-limit // _steps(model))
     share = minibatch / recipe.cluster.trainer_ranks
-    drawn = recipe.algorithm.family == OFF_POLICY
+    drawn = config.family == OFF_POLICY
     return min(minibatch, math.ceil(share + 6 * math.sqrt(share) * drawn))

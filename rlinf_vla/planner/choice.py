@@ -124,7 +124,7 @@ def candidates(problem: Problem) -> Iterator[Plan]:
         for depth in DEPTHS:
             for split in splits:
                 plan = Plan(RAY, placement, workers, 0, 0, ranks, depth, problem.micro_batch_size, True, split)
-                if not divides(plan, workload.envs, workload.batch_size) or ranks > workload.minibatch_size:
+                if not divides(plan, workload.envs, workload.batch_size) or ranks > workload.most_rows:
                     continue
                 yield from _with_roles(plan, workload)
 
@@ -178,14 +178,14 @@ def divides(plan: Plan, envs: int, batch_size: int) -> bool:
 def _fitted(problem: Problem, plan: Plan) -> Plan:
     """Return the plan with as little off-loading and micro-batch reduction as memory requires.
 
-    Both cost time; only shared GPUs off-load. Raises UserError if micro-batches of one call do not
-    fit.
+    Both cost time; only shared GPUs off-load, and not with staleness. Raises UserError if
+    micro-batches of one call do not fit.
     """
     place(plan, problem.cluster)
     shared = any(node.gpus for node in problem.cluster.nodes) and plan.placement != DISAGGREGATED and plan.runtime == RAY
     wanted = plan.micro_batch_size
     for micro in [wanted >> shift for shift in range(wanted.bit_length())]:
-        for offload in (False, True)[: 1 + shared]:
+        for offload in (False, True)[: 1 + (shared and problem.graph.lag == 1)]:
             trial = replace(plan, micro_batch_size=micro, offload=offload)
             try:
                 check_memory(problem, trial)
@@ -200,16 +200,10 @@ def least_seconds(problem: Problem, plan: Plan) -> float:
 
     It leaves out rewards, resets, values, transfers and waiting for turns.
     """
-    rollout = least_rollout_seconds(problem, plan)
-    update = max(_update(problem, plan, machine) for machine in place(plan, problem.cluster))
-    overlaps = any(edge.source == "publish" and edge.lag > 1 for edge in problem.graph.edges)
-    streams = plan.streaming and problem.graph.streams_into("update")
-    return max(rollout, update) if plan.runtime != IN_PROCESS and (overlaps or streams) else rollout + update
-
-
-def least_rollout_seconds(problem: Problem, plan: Plan) -> float:
-    """Lower bound on the seconds of one iteration's rollout, on the slowest machine."""
-    return max(_rollout(problem, plan, machine) for machine in place(plan, problem.cluster))
+    machines = place(plan, problem.cluster)
+    rollout, update = (max(part(problem, plan, machine) for machine in machines) for part in (_rollout, _update))
+    streams = plan.streams and problem.graph.streams_into("update")
+    return max(rollout, update) if streams or (problem.graph.lag > 1 and plan.runtime != IN_PROCESS) else rollout + update
 
 
 def _rollout(problem: Problem, plan: Plan, machine: Machine) -> float:
@@ -233,7 +227,7 @@ def _update(problem: Problem, plan: Plan, machine: Machine) -> float:
         return 0.0
     workload, profile = problem.workload, problem.profiles[machine.node.device]
     cost = profile.cost("update")
-    work = update_seconds(profile, plan, workload, workload.rows, workload.groups_per_step is not None)
+    work = update_seconds(profile, plan, workload, workload.minibatches)
     alone = _alone(profile, cost, work)
     if cost.on != CPU:
         return alone * max(machine.trainers.count(device) for device in machine.trainers)

@@ -62,6 +62,11 @@ class Graph:
     def __contains__(self, operation: str) -> bool:
         return any(each.name == operation for each in self.operations)
 
+    @property
+    def lag(self) -> int:
+        """Iterations from an update to the rollout with its weights: 1, or more with staleness."""
+        return max((edge.lag for edge in self.edges if edge.source == "publish"), default=1)
+
     def streams_into(self, target: str) -> bool:
         """Whether ``target`` may begin before all of its input is available."""
         return any(edge.target == target and edge.kind == STREAM for edge in self.edges)

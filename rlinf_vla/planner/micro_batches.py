@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from rlinf_vla.config.checks import may_offload
 from rlinf_vla.config.cluster import IN_PROCESS, NodeConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
@@ -25,8 +26,7 @@ def choose(model: MemoryModel, memory: float, given: Setting | None = None, exac
     ``given``: keep its other keys. ``exact``: count at the chosen size, too. Raises UserError, with
     the fix, if nothing fits.
     """
-    recipe, most = model.recipe, most_rows_of(model.recipe)
-    size = recipe.rollout.batch_size
+    recipe, most, size = model.recipe, most_rows_of(model), model.recipe.rollout.batch_size
     for offload in (False, True)[: 1 + _takes_turns(recipe)] if given is None else (given.offload,):
         for batch in [size >> shift for shift in range(size.bit_length())] if given is None else (size,):
             best = Setting(0, batch, False, offload, model.replay is not None)
@@ -49,8 +49,8 @@ def least(model: MemoryModel, memory: float, exact: bool = True) -> Budget:
 
 
 def _takes_turns(recipe: Recipe) -> bool:
-    """Whether off-loading would help: roles share a device."""
-    return recipe.cluster.runtime != IN_PROCESS and share_a_device(recipe)
+    """Whether off-loading would help: roles share a device, and not at the same time."""
+    return recipe.cluster.runtime != IN_PROCESS and may_offload(recipe) and share_a_device(recipe)
 
 
 def _fix(model: MemoryModel, memory: float, exact: bool) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rlinf_vla.config.cluster import COLLOCATED, GIVEN, IN_PROCESS, NodeConfig
+from rlinf_vla.config.cluster import COLLOCATED, GIVEN, IN_PROCESS, NodeConfig, streams
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.planner.graph import Graph
 from rlinf_vla.planner.profile import Bytes, Profile
@@ -51,6 +51,11 @@ class Plan:
     offload: bool = False
     """Move idle weights out of the memory of a device that roles share."""
 
+    @property
+    def streams(self) -> bool:
+        """Whether an operation may begin before the one before it has ended."""
+        return self.runtime != IN_PROCESS and streams(self.streaming, self.offload)
+
     def keys(self) -> dict[str, Any]:
         """Return the recipe keys that make a run follow this plan."""
         keys = {f"cluster.{key}": getattr(self, key) for key in IN_CLUSTER}
@@ -67,7 +72,7 @@ class Plan:
         parts = [f"Ray, {self.placement}", f"{_count(self.rollout_workers, 'rollout worker')} of {groups}"]
         parts += [_count(n, f"{kind} worker") for kind, n in (("reward", self.reward_workers), ("reference", self.reference_workers)) if n]
         parts += [_count(self.trainer_ranks, "trainer rank"), f"micro-batches of {self.micro_batch_size}"]
-        parts += ["streaming" if self.streaming else "without streaming"]
+        parts += ["streaming" if self.streams else "without streaming"]
         parts += ["backbone with the trainer"] * (self.split == "head") + ["idle weights off-loaded"] * self.offload
         return ", ".join(parts)
 
@@ -105,14 +110,14 @@ class Machine:
     """``copies`` machines with the same use.
 
     ``rollout``, ``trainers``: device of each worker, a GPU index, or 0 for the cores without GPUs.
-    ``numbers``: of the rollout workers on the first of the machines, among all of the plan.
+    ``numbers``: of each of its workers, its number among all of the plan on each of the machines.
     """
 
     node: NodeConfig
     copies: int
     rollout: tuple[int, ...]
     trainers: tuple[int, ...]
-    numbers: tuple[int, ...]
+    numbers: tuple[tuple[int, ...], ...]
 
 
 def place(plan: Plan, cluster: Cluster) -> tuple[Machine, ...]:
@@ -123,10 +128,11 @@ def place(plan: Plan, cluster: Cluster) -> tuple[Machine, ...]:
         rollout, trainers = (tuple(slot.device for slot in role if slot.machine == index) for role in roles)
         if not rollout and not trainers:
             continue
+        numbers: tuple[tuple[int, ...], ...] = tuple((number,) for number, slot in enumerate(roles[0]) if slot.machine == index)
         if found and (found[-1].node, found[-1].rollout, found[-1].trainers) == (node, rollout, trainers):
-            found[-1] = replace(found[-1], copies=found[-1].copies + 1)
+            numbers = tuple((*others, *this) for others, this in zip(found[-1].numbers, numbers, strict=True))
+            found[-1] = replace(found[-1], copies=found[-1].copies + 1, numbers=numbers)
         else:
-            numbers = tuple(number for number, slot in enumerate(roles[0]) if slot.machine == index)
             found.append(Machine(node, 1, rollout, trainers, numbers))
     return tuple(found)
 
@@ -143,7 +149,7 @@ def trainer_bytes(stored: Bytes, plan: Plan, workload: Workload) -> float:
     Without reference workers, the reference policy's copy of the trained weights is added. If
     sharded, ranks share all but the activations; the block at work is not counted.
     """
-    rows = min(plan.micro_batch_size, -(-workload.minibatch_size // plan.trainer_ranks))
+    rows = min(plan.micro_batch_size, -(-workload.most_rows // plan.trainer_ranks))
     reference = stored.trained if workload.reference and not plan.reference_workers else 0.0
     held = stored.weights + stored.gradients + stored.moments + reference
     return held / (plan.trainer_ranks if workload.sharded else 1) + rows * (stored.activations + stored.call)

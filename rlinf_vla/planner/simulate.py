@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from math import gcd
 from typing import Any
 
@@ -17,7 +18,7 @@ from rlinf_vla.planner.plan import Plan, Problem, place, processes, rollout_byte
 from rlinf_vla.planner.prediction import Prediction, critical_path, spans_between
 from rlinf_vla.planner.profile import Profile
 from rlinf_vla.planner.simulated_rollout import Host, Tasks, Worker
-from rlinf_vla.planner.workload import Workload, listed_rounds, slot_rounds
+from rlinf_vla.planner.workload import Workload, rounds
 from rlinf_vla.telemetry.timeline import trainer_track
 
 STORE = 1.3e9
@@ -49,17 +50,11 @@ def simulate(problem: Problem, plan: Plan) -> Prediction:
     )
 
 
-def update_seconds(profile: Profile, plan: Plan, workload: Workload, rows: float, whole: bool) -> float:
-    """Seconds of one rank, alone on its device, to update on ``rows`` policy calls over all ranks.
-
-    ``whole``: each optimiser step uses all rows.
-    """
+def update_seconds(profile: Profile, plan: Plan, workload: Workload, minibatches: Sequence[tuple[int, int]]) -> float:
+    """Seconds of one rank, alone on its device, to update on ``minibatches`` over all ranks."""
     ranks, optimise = plan.trainer_ranks, profile.cost("optimise").fixed
-    size = rows if whole else workload.minibatch_size
-    full, rest = divmod(rows, size)
-    seconds = 0.0
-    for count, minibatch in ((full, size), (1 if rest else 0, rest)):
-        seconds += count * (passes(profile, "update", plan, -(-minibatch // ranks)) + optimise)
+    rows = sum(count * size for count, size in minibatches)
+    seconds = sum(count * (passes(profile, "update", plan, -(-size // ranks)) + optimise) for count, size in minibatches)
     # the frozen part of the rows that a rank learns from: each epoch draws its groups anew
     groups = gcd(workload.row_groups, ranks)
     mine = rows / groups * (1 - (1 - groups / ranks) ** workload.epochs)
@@ -75,11 +70,12 @@ def passes(profile: Profile, operation: str, plan: Plan, rows: float) -> float:
 
 @dataclass(frozen=True)
 class _Shard:
-    """ready: task after which the shard is available; rows: policy calls in all its ``copies``."""
+    """ready: task after which the shard is available; rows: policy calls in all its copies; parts:
+    environments or listed episodes of each."""
 
     ready: int
-    rows: float
-    copies: int = 1
+    rows: int
+    parts: list[range]
 
 
 class _Simulation:
@@ -89,8 +85,7 @@ class _Simulation:
         self.machines = place(plan, problem.cluster)
         self.hosts = [Host(index, each.node, problem.profiles[each.node.device], each.copies) for index, each in enumerate(self.machines)]
         self.single = plan.runtime == IN_PROCESS
-        lags = [edge.lag for edge in self.graph.edges if edge.source == "publish"]
-        self.lag = 1 if self.single or not lags else lags[0]
+        self.lag = 1 if self.single else self.graph.lag
         """Iterations until new weights are used; in one process nothing overlaps an update."""
         self.trainers = [(host, device) for host, each in zip(self.hosts, self.machines, strict=True) for device in each.trainers]
         self.workers = self._workers()
@@ -108,28 +103,37 @@ class _Simulation:
         plan, found = self.plan, list[Worker]()
         size = self.workload.envs // (plan.rollout_workers * plan.pipeline_depth)
         for host, machine in zip(self.hosts, self.machines, strict=True):
-            for number, device in zip(machine.numbers, machine.rollout, strict=True):
-                name = "" if self.single else f"rollout {number} "
-                count = processes(plan, self.workload, host.node)
+            for numbers, device in zip(machine.numbers, machine.rollout, strict=True):
+                name = "" if self.single else f"rollout {numbers[0]} "
                 backbone = self.trainers[0] if plan.split == "head" else None
                 rewards = self.workload.rewarded and not plan.reward_workers
-                found.append(Worker(host, device, name, size, count, backbone, rewards))
+                found.append(Worker(host, device, numbers, name, size, processes(plan, self.workload, host.node), backbone, rewards))
         return found
 
     def iteration(self, index: int) -> int:
         """Add the tasks of iteration ``index``; return the last of them."""
-        shards = [shard for number, worker in enumerate(self.workers) for shard in self._collect(index, number, worker)]
+        shards = [shard for worker in self.workers for shard in self._collect(index, worker)]
+        shards.sort(key=lambda shard: shard.parts[0].start)  # the order in which updates take them
         if self.workload.rewarded and self.plan.reward_workers:
             shards = self._stage("reward", shards, self.plan.reward_workers)
         if "reference" in self.graph:
             shards = self._stage("reference", shards, self.plan.reference_workers)
-        whole = self.workload.groups_per_step is not None
-        streams = self.graph.streams_into("update") and self.plan.streaming and not self.single
-        for part in [[shard] for shard in shards] if streams else [shards]:
-            updated = self._update(part, whole)
+        for arrived, minibatches in self._updates(shards):
+            updated = self._update(arrived, minibatches)
         return self._publish(updated)
 
-    def _collect(self, index: int, number: int, worker: Worker) -> list[_Shard]:
+    def _updates(self, shards: Sequence[_Shard]) -> Iterator[tuple[Sequence[_Shard], Sequence[tuple[int, int]]]]:
+        """Yield the shards that each update waits for, and its optimiser steps: all of them, or if
+        the update streams, one as soon as its groups have arrived."""
+        workload, per_step = self.workload, self.workload.groups_per_step
+        if per_step is None or not (self.plan.streams and self.graph.streams_into("update")):
+            yield shards, workload.minibatches
+            return
+        shard_of_group = [shard for shard in shards for _ in range(sum(map(len, shard.parts)) // workload.attempts)]
+        for step, size in enumerate(size for count, size in workload.minibatches for _ in range(count)):
+            yield shard_of_group[step * per_step : (step + 1) * per_step], ((1, size),)
+
+    def _collect(self, index: int, worker: Worker) -> list[_Shard]:
         """Add a worker's rollout, after its previous one and the arrival of the weights."""
         workload, host, tasks = self.workload, worker.host, self.tasks
         before = [self.thread, self.free.get(worker.prefix, -1)]
@@ -139,14 +143,11 @@ class _Simulation:
         ready = tasks.run(host, "merge", f"{worker.prefix}policy", worker.device, load, before, name="merge" if self.single else "load")
         workers, depth, found = self.plan.rollout_workers, self.plan.pipeline_depth, list[_Shard]()
         parts = workload.parts(None if self.single else workers)
-        for part in parts[number::workers] if workload.calls is None else [range(0)]:
-            if workload.calls is None:
-                groups, rows = listed_rounds(workload, part, worker.size, depth), workload.calls_of(part)
-            else:
-                size = worker.size * depth
-                groups, rows = slot_rounds(workload, number * size, worker.size, depth), size * workload.calls
-            ready = tasks.wait(worker.play(tasks, workload, groups, [ready]))
-            found.append(_Shard(ready, host.copies * rows, host.copies))
+        for each in zip_longest(*(parts[number::workers] for number in worker.numbers)):
+            mine = [part for part in each if part is not None]  # the last ones may be on some machines only
+            playing = replace(worker, host=replace(host, copies=len(mine)))
+            ready = tasks.wait(playing.play(tasks, workload, rounds(workload, mine[0], worker.size, depth), [ready]))
+            found.append(_Shard(ready, sum(map(workload.calls_of, mine)), mine))
         self.free[worker.prefix] = ready
         self.thread = ready if self.single else -1
         return found if self.single else [self._delivered(host, shard) for shard in found]
@@ -157,8 +158,8 @@ class _Simulation:
         The other machines with ranks read it at the same time, over their own links.
         """
         size, head = shard.rows * host.profile.bytes.call, self.head
-        ready = self.tasks.wait([shard.ready], host.latency + size / host.copies / STORE, "trajectories", "network")
-        away = size * (1 - (host.index == head.index) / host.copies)
+        ready = self.tasks.wait([shard.ready], host.latency + size / len(shard.parts) / STORE, "trajectories", "network")
+        away = size * (1 - (host.index == head.index) / len(shard.parts))
         ready = self.tasks.add("trajectories", "network", head.link, head.transfer(away), [ready])
         return replace(shard, ready=ready)
 
@@ -167,11 +168,11 @@ class _Simulation:
 
         Without workers, the trainer ranks share the rows of each shard.
         """
-        everything = [] if self.plan.streaming else [self.tasks.wait([shard.ready for shard in shards])]
+        everything = [] if self.plan.streams else [self.tasks.wait([shard.ready for shard in shards])]
         found = []
         for index, shard in enumerate(shards):
             number = index % min(workers, len(shards)) if workers else 0
-            parts = max(1.0, min(shard.copies, workers / len(shards)))
+            parts = max(1.0, min(len(shard.parts), workers / len(shards)))
             places = [(f"{operation} {number}", self.trainers[number % len(self.trainers)])] if workers else list(self._tracks())
             ends = []
             for track, (host, device) in places:
@@ -184,19 +185,19 @@ class _Simulation:
             found.append(replace(shard, ready=ready))
         return found
 
-    def _update(self, shards: Sequence[_Shard], whole: bool) -> int:
-        rows, plan, tasks = sum(shard.rows for shard in shards), self.plan, self.tasks
+    def _update(self, shards: Sequence[_Shard], minibatches: Sequence[tuple[int, int]]) -> int:
+        tasks = self.tasks
         ready = tasks.wait([self.thread, *(shard.ready for shard in shards)])
         ends = []
         for track, (host, device) in self._tracks():
             begin = self._switched(host, [ready, self.free.get(track, -1)], track)
-            seconds = update_seconds(host.profile, plan, self.workload, rows, whole)
+            seconds = update_seconds(host.profile, self.plan, self.workload, minibatches)
             end = tasks.run(host, "update", track, device, seconds, [begin])
             if self.workload.sharded:
-                end = tasks.wait([end, tasks.wait([begin], self._gathering(rows), "gather", "network")])
+                end = tasks.wait([end, tasks.wait([begin], self._gathering(minibatches), "gather", "network")])
             self.free[track] = self._switched(host, [end], track)
             ends.append(self.free[track])
-        done = tasks.wait(ends, self._all_reduce(rows, whole), "all-reduce", "network")
+        done = tasks.wait(ends, self._all_reduce(minibatches), "all-reduce", "network")
         self.free |= {track: done for track, _ in self._tracks()}
         self.thread = done if self.single else -1
         return done
@@ -210,14 +211,14 @@ class _Simulation:
         size = rollout_bytes(stored, plan, self.workload) + stored.weights + stored.gradients + stored.moments
         return self.tasks.wait(after, 8 * size / (1e9 * host.node.gpu_link_gbps), "switch", track)
 
-    def _gathering(self, rows: float) -> float:
+    def _gathering(self, minibatches: Sequence[tuple[int, int]]) -> float:
         """Seconds of a sharded rank's all-gathers, beside its computation.
 
         Each micro-batch gathers all weights for the forward pass, and again for the backward pass.
         """
-        ranks, plan = self.plan.trainer_ranks, self.plan
-        passes = self.workload.epochs * -(-rows // (ranks * plan.micro_batch_size))
-        return 2 * passes * self._ring(self.head.profile.bytes.weights)
+        together = self.plan.trainer_ranks * self.plan.micro_batch_size
+        passes = sum(count * -(-size // together) for count, size in minibatches)
+        return 2 * self.workload.epochs * passes * self._ring(self.head.profile.bytes.weights)
 
     def _ring(self, size: float) -> float:
         """Seconds in which a ring of the trainer ranks gathers or reduces ``size`` bytes.
@@ -230,11 +231,11 @@ class _Simulation:
             rate = min(rate, network) if head.node.gpus else network
         return (ranks - 1) / ranks * (size / rate + head.latency)
 
-    def _all_reduce(self, rows: float, whole: bool) -> float:
+    def _all_reduce(self, minibatches: Sequence[tuple[int, int]]) -> float:
         """Seconds in which gradients are summed, once per optimiser step: they are reduced and, if
         every rank needs all of them, gathered."""
-        steps = self.workload.epochs * (1 if whole else -(-rows // self.workload.minibatch_size))
-        return steps * (1 if self.workload.sharded else 2) * self._ring(self.head.profile.bytes.gradients)
+        steps = sum(count for count, _ in minibatches)
+        return self.workload.epochs * steps * (1 if self.workload.sharded else 2) * self._ring(self.head.profile.bytes.gradients)
 
     def _publish(self, updated: int) -> int:
         """Add the publication of weights: one put, then a broadcast or one fetch per machine."""

@@ -73,13 +73,14 @@ class Tasks:
 class Worker:
     """One rollout worker.
 
-    prefix: of its track names. processes: simulator processes per environment group.
-    backbone: (host, device) of a split policy's backbone; None: the policy is whole.
-    rewards: the worker computes the recipe's reward.
+    numbers: among all of the plan, on each machine of ``host``. prefix: of its track names.
+    processes: simulator processes per environment group. backbone: (host, device) of a split
+    policy's backbone; None: the policy is whole. rewards: it computes the recipe's reward.
     """
 
     host: Host
     device: int
+    numbers: tuple[int, ...]
     prefix: str
     size: int
     processes: int

@@ -49,20 +49,35 @@ class Workload:
     @property
     def rows(self) -> int:
         """Policy calls that an iteration's updates train on."""
-        return self.envs * self.calls if self.calls is not None else self.calls_of(range(self.listed))
+        return self.calls_of(*self.parts(None))
+
+    @property
+    def most_rows(self) -> int:
+        """Policy calls of the largest optimiser step, if every episode reaches its time limit."""
+        groups = self.groups_per_step
+        return self.minibatch_size if groups is None else min(groups * self.attempts, self.listed) * self.episode_calls
+
+    @property
+    def minibatches(self) -> Sequence[tuple[int, int]]:
+        """(number, policy calls) of optimiser steps in an epoch; groups count as equally long."""
+        per_step = self.groups_per_step
+        units, size = (self.rows, self.minibatch_size) if per_step is None else (self.listed // self.attempts, per_step)
+        full, rest = divmod(units, size)
+        return tuple((count, -(-each * self.rows // units)) for count, each in ((full, size), (1, rest)) if count and each)
 
     def parts(self, workers: int | None) -> list[range]:
-        """Split the listed episodes into whole groups, about one episode per environment.
+        """Split environments evenly, or episodes by whole groups, about one per environment.
 
-        ``workers`` None: one process, which takes all episodes at once.
+        ``workers`` None: one process, which takes all at once.
         """
+        total = self.listed if self.calls is None else self.envs
         if workers is None:
-            return [range(self.listed)]
+            return [range(total)]
         each = self.attempts * max(1, -(-(self.envs // workers) // self.attempts))
-        return [range(first, min(first + each, self.listed)) for first in range(0, self.listed, each)]
+        return [range(first, min(first + each, total)) for first in range(0, total, each)]
 
-    def calls_of(self, episodes: range) -> int:
-        return sum(self.length(0, index)[0] for index in episodes)
+    def calls_of(self, part: range) -> int:
+        return sum(self.length(0, index)[0] for index in part) if self.calls is None else len(part) * self.calls
 
     @property
     def steps(self) -> int:
@@ -86,12 +101,11 @@ class Round:
 
 
 @lru_cache(maxsize=4096)
-def slot_rounds(workload: Workload, first: int, size: int, depth: int) -> list[list[Round]]:
-    """Rounds of ``depth`` groups of ``size`` environments, from number ``first`` on.
-
-    Each environment makes ``workload.calls`` policy calls.
-    """
-    return [_slots(workload, range(first + group * size, first + (group + 1) * size)) for group in range(depth)]
+def rounds(workload: Workload, part: range, size: int, depth: int) -> list[list[Round]]:
+    """Rounds of ``depth`` groups of ``size`` environments that a worker runs for a ``part``."""
+    if workload.calls is None:
+        return _listed(workload, part, size, depth)
+    return [_slots(workload, part[group * size : (group + 1) * size]) for group in range(depth)]
 
 
 def _slots(workload: Workload, environments: Sequence[int]) -> list[Round]:
@@ -112,8 +126,7 @@ def _slots(workload: Workload, environments: Sequence[int]) -> list[Round]:
     return found
 
 
-@lru_cache(maxsize=4096)
-def listed_rounds(workload: Workload, share: range, size: int, depth: int) -> list[list[Round]]:
+def _listed(workload: Workload, share: range, size: int, depth: int) -> list[list[Round]]:
     """Rounds of a worker that runs each episode of ``share`` once, on the next free environment.
 
     An environment without an episode repeats the last one, and is ignored, until its group ends

@@ -79,3 +79,5 @@ def test_what_ranks_of_an_off_policy_algorithm_cannot_do(rlinf_vla: CommandLine,
     assert many.startswith("cluster.trainer_ranks=5 is more than algorithm.episodes=4: each rank stores episodes of its own")
     sharded = rlinf_vla(*counting.arguments("train", "counting_sac", *RANKS, "cluster.trainer_sharding=full")).complaint
     assert sharded == "algorithm=sac is off-policy: use rollout.split=none and cluster.trainer_sharding=none"
+    turns = rlinf_vla(*counting.arguments("train", "counting_sac", *RANKS, "cluster.offload=true")).complaint
+    assert turns == "cluster.offload=true is for on-policy algorithms without staleness: leave it out"

@@ -23,7 +23,7 @@ from rlinf_vla.models.pi0.options import Pi0Options
 from rlinf_vla.models.pi0.policy import Pi0Policy
 from rlinf_vla.planner import preview, search
 from rlinf_vla.planner.accounting import Allocations, allocated_gradients, kernels_of, peak_bytes
-from rlinf_vla.planner.budget import Setting, budget, setting_of
+from rlinf_vla.planner.budget import Setting, budget, most_rows_of, setting_of
 from rlinf_vla.planner.memory import MemoryModel, weights_of
 from rlinf_vla.planner.micro_batches import choose
 from rlinf_vla.planner.synthetic import synthetic_batch
@@ -172,6 +172,19 @@ def test_the_largest_micro_batch_that_fits_is_chosen() -> None:
     assert little.gradient_checkpointing and little.micro_batch_size > 8
     for found in (roomy, some, little):
         assert budget(model, found, GIGABYTE).peak <= 0.9 * GIGABYTE
+
+
+def test_a_minibatch_of_whole_groups_has_the_calls_of_their_episodes() -> None:
+    """Two groups of four episodes of eight calls, whatever algorithm.minibatch_size says."""
+    keys = ["recipe=maniskill_grpo", *MODEL[1:], "cluster.runtime=ray", "algorithm.epochs=1"]
+    keys += ["algorithm.groups_per_step=2", "algorithm.group_size=4"]
+    model = MemoryModel(recipe(*keys))
+    limit = 8 * model.policy.spec.chunk - 1
+    for ranks, rows in ((1, 64), (8, 8)):
+        model.recipe = recipe(*keys, f"env.episode_limit={limit}", f"cluster.trainer_ranks={ranks}")
+        assert most_rows_of(model) == choose(model, GIGABYTE).micro_batch_size == rows
+    model.recipe = recipe(*keys, "env.episode_limit=null", "cluster.micro_batch_size=500")
+    assert most_rows_of(model) == 500, "nobody knows before the simulator starts"
 
 
 def test_too_little_memory_is_refused_with_the_fix() -> None:

@@ -32,7 +32,7 @@ def test_placement_of_roles_on_gpus() -> None:
 
 def test_workers_have_the_numbers_that_the_runtime_gives_them() -> None:
     machines = place(ray("hybrid", 6, 1), cluster(3, **GPUS))
-    assert [(machine.copies, machine.numbers) for machine in machines] == [(1, (0, 1)), (2, (2, 3))]
+    assert [(machine.copies, machine.numbers) for machine in machines] == [(1, ((0,), (1,))), (2, ((2, 4), (3, 5)))]
     mixed = Cluster("mixed", (NodeConfig("some", gpus=2, gpu="fast"), NodeConfig("others", gpus=2, gpu="other")))
     known = {"fast": profile("fast"), "other": profile("other")}
     spans = simulate(problem(workload(), mixed, known), ray("hybrid", 4, 1)).spans
@@ -106,6 +106,16 @@ def test_activations_grow_with_the_micro_batch() -> None:
     with pytest.raises(UserError, match=r"33\.0 GB wanted"):
         check_memory(problem(workload(), machines, known), replace(Plan(), micro_batch_size=64))
     check_memory(problem(workload(minibatch_size=8), machines, known), replace(ray("collocated", 2, 2), micro_batch_size=64))
+
+
+def test_an_optimiser_step_of_whole_groups_needs_the_memory_of_their_calls() -> None:
+    """Two groups of four episodes of four calls, on two ranks: 16 GB of activations each."""
+    load = workload(calls=None, listed=64, attempts=4, groups_per_step=2, critic=False, minibatch_size=2)
+    known = {"fast": profile("fast", bytes=Bytes(weights=1e9, activations=1e9))}
+    roomy, small = (problem(load, cluster(2, **GPUS | {"gpu_memory_gb": memory / 0.9}), known) for memory in (17.1, 16.9))
+    check_memory(roomy, ray("disaggregated", 2, 2))
+    with pytest.raises(UserError, match=r"17\.0 GB wanted"):
+        check_memory(small, ray("disaggregated", 2, 2))
 
 
 def test_simulators_need_memory_where_the_policy_has_no_gpu() -> None:

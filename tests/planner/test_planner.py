@@ -11,7 +11,7 @@ from rlinf_vla.planner.plan import Plan
 from rlinf_vla.planner.profile import Bytes, Cost
 from rlinf_vla.planner.simulate import simulate
 from rlinf_vla.runtime.machines import Cluster
-from tests.planner.made_up import BYTES, COSTS, cluster, on_gpu, problem, profile, workload
+from tests.planner.made_up import BYTES, COSTS, cluster, on_gpu, ppo, problem, profile, workload
 
 KNOWN = {"cpu": profile(), "fast": on_gpu("fast")}
 SMALL = cluster(cpus=2)
@@ -63,10 +63,13 @@ def test_only_roles_with_work_are_tried() -> None:
 
 def test_memory_decides_micro_batch_and_off_loading() -> None:
     known = {"fast": replace(KNOWN["fast"], bytes=Bytes(weights=40e9, trained=1e9, activations=1e9))}
-    found = choose(problem(LOAD, cluster(**GPUS | {"gpus": 1}), known, micro_batch_size=32))
+    wanted = problem(LOAD, cluster(**GPUS | {"gpus": 1}), known, micro_batch_size=32)
+    found = choose(wanted)
     assert found.best.plan.micro_batch_size == 16, "43 GB and 16 GB of activations fit into 72 GB, 32 GB do not"
     on_ray = [each.plan for each in found.fitting if each.plan.runtime == "ray"]
     assert on_ray and all(plan.offload for plan in on_ray), "two copies of the weights do not fit"
+    stale = choose(replace(wanted, graph=ppo(staleness=1, decoupled=True)))
+    assert not any(each.plan.offload for each in stale.fitting), "rollouts run during updates"
 
 
 def test_nothing_fits() -> None:

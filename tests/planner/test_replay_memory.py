@@ -14,7 +14,7 @@ from rlinf_vla.core.types import Tensors
 from rlinf_vla.planner.accounting import Allocations, kernels_of
 from rlinf_vla.planner.budget import ALWAYS, ROLLOUT, UPDATE, budget, most_rows_of, setting_of
 from rlinf_vla.planner.memory import MemoryModel
-from rlinf_vla.planner.micro_batches import choose
+from rlinf_vla.planner.micro_batches import choose, least
 from rlinf_vla.planner.synthetic import records
 from rlinf_vla.runtime import builders, recipes
 
@@ -78,7 +78,7 @@ def test_a_rollout_is_counted_without_a_critic() -> None:
 def test_a_trainer_rank_has_room_for_more_rows_than_its_share() -> None:
     """Rows are drawn at random: with 256 on 4 ranks, more than 112 on any are 7 standard deviations away."""
     keys = ["recipe=maniskill_sac", "cluster.runtime=ray", "algorithm.batch_size=256"]
-    assert [most_rows_of(recipe(*keys, f"cluster.trainer_ranks={ranks}")) for ranks in (1, 2, 4)] == [256, 196, 112]
+    assert [most_rows_of(MemoryModel(recipe(*keys, f"cluster.trainer_ranks={ranks}"))) for ranks in (1, 2, 4)] == [256, 196, 112]
 
 
 def test_a_batch_that_does_not_fit_is_refused_with_the_fix(capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,6 +93,17 @@ def test_a_batch_that_does_not_fit_is_refused_with_the_fix(capsys: pytest.Captur
     with pytest.raises(UserError, match=r"needs at least .*: lower algorithm\.batch_size, or set algorithm\.frozen_backbone=true"):
         dry_run.run(compose.load("train", [*keys, f"cluster.nodes=[{node}]", "cluster.micro_batch_size=null"]))
     assert "moving averages" in capsys.readouterr().out
+
+
+def test_roles_that_do_not_take_turns_are_never_off_loaded() -> None:
+    """Only the flow of on-policy algorithms off-loads, so the roles of others add up on a device."""
+    node = "cluster.nodes=[{gpus: 1, gpu: any}]"
+    model = MemoryModel(recipe(*RUNS["adapters"], "model.options.dtype=bfloat16", "cluster=1gpu", node, "cluster.runtime=ray"))
+    needed = least(model, LARGE)
+    assert needed.peak == needed.role_peak("trainer") + needed.role_peak("rollout worker")
+    assert not choose(model, needed.peak / 0.85).offload
+    with pytest.raises(UserError, match=r"needs at least .*: lower algorithm\.batch_size"):
+        choose(model, needed.peak / 0.95)
 
 
 def test_a_loss_whose_sizes_depend_on_values_is_left_out(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

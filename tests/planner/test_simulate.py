@@ -126,6 +126,13 @@ def test_sharded_ranks_gather_weights_twice_per_micro_batch_and_each_reduces_its
     )
 
 
+def test_every_minibatch_of_a_sharded_rank_gathers_weights() -> None:
+    """Four minibatches of 16 calls on four ranks, two epochs: eight gathers forward, and eight backward."""
+    plan, load = Plan("ray", "disaggregated", 1, trainer_ranks=4), workload(minibatch_size=16, epochs=2, sharded=True)
+    found = played(plan, load, count=5)
+    assert found.critical["gathering sharded weights"] == pytest.approx(2 * 8 * 0.75 * BYTES.weights / (10e9 / 8))
+
+
 def test_smaller_micro_batches_cost_their_fixed_part_again() -> None:
     whole, cut = (played(replace(Plan(), micro_batch_size=rows)) for rows in (32, 8))
     assert cut.seconds - whole.seconds == pytest.approx(2 * 3 * 0.25 / 2)
@@ -155,6 +162,33 @@ def test_groups_are_used_as_they_arrive() -> None:
     plan = Plan("ray", "disaggregated", 1)
     streaming, waiting = (played(replace(plan, streaming=each), load, heavy, graph, 2).seconds for each in (True, False))
     assert streaming < 0.9 * waiting
+
+
+def test_an_off_loaded_plan_does_not_stream() -> None:
+    """As in the runtime: roles that share a device by turns cannot work on one rollout together."""
+    graph, known = trace(GRPO(GRPOConfig(groups_per_step=1, kl_coef=0.1), 1.0)), on_gpu("fast")
+    load = workload(calls=None, listed=16, attempts=4, groups_per_step=1, critic=False, processes=1, reference=True)
+    plans = [replace(RAY, rollout_workers=2, trainer_ranks=2, offload=True, streaming=streaming) for streaming in (True, False)]
+    streaming, waiting = (played(plan, load, known, graph, gpus=2, gpu_link_gbps=8.0) for plan in plans)
+    assert streaming.seconds == waiting.seconds and streaming.critical == waiting.critical
+    assert str(plans[0]) == str(plans[1])
+    bounds = [least_seconds(problem(load, cluster(gpus=2, gpu="fast"), {"fast": known}, graph), plan) for plan in plans]
+    assert bounds[0] == bounds[1] <= waiting.seconds
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_optimiser_steps_are_of_whole_groups_however_shards_are_cut(workers: int, streaming: bool) -> None:
+    """Eight groups of four episodes, three per step: three steps, of 48, 48 and 32 policy calls."""
+    graph = trace(GRPO(GRPOConfig(groups_per_step=3), 1.0))
+    load = workload(calls=None, listed=32, attempts=4, groups_per_step=3, critic=False, processes=1)
+    plan = Plan("ray", "disaggregated", workers, trainer_ranks=2, streaming=streaming)
+    known = profile(operations=COSTS | {"optimise": Cost(100.0)}, bytes=LIGHT)
+    found = played(plan, load, known, graph, workers + 2)
+    spans = [span for span in found.spans if span.name == "update" and span.track == "trainer 0"]
+    seconds = [(100.0 + 0.25 + 0.01 * rows / 2) / 2 for rows in (48, 48, 32)]  # core-seconds, on two cores
+    assert [span.end - span.start for span in spans] == pytest.approx(seconds if streaming else [sum(seconds)])
+    assert least_seconds(problem(load, cluster(workers + 2), {"cpu": known}, graph), plan) <= found.seconds
 
 
 def test_a_rewards_time() -> None:
@@ -190,6 +224,20 @@ def test_machines_with_the_same_use_are_simulated_once() -> None:
     four = played(replace(RAY, rollout_workers=4, trainer_ranks=4), workload(envs=32, minibatch_size=128), profile(bytes=LIGHT), count=4)
     assert four.seconds == pytest.approx(one.seconds)
     assert len({span.track for span in four.spans}) <= len({span.track for span in one.spans}) + 1
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 8])
+@pytest.mark.parametrize("listed", [8, 16, 24, 64, 88])
+def test_only_listed_episodes_are_simulated(count: int, listed: int) -> None:
+    """Also where some workers of a machine have fewer parts than its first ones, or none."""
+    costs = COSTS | {"update": Cost(0.0, 0.01), "optimise": Cost()}
+    load = workload(envs=32, calls=None, listed=listed, attempts=8, critic=False)
+    plan = Plan("ray", "disaggregated", rollout_workers=2 * count, trainer_ranks=2)
+    known = on_gpu("fast", operations=costs, bytes=replace(LIGHT, call=1e6))
+    found = played(plan, load, known, count=count + 1, gpus=2, network_gbps=0.008)
+    rows = 4 * listed
+    assert found.critical["the update"] == pytest.approx(rows * 0.01 / 2)
+    assert found.utilisation["node 0: network"] * found.seconds == pytest.approx(rows * 1.0), "trajectories, a second each"
 
 
 # properties of every plan
@@ -278,10 +326,10 @@ def test_ranks_share_what_an_update_computes_once() -> None:
         plan = Plan("ray", trainer_ranks=ranks, micro_batch_size=16)
         mine = 64 * (1 - (1 - 1 / ranks) ** 2)
         first = 0.25 * (64 / ranks / 16) + 0.01 * 64 / ranks
-        assert update_seconds(known, plan, load, 64, False) == pytest.approx(0.5 * ceil(mine / 16) + 0.02 * mine + first)
+        assert update_seconds(known, plan, load, load.minibatches) == pytest.approx(0.5 * ceil(mine / 16) + 0.02 * mine + first)
     for groups, shares in ((8, 1.0), (6, 1.5), (3, 1.75)):  # rows of all four ranks; of pairs of ranks; of any rank
         plan = Plan("ray", trainer_ranks=4, micro_batch_size=1)
-        seconds = update_seconds(known, plan, replace(load, proximal=False, row_groups=groups), 64, False)
+        seconds = update_seconds(known, plan, replace(load, proximal=False, row_groups=groups), load.minibatches)
         assert seconds == pytest.approx((0.5 + 0.02) * shares * 16)
     graph = trace(GRPO(GRPOConfig(kl_coef=0.1), 1.0))
     known = replace(known, operations=known.operations | {"reference": Cost(per_item=0.2)}, bytes=LIGHT)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Observation, StepResult
-from rlinf_vla.planner.workload import Round, Workload, listed_rounds, slot_rounds
+from rlinf_vla.planner.workload import Round, Workload, rounds
 from rlinf_vla.rollout.player import interleave, play_episodes, rollout_generator
 from rlinf_vla.telemetry.timeline import Timeline
 
@@ -114,7 +114,7 @@ def test_environments_that_run_for_a_fixed_time(lengths: list[int], calls: int, 
         first = following(torch.zeros(size))
         players.append(rollout_generator(Nobody(env), as_env(env), first, following, lambda call: False, Timeline(), "track", calls))
     interleave(players)
-    assert slot_rounds(load, 0, size, depth) == [as_rounds(env.told) for env in envs]
+    assert rounds(load, range(4), size, depth) == [as_rounds(env.told) for env in envs]
 
 
 @given(LENGTHS, st.integers(4, 12), st.sampled_from([1, 2]))
@@ -124,7 +124,7 @@ def test_episodes_of_a_list(lengths: list[int], listed: int, depth: int) -> None
     episodes = episodes_of([load.length(0, index)[0] for index in range(listed)])
     nobodies = {id(env): Nobody(env) for env in envs}
     play_episodes(lambda env: nobodies[id(env)], [as_env(env) for env in envs], episodes, lambda *call: None, Timeline())
-    assert listed_rounds(load, range(listed), 4 // depth, depth) == [as_rounds(env.told) for env in envs]
+    assert rounds(load, range(listed), 4 // depth, depth) == [as_rounds(env.told) for env in envs]
 
 
 def as_env(env: Clockwork) -> VectorEnv:

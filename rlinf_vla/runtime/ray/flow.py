@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlinf_vla.algorithms.on_policy import Batch, OnPolicy
+from rlinf_vla.config.cluster import streams
 from rlinf_vla.core.types import Rollouts, Tensors, Trajectory
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.collector import rollout_calls
@@ -49,13 +50,7 @@ class Workers(NamedTuple):
 class RayFlow(OnPolicyFlow):
     """Flow of on-policy algorithms on a Ray cluster."""
 
-    def __init__(
-        self,
-        workers: Workers,
-        num_envs: int,
-        settings: Settings,
-        **options: Any,
-    ) -> None:
+    def __init__(self, workers: Workers, num_envs: int, settings: Settings, **options: Any) -> None:
         """``num_envs``: of all rollout workers. ``options``: see ``OnPolicyFlow``."""
         super().__init__(settings, **options)
         self.rollouts, self.rewards, self.references, self.features, trainers, self._growth = workers
@@ -63,7 +58,7 @@ class RayFlow(OnPolicyFlow):
         self.workers, self.num_envs, self.offload = len(self.rollouts.actors), num_envs, cluster.offload
         self.share = max(1, num_envs // (self.workers * cluster.shards_per_worker))
         """Environments per shard."""
-        self.streaming = cluster.streaming and not cluster.offload
+        self.streaming = streams(cluster.streaming, cluster.offload)
         introduced: WorkerInfo = self.rollouts.call("worker_info")[0]
         assert introduced.env is not None and introduced.policy is not None
         self.trainers, self.env = trainers, introduced.env
