@@ -164,22 +164,24 @@ class ControlLoop:
             tick += 1 + skipped
 
     def _tick(self, tick: int, due: float, instruction: str) -> Step | Ended:
-        account = self.accounting
+        account, end = self.accounting, due + self._timing.period
         seen = self._sensors.read(account.took, account.age)
         if seen.state.fault is not None:
             return Ended(FAULT, seen.state.fault)
         self._collect(tick)
-        if self._wants():
+        # a step that is over is not executed, so it asks for no action: one of a recording would be lost
+        human = self._takeover() if self._clock.now() < end else None
+        if human is not None:
+            self._forget_plan()
+        elif self._wants():
             committed = self._chunks.committed(self._executed) if self._config.real_time_chunking else None
             self._background.submit(Request(seen, instruction, self._executed, tick, committed))
             self._queued = self._executed
-        human = self._takeover()
         if human is None and not self._timing.asynchronous:
-            self._await(tick, due + self._timing.period - self._timing.reserve)
+            self._await(tick, end - self._timing.reserve)
         now = self._clock.now()
-        if over := now >= due + self._timing.period:  # something was slow: this step, and so its action, is in the past
-            human = None
-        chosen = self._chunks.next(now, self._executed) if human is None and not over else None
+        human = human if now < end else None
+        chosen = self._chunks.next(now, self._executed) if now < end else None  # None if a plan was forgotten
         action = human if human is not None else chosen.action if chosen is not None else None
         if action is not None and not self._robot.spec.space.accepts(action):
             return self._failed(INVALID, f"{'the operator' if human is not None else 'the policy'} asked for {action.tolist()}")
@@ -244,12 +246,13 @@ class ControlLoop:
             account.took("jitter", abs(now - self._commanded - self._timing.period))
         if chosen is not None:
             account.age("action", chosen.age)
-        self._commanded, self._misses = now, 0
+        self._commanded, self._misses = None if chosen is None else now, 0
         self._executed += 1
 
     @property
     def _starting(self) -> bool:
-        """The arm has not moved yet, and the first chunk may still be on time."""
+        """The policy has not moved the arm since the run or a takeover began to wait for it, and its
+        first chunk may still be on time."""
         return self._commanded is None and self._clock.now() - self._standing_since <= self._timing.max_age
 
     def _interventions(self) -> list[Intervention]:
@@ -262,12 +265,17 @@ class ControlLoop:
         return found
 
     def _restart(self) -> None:
-        """Discard all earlier observations; the arm stands, possibly moved meanwhile."""
+        """Begin anew; the arm stands, possibly moved meanwhile."""
+        self._forget_plan()
+        self._target.restart()
+        self._misses = 0
+
+    def _forget_plan(self) -> None:
+        """Discard all observations so far: the policy did not cause what happened since."""
         self._background.withdraw()
         self._chunks.forget(self._sensors.count)
-        self._target.restart()
         self._standing_since = self._clock.now()
-        self._queued, self._commanded, self._misses = -math.inf, None, 0
+        self._queued, self._commanded = -math.inf, None
 
     def _failed(self, kind: str, detail: str) -> Ended:
         try:
