@@ -113,6 +113,8 @@ class RobotPlayer:
                 if len(self._recorder):
                     self._keep(keep, f"{type(error).__name__}: {error}", True, weights)
                 raise
+            if ended.last is not None and self._recorder.seen_something:  # otherwise no step of the policy led to it
+                self._recorder.look(ended.last)
             problem = ended.detail if ended.kind != FINISHED else None
             self._operator_session.lost |= ended.kind == CAMERA
             self.warm &= ended.kind not in (MISSED, UNANSWERED)  # it must answer before the arm moves again
