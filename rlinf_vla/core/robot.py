@@ -224,7 +224,8 @@ class Scene(Protocol):
         Called at every control step, so it never blocks."""
 
     def expert(self, state: RobotState) -> Action | None:
-        """Return the scripted expert's action for this state alone; None without an expert."""
+        """Return the scripted expert's action for this state alone; None without an expert, or
+        after its last action, with which a scripted episode ends."""
 
 
 SUCCESS, FAILURE, PAUSE, RESUME, QUIT, ACKNOWLEDGE = WORDS = ("success", "failure", "pause", "resume", "quit", "acknowledge")
