@@ -224,8 +224,7 @@ class Scene(Protocol):
         Called at every control step, so it never blocks."""
 
     def expert(self, state: RobotState) -> Action | None:
-        """Return the scripted expert's action for this state alone; None without an expert, or
-        after its last action, with which a scripted episode ends."""
+        """Return the expert's action for this state alone; None without one, or after its last."""
 
 
 SUCCESS, FAILURE, PAUSE, RESUME, QUIT, ACKNOWLEDGE = WORDS = ("success", "failure", "pause", "resume", "quit", "acknowledge")

@@ -135,15 +135,12 @@ def require_demonstrator(recipe: Recipe) -> None:
     plugin, shown, session = plugins.choose("robot", recipe.robot.name, plugins.robots()), recipe.algorithm.demonstrations, recipe.session
     count, nobody = shown if isinstance(shown, int) else 0, session.operator == NO_OPERATOR
     corrects, expert = recipe.algorithm.family == INTERACTIVE and session.patience_s is None, plugin.scene(recipe.robot).has_expert
-    if not corrects and not (count and not (nobody and expert)):
+    if not corrects and (not count or (nobody and expert)):
         return  # no person has to move the arm
     if not isinstance(plugin.make(recipe.robot).spec.space, ToolSpace):
-        way = "record them with lerobot-record and a leader arm, for algorithm=sft" + (
-            ", or set algorithm.demonstrations=0" if count else ""
-        )
         raise UserError(
-            f"no operator's device moves the joints of robot={recipe.robot.name} for demonstrations or corrections: "
-            + (f"set {'session.operator=none' if count else 'session.patience_s=3'}" if expert else way)
+            f"no operator's device moves the joints of robot={recipe.robot.name}: set algorithm=sft for a dataset of lerobot-record and "
+            "a leader arm, or algorithm=sac algorithm.demonstrations=0; with a simulated expert session.operator=none session.patience_s=3"
         )
     if count and nobody:
         raise UserError(

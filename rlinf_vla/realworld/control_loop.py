@@ -135,12 +135,9 @@ class ControlLoop:
         origin = self._clock.now()
         try:
             ended = self._ticks(origin, instruction, after_step)
-        except CameraError as error:
-            ended = self._failed(CAMERA, str(error))
-        except RobotError as error:
-            ended = self._failed(ROBOT, str(error))
-        except Unanswered as error:
-            ended = self._failed(UNANSWERED, str(error))
+        except (RobotError, Unanswered) as error:
+            kind = UNANSWERED if isinstance(error, Unanswered) else CAMERA if isinstance(error, CameraError) else ROBOT
+            ended = self._failed(kind, str(error))
         except BaseException as error:
             self._failed("", f"{type(error).__name__}: {error}")
             raise
@@ -179,7 +176,7 @@ class ControlLoop:
         if seen.state.fault is not None:
             return Ended(FAULT, seen.state.fault)
         self._collect(tick)
-        # a step that is over is not executed, so it asks for no action: one of a recording would be lost
+        # a step that is over asks for no action: it executes none, and a replay would lose one
         human = self._takeover() if self._clock.now() < end else None
         if human is not None:
             self._forget_plan()
@@ -261,8 +258,7 @@ class ControlLoop:
 
     @property
     def _starting(self) -> bool:
-        """The policy has not moved the arm since the run or a takeover began to wait for it, and its
-        first chunk may still be on time."""
+        """The policy has not acted yet, or not since a takeover, and may be on time."""
         return self._commanded is None and self._clock.now() - self._standing_since <= self._timing.max_age
 
     def _interventions(self) -> list[Intervention]:

@@ -23,8 +23,7 @@ TERMINAL = "/dev/tty"
 HOLD_S = 0.25
 """How long a key press counts as held; longer than the terminal's key repeat interval."""
 TAKEOVER_S = 0.7
-"""How long it keeps the policy from acting; longer than the delay of a first repetition, usually
-about 0.5 s."""
+"""How long it keeps the policy from acting; longer than the usual 0.5 s to the first repetition."""
 STANDS = Event(motion=RELEASED.motion, keeps=True)
 MOTIONS = {"w": (0, 1.0), "s": (0, -1.0), "a": (1, 1.0), "d": (1, -1.0), "r": (2, 1.0), "f": (2, -1.0), "q": (5, 1.0), "e": (5, -1.0)}
 """Key -> (index in the motion, value)."""

@@ -71,7 +71,7 @@ def test_a_keyboard_gives_the_words_of_a_session_and_moves_no_joint(monkeypatch:
 
 @pytest.mark.parametrize("words", [[], ["session.operator=none"]])
 def test_demonstrations_by_an_operator_are_refused(words: list[str]) -> None:
-    with pytest.raises(UserError, match=r"the joints of robot=lerobot .* lerobot-record .*, or set algorithm\.demonstrations=0$"):
+    with pytest.raises(UserError, match=r"the joints of robot=lerobot: .* lerobot-record .* algorithm\.demonstrations=0"):
         require_demonstrator(composed(*words))
 
 
@@ -79,7 +79,7 @@ def test_a_simulated_expert_needs_no_operator() -> None:
     recipe = recipes.read(compose.load("train", ["recipe=so101_rlpd", "cluster=laptop"]))
     require_demonstrator(recipe)
     recipe.session.operator = "keyboard"
-    with pytest.raises(UserError, match=r"set session\.operator=none$"):
+    with pytest.raises(UserError, match=r"session\.operator=none"):
         require_demonstrator(recipe)
 
 
@@ -87,5 +87,5 @@ def test_corrections_are_refused_and_imitation_is_not(tmp_path: Path) -> None:
     keys = ["recipe=so101_sft", *REAL, f"algorithm.demonstrations.dataset={tmp_path}"]
     require_demonstrator(recipes.read(compose.load("train", keys)))
     corrected = recipes.read(compose.load("train", [*keys, "algorithm=hg_dagger"]))
-    with pytest.raises(UserError, match=r"for algorithm=sft$"):
+    with pytest.raises(UserError, match="set algorithm=sft"):
         require_demonstrator(corrected)
