@@ -224,7 +224,7 @@ class Scene(Protocol):
         Called at every control step, so it never blocks."""
 
     def expert(self, state: RobotState) -> Action | None:
-        """Return the scripted expert's action for this state alone; None without an expert."""
+        """Return the expert's action for this state alone; None without one, or after its last."""
 
 
 SUCCESS, FAILURE, PAUSE, RESUME, QUIT, ACKNOWLEDGE = WORDS = ("success", "failure", "pause", "resume", "quit", "acknowledge")
@@ -251,8 +251,8 @@ class OperatorPlugin(Protocol):
     """Entry point group ``rlinf_vla.operators``: one kind of operator device."""
 
     def __call__(self, device: str | None, dimensions: int) -> Operator:
-        """Open the device at this path (None: find one) for actions of a ToolSpace of this size.
-        Raises RobotError if there is none."""
+        """Open the device at this path (None: find one) for actions of a ToolSpace of this size; in
+        a JointSpace it gives words only. Raises RobotError if there is none."""
 
 
 @dataclass(frozen=True)

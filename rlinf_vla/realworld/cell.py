@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.recipe import Recipe, RewardConfig
+from rlinf_vla.config.recipe import INTERACTIVE, Recipe, RewardConfig
 from rlinf_vla.config.robot import BY_SCRIPT, NO_OPERATOR, ROBOT, ControlConfig
 from rlinf_vla.core import plugins
 from rlinf_vla.core.action_space import ActionSpace, ToolSpace
@@ -35,18 +35,25 @@ WARMUP = 3
 _SOMEBODY = "session.operator=keyboard, gamepad or spacemouse"
 
 
-class NoOperator:
-    """Operator that never takes over and gives no words."""
+class WordsAlone:
+    """Operator that never takes over; ``device`` gives the words, None: nobody does."""
 
-    name = NO_OPERATOR
+    def __init__(self, device: Operator | None = None) -> None:
+        self._device = device
+
+    @property
+    def name(self) -> str:
+        return NO_OPERATOR if self._device is None else self._device.name
 
     def action(self, hand: float) -> Action | None:
         return None
 
     def words(self) -> list[str]:
-        return []
+        return [] if self._device is None else self._device.words()
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        if self._device is not None:
+            self._device.close()
 
 
 class Inference:
@@ -124,9 +131,18 @@ def check(recipe: Recipe) -> None:
 
 
 def require_demonstrator(recipe: Recipe) -> None:
-    """Raise UserError if neither an operator nor an expert can give the recipe's demonstrations."""
-    scene, count = plugins.choose("robot", recipe.robot.name, plugins.robots()).scene(recipe.robot), recipe.algorithm.demonstrations
-    if count and recipe.session.operator == NO_OPERATOR and not scene.has_expert:
+    """Raise UserError if nobody can give the recipe's demonstrations or corrections."""
+    plugin, shown, session = plugins.choose("robot", recipe.robot.name, plugins.robots()), recipe.algorithm.demonstrations, recipe.session
+    count, nobody = shown if isinstance(shown, int) else 0, session.operator == NO_OPERATOR
+    corrects, expert = recipe.algorithm.family == INTERACTIVE and session.patience_s is None, plugin.scene(recipe.robot).has_expert
+    if not corrects and (not count or (nobody and expert)):
+        return  # no person has to move the arm
+    if not isinstance(plugin.make(recipe.robot).spec.space, ToolSpace):
+        raise UserError(
+            f"no operator's device moves the joints of robot={recipe.robot.name}: set algorithm=sft for a dataset of lerobot-record and "
+            "a leader arm, or algorithm=sac algorithm.demonstrations=0; with a simulated expert session.operator=none session.patience_s=3"
+        )
+    if count and nobody:
         raise UserError(
             f"algorithm.demonstrations={count}: robot={recipe.robot.name} has no expert that could give them: set {_SOMEBODY}, "
             "or algorithm.demonstrations=0"
@@ -219,9 +235,6 @@ def spec_of(recipe: Recipe, policy: PolicySpec) -> EnvSpec:
 def _operator(recipe: Recipe, space: ActionSpace, dimensions: int) -> Operator:
     settings = recipe.session
     if settings.operator == NO_OPERATOR:
-        return NoOperator()
-    if not isinstance(space, ToolSpace):
-        raise UserError(
-            f"session.operator={settings.operator} moves a tool, robot={recipe.robot.name} is moved by its joints: set it to none"
-        )
-    return plugins.operators()[settings.operator](settings.device, dimensions)
+        return WordsAlone()
+    device = plugins.operators()[settings.operator](settings.device, dimensions)
+    return device if isinstance(space, ToolSpace) else WordsAlone(device)  # which moves a tool, and so no joints

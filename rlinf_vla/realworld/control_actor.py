@@ -79,7 +79,7 @@ def require_fit(policy: Policy, space: ActionSpace, cameras: Collection[str], co
     if isinstance(space, JointSpace) and (spec.convention.tool or spec.convention.gripper or spec.convention.state):
         raise UserError("the policy's actions move a tool, the robot's move joints: choose another model.checkpoint")
     if blind := spec.images.keys() - cameras:
-        raise UserError(f"the policy needs image {min(blind)!r}, the robot's cameras are {sorted(cameras)}: set model.options.images")
+        raise UserError(f"the policy needs image {min(blind)!r}, not one of {sorted(cameras)}: set robot.cameras or model.options.images")
     if (count := config.requests_in_flight) > 1 and policy.elsewhere is None:
         raise UserError(f"control.requests_in_flight={count} is for a head whose backbone is elsewhere (rollout.backbone.url): set it to 1")
     if config.real_time_chunking and not isinstance(policy, RealTimeChunking):

@@ -10,7 +10,8 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
 from rlinf_vla.config.robot import ControlConfig, timing
 from rlinf_vla.core.robot import Camera, CameraError, Intervention, Robot, RobotError, Target, Timed
@@ -25,35 +26,37 @@ UNANSWERED = "no answer"
 
 
 @dataclass(frozen=True)
-class Ended:
-    """Why a run ended. kind: FINISHED or the failure; after a failure the robot stands until an
-    operator acknowledges it."""
-
-    kind: str
-    detail: str
-
-
-@dataclass(frozen=True)
 class Step:
     """One control step.
 
     by: whose action was executed, ``policy`` or ``human``; ``held`` and ``starting`` sent no
     command. time: its end, in clock seconds. chosen: source of the policy's action. action: ``[D]``
-    as executed, from policy or operator.
+    as executed, from policy or operator. interventions: reported since the step before.
     """
 
     tick: int
     time: float
     seen: Reading
-    by: str
-    chosen: Chosen | None
-    action: Actions | None
-    target: Target | None
-    interventions: list[Intervention]
+    by: str = HELD
+    chosen: Chosen | None = None
+    action: Actions | None = None
+    target: Target | None = None
+    interventions: list[Intervention] = field(default_factory=list)
 
     @property
     def human(self) -> bool:
         return self.by == HUMAN
+
+
+@dataclass(frozen=True)
+class Ended:
+    """Why a run ended. kind: FINISHED or the failure; after a failure the robot stands until an
+    operator acknowledges it. last: the last reading, which shows what the last action led to, and
+    the interventions since the last step; None if nothing was read."""
+
+    kind: str
+    detail: str
+    last: Step | None = field(default=None, compare=False)
 
 
 COMMAND_GRACE_PERIODS = 0.5
@@ -95,6 +98,7 @@ class ControlLoop:
         self._executed = self._misses = 0
         self._queued: float = -math.inf
         self._commanded: float | None = None
+        self._last: Step | None = None
         self._restart()
 
     def warm_up(self, instruction: str, idle: Callable[[], None] = lambda: None) -> None:
@@ -130,22 +134,24 @@ class ControlLoop:
         self._restart()
         origin = self._clock.now()
         try:
-            return self._ticks(origin, instruction, after_step)
-        except CameraError as error:
-            return self._failed(CAMERA, str(error))
-        except RobotError as error:
-            return self._failed(ROBOT, str(error))
-        except Unanswered as error:
-            return self._failed(UNANSWERED, str(error))
+            ended = self._ticks(origin, instruction, after_step)
+        except (RobotError, Unanswered) as error:
+            kind = UNANSWERED if isinstance(error, Unanswered) else CAMERA if isinstance(error, CameraError) else ROBOT
+            ended = self._failed(kind, str(error))
         except BaseException as error:
             self._failed("", f"{type(error).__name__}: {error}")
             raise
         finally:
             self._background.withdraw()
             self.accounting.seconds += self._clock.now() - origin
+        found = list[Intervention]()
+        with suppress(RobotError):  # the robot is lost, and its report with it
+            found = self._interventions()
+        return replace(ended, last=self._last and replace(self._last, interventions=found))
 
     def _ticks(self, origin: float, instruction: str, after_step: Callable[[Step], str | None]) -> Ended:
         period, account, tick = self._timing.period, self.accounting, 0
+        self._interventions()  # of the way home: no action here caused them
         while True:
             due = origin + tick * period
             self._clock.sleep_until(due)
@@ -164,22 +170,25 @@ class ControlLoop:
             tick += 1 + skipped
 
     def _tick(self, tick: int, due: float, instruction: str) -> Step | Ended:
-        account = self.accounting
+        account, end = self.accounting, due + self._timing.period
         seen = self._sensors.read(account.took, account.age)
+        self._last = Step(tick, self._clock.now(), seen)
         if seen.state.fault is not None:
             return Ended(FAULT, seen.state.fault)
         self._collect(tick)
-        if self._wants():
+        # a step that is over asks for no action: it executes none, and a replay would lose one
+        human = self._takeover() if self._clock.now() < end else None
+        if human is not None:
+            self._forget_plan()
+        elif self._wants():
             committed = self._chunks.committed(self._executed) if self._config.real_time_chunking else None
             self._background.submit(Request(seen, instruction, self._executed, tick, committed))
             self._queued = self._executed
-        human = self._takeover()
         if human is None and not self._timing.asynchronous:
-            self._await(tick, due + self._timing.period - self._timing.reserve)
+            self._await(tick, end - self._timing.reserve)
         now = self._clock.now()
-        if over := now >= due + self._timing.period:  # something was slow: this step, and so its action, is in the past
-            human = None
-        chosen = self._chunks.next(now, self._executed) if human is None and not over else None
+        human = human if now < end else None
+        chosen = self._chunks.next(now, self._executed) if now < end else None  # None if a plan was forgotten
         action = human if human is not None else chosen.action if chosen is not None else None
         if action is not None and not self._robot.spec.space.accepts(action):
             return self._failed(INVALID, f"{'the operator' if human is not None else 'the policy'} asked for {action.tolist()}")
@@ -244,12 +253,12 @@ class ControlLoop:
             account.took("jitter", abs(now - self._commanded - self._timing.period))
         if chosen is not None:
             account.age("action", chosen.age)
-        self._commanded, self._misses = now, 0
+        self._commanded, self._misses = None if chosen is None else now, 0
         self._executed += 1
 
     @property
     def _starting(self) -> bool:
-        """The arm has not moved yet, and the first chunk may still be on time."""
+        """The policy has not acted yet, or not since a takeover, and may be on time."""
         return self._commanded is None and self._clock.now() - self._standing_since <= self._timing.max_age
 
     def _interventions(self) -> list[Intervention]:
@@ -262,12 +271,17 @@ class ControlLoop:
         return found
 
     def _restart(self) -> None:
-        """Discard all earlier observations; the arm stands, possibly moved meanwhile."""
+        """Begin anew; the arm stands, possibly moved meanwhile."""
+        self._forget_plan()
+        self._target.restart()
+        self._misses, self._last = 0, None
+
+    def _forget_plan(self) -> None:
+        """Discard all observations so far: the policy did not cause what happened since."""
         self._background.withdraw()
         self._chunks.forget(self._sensors.count)
-        self._target.restart()
         self._standing_since = self._clock.now()
-        self._queued, self._commanded, self._misses = -math.inf, None, 0
+        self._queued, self._commanded = -math.inf, None
 
     def _failed(self, kind: str, detail: str) -> Ended:
         try:

@@ -19,7 +19,7 @@ BINS = 20
 POLICY, HUMAN, HELD, STARTING, SKIPPED = STEPS = ("policy", "human", "held", "starting", "skipped")
 """Outcome of each control period.
 POLICY, HUMAN: whose action was executed. HELD: there was no action. STARTING: the same before the
-first action of a run, while the arm stands anyway. SKIPPED: over before its tick could begin."""
+policy's first action of a run or after a takeover. SKIPPED: over before its tick could begin."""
 ACCEPTED = "accepted"
 
 

@@ -63,8 +63,8 @@ class RobotPlayer:
         """The policy has answered since the beginning, or since it last did not."""
         self._last: Action | None = None
         """Last action in this episode."""
-        self._paused = False
-        """The operator paused this episode."""
+        self._paused = self._shown = False
+        """The operator paused this episode; the expert of a scripted one has no more actions."""
 
     def leave(self, reason: str) -> None:
         """Cut the current episode and end the session."""
@@ -105,7 +105,7 @@ class RobotPlayer:
             task = self._cell.scene.task
             self.journal.begin(job, task, instruction, weights)
             self._recorder = EpisodeRecorder(job, task, instruction, self._clock.now(), self.journal)
-            self._last, self._paused = None, False
+            self._last, self._paused, self._shown = None, False, False
             self._cell.operator.action(OPEN)  # discard earlier presses of the gripper button
             try:
                 ended = self._loop.run(instruction, self._after_step)
@@ -113,6 +113,8 @@ class RobotPlayer:
                 if len(self._recorder):
                     self._keep(keep, f"{type(error).__name__}: {error}", True, weights)
                 raise
+            if ended.last is not None and self._recorder.seen_something:  # otherwise no step of the policy led to it
+                self._recorder.look(ended.last)
             problem = ended.detail if ended.kind != FINISHED else None
             self._operator_session.lost |= ended.kind == CAMERA
             self.warm &= ended.kind not in (MISSED, UNANSWERED)  # it must answer before the arm moves again
@@ -182,6 +184,7 @@ class RobotPlayer:
         found = self._cell.operator.action(OPEN if self._last is None else float(self._last[-1]))
         if found is None and (job.scripted or (job.kind == TRAINING and helping)):
             found = self._cell.scene.expert(self._cell.robot.observe())
+            self._shown = job.scripted and found is None and self._cell.scene.has_expert
         if found is not None:
             self._last = found
         elif job.scripted or job.kind == DEMONSTRATION:  # the policy never acts in these
@@ -206,6 +209,8 @@ class RobotPlayer:
         if take.job.kind == EVALUATION and step.human:
             take.terminated = True
             return f"{self._cell.operator.name} took over"
+        if self._shown:
+            return "no action is left"
         if step.tick >= self._limit:
             return "time is up"
         take.act(step)

@@ -153,7 +153,7 @@ def replay(config: DictConfig, number: int) -> None:
         raise UserError(f"episode={number}: {recipe.algorithm.dataset} has episodes 0 to {len(reader) - 1}")
     recorded = reader.episode(number, [form.ACTION, form.STATE]).columns
     found: list[RobotEpisode] = []
-    recipe.env.episode_limit = len(recorded[form.ACTION])
+    recipe.env.episode_limit = recipe.control.max_misses * len(recorded[form.ACTION])  # held periods cut no action
     with open_cell(recipe, say, lambda scene: ReplayScene(scene, recorded[form.ACTION])) as cell:
         require_same_control_rate(recipe.algorithm.dataset, [cell.spec])
         if recorded[form.ACTION].shape[1] != cell.spec.action_dim:

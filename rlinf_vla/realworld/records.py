@@ -30,13 +30,10 @@ class RecordForm:
 def training_records(episode: RobotEpisode, inputs: Inputs, form: RecordForm) -> list[EpisodeRecords]:
     """Return the records of all steps. ``inputs``: of the ``N + 1`` observations, ``[N + 1, ...]``.
 
-    If the actor chooses noise, steps of the operator are left out, and so are those of a chunk
-    that was under execution when the operator let go.
+    If the actor chooses noise, steps of the operator are left out.
     """
-    if not form.noise:
-        return [to_records(episode, inputs, form, 0, len(episode))]
-    begun = [(start + int(episode.begins[start:end].int().argmax()), end) for start, end in runs(~episode.human)]
-    return [to_records(episode, inputs, form, start, end) for start, end in begun if episode.begins[start]]
+    spans = runs(~episode.human) if form.noise else [(0, len(episode))]
+    return [to_records(episode, inputs, form, start, end) for start, end in spans]
 
 
 def operator_records(episode: RobotEpisode, inputs: Inputs, form: RecordForm) -> list[EpisodeRecords]:

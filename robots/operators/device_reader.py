@@ -26,10 +26,12 @@ class Event:
     """Input of a device.
 
     motion: dx, dy, dz, rx, ry, rz in [-1, 1], held until the next motion; None keeps the last one.
+    keeps: a motion of zeros keeps the arm standing, instead of returning control to the policy.
     toggles: an open gripper closes, a closed one opens. word: one of WORDS.
     """
 
     motion: tuple[float, ...] | None = None
+    keeps: bool = False
     toggles: bool = False
     word: str | None = None
 
@@ -94,7 +96,7 @@ class DeviceReader:
         self._device, self._dimensions, self._keys = device, dimensions, keys
         self._lock = threading.Lock()
         self._motion: tuple[float, ...] = (0.0,) * 6
-        self._toggled = False
+        self._keeps = self._toggled = False
         self._words: list[str] = []
         self._closed = self._lost = False
         self._listener = threading.Thread(target=self._listen, name=device.name, daemon=True)
@@ -103,7 +105,7 @@ class DeviceReader:
     def action(self, hand: float) -> Action | None:
         with self._lock:
             toggled, self._toggled = self._toggled, False
-            if max(map(abs, self._motion)) < STILL and not toggled:
+            if max(map(abs, self._motion)) < STILL and not (toggled or self._keeps):
                 return None
             if toggled:
                 hand = CLOSED if hand > 0 else OPEN
@@ -128,7 +130,7 @@ class DeviceReader:
         """Take in one event of the device."""
         with self._lock:
             if event.motion is not None:
-                self._motion = event.motion
+                self._motion, self._keeps = event.motion, event.keeps
             self._toggled ^= event.toggles
             if event.word is not None:
                 self._words.append(event.word)

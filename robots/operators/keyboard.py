@@ -2,12 +2,14 @@
 
 w s: forward, back. a d: left, right. r f: up, down. q e: rotate about z. Space: gripper.
 y: success. n: failure. p: pause. Enter: resume. k: acknowledge. x: quit.
-A key press lasts HOLD_S; the terminal repeats a held key.
+A key press moves for HOLD_S; the terminal repeats a held key. The arm then stands until TAKEOVER_S
+after the last press, as the first repetition comes later than the next ones.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import termios
 import time
 import tty
@@ -20,6 +22,9 @@ from .device_reader import RELEASED, Device, DeviceReader, Event
 TERMINAL = "/dev/tty"
 HOLD_S = 0.25
 """How long a key press counts as held; longer than the terminal's key repeat interval."""
+TAKEOVER_S = 0.7
+"""How long it keeps the policy from acting; longer than the usual 0.5 s to the first repetition."""
+STANDS = Event(motion=RELEASED.motion, keeps=True)
 MOTIONS = {"w": (0, 1.0), "s": (0, -1.0), "a": (1, 1.0), "d": (1, -1.0), "r": (2, 1.0), "f": (2, -1.0), "q": (5, 1.0), "e": (5, -1.0)}
 """Key -> (index in the motion, value)."""
 WORDS = {"y": SUCCESS, "n": FAILURE, "p": PAUSE, "\n": RESUME, "\r": RESUME, "k": ACKNOWLEDGE, "x": QUIT}
@@ -43,14 +48,13 @@ class Keyboard(Device):
             raise RobotError(self.refusal.format(path=path, error=error)) from None
 
     def events(self) -> Iterator[Event]:
-        held = None
+        moved = -math.inf
         for keys in self.reports(64, HOLD_S):
-            if held is not None and time.monotonic() > held:  # even if another key is held now
-                held = None
-                yield RELEASED
+            if (quiet := time.monotonic() - moved) > HOLD_S:  # even if another key is held now
+                yield STANDS if quiet <= TAKEOVER_S else RELEASED
             for key in keys.decode(errors="ignore"):
                 if (event := parse(key)) is not None:
-                    held = time.monotonic() + HOLD_S if event.motion is not None else held
+                    moved = time.monotonic() if event.motion is not None else moved
                     yield event
 
     def close(self) -> None:

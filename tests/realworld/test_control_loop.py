@@ -131,11 +131,47 @@ def test_an_operator_takes_over() -> None:
     cell = Cell([20], chunk=4)
     cell.human = lambda: np.array([0, 0, 1, 1], np.float32) if 3 <= len(cell.steps) < 6 else None
     cell.run(9)
-    assert cell.by == "spphhhppp" and [step.by for step in cell.steps[3:6]] == ["human"] * 3
+    assert cell.by == "spphhhspp" and [step.by for step in cell.steps[3:6]] == ["human"] * 3
     heights = [step.target.pose.position[2] for step in cell.steps[2:6] if step.target]
     assert heights == pytest.approx([0.3, 0.35, 0.4, 0.45])
     assert cell.loop.accounting.steps["human"] == 3 and cell.loop.accounting.missed == 0
     assert all(step.chosen is None for step in cell.steps[3:6])
+
+
+TAKEOVER = np.array([-1, 0, 0, 1], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "config"),
+    [
+        (1, {"asynchronous": False}),
+        (8, {"asynchronous": False}),
+        (40, {"execution_horizon": 20, "max_observation_age_s": 3.0}),
+        (8, {"requests_in_flight": 2}),
+        (8, {"real_time_chunking": True}),
+    ],
+)
+@pytest.mark.parametrize("delay", [20, 250])
+def test_after_a_takeover_the_policy_acts_on_what_it_saw_after_it(chunk: int, config: dict[str, Any], delay: int) -> None:
+    """The rest of what it planned before would lead back to where the operator intervened."""
+    cell = Cell([delay], chunk, ControlConfig(**(LENIENT | config)))
+    cell.human = lambda: TAKEOVER if 5 <= len(cell.steps) < 8 else None
+    cell.run(20)
+    assert [step.human for step in cell.steps] == [5 <= number < 8 for number in range(20)]
+    seen = [step.chosen.chunk.request for step in cell.steps[8:] if step.chosen]
+    assert min(request.tick for request in seen) >= 8
+    assert not [request for request in cell.asked if 5 <= request.tick < 8], "an answer would come too late, and delay the next one"
+    (first,) = (request for request in cell.asked if request is seen[0])
+    assert first.committed is None, "no action that the arm will not execute is presented as committed"
+
+
+@pytest.mark.parametrize(("delays", "by"), [([20, 20, 700, 10_000], "sssssssphhhh"), ([20, 20, 10_000], "ssssssshhhh")])
+def test_the_wait_for_a_plan_after_a_takeover_is_no_miss(delays: list[float], by: str) -> None:
+    """The arm stands, as before the first action; a policy that is silent for longer stops it."""
+    cell = Cell(delays, 1, ControlConfig(warmup=0, max_misses=4, max_observation_age_s=850 * MS))
+    cell.human = lambda: TAKEOVER if len(cell.steps) in (2, 3) else None
+    assert cell.run(60).kind == MISSED
+    assert cell.by == "pphh" + by and len(cell.robot.commands) == 4 + by.count("p")
 
 
 def test_an_episode_does_not_act_on_observations_of_the_last_one() -> None:

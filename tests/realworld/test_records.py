@@ -22,7 +22,7 @@ OPENS = ArmConvention(Convention())
 def episodes(draw: st.DrawFn) -> RobotEpisode:
     """Chunks of the policy, of which takeovers cut some, and periods in which the arm was held."""
     human = draw(st.lists(st.booleans(), min_size=1, max_size=14))
-    begins = [not by and (step == 0 or draw(st.booleans())) for step, by in enumerate(human)]
+    begins = [not by and (step == 0 or human[step - 1] or draw(st.booleans())) for step, by in enumerate(human)]
     waits = draw(st.lists(st.integers(1, 3), min_size=len(human), max_size=len(human)))
     rewards = draw(st.lists(st.floats(-1, 1, width=16), min_size=len(human), max_size=len(human)))
     steps, terminated = len(human), draw(st.booleans())
@@ -108,10 +108,4 @@ def test_an_actor_of_noise_learns_from_whole_inferences_of_its_own(episode: Robo
             assert episode.begins[first], "a record begins with an inference, whose noise is known"
             assert each.records[ACTION][number].tolist() == [first]
             seen += range(first, end)
-    begun = [bool(episode.begins[: step + 1][int(_last_takeover(episode, step)) :].any()) for step in range(len(episode))]
-    assert seen == [step for step in range(len(episode)) if not episode.human[step] and begun[step]]
-
-
-def _last_takeover(episode: RobotEpisode, step: int) -> int:
-    before = torch.nonzero(episode.human[: step + 1])
-    return int(before[-1]) if len(before) else 0
+    assert seen == torch.nonzero(~episode.human)[:, 0].tolist()

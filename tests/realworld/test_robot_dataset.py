@@ -9,7 +9,7 @@ import torch
 
 from rlinf_vla.algorithms.sac import SACConfig
 from rlinf_vla.core.protocols import EnvSpec
-from rlinf_vla.core.robot import ACKNOWLEDGE, PAUSE, RESUME
+from rlinf_vla.core.robot import ACKNOWLEDGE, PAUSE, RESUME, Frame
 from rlinf_vla.core.types import ACTED, ACTION, DISCOUNT, REWARD
 from rlinf_vla.data.from_dataset import dataset_transitions
 from rlinf_vla.data.lerobot_format import recorded_features
@@ -48,6 +48,27 @@ def test_a_dataset_gives_the_same_records_as_the_session(limit: int, chunk: int,
     assert again.arrange(7) == episode.instruction
     np.testing.assert_array_equal(np.stack([again.expert(state) for _ in range(len(episode))]), episode.action.numpy())  # type: ignore[arg-type]
     assert again.expert(state) is None
+
+
+def test_a_replay_gives_every_action_also_if_steps_are_too_slow_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    actions = np.random.default_rng(0).uniform(-1, 1, (8, 4)).astype(np.float32)
+
+    def replayed(scene: ToyScene) -> ReplayScene:
+        scene.can_tell = False
+        return ReplayScene(scene, actions)
+
+    toy = Toy(limit=100, wrap=replayed)
+    look, delays = toy.camera.latest, iter([0, 0, 0.13, 0, 0, 0.35] + [0] * 100)
+
+    def slow() -> Frame:
+        toy.clock.sleep_until(toy.clock.now() + next(delays))
+        return look()
+
+    monkeypatch.setattr(toy.camera, "latest", slow)
+    toy.player.play(Job(DEMONSTRATION, 0, 7, scripted=True), toy.keep)
+    (episode,) = toy.episodes
+    np.testing.assert_array_equal(episode.action.numpy(), actions)
+    assert episode.ended == "no action is left" and episode.tick.tolist() == [0, 1, 3, 4, 8, 9, 10, 11, 12]
 
 
 def test_a_replay_restarts_after_a_fault_on_the_operators_command() -> None:

@@ -23,7 +23,7 @@ def killed_at_its_end(path: Path) -> RobotEpisode:
     slow = iter([20.0] * 3 + [230.0] + [20.0] * 30)
     toy.delay = lambda request: next(slow) / 1024
     toy.operator.acts = lambda hand: np.array([0.0, 1.0, 0.0, 1.0], np.float32) if len(toy.robot.commands) in (7, 8) else None
-    reported = iter([0, 2, 1, 0, 0, 3] + [0] * 30)  # before the first action, and after each
+    reported = iter([0, 0, 2, 1, 0, 0, 3] + [0] * 30)  # on the way home, before the first action, and after each
     toy.robot.interventions = lambda: [Intervention(0.0, "speed", 2.0, 1.0)] * next(reported)  # type: ignore[method-assign]
     found = list[RobotEpisode]()
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from rlinf_vla.benchmarks.synthetic_cell import REST
 from rlinf_vla.config.errors import Failure, UserError
 from rlinf_vla.config.robot import BY_SCRIPT
 from rlinf_vla.core.protocols import Convention
-from rlinf_vla.core.robot import ACKNOWLEDGE, FAILURE, PAUSE, QUIT, RESUME, SUCCESS, CameraError, RobotError, Vector
+from rlinf_vla.core.robot import ACKNOWLEDGE, FAILURE, PAUSE, QUIT, RESUME, SUCCESS, CameraError, Intervention, RobotError, Target, Vector
 from rlinf_vla.core.types import ACTED, ACTION, DISCOUNT, REWARD, Observation, StepResult, Tensors
 from rlinf_vla.realworld.arm_convention import ArmConvention
 from rlinf_vla.realworld.episode import (
@@ -338,7 +339,8 @@ def test_an_episode_without_an_action_is_repeated(kind: str) -> None:
     toy.operator.acts = lambda hand: None if toy.clock.now() < 10 else np.zeros(4, np.float32)
     toy.delay = lambda request: 1.0
     if kind == DEMONSTRATION:  # here only lateness leaves a step without an action
-        toy.scene.expert = lambda state: toy.clock.sleep_until(toy.clock.now() + 0.3 * (toy.clock.now() < 10))  # type: ignore[method-assign, func-returns-value]
+        still = np.zeros(4, np.float32)
+        toy.scene.expert = lambda state: toy.clock.sleep_until(toy.clock.now() + 0.3 * (toy.clock.now() < 10)) or still  # type: ignore[method-assign, func-returns-value]
     toy.operator.plan = {20_000: ACKNOWLEDGE}
     assert len(played(toy, Job(kind, 0, 7, scripted=kind == DEMONSTRATION))) == 1 and len(toy.episodes) == 1
     assert {"waiting": "no action was executed in the episode: time is up", "for": ACKNOWLEDGE} in toy.told
@@ -410,6 +412,67 @@ def test_a_fault_that_pressing_causes_ends_an_episode_as_a_failure(fault: str, t
     records = to_records(episode, {"row": rows}, RecordForm(1, ArmConvention(Convention()), False, 0.9), 0, len(episode)).records
     last = records[DISCOUNT][records[ACTED]][-1] if not terminal else records[DISCOUNT][-1]
     assert (last == 0) == terminal and len(records["row"]) == len(episode) + (not terminal)
+
+
+class Pressing:
+    """Moves by 0.1, 0.2, ...; the fifth command is changed by a limit and ends in a fault, which the next observation shows."""
+
+    def __init__(self, toy: Toy, fault: str) -> None:
+        self.toy, self.fault, self.move = toy, fault, toy.robot.command
+        self.reported: list[Intervention] = []
+        toy.acts = lambda position, goal: [0.1 * (len(toy.robot.commands) + 1), 0.0, 0.0, 1.0]
+        toy.robot.command, toy.robot.interventions = self.command, self.interventions  # type: ignore[method-assign]
+
+    def command(self, target: Target, valid_until: float) -> None:
+        self.move(target, valid_until)
+        if len(self.toy.robot.commands) == 5:
+            self.toy.robot.state = replace(self.toy.robot.state, fault=self.fault)
+            self.toy.clock.at(self.toy.clock.now() + 0.01, lambda: self.reported.append(Intervention(0.0, "max_lead_m", 1.0, 0.5)))
+
+    def interventions(self) -> list[Intervention]:
+        found, self.reported[:] = [*self.reported], []
+        return found
+
+
+@pytest.mark.parametrize(("fault", "terminal"), [("max_force_n: 51.2 measured, 40 allowed", True), ("network: lost", False)])
+def test_a_fault_is_the_outcome_of_the_last_action(fault: str, terminal: bool) -> None:
+    """And what a limit changed then is its cost, not one of the next episode."""
+    toy = Toy()
+    Pressing(toy, fault)
+    first = played(toy)
+    assert first.action[:, 0].tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5]) and first.terminated == terminal
+    torch.testing.assert_close(first.state[-1, 0], torch.tensor(toy.robot.state.pose.position[0], dtype=torch.float32))
+    assert first.interventions == {"max_lead_m": 1} and first.cost.tolist() == [0, 0, 0, 0, 1]
+    toy.operator.plan = {5_000: ACKNOWLEDGE}
+    assert played(toy).interventions == {}
+
+
+def test_what_a_limit_changed_between_two_episodes_belongs_to_neither() -> None:
+    toy = Toy()
+    pressing = Pressing(toy, "reflex: of the arm")
+    home = toy.robot.home
+
+    def limited(*arguments: Any) -> None:
+        pressing.reported.append(Intervention(0.0, "max_speed_m_s", 1.0, 0.5))
+        home(*arguments)
+
+    toy.robot.home = limited  # type: ignore[method-assign]
+    assert played(toy).interventions == {"max_lead_m": 1}
+    assert toy.player.accounting.document()["interventions"] == {"max_lead_m": 1, "max_speed_m_s": 1}
+
+
+def test_a_fault_before_the_first_step_is_no_failure_of_the_policy() -> None:
+    toy = Toy()
+    home = toy.robot.home
+
+    def bumped(*arguments: Any) -> None:
+        home(*arguments)
+        if toy.clock.now() < 1:
+            toy.clock.at(toy.clock.now() + 0.2, lambda: toy.robot.stop("max_force_n: 51.2 measured, 40 allowed"))
+
+    toy.robot.home = bumped  # type: ignore[method-assign]
+    toy.operator.plan = {5_000: ACKNOWLEDGE}
+    assert played(toy, Job(EVALUATION, 0, 7)).ended == "time is up"
 
 
 @pytest.mark.parametrize("fault", ["stopped by Bob", "policy: paused by Ada"])

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from rlinf_vla.core.robot import ACKNOWLEDGE, FAILURE, PAUSE, QUIT, RESUME, SUCCESS, WORDS, OperatorPlugin, RobotError
 from rlinf_vla.robots.operators import gamepad, keyboard, spacemouse
-from rlinf_vla.robots.operators.device_reader import DeviceReader, Event
+from rlinf_vla.robots.operators.device_reader import RELEASED, DeviceReader, Event
 
 
 class Silent:
@@ -134,6 +134,10 @@ def test_the_operators_motion_holds_until_release() -> None:
     for _ in range(2):
         hands.hear(Event(toggles=True))
     assert hands.action(-1) is None, "unchanged"
+    hands.hear(Event(motion=(0.0,) * 6, keeps=True))
+    np.testing.assert_allclose(hands.action(0.3), [0, 0, 0, 0.3], err_msg="the operator stands, and keeps the arm", rtol=1e-6)  # type: ignore[arg-type]
+    hands.hear(RELEASED)
+    assert hands.action(1) is None
     hands.hear(Event(word=SUCCESS))
     assert hands.words() == [SUCCESS] and hands.words() == []
     hands.close()
@@ -166,10 +170,15 @@ def test_keys_are_read_from_a_terminal_which_is_restored(terminal: tuple[int, in
     os.write(master, b"a")
     assert wait_for(lambda: (action := operator.action(1)) is not None and action[1] == 1.0)
     now[0] += keyboard.HOLD_S + 0.01
+    assert wait_for(lambda: (action := operator.action(0.5)) is not None and action.tolist() == [0] * 6 + [0.5]), "a tap is over"
+    now[0] = keyboard.TAKEOVER_S
+    os.write(master, b"y")
+    assert wait_for(lambda: SUCCESS in operator.words()) and operator.action(1) is not None, "until a held key would repeat"
+    now[0] += 0.01
     assert wait_for(lambda: operator.action(1) is None), "a key is released"
     os.write(master, b"a")
     assert wait_for(lambda: operator.action(1) is not None)
-    now[0] += keyboard.HOLD_S + 0.01
+    now[0] += keyboard.TAKEOVER_S + 0.01
     assert wait_for(lambda: os.write(master, b"k") > 0 and operator.action(1) is None), "also while another key is held"
     operator.close()
     assert wait_for(lambda: termios.tcgetattr(slave) == before)
