@@ -201,7 +201,7 @@ BUDGETS = {
     "rlinf_vla/testing": 2_095,
     "models": 6_532,
     "envs": 8_450,
-    "robots": 7_120,
+    "robots": 7_130,
     "rewards": 110,
     "benchmarks": 2_810,
 }
