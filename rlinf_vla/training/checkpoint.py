@@ -43,7 +43,7 @@ def save_checkpoint(
     keep: int,
     earlier: Mapping[int, Tensors] | None = None,
 ) -> Path:
-    """Write ``directory/step_<state["iteration"]>`` and keep only the ``keep`` newest checkpoints.
+    """Write ``directory/step_<state["iteration"]>``; keep only it and ``keep - 1`` before it.
 
     ``state``: JSON. ``earlier``: trainable weights of older versions that still have rollouts to
     collect (``algorithm.staleness``). All trainer ranks must call it, and rank 0 writes; the
@@ -68,7 +68,9 @@ def save_checkpoint(
         digests = {str(path.relative_to(aside)): digest(path) for path in sorted(aside.rglob("*")) if path.is_file()}
         (aside / COMPLETE).write_text(json.dumps(digests, indent=1) + "\n")
     logger.info("wrote %s, %d trained tensors", final, len(factors) + len(heads))
-    for old in complete_checkpoints(directory)[:-keep]:
+    found = complete_checkpoints(directory)
+    after = found.index(final) + 1
+    for old in found[: max(0, after - keep)] + found[after:]:  # later ones are of what a run left that resumed further back
         shutil.rmtree(old, ignore_errors=True)
         logger.debug("removed %s: checkpoints.keep=%d", old, keep)
     return final

@@ -117,6 +117,15 @@ def test_the_newest_are_kept(model: Path, tmp_path: Path) -> None:
     assert complete_checkpoints(tmp_path) == [tmp_path / "step_000009", tmp_path / "step_000010"]
 
 
+def test_a_run_that_resumed_further_back_leaves_what_came_later(model: Path, tmp_path: Path) -> None:
+    policy, trainer = trained(model)
+    for iteration in (5, 10, 15):
+        save(tmp_path, policy, trainer, iteration, keep=3)
+    for iteration, kept in ((7, [5, 7]), (9, [5, 7, 9]), (11, [7, 9, 11])):  # resumed from 5
+        save(tmp_path, policy, trainer, iteration, keep=3)
+        assert names(tmp_path) == [f"step_{each:06d}" for each in kept]
+
+
 def test_what_a_killed_writer_left_is_removed_by_the_next(model: Path, tmp_path: Path) -> None:
     partial_copy = tmp_path / ".step_000001.4194305"
     partial_copy.mkdir()
