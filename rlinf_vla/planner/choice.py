@@ -200,10 +200,15 @@ def least_seconds(problem: Problem, plan: Plan) -> float:
 
     It leaves out rewards, resets, values, transfers and waiting for turns.
     """
-    machines = place(plan, problem.cluster)
-    rollout, update = (max(part(problem, plan, machine) for machine in machines) for part in (_rollout, _update))
+    rollout = least_rollout_seconds(problem, plan)
+    update = max(_update(problem, plan, machine) for machine in place(plan, problem.cluster))
     streams = plan.streams and problem.graph.streams_into("update")
     return max(rollout, update) if streams or (problem.graph.lag > 1 and plan.runtime != IN_PROCESS) else rollout + update
+
+
+def least_rollout_seconds(problem: Problem, plan: Plan) -> float:
+    """Lower bound on the seconds of one iteration's rollout, on the slowest machine."""
+    return max(_rollout(problem, plan, machine) for machine in place(plan, problem.cluster))
 
 
 def _rollout(problem: Problem, plan: Plan, machine: Machine) -> float:

@@ -28,9 +28,9 @@ EPS = torch.finfo(torch.float32).eps
 FACTOR = 8.0
 """The largest accepted ratio of the official rounding to the one measured here; docs/results/portability.md has the ratios found."""
 
-ULPS = 1000.0
-"""The largest accepted rounding here, in float32 spacings of the largest number compared. bfloat16 has spacings of 65536 of them: results
-computed in less than float32 do not count as rounding."""
+ULPS = 4000.0
+"""The largest accepted rounding here, in float32 spacings of the largest number compared (found: 1030, of GR00T's gradients on an AMD EPYC).
+TF32 has spacings of 8192 of them and bfloat16 of 65536: results computed in less than float32 do not count as rounding."""
 
 KINKS = 8
 """ReLUs so close to zero that rounding decides their side: gradients are computed for both sides of each, 2**KINKS times at most."""
