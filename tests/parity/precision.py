@@ -29,7 +29,7 @@ FACTOR = 8.0
 """The largest accepted ratio of the official rounding to the one measured here; docs/results/portability.md has the ratios found."""
 
 ULPS = 4000.0
-"""The largest accepted rounding here, in float32 spacings of the largest number compared (found: 1030, of GR00T's gradients on an AMD EPYC).
+"""The largest accepted rounding here, in float32 spacings of the largest number compared (found: 1030, GR00T's gradients on an AMD EPYC).
 TF32 has spacings of 8192 of them and bfloat16 of 65536: results computed in less than float32 do not count as rounding."""
 
 KINKS = 8
