@@ -103,7 +103,7 @@ def test_each_seed_is_compared_with_its_own_start(tool: ModuleType) -> None:
     """The policy is the same, but its samples are others."""
     for seed, (before, after) in enumerate([(30, 60), (40, 61)]):
         finish(tool.Run("PPO, PushCube", seed), after, before)
-    sampled = next(tool.rows("PPO, PushCube", 2, set(), tool.Store(None)))
+    sampled = next(tool.rows("PPO, PushCube", 2, set(), tool.results("PPO, PushCube", 2, tool.Store(None))))
     assert "| 35.0 %" in sampled and "| 60.5 %" in sampled and ": 60.0, 61.0 | +25.5 (" in sampled
 
 

@@ -64,8 +64,8 @@ def rehearsal(kit: Kit) -> None:
     assert not failed, failed
 
 
-FEW = ("cluster=laptop", "env.num_envs=2", "rollout.batch_size=1", "env.episode_limit=4", "algorithm.horizon=8")
-SMALL = (*FEW, "algorithm.minibatch_size=4", "algorithm.epochs=1")
+SMALL = ["cluster=laptop", "env.num_envs=2", "rollout.batch_size=1", "env.episode_limit=4", "algorithm.horizon=8"]
+SMALL += ["algorithm.minibatch_size=4", "algorithm.epochs=1"]
 
 
 def maniskill(kit: Kit) -> None:

@@ -179,9 +179,9 @@ def results(proof: str, seeds: int, store: Store) -> dict[int, Result]:
     return dict(sorted((store.load(proof) | here).items()))
 
 
-def rows(proof: str, seeds: int, failed: set[Run], store: Store) -> Iterator[str]:
+def rows(proof: str, seeds: int, failed: set[Run], results: dict[int, Result]) -> Iterator[str]:
     """One line per mode of evaluation."""
-    found = list(results(proof, seeds, store).values())
+    found = list(results.values())
     state = f"{len(found)} of {max(seeds, len(found))} seeds" + ", one failed" * any(run.proof == proof for run in failed)
     if not found:
         yield f"| {proof} | {state} | | | | |"
@@ -198,7 +198,7 @@ def rows(proof: str, seeds: int, failed: set[Run], store: Store) -> Iterator[str
 
 
 def table(seeds: int, failed: set[Run], store: Store) -> list[str]:
-    return [*HEAD, *(line for proof in PROOFS for line in rows(proof, seeds, failed, store))]
+    return [*HEAD, *(line for proof in PROOFS for line in rows(proof, seeds, failed, results(proof, seeds, store)))]
 
 
 def figure(proof: str, found: dict[int, Result], path: Path) -> None:
@@ -238,7 +238,7 @@ the mean of all seeds in 86 to 100 % of simulations ([evaluation.md](../evaluati
     for proof in PROOFS:
         found = results(proof, seeds, store)
         store.save(proof, found)
-        new = list(rows(proof, seeds, failed, store))
+        new = list(rows(proof, seeds, failed, found))
         old = [line for line in kept if line.startswith(f"| {proof} | ") and seeds_of(line) > seeds_of(new[0])]
         lines += old or new
         if seeds_of(lines[-1]):

@@ -20,13 +20,14 @@ from safetensors import SafetensorError, safe_open
 from rlinf_vla.config.checks import NO_MODEL
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import flat
+from rlinf_vla.core.io import digest
 from rlinf_vla.data import lerobot_format as form
 from rlinf_vla.data.lerobot_reader import LeRobotReader
 from rlinf_vla.evaluation.results import read_json
 from rlinf_vla.runtime.recipes import ASSET, HUB
 from rlinf_vla.runtime.run_directory import CHECKPOINTS, RECIPE, saved_recipe
 from rlinf_vla.runtime.saved_recipe import from_saved, outside
-from rlinf_vla.training.checkpoint_files import ADAPTER, COMPLETE, HEADS, STATE, digest, verify
+from rlinf_vla.training.checkpoint_files import ADAPTER, COMPLETE, HEADS, STATE, verify
 
 MODEL, DATASET = "model", "dataset"
 ENVIRONMENT, MANIFEST = "environment.json", "manifest.json"

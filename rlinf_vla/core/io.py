@@ -75,6 +75,12 @@ def write_json(path: Path, document: dict[str, Any]) -> None:
     write_text(path, json.dumps(document, indent=1) + "\n")
 
 
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def digest_of(directory: Path) -> str:
     """Return the SHA-256 over names and contents of all files below a directory, in name order.
 
@@ -84,7 +90,5 @@ def digest_of(directory: Path) -> str:
         raise UserError(f"{directory}: no such directory")
     total = hashlib.sha256()
     for path in sorted(path for path in directory.rglob("*") if path.is_file()):
-        with path.open("rb") as file:
-            content = hashlib.file_digest(file, "sha256")
-        total.update(f"{path.relative_to(directory).as_posix()}\0{content.hexdigest()}\n".encode())
+        total.update(f"{path.relative_to(directory).as_posix()}\0{digest(path)}\n".encode())
     return total.hexdigest()

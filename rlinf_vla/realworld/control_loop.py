@@ -135,9 +135,12 @@ class ControlLoop:
         origin = self._clock.now()
         try:
             ended = self._ticks(origin, instruction, after_step)
-        except (RobotError, Unanswered) as error:
-            kind = UNANSWERED if isinstance(error, Unanswered) else CAMERA if isinstance(error, CameraError) else ROBOT
-            ended = self._failed(kind, str(error))
+        except CameraError as error:
+            ended = self._failed(CAMERA, str(error))
+        except RobotError as error:
+            ended = self._failed(ROBOT, str(error))
+        except Unanswered as error:
+            ended = self._failed(UNANSWERED, str(error))
         except BaseException as error:
             self._failed("", f"{type(error).__name__}: {error}")
             raise

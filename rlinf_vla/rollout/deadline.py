@@ -132,16 +132,17 @@ class DeadlineEnv(WrappedEnv):
     def step_wait(self) -> StepResult:
         horizon = self._deadline.horizon
         look = horizon - self._next
-        seen, ended, parts = self._now, torch.zeros(len(look), dtype=torch.bool), list[StepResult]()
+        seen, ended, parts = self._now, torch.zeros(len(look), dtype=torch.bool), list[dict[str, Tensor]]()
         for number, cut in enumerate(self._cuts):
             if number:
                 if ended.all():
                     break
                 self._env.step_async(self._part(number), True)
             result = self._env.step_wait()
+            # a reward can end an episode that its simulator plays on, so later parts do not count
+            parts.append({name: value.cpu() * ~ended[:, None] for name, value in result.outcome.items()})
             ended = ended | result.done.cpu()
             seen = rows_chosen((look == cut) | ended, result.observation, seen)
-            parts.append(result)
         self._now = result.observation
         self._late = seen
         told = self._spread(parts)
@@ -154,14 +155,11 @@ class DeadlineEnv(WrappedEnv):
         first = self._cuts[number - 1] if number else 0
         return self._actions[:, first : self._cuts[number]].contiguous().to(self.spec.device)
 
-    def _spread(self, parts: Sequence[StepResult]) -> StepResult:
+    def _spread(self, parts: Sequence[dict[str, Tensor]]) -> StepResult:
         """Return one result with the outcome of each action at its place in the chunk."""
         rows, found = torch.arange(len(self._place))[:, None], dict[str, Tensor]()
-        ended = torch.stack([each.done.cpu() for each in parts]).cumsum(0).bool()
-        before = ended.roll(1, 0)
-        before[0] = False  # a reward can end an episode that its simulator plays on, so later parts do not count
-        for name in parts[0].outcome:
-            value = torch.cat([each.outcome[name].cpu() * ~over[:, None] for each, over in zip(parts, before, strict=True)], 1)
+        for name in parts[0]:
+            value = torch.cat([each[name] for each in parts], 1)
             found[name] = torch.zeros(self._shape, dtype=value.dtype)
             found[name][rows, self._place[:, : value.shape[1]]] = value
         return StepResult(self._late, **found).outcome_to(self.spec.device)

@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.core.io import replacing_directory
+from rlinf_vla.core.io import digest, replacing_directory
 from rlinf_vla.core.protocols import Learner, Policy
 from rlinf_vla.core.types import Tensors
-from rlinf_vla.training.checkpoint_files import ADAPTER, COMPLETE, HEADS, OPTIMIZER, STATE, complete_checkpoints, digest, verify
+from rlinf_vla.training.checkpoint_files import ADAPTER, COMPLETE, HEADS, OPTIMIZER, STATE, complete_checkpoints, verify
 from rlinf_vla.training.lora import (
     adapter_state,
     copy_all,
@@ -137,8 +137,9 @@ def load_heads(policy: Policy, directory: Path, base: Policy | None = None) -> N
         return
     with torch.no_grad():
         stored = read_tensors(directory / HEADS, "copy it again, or delete it to begin with fresh heads")
-        of_base = base is not None and stored.keys() == _heads(base).keys()
-        copy_all(stored, _heads(base if base is not None and of_base else policy), directory / HEADS)
+        if base is not None and stored.keys() == _heads(base).keys():
+            policy = base
+        copy_all(stored, _heads(policy), directory / HEADS)
 
 
 def _heads(policy: Policy) -> dict[str, Tensor]:

@@ -7,11 +7,11 @@ name is complete, whenever the writer was killed.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 
 from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.io import digest
 
 ADAPTER, HEADS, OPTIMIZER, STATE, COMPLETE = "adapter", "heads.safetensors", "optimizer.safetensors", "state.json", "COMPLETE"
 
@@ -35,9 +35,3 @@ def verify(checkpoint: Path) -> None:
         damaged = [COMPLETE]
     if damaged:
         raise UserError(f"checkpoint={checkpoint} is damaged ({damaged[0]} is missing or changed): use the checkpoint before it")
-
-
-def digest(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
