@@ -1,4 +1,4 @@
-"""Shorter ways to the same numbers for one ManiSkill environment on the CPU.
+"""Shorter ways to ManiSkill's numbers: ``install_shared`` for all environments, ``install`` for one.
 
 A new scene parses the robot's description again, and a control step multiplies a dozen quaternions,
 each with thirty operations on tensors of one element.
@@ -62,3 +62,31 @@ def install() -> None:
         return parsed[key]
 
     URDFLoader.parse = parse_once
+
+
+@cache
+def install_shared() -> None:
+    """Replace functions of ManiSkill in this process, for any number of environments on any device.
+
+    Inverse kinematics is SAPIEN's own. With the package ``pin`` it would be Python's, which takes
+    three times as long as the rest of a control step and differs in the last bits.
+
+    The renderer does without its table of reflectances, which a software driver computes at the
+    first picture of a process, for about 4 s. Only the light of an environment map is multiplied
+    with it, so a scene that has one keeps the table.
+    """
+    from mani_skill.agents.controllers.utils import kinematics
+    from mani_skill.utils.structs.render_camera import RenderCamera
+    from sapien.pysapien_pinocchio import PinocchioModel
+    from sapien.render import RenderTexture
+
+    kinematics.PinocchioModel = PinocchioModel
+    create = RenderCamera.create.__func__
+
+    def camera_of(cls: Any, render_cameras: list[Any], scene: Any, mount: Any = None) -> Any:
+        for camera, part in zip(render_cameras, scene.sub_scenes, strict=True):
+            if part.render_system.cubemap is None:
+                camera.set_texture("BRDFLUT", RenderTexture(np.zeros((1, 1, 4), np.float32), 2, "R32G32B32A32Sfloat"))
+        return create(cls, render_cameras, scene, mount)
+
+    RenderCamera.create = classmethod(camera_of)

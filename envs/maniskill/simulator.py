@@ -34,6 +34,7 @@ def make(options: dict[str, Any], num_envs: int, sim_backend: str, render_backen
 
     from . import put_on_plate, put_on_plate_25  # noqa: F401  (registers the tasks)
 
+    fast_paths.install_shared()
     sensors: dict[str, Any] = {}
     if not options["bridge"]:  # bridge tasks overlay a photograph of fixed size
         sensors = {"width": options["image_size"], "height": options["image_size"], "shader_pack": "minimal"}

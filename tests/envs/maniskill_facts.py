@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from mani_skill.utils.geometry import rotation_conversions
+from mani_skill.utils.structs.render_camera import RenderCamera
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -138,6 +139,13 @@ def quaternion_products(multiply: Callable[[Tensor, Tensor], Tensor]) -> list[by
     return [multiply(one, other).numpy().tobytes() for one, other in zip(left, right, strict=True)]
 
 
+def pictures() -> list[bytes]:
+    """Of the policy's camera and of the one for people."""
+    sim = simulator(task="PutOnPlate")
+    sim.reset(0, 0, 0)
+    return [sim.observe(0).images["base"].tobytes(), sim.render(0).tobytes()]
+
+
 def layouts() -> dict[str, Any]:
     """Over many episodes: the least distances, and how often each colour is the instructed one."""
     apart, to_plate, targets = [], [], [0, 0, 0]
@@ -172,7 +180,11 @@ def progress_rewards() -> list[float]:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     stock = quaternion_products(rotation_conversions.quaternion_raw_multiply)
+    stock_cameras = RenderCamera.create
     warm = simulator()  # as long as one lives the renderer is not built anew
+    RenderCamera.create, ours = stock_cameras, RenderCamera.create
+    stock_pictures = pictures()
+    RenderCamera.create = ours
     facts = {
         "expert": {task: expert_success(task) for task in ("PushCube", "PickCube", "StackCube", "PutOnPlate")},
         "expert_in_poses": expert_success("PutOnPlate", "pd_ee_delta_pose", episodes=2),
@@ -182,6 +194,8 @@ if __name__ == "__main__":
         "a_batch_of_one_is_the_cpu_backend": a_batch_of_one_is_the_cpu_backend(),
         "reset_while_grasping": reset_while_grasping(),
         "quaternions_have_the_same_bits": quaternion_products(rotation_conversions.quaternion_raw_multiply) == stock,
+        "pictures_have_the_same_bits": stock_pictures == pictures(),
+        "kinematics": type(warm.slots[0].env.agent.controller.controllers["arm"].kinematics.pmodel).__module__,
         "layouts": layouts(),
         "instructions": instructions(),
         "progress_rewards": progress_rewards(),

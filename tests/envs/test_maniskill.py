@@ -119,6 +119,12 @@ def test_a_batch_forgets_the_contacts_of_the_last_episode(facts: dict[str, Any])
 def test_fast_paths_have_the_bits_of_maniskill(facts: dict[str, Any]) -> None:
     """So do whole episodes, in the test above: a batch does not use them."""
     assert facts["quaternions_have_the_same_bits"]
+    assert facts["pictures_have_the_same_bits"]
+
+
+def test_inverse_kinematics_does_not_depend_on_other_packages(facts: dict[str, Any]) -> None:
+    """SAPIEN would take the Python of ``pin`` if that is installed, for instance beside franky's simulator."""
+    assert facts["kinematics"] == "sapien.pysapien_pinocchio"
 
 
 def test_put_on_plate_draws_layouts_without_collisions(facts: dict[str, Any]) -> None:
