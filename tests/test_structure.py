@@ -200,7 +200,7 @@ BUDGETS = {
     "rlinf_vla": 32_650,
     "rlinf_vla/testing": 2_095,
     "models": 6_532,
-    "envs": 8_450,
+    "envs": 8_490,
     "robots": 7_130,
     "rewards": 110,
     "benchmarks": 2_810,

@@ -1,4 +1,4 @@
-"""Shorter ways to ManiSkill's numbers: ``install_shared`` for all environments, ``install`` for one.
+"""Shorter ways to ManiSkill's numbers: for all environments, and for a single one on the CPU.
 
 A new scene parses the robot's description again, and a control step multiplies a dozen quaternions,
 each with thirty operations on tensors of one element.

@@ -92,7 +92,7 @@ class Actor:
         assert isinstance(self.policy, RealTimeChunking)
         settings = self.settings
         given = moved({"task": noise_task(episodes), "seed": episodes.seed, "step": step, "actions": committed}, self.device)
-        noise = CounterNoise(settings.run_seed, given["task"], given["seed"], given["step"]) if settings.temperature > 0 else None
+        noise = CounterNoise(settings.run_seed, given["task"], given["seed"], given["step"])
         return self.policy.act_with_prefix(self._features(self._fetched(inputs)), noise, settings.temperature, given["actions"], frozen)
 
     def value(self, obs: Observation, wanted: Tensor) -> Tensor:
@@ -137,7 +137,7 @@ class Actor:
     def _act_block(self, tensors: Tensors) -> Tensors:
         counters = (tensors[f"{COUNTER}task"], tensors[f"{COUNTER}seed"], tensors[f"{COUNTER}step"])
         inputs = {name: value for name, value in tensors.items() if not name.startswith(COUNTER)}
-        noise = CounterNoise(self.settings.run_seed, *counters) if self.settings.temperature > 0 else None
+        noise = CounterNoise(self.settings.run_seed, *counters)
         sample = self.policy.act(self._features(inputs), noise, self.settings.temperature)
         found = {"actions": sample.actions, "log_prob": sample.log_prob, "value": sample.value}
         return found | {f"{_LATENT}{name}": value for name, value in sample.latent.items()}

@@ -44,7 +44,7 @@ class PolicyConformance:
     """Actions are real numbers, which rounding may change; else they are choices from finite sets,
     with probabilities and an entropy that has a gradient."""
     greedy_is_likeliest = True
-    """False if the greedy action is not the mode, as with a squashed distribution."""
+    """False if the greedy action is not the mode: a squashed distribution's, or a flow's."""
     state_numbers: int | None = None
     """Size of the prepared state if it is padded; None: ``spec.state_dim``."""
 
@@ -156,7 +156,7 @@ class PolicyConformance:
         others = [act(policy, inputs, seeds=torch.arange(4) + 100 * i).actions for i in range(1, 9)]
         assert any(not torch.equal(other, first.actions) for other in others)
 
-    def test_greedy_needs_no_noise_and_chooses_the_likeliest(self, policy: Policy) -> None:
+    def test_greedy_repeats_and_chooses_the_likeliest(self, policy: Policy) -> None:
         inputs = policy.prepare(observations(policy, 3))
         greedy = act(policy, inputs, temperature=0.0)
         assert_same_choice(act(policy, inputs, temperature=0.0), greedy)

@@ -52,7 +52,7 @@ def act(policy: Policy, inputs: Inputs, temperature: float = 1.0, seeds: Tensor 
     """Call ``policy.act`` with noise by ``seeds``, int64 ``[B]`` (default: 0, 1, ...)."""
     first = next(iter(inputs.values()))
     seeds = torch.arange(len(first)) if seeds is None else seeds
-    return policy.act(policy.encode(inputs), noise(seeds, first.device) if temperature > 0 else None, temperature)
+    return policy.act(policy.encode(inputs), noise(seeds, first.device), temperature)
 
 
 def with_critic(policy: Policy) -> Policy:

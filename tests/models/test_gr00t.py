@@ -57,6 +57,7 @@ def small(path: Path, **options: Any) -> GR00TPolicy:
 
 class GR00T(PolicyConformance):
     continuous = True
+    greedy_is_likeliest = False
     state_numbers = 8
     options: dict[str, Any] = {}  # noqa: RUF012
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import check_values
 from rlinf_vla.core.devices import precompute_frozen
+from rlinf_vla.core.protocols import Noise
 from rlinf_vla.core.types import ActionSample
 from rlinf_vla.models.pi0.network import Pi0Network
 from rlinf_vla.models.pi0.policy import Pi0Options, Pi0Policy
@@ -74,9 +75,23 @@ def small(path: Path, pi05: bool = False, **options: Any) -> Pi0Policy:
         return policy
 
 
+class SameForEachAction(Noise):
+    """Gives each action of a chunk the same draw, as ``act_from_noise`` does."""
+
+    def __init__(self, start: Tensor) -> None:
+        self.start = start
+
+    def uniform(self, *shape: int) -> Tensor:
+        return torch.full((len(self.start), *shape), 0.5)
+
+    def normal(self, *shape: int) -> Tensor:
+        return self.start[:, None, None].expand(-1, *shape)
+
+
 class Pi0(PolicyConformance):
     continuous = True
     state_numbers = 6
+    greedy_is_likeliest = False
     options: dict[str, Any] = {}  # noqa: RUF012
     pi05 = False
 
@@ -99,6 +114,15 @@ class Pi0(PolicyConformance):
         found = policy.evaluate(many, sample.latent, 1.0)
         error = (sample.log_prob + found.entropy).double()
         assert (error.mean(0).abs() <= 5 * error.std(0) / len(error) ** 0.5 + 1e-5).all()
+
+    @torch.no_grad()
+    def test_greedily_it_follows_the_flow_from_drawn_noise(self, policy: Pi0Policy) -> None:
+        """As openpi does, whatever the sampler; a low temperature tends to it."""
+        inputs = policy.prepare(observations(policy, 3))
+        features, drawn = policy.encode(inputs), SameForEachAction(torch.randn(3, 6, generator=torch.Generator().manual_seed(0)))
+        found = policy.act(features, drawn, 0.0).actions
+        torch.testing.assert_close(found, policy.act_from_noise(features, drawn.start), rtol=0, atol=1e-5)
+        torch.testing.assert_close(policy.act(features, drawn, 1e-4).actions, found, rtol=0, atol=1e-2)
 
 
 class TestPi0(Pi0):

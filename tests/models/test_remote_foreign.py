@@ -99,7 +99,7 @@ def test_vllm_omni_gets_a_seed_that_belongs_to_the_row() -> None:
         act(policy, inputs, temperature=0.0)
     assert first.actions.shape == (3, 5, 7), "a bare array"
     seeds = [each.get("seed") for each in server.seen]
-    assert len(set(seeds[:3])) == 3 and seeds[:3] == seeds[3:6] and seeds[6:] == [None] * 3
+    assert len(set(seeds[:3])) == 3 and seeds == seeds[:3] * 3, "greedily, too: a flow starts from noise"
     assert all(each["endpoint"] == "infer" for each in server.seen)
 
 

@@ -49,6 +49,7 @@ def small(path: Path, **options: Any) -> SmolVLAPolicy:
 
 class SmolVLA(PolicyConformance):
     continuous = True
+    greedy_is_likeliest = False
     state_numbers = 8
     options: dict[str, Any] = {}  # noqa: RUF012
 

@@ -62,7 +62,7 @@ class TestRemotePolicy(PolicyConformance):
     test_shapes_and_types = None
     test_evaluate_finds_the_choice_of_act_again = None
     test_temperature_changes_the_distribution = None
-    test_greedy_needs_no_noise_and_chooses_the_likeliest = None
+    test_greedy_repeats_and_chooses_the_likeliest = None
     test_on_a_gpu_nothing_waits_and_nothing_is_copied = None
     test_gradients_reach_the_backbone_and_the_critic = None
     test_save_and_load = None

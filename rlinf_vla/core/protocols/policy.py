@@ -194,7 +194,12 @@ class Policy(nn.Module):
 
     @abstractmethod
     def act(self, features: Any, noise: Noise | None, temperature: float) -> ActionSample:
-        """Sample a chunk. ``temperature=0``: greedy, no noise, log_prob as at temperature 1."""
+        """Sample a chunk.
+
+        ``temperature=0`` is greedy, with the log_prob of temperature 1: no choice is random, but a
+        flow still starts from drawn noise, as a published one does. ``noise=None`` is greedy, too,
+        and such a flow starts from 0.
+        """
 
     def act_from_noise(self, features: Any, noise: Tensor) -> Tensor:
         """Map noise float32 ``[B, noise_dim]`` to actions ``[B, C, D]``, deterministically."""
