@@ -178,6 +178,11 @@ class Policy(nn.Module):
         """Pool the features to one vector per row, float32 ``[B, F]``, as input of a critic."""
 
     @cached_property
+    def horizon(self) -> int:
+        """Actions that a call predicts and imitation learns, of which ``spec.chunk`` are executed."""
+        return self.spec.chunk
+
+    @cached_property
     def pooled_width(self) -> int:
         """``F`` of ``pooled``, found by encoding an empty observation."""
         empty = Observation(
@@ -211,7 +216,7 @@ class Policy(nn.Module):
 
     @abstractmethod
     def supervised_loss(self, inputs: Inputs, actions: Tensor, noise: Noise) -> Tensor:
-        """Return the imitation loss float32 ``[B]`` on expert chunks float32 ``[B, C, D]``.
+        """Return the imitation loss float32 ``[B]`` on the expert's next actions ``[B, horizon, D]``.
 
         ``noise``: for models that denoise.
         """
