@@ -146,7 +146,7 @@ def vlm_with_expert(config: SmolVLAConfig) -> nn.ModuleDict:
         "connector": SmolVLMConnector(joined),
         "text_model": Stream(config.text, width, config.text["intermediate_size"], (False,) * len(config.cross), embedding=True),
     }
-    unused = nn.Linear(width, config.text["vocab_size"], bias=False)  # but in every published file
+    unused = nn.Linear(width, config.text["vocab_size"], bias=False).requires_grad_(False)  # but in every published file
     expert = Stream(config.text, config.expert_width, config.expert_mlp_dim, config.cross, embedding=False)
     return nn.ModuleDict({"vlm": nn.ModuleDict({"model": nn.ModuleDict(vlm), "lm_head": unused}), "lm_expert": expert})
 
