@@ -95,7 +95,7 @@ class FlowPolicy(PretrainedPolicy):
     def precompute(self, inputs: Inputs) -> Inputs:
         if not self.options.frozen_vlm:
             return inputs
-        return self._prefix(inputs).pack(states=True) | {"state": inputs["state"]}
+        return self._prefix(inputs).pack(states=self.options.value_on != "expert") | {"state": inputs["state"]}
 
     def _prefix(self, inputs: Inputs) -> Prefix:
         if (stored := Prefix.unpack(inputs)) is not None:

@@ -200,6 +200,7 @@ class SmolVLANetwork(nn.Module):
             (torch.cat([k, own_k], dim=2), torch.cat([v, own_v], dim=2))
             for (k, v), (own_k, own_v) in zip(prefix.keys_and_values, pairs, strict=True)
         ]
+        states = states[..., : prefix.states.shape[2]]  # none if they were not packed
         return Prefix(torch.cat([prefix.states, states], dim=1), joined, torch.cat([prefix.mask, alone[:, 0]], dim=1))
 
     def embed_suffix(self, x: Tensor, time: Tensor) -> Tensor:
