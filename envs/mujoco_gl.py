@@ -34,7 +34,7 @@ class Renderer:
 def environment(backend: str) -> dict[str, str]:
     """Environment variables of a simulator process; ``none`` disables rendering.
 
-    EGL does not read CUDA_VISIBLE_DEVICES; without MUJOCO_EGL_DEVICE_ID all ranks would share GPU 0.
+    EGL does not read CUDA_VISIBLE_DEVICES: all ranks would render on GPU 0.
     """
     if backend == "none":
         return {"MUJOCO_GL": "disable"}

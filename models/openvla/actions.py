@@ -36,7 +36,7 @@ class ActionTokenizer(nn.Module):
     """
 
     def __init__(self, vocab_size: int, n_bins: int, statistics: dict[str, Any], gripper: str = "raw", bounds: str = "q99") -> None:
-        """``statistics``: those of ``bounds``, a key of BOUNDS, and optional ``mask`` per dimension.
+        """``statistics``: those of ``bounds`` (BOUNDS) and optional ``mask`` per dimension.
 
         ``vocab_size``: without padding rows (32000 in Llama 2). ``gripper``: key of GRIPPERS. The
         last dimension of a checkpoint runs from 0 closed to 1 open (raw); the others map it to ±1

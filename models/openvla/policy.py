@@ -109,13 +109,8 @@ class OpenVLAPolicy(PretrainedPolicy):
         with files.build_device(options.random_weights):
             self.backbone: PrismaticVLA = PrismaticVLA(config, proprio_dim=proprio_dim, **network)
         self.value_head = ValueHead(self.backbone.hidden_size)
-        self.action_tokens = ActionTokenizer(
-            text["vocab_size"] - config["pad_to_multiple_of"],
-            config["n_action_bins"],
-            self.statistics["action"],
-            config["gripper"],
-            config["bounds"],
-        )
+        size, bins = text["vocab_size"] - config["pad_to_multiple_of"], config["n_action_bins"]
+        self.action_tokens = ActionTokenizer(size, bins, self.statistics["action"], config["gripper"], config["bounds"])
         self.pixels = PixelNormalizer()
         self.proprio = ProprioNormalizer(self.statistics["proprio"], config["bounds"]) if proprio else None
         self.prompts = PromptEncoder(

@@ -34,8 +34,8 @@ from rlinf_vla.rollout.demonstrations import (
 from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS, numbered_episodes
 from rlinf_vla.rollout.transitions import record_transitions
 from rlinf_vla.telemetry.timeline import Timeline
-from rlinf_vla.testing.toy_env import CounterWorld, groups
 from rlinf_vla.testing.policy_calls import noise
+from rlinf_vla.testing.toy_env import CounterWorld, groups
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from tests.models.test_pi0 import small as small_pi0
 

@@ -85,7 +85,12 @@ def test_no_jpeg_round_trip(prismatic: Fixture, evaluated: Arrays) -> None:
 
 def test_an_official_fine_tune_is_cropped_by_default(tmp_path: Path) -> None:
     base = {"norm_stats": {"bridge_orig": {}}}
-    assert read_conventions(tmp_path, base, OpenVLAOptions()) == {"center_crop": False, "resize": "processor", "gripper": "raw", "bounds": "q99"}
+    assert read_conventions(tmp_path, base, OpenVLAOptions()) == {
+        "center_crop": False,
+        "resize": "processor",
+        "gripper": "raw",
+        "bounds": "q99",
+    }
     (tmp_path / "dataset_statistics.json").write_text("{}")
     assert read_conventions(tmp_path, base, OpenVLAOptions()) == {"center_crop": True, "resize": "rlds", "gripper": "raw", "bounds": "q99"}
     assert not read_conventions(tmp_path, base, OpenVLAOptions(center_crop=False))["center_crop"]

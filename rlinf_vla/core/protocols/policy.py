@@ -179,7 +179,7 @@ class Policy(nn.Module):
 
     @cached_property
     def horizon(self) -> int:
-        """Actions that a call predicts and imitation learns, of which ``spec.chunk`` are executed."""
+        """Actions that a call predicts and imitation learns; ``spec.chunk`` are executed."""
         return self.spec.chunk
 
     @cached_property
@@ -216,9 +216,9 @@ class Policy(nn.Module):
 
     @abstractmethod
     def supervised_loss(self, inputs: Inputs, actions: Tensor, noise: Noise) -> Tensor:
-        """Return the imitation loss float32 ``[B]`` on the expert's next actions ``[B, horizon, D]``.
+        """Return the imitation loss float32 ``[B]``; ``noise``: for models that denoise.
 
-        ``noise``: for models that denoise.
+        ``actions``: the expert's next ones, float32 ``[B, horizon, D]``.
         """
 
     def pack(self, features: Any) -> Tensors:
