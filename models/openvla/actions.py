@@ -46,9 +46,10 @@ class ActionTokenizer(nn.Module):
         self.n_bins = n_bins
         self.gripper = GRIPPERS[gripper]
         self.first_id = vocab_size - n_bins
-        low, high = (torch.tensor(statistics[key], dtype=torch.float64) for key in BOUNDS[bounds])
+        ends = [statistics[key] for key in BOUNDS[bounds]]
+        low, high = (torch.tensor(end, dtype=torch.float64) for end in ends)
         mask = torch.tensor(statistics.get("mask", [True] * len(low)))
-        self.zero_to_one = bool(low[-1] >= 0 and 0.5 < high[-1] <= 1)
+        self.zero_to_one = ends[0][-1] >= 0 and 0.5 < ends[1][-1] <= 1
         edges = torch.from_numpy(np.linspace(-1, 1, n_bins))  # torch.linspace differs in the last bit
         # a dimension outside the mask (a binary gripper) is not normalised
         self.register_buffer("scale", torch.where(mask, 0.5 * (high - low), 1.0).float(), persistent=False)
