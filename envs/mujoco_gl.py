@@ -6,6 +6,7 @@ EGL and OSMesa render the same images.
 from __future__ import annotations
 
 import functools
+import os
 import subprocess
 from dataclasses import dataclass
 
@@ -31,11 +32,16 @@ class Renderer:
 
 
 def environment(backend: str) -> dict[str, str]:
-    """Environment variables of a simulator process; ``none`` disables rendering."""
+    """Environment variables of a simulator process; ``none`` disables rendering.
+
+    EGL does not read CUDA_VISIBLE_DEVICES: all ranks would render on GPU 0.
+    """
     if backend == "none":
         return {"MUJOCO_GL": "disable"}
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0]
+    device = {"MUJOCO_EGL_DEVICE_ID": os.environ.get("MUJOCO_EGL_DEVICE_ID", first)} if first.isdigit() else {}
     # Mesa would otherwise write compiled shaders to the user's home directory.
-    return {"MUJOCO_GL": backend, "PYOPENGL_PLATFORM": backend, "MESA_SHADER_CACHE_DISABLE": "true"}
+    return {"MUJOCO_GL": backend, "PYOPENGL_PLATFORM": backend, "MESA_SHADER_CACHE_DISABLE": "true"} | device
 
 
 def find(wanted: str, python: str | None, needed: bool = True) -> Renderer:

@@ -55,8 +55,6 @@ class FlowPolicy(PretrainedPolicy):
     """Longest delay that supervised training simulates, in control steps."""
     padding_learns: ClassVar[bool] = True
     """Whether supervised training counts the dimensions that pad an action, whose target is 0."""
-    horizon: int
-    """Actions that are denoised in one call."""
     noise_dim: int
 
     def _add_heads(self, widths: tuple[int, int], action_dim: int, horizon: int, chunk: int) -> int:
@@ -97,7 +95,7 @@ class FlowPolicy(PretrainedPolicy):
     def precompute(self, inputs: Inputs) -> Inputs:
         if not self.options.frozen_vlm:
             return inputs
-        return self._prefix(inputs).pack(states=True) | {"state": inputs["state"]}
+        return self._prefix(inputs).pack(states=self.options.value_on != "expert") | {"state": inputs["state"]}
 
     def _prefix(self, inputs: Inputs) -> Prefix:
         if (stored := Prefix.unpack(inputs)) is not None:
@@ -206,14 +204,13 @@ class FlowPolicy(PretrainedPolicy):
         return self.act(_Recomputed(self, inputs), None, 0.0).actions
 
     def supervised_loss(self, inputs: Inputs, actions: Tensor, noise: Noise) -> Tensor:
-        """Return the conditional flow-matching loss; short chunks repeat their last action."""
-        features, horizon = self.encode(inputs), self.horizon
+        """Return the conditional flow-matching loss."""
+        features = self.encode(inputs)
         target = self.action_normalizer(relative(actions, self._robot_state(features), self.delta))
-        target = torch.cat([target, target[:, -1:].expand(-1, horizon - target.shape[1], -1)], dim=1)
         target = F.pad(target, (0, self.noise_dim - target.shape[2]))
         time = flow.training_times(noise.uniform(1)[:, 0])
         if self.simulated_delay:
-            time = real_time.simulated_times(time, noise.uniform(1)[:, 0], self.simulated_delay, horizon)
+            time = real_time.simulated_times(time, noise.uniform(1)[:, 0], self.simulated_delay, self.horizon)
         x, velocity = flow.interpolate(target, noise.normal(*target.shape[1:]), time)
         found, _ = self._velocity(features.prefix, features.state, x, time)
         count = self.noise_dim if self.padding_learns else self.spec.action_dim

@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "results" / "reproduction.md"
 SETTING = re.compile(r"^ *(?P<key>\w+): (?P<value>\S.*?)(?: # (?P<source>.*))?$")
 LIBERO = "recipe=libero_grpo"
+AS_RLINF = "model.options.stop_token=false model.options.center_crop=false model.options.resize=processor"
 SHARDED = ("cluster.trainer_sharding=full", "cluster.gradient_checkpointing=true")
 
 
@@ -77,7 +78,7 @@ RUNS = {
     "rlinf_libero": (
         Run(
             "rlinf_libero_grpo_openvla_oft",
-            f"{LIBERO} model.checkpoint=hf://Haozhan72/Openvla-oft-SFT-libero-spatial-traj1 model.options.stop_token=false",
+            f"{LIBERO} model.checkpoint=hf://Haozhan72/Openvla-oft-SFT-libero-spatial-traj1 {AS_RLINF}",
             "grpo",
             full=True,
         ),

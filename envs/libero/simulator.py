@@ -177,8 +177,6 @@ class LiberoSimulator:
 
 
 if __name__ == "__main__":
-    # robosuite would read CUDA_VISIBLE_DEVICES as EGL devices and reject an empty list.
-    devices = os.environ.pop("CUDA_VISIBLE_DEVICES", "").split(",")
-    if devices[0].isdigit():
-        os.environ.setdefault("MUJOCO_EGL_DEVICE_ID", devices[0])
+    # robosuite would read it as EGL devices and reject an empty list; see mujoco_gl.environment
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     serve(LiberoSimulator)

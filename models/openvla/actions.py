@@ -9,15 +9,17 @@ import torch
 from torch import Tensor, nn
 
 GRIPPERS = {"raw": 0, "open_positive": 1, "close_positive": -1}
+BOUNDS = {"q99": ("q01", "q99"), "min_max": ("min", "max")}
+"""Statistics that become -1 and 1: BOUNDS_Q99 and, for ALOHA, BOUNDS of openvla-oft's constants."""
 
 
 class ProprioNormalizer(nn.Module):
-    """Scale proprioception to [-1, 1] by its 1 % and 99 % quantiles, as in openvla-oft."""
+    """Scale proprioception to [-1, 1] by two of its statistics (BOUNDS), as in openvla-oft."""
 
-    def __init__(self, statistics: dict[str, Any]) -> None:
+    def __init__(self, statistics: dict[str, Any], bounds: str = "q99") -> None:
         super().__init__()
-        self.register_buffer("low", torch.tensor(statistics["q01"]), persistent=False)
-        self.register_buffer("high", torch.tensor(statistics["q99"]), persistent=False)
+        for name, key in zip(("low", "high"), BOUNDS[bounds], strict=True):
+            self.register_buffer(name, torch.tensor(statistics[key]), persistent=False)
 
     low: Tensor
     high: Tensor
@@ -33,8 +35,8 @@ class ActionTokenizer(nn.Module):
     ``n_bins - 1`` centres; the two lowest ids decode to the same centre, as in the official code.
     """
 
-    def __init__(self, vocab_size: int, n_bins: int, statistics: dict[str, Any], gripper: str = "raw") -> None:
-        """``statistics``: ``q01``, ``q99`` and optional ``mask`` per dimension.
+    def __init__(self, vocab_size: int, n_bins: int, statistics: dict[str, Any], gripper: str = "raw", bounds: str = "q99") -> None:
+        """``statistics``: those of ``bounds`` (BOUNDS) and optional ``mask`` per dimension.
 
         ``vocab_size``: without padding rows (32000 in Llama 2). ``gripper``: key of GRIPPERS. The
         last dimension of a checkpoint runs from 0 closed to 1 open (raw); the others map it to ±1
@@ -44,10 +46,10 @@ class ActionTokenizer(nn.Module):
         self.n_bins = n_bins
         self.gripper = GRIPPERS[gripper]
         self.first_id = vocab_size - n_bins
-        low = torch.tensor(statistics["q01"], dtype=torch.float64)
-        high = torch.tensor(statistics["q99"], dtype=torch.float64)
+        ends = [statistics[key] for key in BOUNDS[bounds]]
+        low, high = (torch.tensor(end, dtype=torch.float64) for end in ends)
         mask = torch.tensor(statistics.get("mask", [True] * len(low)))
-        self.zero_to_one = statistics["q01"][-1] >= 0 and 0.5 < statistics["q99"][-1] <= 1
+        self.zero_to_one = ends[0][-1] >= 0 and 0.5 < ends[1][-1] <= 1
         edges = torch.from_numpy(np.linspace(-1, 1, n_bins))  # torch.linspace differs in the last bit
         # a dimension outside the mask (a binary gripper) is not normalised
         self.register_buffer("scale", torch.where(mask, 0.5 * (high - low), 1.0).float(), persistent=False)
@@ -77,7 +79,7 @@ class ActionTokenizer(nn.Module):
     def encode(self, actions: Tensor) -> Tensor:
         """Convert environment units ``[..., D]`` to token ids int64 ``[..., D]``."""
         # in float64 like numpy.digitize, so that an action on an edge keeps its bin
-        return self.first_id + self.n_bins - torch.bucketize(self.normalise(actions.double()).clamp(-1, 1), self.edges, right=True)
+        return self.first_id + self.n_bins - torch.bucketize(self.normalise(actions.double()), self.edges, right=True)
 
     def decode(self, token_ids: Tensor) -> Tensor:
         """Convert token ids ``[..., D]`` to environment units float32 ``[..., D]``."""
@@ -85,10 +87,14 @@ class ActionTokenizer(nn.Module):
         return self.denormalise(self.centres[index])
 
     def normalise(self, actions: Tensor) -> Tensor:
-        """Convert environment to model units ``[..., D]``, where ``q01`` is -1 and ``q99`` is 1."""
+        """Convert environment to model units ``[..., D]``, from -1 at the low bound to 1.
+
+        What is beyond is clipped, and a constant dimension is 0, as in the official training data:
+        ``prismatic/vla/datasets/rlds/utils/data_utils.py``, ``normalize_action_and_proprio``.
+        """
         if self.gripper:
             actions = torch.cat([actions[..., :-1], (1 + self.gripper * actions[..., -1:]) / 2], dim=-1)
-        return (actions - self.offset) / self.scale
+        return torch.where(self.scale > 0, (actions - self.offset) / self.scale, 0).clamp(-1, 1)
 
     def denormalise(self, normalised: Tensor) -> Tensor:
         """Convert model units ``[..., D]`` to environment units.

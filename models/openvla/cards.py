@@ -12,6 +12,9 @@ from ..cards import LIBERO_CONVENTION, Card, repository_of
 
 LIBERO_EVALUATION = {"center_crop": True, "resize": "rlds", "gripper": "close_positive"}
 """run_libero_eval.py: gripper 2g - 1, its sign, inverted; JPEG, Lanczos, and a crop to 90 %."""
+PROCESSOR_ONLY = {"center_crop": False, "resize": "processor"}
+"""RLinf never crops: ``center_crop`` of its recipes only becomes an attribute of the configuration,
+and its ``processing_prismatic.py`` crops to the size that it has resized to."""
 ONE_CAMERA = {"images": ["base"], "head": "discrete", "chunk": 8, "proprio": False, "film": False}
 """The checkpoints that both RL projects start from on LIBERO."""
 LIBERO: dict[str, Any] = {"convention": LIBERO_CONVENTION, "env": {"convention": "openvla"}}
@@ -66,7 +69,7 @@ CARDS = (
         ("rlinf/rlinf-openvlaoft-*libero*",),
         ("openvla_oft",),
         source="RLinf 0342ae67: rlinf/envs/action_utils.py; 052cd822: examples/embodiment/config/libero_spatial_grpo_openvlaoft.yaml",
-        options={**ONE_CAMERA, "stop_token": False, **LIBERO_EVALUATION, "resize": "processor"},
+        options={**ONE_CAMERA, "stop_token": False, **LIBERO_EVALUATION, **PROCESSOR_ONLY},
         assumed="images resized by Pillow's bicubic filter (RLinf resizes tensors by torchvision's)",
         **LIBERO,
     ),
@@ -75,7 +78,7 @@ CARDS = (
         ("rlinf/rlinf-openvlaoft-*maniskill*",),
         ("openvla_oft",),
         source="RLinf 0342ae67: rlinf/envs/action_utils.py (1 opens); 011cc1e9: examples/embodiment/config/maniskill_grpo_openvlaoft.yaml",
-        options={"images": ["base"], "head": "discrete", "stop_token": False, "gripper": "open_positive"},
+        options={"images": ["base"], "head": "discrete", "stop_token": False, "gripper": "open_positive", **PROCESSOR_ONLY},
         tools=BRIDGE,
     ),
     Card(
@@ -83,7 +86,7 @@ CARDS = (
         ("gen-robot/openvla-7b-rlvla-*", "rlinf/rlinf-openvla-*maniskill*"),
         ("openvla",),
         source="RLinf 0342ae67: rlinf/envs/action_utils.py (1 opens); docs: rst_source/examples/embodied/maniskill (which names both)",
-        options={"image": "base", "gripper": "open_positive"},
+        options={"image": "base", "gripper": "open_positive", **PROCESSOR_ONLY},
         tools=BRIDGE,
     ),
 )

@@ -10,7 +10,7 @@ import torch
 from rlinf_vla.config.errors import UserError
 
 from ..files import State, read_json, read_safetensors
-from .actions import GRIPPERS
+from .actions import BOUNDS, GRIPPERS
 from .cards import suite_key
 
 STATISTICS = "dataset_statistics.json"
@@ -18,6 +18,7 @@ CONVENTIONS: dict[str, tuple[Any, ...]] = {
     "center_crop": (False, True),
     "resize": ("processor", "rlds"),
     "gripper": tuple(GRIPPERS),
+    "bounds": tuple(BOUNDS),
 }
 """``model.options`` that must match the training of a checkpoint -> their choices."""
 
@@ -48,7 +49,7 @@ def read_conventions(directory: Path, config: dict[str, Any], options: Any) -> d
     dataset_statistics.json. Base models use their processor only. Raises UserError.
     """
     fine_tune = bool(config.get("norm_stats")) and (directory / STATISTICS).exists()
-    official = {"center_crop": fine_tune, "resize": "rlds" if fine_tune else "processor", "gripper": "raw"}
+    official = {"center_crop": fine_tune, "resize": "rlds" if fine_tune else "processor", "gripper": "raw", "bounds": "q99"}
     found = {}
     for name, choices in CONVENTIONS.items():
         option = getattr(options, name)

@@ -38,6 +38,9 @@ class CommonOptions(WeightOptions):
     """Convention of the gripper action. ``raw``: as in the checkpoint, 0 closed to 1 open.
     ``open_positive``, ``close_positive`` (LIBERO): ±1 for an environment in which +1 opens or
     closes."""
+    bounds: Name | None = None
+    """Statistics by which actions and proprioception are scaled. ``q99``: 1 % and 99 % quantiles.
+    ``min_max``: the official code's for ALOHA, which no file of a checkpoint says."""
 
 
 @dataclass

@@ -22,7 +22,7 @@ from rlinf_vla.core.types import ActionEval, ActionSample, Inputs, Observation
 from .. import files
 from ..config_file import read_config
 from ..pretrained import PretrainedPolicy
-from .actions import ActionTokenizer, ProprioNormalizer
+from .actions import BOUNDS, ActionTokenizer, ProprioNormalizer
 from .cards import CARDS
 from .checkpoint import STATISTICS, read_conventions, read_statistics
 from .decoding import Decoder, StaticCache, generate_reference_tokens
@@ -105,15 +105,14 @@ class OpenVLAPolicy(PretrainedPolicy):
         self.statistics = read_statistics(directory, config, options.unnorm_key)
         config |= read_conventions(directory, config, options)
         text = config["text_config"]
-        proprio_dim = len(self.statistics["proprio"]["q01"]) if proprio else 0
+        proprio_dim = len(self.statistics["proprio"][BOUNDS[config["bounds"]][0]]) if proprio else 0
         with files.build_device(options.random_weights):
             self.backbone: PrismaticVLA = PrismaticVLA(config, proprio_dim=proprio_dim, **network)
         self.value_head = ValueHead(self.backbone.hidden_size)
-        self.action_tokens = ActionTokenizer(
-            text["vocab_size"] - config["pad_to_multiple_of"], config["n_action_bins"], self.statistics["action"], config["gripper"]
-        )
+        size, bins = text["vocab_size"] - config["pad_to_multiple_of"], config["n_action_bins"]
+        self.action_tokens = ActionTokenizer(size, bins, self.statistics["action"], config["gripper"], config["bounds"])
         self.pixels = PixelNormalizer()
-        self.proprio = ProprioNormalizer(self.statistics["proprio"]) if proprio else None
+        self.proprio = ProprioNormalizer(self.statistics["proprio"], config["bounds"]) if proprio else None
         self.prompts = PromptEncoder(
             files.read_tokenizer(directory),
             options.prompt_length or PROMPT_LENGTH,

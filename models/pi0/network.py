@@ -53,7 +53,7 @@ def paligemma_with_expert(config: Pi0Config) -> nn.ModuleDict:
     }
     tied = nn.Linear(config.paligemma.width, config.vocab_size, bias=False)  # used as the text embedding
     expert = Gemma(config.expert, config.expert.width if config.pi05 else None)
-    unused = nn.Linear(config.expert.width, config.vocab_size, bias=False)  # but in every published file
+    unused = nn.Linear(config.expert.width, config.vocab_size, bias=False).requires_grad_(False)  # but in every published file
     return nn.ModuleDict(
         {
             "paligemma": nn.ModuleDict({"model": nn.ModuleDict(paligemma), "lm_head": tied}),

@@ -146,7 +146,7 @@ def vlm_with_expert(config: SmolVLAConfig) -> nn.ModuleDict:
         "connector": SmolVLMConnector(joined),
         "text_model": Stream(config.text, width, config.text["intermediate_size"], (False,) * len(config.cross), embedding=True),
     }
-    unused = nn.Linear(width, config.text["vocab_size"], bias=False)  # but in every published file
+    unused = nn.Linear(width, config.text["vocab_size"], bias=False).requires_grad_(False)  # but in every published file
     expert = Stream(config.text, config.expert_width, config.expert_mlp_dim, config.cross, embedding=False)
     return nn.ModuleDict({"vlm": nn.ModuleDict({"model": nn.ModuleDict(vlm), "lm_head": unused}), "lm_expert": expert})
 
@@ -200,6 +200,7 @@ class SmolVLANetwork(nn.Module):
             (torch.cat([k, own_k], dim=2), torch.cat([v, own_v], dim=2))
             for (k, v), (own_k, own_v) in zip(prefix.keys_and_values, pairs, strict=True)
         ]
+        states = states[..., : prefix.states.shape[2]]  # none if they were not packed
         return Prefix(torch.cat([prefix.states, states], dim=1), joined, torch.cat([prefix.mask, alone[:, 0]], dim=1))
 
     def embed_suffix(self, x: Tensor, time: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ class SFTConfig(AlgorithmConfig):
 
 @dataclass(frozen=True)
 class Demonstrations(Batched):
-    """``N`` prepared policy inputs and the expert's actions, float32 ``[N, C, D]``.
+    """``N`` prepared policy inputs and the expert's next actions, float32 ``[N, horizon, D]``.
 
     draws: int64 ``[N]``, counters of the random numbers in a loss, unique within a run.
     """
@@ -46,10 +46,10 @@ class Demonstrations(Batched):
     draws: Tensor
 
     @staticmethod
-    def of(episodes: Sequence[tuple[Inputs, Tensor]], chunk: int) -> Demonstrations:
+    def of(episodes: Sequence[tuple[Inputs, Tensor]], horizon: int) -> Demonstrations:
         """Concatenate ``episodes``: inputs ``[L, ...]`` and actions ``[L, D]`` of each."""
         inputs = {name: torch.cat([each[name] for each, _ in episodes]) for name in episodes[0][0]}
-        actions = torch.cat([action_chunks(each, chunk) for _, each in episodes])
+        actions = torch.cat([action_chunks(each, horizon) for _, each in episodes])
         return Demonstrations(inputs, actions, torch.arange(len(actions)))
 
     @property
@@ -63,7 +63,7 @@ class Demonstrations(Batched):
 def action_chunks(actions: Tensor, chunk: int) -> Tensor:
     """Return the chunk that starts at each action of an episode: ``[L, D]`` to ``[L, C, D]``.
 
-    Beyond the end, the last action is repeated.
+    Beyond the end, the last action is repeated, as openpi and LeRobot train on their datasets.
     """
     steps = torch.arange(len(actions))[:, None] + torch.arange(chunk)
     return actions[steps.clamp(max=len(actions) - 1)]

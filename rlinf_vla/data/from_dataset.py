@@ -53,7 +53,7 @@ def dataset_demonstrations(
     for episode in source.episodes(said, progress):
         episodes.append((source.inputs(episode), source.actions(episode)))
         successes += [bool(episode.columns[key].any()) for key in said]
-    return Demonstrations.of(episodes, policy.spec.chunk), sum(successes) / len(successes) if successes else None
+    return Demonstrations.of(episodes, policy.horizon), sum(successes) / len(successes) if successes else None
 
 
 @torch.no_grad()

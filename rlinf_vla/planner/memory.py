@@ -230,8 +230,8 @@ class MemoryModel:
         if self.replay is not None:
             return self.replay.batch(rows)
         if not self.on_policy:
-            spec, draws = self.policy.spec, torch.empty(rows, dtype=torch.int64, device=META)
-            return Demonstrations(self.inputs(rows), torch.empty(rows, spec.chunk, spec.action_dim, device=META), draws)
+            shape, draws = (self.policy.horizon, self.policy.spec.action_dim), torch.empty(rows, dtype=torch.int64, device=META)
+            return Demonstrations(self.inputs(rows), torch.empty(rows, *shape, device=META), draws)
         calls = repeated(replace(self.call, inputs=self.learnt_inputs), rows)
         number = torch.empty(rows, device=META)
         proximal = calls.log_prob if self.recipe.algorithm.decoupled else None

@@ -56,7 +56,7 @@ class DAggerFlow(LocalSupervisedFlow):
         self.log(session_metrics(played) | self.player.control_metrics())
         self.log({"rollout/steps": steps, "rollout/success_alone": success, "replay/size": float(self._size())})
         self.log_rollout(time.perf_counter() - started, int(steps))
-        return Demonstrations.of(self._corrections, self.policy.spec.chunk) if self._corrections else None
+        return Demonstrations.of(self._corrections, self.policy.horizon) if self._corrections else None
 
     def aggregate(self, batches: Sequence[Demonstrations]) -> None:
         started, losses = time.perf_counter(), list[float]()

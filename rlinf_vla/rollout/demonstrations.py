@@ -56,7 +56,7 @@ def collect_demonstrations(
     play_expert(partial(prepared, policy), groups, config, run_seed, on_call, progress)
     ended = outcomes.all()
     episodes = [(seen, each[LABEL]) for seen, each in zip(inputs.all(), ended, strict=True)]
-    return Demonstrations.of(episodes, policy.spec.chunk), sum(bool(each[form.SUCCESS][-1]) for each in ended) / len(ended)
+    return Demonstrations.of(episodes, policy.horizon), sum(bool(each[form.SUCCESS][-1]) for each in ended) / len(ended)
 
 
 @torch.no_grad()

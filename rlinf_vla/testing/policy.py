@@ -216,7 +216,7 @@ class PolicyConformance:
     def test_supervised_loss_is_per_row_and_can_be_lowered(self, policy: Policy) -> None:
         generator, device = torch.Generator().manual_seed(5), device_of(policy)
         inputs = policy.prepare(observations(policy, 4))
-        actions = (torch.rand(4, policy.spec.chunk, policy.spec.action_dim, generator=generator) * 2 - 1).to(device)
+        actions = (torch.rand(4, policy.horizon, policy.spec.action_dim, generator=generator) * 2 - 1).to(device)
         before = policy.supervised_loss(inputs, actions, noise(torch.arange(4), device))
         assert before.shape == (4,) and before.dtype == torch.float32
         for row in range(4):

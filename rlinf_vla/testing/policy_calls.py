@@ -81,7 +81,7 @@ def on_device(policy: Policy, device: torch.device, temperature: float) -> Tenso
     """
     rows = torch.arange(2)
     inputs = policy.prepare(observations(policy, 2))
-    actions = torch.linspace(-0.9, 0.9, 2 * policy.spec.chunk * policy.spec.action_dim).reshape(2, policy.spec.chunk, -1).to(device)
+    actions = torch.linspace(-0.9, 0.9, 2 * policy.horizon * policy.spec.action_dim).reshape(2, policy.horizon, -1).to(device)
     seeds = rows.to(device)
     with captured():
         sample = act(policy, inputs, temperature, seeds)

@@ -34,8 +34,10 @@ from rlinf_vla.rollout.demonstrations import (
 from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS, numbered_episodes
 from rlinf_vla.rollout.transitions import record_transitions
 from rlinf_vla.telemetry.timeline import Timeline
+from rlinf_vla.testing.policy_calls import noise
 from rlinf_vla.testing.toy_env import CounterWorld, groups
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
+from tests.models.test_pi0 import small as small_pi0
 
 NOISY = DemonstrationConfig(episodes=9, noise=[0.0, 0.8], random_actions=0.3)
 
@@ -82,6 +84,28 @@ def test_training_on_a_recording_equals_training_on_the_episodes(tmp_path: Path,
     found, again = collect_demonstrations(policy, (), recorded, 0, seen.append)
     assert again == success and seen[-1] == 1.0
     assert_equal(found, expected)
+
+
+def test_a_flow_policy_learns_the_datasets_actions_also_those_that_it_does_not_execute(tmp_path: Path) -> None:
+    policy = small_pi0(tmp_path / "pi0", chunk=2)
+    dims, generator, length = policy.spec, np.random.default_rng(0), 7
+    actions = generator.normal(size=(length, dims.action_dim)).astype(np.float32)
+    features = {
+        form.ACTION: Feature("float32", (dims.action_dim,)),
+        form.STATE: Feature("float32", (dims.state_dim,)),
+        form.IMAGES + "base": Feature("image", (32, 32, 3)),
+    }
+    with LeRobotWriter(tmp_path / "data", 10, features) as writer:
+        images = np.zeros((length, 32, 32, 3), np.uint8)
+        state = np.zeros((length, dims.state_dim), np.float32)
+        writer.add_episode({form.ACTION: actions, form.STATE: state, form.IMAGES + "base": images}, "stack")
+    shown, _ = collect_demonstrations(policy, (), DemonstrationConfig(dataset=str(tmp_path / "data")), 0)
+    last = length - 1
+    expected = [[actions[min(first + step, last)].tolist() for step in range(4)] for first in range(length)]
+    assert policy.spec.chunk == 2 and shown.actions.tolist() == expected
+    shown.actions.requires_grad_()
+    policy.supervised_loss(shown.inputs, shown.actions, noise(shown.draws)).sum().backward()
+    assert shown.actions.grad is not None and shown.actions.grad.abs().sum(-1).gt(0).all(), "each is a target"
 
 
 def test_groups_and_environments_do_not_change_the_recording() -> None:

@@ -16,6 +16,7 @@ import torch
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import check_values
+from rlinf_vla.core import child_process
 from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.core.types import Episodes
 from rlinf_vla.envs import mujoco_gl
@@ -118,6 +119,19 @@ class TestTasks:
         assert torch.equal(seen["base"][0], own[0].flip(0, 1)), "corner2 where LeRobot's data have it, rotated"
         assert torch.equal(seen["corner2"][0], own[1].flip(0, 1))
         assert torch.equal(seen["topview"][0], own[2])
+
+
+@pytest.mark.parametrize(
+    ("visible", "chosen", "expected"),
+    [("2,3", None, "2"), ("2,3", "5", "5"), ("", None, None), ("GPU-0a", None, None), (None, None, None), (None, "5", "5")],
+)
+def test_egl_renders_on_the_first_visible_gpu(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, chosen: str | None, expected: str | None
+) -> None:
+    for name, value in (("CUDA_VISIBLE_DEVICES", visible), ("MUJOCO_EGL_DEVICE_ID", chosen)):
+        monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
+    assert child_process.environment(mujoco_gl.environment("egl")).get("MUJOCO_EGL_DEVICE_ID") == expected
+    assert "MUJOCO_EGL_DEVICE_ID" not in mujoco_gl.environment("none")
 
 
 def test_axes_and_gripper_are_those_of_the_conventions() -> None:

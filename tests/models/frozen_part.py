@@ -20,6 +20,8 @@ def assert_computed_once(policy: Policy, network: type, method: str, monkeypatch
     policy.zero_grad()
     kept = precompute_frozen(policy, inputs, rows=2)
     assert all(len(value) == 5 and not value.requires_grad for value in kept.values())
+    read = getattr(policy.options, "value_on", None) != "expert"  # type: ignore[union-attr]
+    assert "prefix.keys" not in kept or ("prefix.states" in kept) == read, "the critic alone reads the states"
     monkeypatch.delattr(network, method)
     for _epoch in range(2):
         policy.zero_grad()

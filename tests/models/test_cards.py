@@ -85,6 +85,23 @@ def test_checkpoints_of_rl_projects_differ_in_the_stop_token(tmp_path: Path, rep
     check_fit(policy, libero_spec(policy))
 
 
+@pytest.mark.parametrize(
+    ("repository", "kind", "dataset"),
+    [
+        ("RLinf/RLinf-OpenVLAOFT-LIBERO-90-Base", OpenVLAOFTPolicy, "libero_90_no_noops"),
+        ("RLinf/RLinf-OpenVLAOFT-ManiSkill-Base-Main", OpenVLAOFTPolicy, "bridge_orig"),
+        ("gen-robot/openvla-7b-rlvla-warmup", OpenVLAPolicy, "bridge_orig"),
+    ],
+)
+def test_rlinf_neither_crops_nor_compresses_images(tmp_path: Path, repository: str, kind: Any, dataset: str) -> None:
+    directory = cached(tmp_path, repository, (dataset,))
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"norm_stats": {dataset: LIBERO_STATISTICS}}))
+    known, guessed = (kind.load(directory, kind.Config(random_weights=True, card=card)) for card in (None, "none"))
+    assert (known.config["center_crop"], known.config["resize"]) == (False, "processor") and not known.spec.convention.jpeg
+    assert guessed.config["center_crop"] and guessed.spec.convention.jpeg, "as files of an official fine-tune"
+
+
 def test_values_of_the_recipe_and_of_our_config_win(tmp_path: Path) -> None:
     directory = cached(tmp_path, MOOJINK)
     policy = oft(directory, head="discrete", chunk=2, images=["base"], proprio=False, gripper="open_positive", center_crop=False)

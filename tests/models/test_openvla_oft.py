@@ -77,6 +77,8 @@ def test_two_cameras_are_two_sets_of_patches(tmp_path: Path) -> None:
 
 def test_the_regression_head_imitates_but_has_no_distribution(tmp_path: Path) -> None:
     policy = small(tmp_path / "small", head="l1")
+    assert policy.action_head is not None
+    policy.action_head.model.fc2.weight.data /= 4  # within [-1, 1], to which targets are clipped
     inputs = policy.prepare(observations(policy, 3))
     sample = act(policy, inputs)
     assert torch.equal(sample.actions, act(policy, inputs, temperature=0.0).actions)
@@ -84,6 +86,36 @@ def test_the_regression_head_imitates_but_has_no_distribution(tmp_path: Path) ->
     assert loss.shape == (3,) and loss.abs().max() < 1e-6
     with pytest.raises(UserError, match="head=discrete"):
         policy.evaluate(inputs, {}, 1.0)
+
+
+def test_the_regression_head_learns_finite_targets_also_of_outliers_and_constant_dimensions(tmp_path: Path) -> None:
+    directory = smaller_directory(tmp_path / "small", smaller_config() | {"oft": {"chunk": 2, "head": "l1"}})
+    statistics = json.loads((directory / "dataset_statistics.json").read_text())
+    for values in statistics.values():
+        values["action"]["q99"][1] = values["action"]["q01"][1]
+    (directory / "dataset_statistics.json").write_text(json.dumps(statistics))
+    policy = OpenVLAOFTPolicy.load(directory, OpenVLAOFTOptions(random_weights=True))
+    inputs, least = policy.prepare(observations(policy, 2)), torch.full((2, 2, 4), -1.0)
+    losses = [policy.supervised_loss(inputs, actions, noise(torch.arange(2))) for actions in (least, least * 50)]
+    assert losses[0].isfinite().all() and torch.equal(*losses)
+
+
+def test_statistics_of_aloha_are_named_and_stored(tmp_path: Path) -> None:
+    directory = smaller_directory(tmp_path / "small", smaller_config() | {"oft": {"chunk": 2, "proprio": True}})
+    statistics = json.loads((directory / "dataset_statistics.json").read_text())
+    for values in statistics.values():
+        for part in (values["action"], values["proprio"]):
+            part |= {"min": [-4.0] * len(part["q01"]), "max": [4.0] * len(part["q01"])}
+    (directory / "dataset_statistics.json").write_text(json.dumps(statistics))
+    policy = OpenVLAOFTPolicy.load(directory, OpenVLAOFTOptions(random_weights=True, bounds="min_max"))
+    (tmp_path / "saved").mkdir()
+    policy.save(tmp_path / "saved")
+    again = OpenVLAOFTPolicy.load(tmp_path / "saved", OpenVLAOFTOptions())
+    for each in (policy, again):
+        assert each.action_tokens.denormalise(torch.full((4,), 0.5)).tolist() == [2.0] * 4
+        assert each.proprio is not None and each.proprio(torch.full((each.spec.state_dim,), 2.0)).tolist() == [0.5] * each.spec.state_dim
+    with pytest.raises(UserError, match="bounds=minmax: choose q99 or min_max"):
+        OpenVLAOFTPolicy.load(directory, OpenVLAOFTOptions(random_weights=True, bounds="minmax"))
 
 
 def test_parts_are_read_from_the_official_files(tmp_path: Path) -> None:

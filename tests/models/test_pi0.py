@@ -168,6 +168,14 @@ def test_a_frozen_vlm_is_not_trained(tmp_path: Path) -> None:
     assert learning and not any(".paligemma." in name for name in learning)
 
 
+def test_the_output_layer_that_nothing_reads_is_not_trained(tmp_path: Path) -> None:
+    policy = small(tmp_path / "small")
+    again = Pi0().reload(policy, tmp_path / "again")
+    for each in (policy, again):
+        frozen = [name for name, weight in each.named_parameters() if not weight.requires_grad]
+        assert frozen == ["backbone.paligemma_with_expert.gemma_expert.lm_head.weight"]
+
+
 @pytest.mark.parametrize("options", [{}, {"pi05": True}, {"value_on": "vlm", "sampler": "flow_sde_all"}, {"value_on": "both"}])
 def test_the_frozen_part_is_computed_once_for_all_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
     assert_computed_once(small(tmp_path / "small", frozen_vlm=True, **options), Pi0Network, "prefix", monkeypatch)

@@ -85,9 +85,14 @@ def test_no_jpeg_round_trip(prismatic: Fixture, evaluated: Arrays) -> None:
 
 def test_an_official_fine_tune_is_cropped_by_default(tmp_path: Path) -> None:
     base = {"norm_stats": {"bridge_orig": {}}}
-    assert read_conventions(tmp_path, base, OpenVLAOptions()) == {"center_crop": False, "resize": "processor", "gripper": "raw"}
+    assert read_conventions(tmp_path, base, OpenVLAOptions()) == {
+        "center_crop": False,
+        "resize": "processor",
+        "gripper": "raw",
+        "bounds": "q99",
+    }
     (tmp_path / "dataset_statistics.json").write_text("{}")
-    assert read_conventions(tmp_path, base, OpenVLAOptions()) == {"center_crop": True, "resize": "rlds", "gripper": "raw"}
+    assert read_conventions(tmp_path, base, OpenVLAOptions()) == {"center_crop": True, "resize": "rlds", "gripper": "raw", "bounds": "q99"}
     assert not read_conventions(tmp_path, base, OpenVLAOptions(center_crop=False))["center_crop"]
     assert not read_conventions(tmp_path, base | {"center_crop": False}, OpenVLAOptions())["center_crop"]
     assert not read_conventions(tmp_path, {}, OpenVLAOptions())["center_crop"]  # ours
@@ -163,6 +168,17 @@ def test_minimum_and_maximum_instead_of_quantiles() -> None:
     assert ActionTokenizer(32000, 256, {"q01": [-2.0], "q99": [2.0]}).denormalise(torch.tensor([0.5])) == pytest.approx(1.0)
     proprio = ProprioNormalizer(statistics)
     assert proprio(torch.tensor([0.2])) == pytest.approx(0.5) and proprio(torch.tensor([2.0])) == 1
+    assert ActionTokenizer(32000, 256, statistics, bounds="min_max").denormalise(torch.tensor([0.5])) == pytest.approx(1.0)
+    assert ProprioNormalizer(statistics, "min_max")(torch.tensor([0.2])) == pytest.approx(0.1)
+
+
+def test_targets_are_clipped_and_constant_dimensions_are_zero() -> None:
+    """As the official data; a division by the empty range would give NaN."""
+    tokenizer = ActionTokenizer(32000, 256, {"q01": [-0.5, 0.3], "q99": [0.5, 0.3]})
+    found = tokenizer.normalise(torch.tensor([[0.25, 0.3], [9.0, 0.2], [-9.0, 0.4]]))
+    assert found.tolist() == [[0.5, 0], [1, 0], [-1, 0]]
+    assert tokenizer.encode(torch.tensor([0.0, 0.3])).diff().item() == 0, "the token of 0"
+    assert tokenizer.denormalise(found)[:, 1].tolist() == pytest.approx([0.3] * 3)
 
 
 def test_pi05_uses_quantiles_and_pi0_standard_deviations(tmp_path: Path) -> None:

@@ -172,7 +172,7 @@ def test_the_loss_leaves_out_given_actions(tmp_path: Path, pi05: bool) -> None:
     policy = with_live_conditions(small(tmp_path / "pi0", pi05, simulated_delay=2))
     horizon, dim = policy.config.horizon, policy.config.action_dim
     inputs = policy.prepare(observations(policy, 12))
-    actions = torch.rand(12, policy.spec.chunk, policy.spec.action_dim)
+    actions = torch.rand(12, horizon, policy.spec.action_dim)
     found = policy.supervised_loss(inputs, actions, noise(12))
     again = noise(12)
     time = flow.training_times(again.uniform(1)[:, 0])
@@ -180,7 +180,6 @@ def test_the_loss_leaves_out_given_actions(tmp_path: Path, pi05: bool) -> None:
     normal = again.normal(horizon, dim)
     features = policy.encode(inputs)
     target = policy.action_normalizer(actions)
-    target = torch.cat([target, target[:, -1:].expand(-1, horizon - target.shape[1], -1)], 1)
     target = torch.nn.functional.pad(target, (0, dim - target.shape[2]))
     assert set(delays) == {0, 1, 2}
     for row, delay in enumerate(delays):

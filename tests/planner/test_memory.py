@@ -130,6 +130,12 @@ def acting(policy: Policy, model: MemoryModel) -> int:
     return found.peak
 
 
+def test_imitation_of_a_flow_policy_is_counted_with_all_the_actions_that_it_predicts() -> None:
+    model = MemoryModel(recipe("recipe=maniskill_sft", "model=pi0", "model.options.chunk=2"))
+    assert model.batch(3).actions.shape == (3, model.policy.horizon, model.policy.spec.action_dim) and model.policy.horizon > 2
+    model.step(3)
+
+
 def test_gradients_moments_and_masters_are_those_of_the_trainer() -> None:
     wanted = recipe("recipe=maniskill_ppo", "model.options.dtype=bfloat16", "model.lora.rank=0", "rollout.batch_size=8")
     policy = builders.build_policy(wanted)

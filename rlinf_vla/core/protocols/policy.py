@@ -178,6 +178,11 @@ class Policy(nn.Module):
         """Pool the features to one vector per row, float32 ``[B, F]``, as input of a critic."""
 
     @cached_property
+    def horizon(self) -> int:
+        """Actions that a call predicts and imitation learns; ``spec.chunk`` are executed."""
+        return self.spec.chunk
+
+    @cached_property
     def pooled_width(self) -> int:
         """``F`` of ``pooled``, found by encoding an empty observation."""
         empty = Observation(
@@ -211,9 +216,9 @@ class Policy(nn.Module):
 
     @abstractmethod
     def supervised_loss(self, inputs: Inputs, actions: Tensor, noise: Noise) -> Tensor:
-        """Return the imitation loss float32 ``[B]`` on expert chunks float32 ``[B, C, D]``.
+        """Return the imitation loss float32 ``[B]``; ``noise``: for models that denoise.
 
-        ``noise``: for models that denoise.
+        ``actions``: the expert's next ones, float32 ``[B, horizon, D]``.
         """
 
     def pack(self, features: Any) -> Tensors:
