@@ -120,6 +120,18 @@ def test_an_evaluation_needs_no_repeated_overrides(train: Train, rlinf_vla: Comm
     assert start.code == 0 and "success of start" in start.out, start.err
 
 
+def test_another_recipe_does_not_overwrite_an_evaluation_of_the_run(train: Train, rlinf_vla: CommandLine) -> None:
+    run = train("run", *OVERRIDES)
+    assert rlinf_vla("eval", "run=run").code == 0
+    own = (run / "evaluation" / "step_000004.json").read_bytes()
+    found = rlinf_vla("eval", "run=run", "rollout.temperature=0.5", "episodes=2")
+    assert found.code == 0 and "not among the run's own evaluations: episodes was 6 in " in found.out, found.err
+    (written,) = Path("runs/counting_ppo").glob("*/evaluation/step_000004.json")
+    assert f"episodes, seeds and machine: {written}" in found.out and (run / "evaluation" / "step_000004.json").read_bytes() == own
+    refused = rlinf_vla("eval", "run=run", "episodes=2", "run_dir=run")
+    assert "episodes was 6 in run and is 2 now" in refused.complaint
+
+
 def test_a_checkpoint_may_be_named_by_its_run(train: Train, rlinf_vla: CommandLine, counting: Counting) -> None:
     train("run", *QUICK)
     found = rlinf_vla(*counting.arguments("eval", "counting_ppo", "checkpoint=run"))
