@@ -14,6 +14,7 @@ from rlinf_vla.cli import compose
 from rlinf_vla.cli import list as list_command
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.runtime import recipes, run_directory
+from rlinf_vla.telemetry.metrics import read_metrics
 from tests.cli.conftest import CommandLine, Counting
 from tests.cli.test_verbs import assert_same_files, metrics
 
@@ -80,6 +81,18 @@ def test_a_run_without_a_checkpoint_starts_again_with_a_message(train: Train, rl
     found = rlinf_vla("train", "run=parts")
     assert found.code == 0 and "no complete checkpoint" in found.out, found.out + found.err
     assert_same_files(parts, whole, 4)
+
+
+def test_a_run_without_a_checkpoint_keeps_its_first_evaluation(train: Train, rlinf_vla: CommandLine) -> None:
+    """It is not made again, so its line must stay; those of the iterations are written again."""
+    run = train("run", "evaluation.filmed=0")
+    before = read_metrics(run)
+    forget(run, after=0)
+    (run / "evaluation" / "after.json").unlink()
+    found = rlinf_vla("train", "run=run")
+    assert found.code == 0 and "before: success" not in found.out, found.out + found.err
+    after = read_metrics(run)
+    assert [line["step"] for line in after] == [0, 1, 2, 2] and after[0] == before[0] and "eval/success_once" in after[0]
 
 
 def test_the_saved_recipe_can_start_another_run(train: Train, rlinf_vla: CommandLine, tmp_path: Path) -> None:
