@@ -163,7 +163,9 @@ def test_prune_leaves_a_run_in_progress(rlinf_vla: CommandLine, running: Path) -
     assert running.exists()
 
 
-@pytest.mark.parametrize("work", ["blocks/0.json", "result.json", "episodes/0.json", "control.json", "replay/0.safetensors", "policy/model.safetensors"])
+@pytest.mark.parametrize(
+    "work", ["blocks/0.json", "result.json", "episodes/0.json", "control.json", "replay/0.safetensors", "policy/model.safetensors"]
+)
 def test_prune_leaves_work_without_a_checkpoint(rlinf_vla: CommandLine, tmp_path: Path, work: str) -> None:
     run = made(tmp_path, "ppo/1")
     (run / work).parent.mkdir(exist_ok=True)
