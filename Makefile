@@ -184,7 +184,7 @@ LATE := rollout.deadline.execution_horizon=2 rollout.deadline.delays
 prove-deadline: install
 	for seed in 0 1; do for delay in 0 2; do run=runs/$@/delay-$$delay-seed-$$seed; \
 		$(BIN)/rlinf-vla train recipe=maniskill_ppo model=openvla_oft seed=$$seed run_dir=$$run resume=auto $(LATE)=[$$delay] && \
-		$(BIN)/rlinf-vla eval run=$$run $(LATE)=[2] || exit; done; done
+		$(BIN)/rlinf-vla eval run=$$run $(LATE)=[2] run_dir=$$run/late || exit; done; done
 
 # Success against delay: small policies imitate recorded episodes, then drive the simulated arm from a server over a slow link, in real
 # time. 20 minutes of recording, 15 of training, 2 minutes per link and mode; on an otherwise idle machine. Needs EXTRAS=franka,serve,dev.

@@ -1,4 +1,4 @@
-"""Measure on a GPU what has only been computed or rehearsed so far, and write docs/results/gpu.md.
+"""Measure on a GPU what has only been computed or rehearsed so far, and write .prove-gpu/gpu.md.
 
     python tools/prove_gpu.py [PART ...] [--device cpu --size tiny --results DIR --page FILE]
 
@@ -6,8 +6,8 @@ Needs no network and no installation of this repository: the machine's PyTorch, 
 peft, and what else a part imports. Pure Python packages that the machine lacks may lie in
 ``.prove-gpu/packages`` (``make gpu-packages`` on a machine with network). A part runs in a process
 of its own, has ``LIMIT`` seconds, and keeps its numbers as a JSON file, so that parts can be run
-one by one; the page is written from all that there are. Exit codes: 0; 1 if a part failed; 2
-without a GPU.
+one by one; the page is written from all that there are. ``--page docs/results/gpu.md`` writes this
+project's page. Exit codes: 0; 1 if a part failed; 2 without a GPU, where nothing is written.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE, KEPT = ROOT / "docs" / "results" / "gpu.md", ROOT / ".prove-gpu"
+KEPT = ROOT / ".prove-gpu"
 PACKAGES = KEPT / "packages"
 LIMIT = 480
 ENGINE = ("torch", "transformers", "peft", "numpy", "safetensors", "tokenizers", "hydra", "omegaconf", "rich", "psutil", "PIL")
@@ -55,7 +55,7 @@ PARTS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 BEGINNING = """# On a GPU
 
-`make prove-gpu` writes this page on a machine with one NVIDIA GPU ([how](../testing.md#on-a-gpu)).
+`make prove-gpu` measures this on a machine with one NVIDIA GPU ([how](../testing.md#on-a-gpu)).
 What was found, fixed and left is in [gpu_findings.md](gpu_findings.md).
 """
 NOT_YET = "**It has not run on a GPU yet: nothing here is proven.**\n"
@@ -68,30 +68,27 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--size", default="full", choices=("full", "tiny"), help="tiny: rehearse the kit itself")
     parser.add_argument("--seconds", type=float, default=60.0, help="of one measurement of latencies")
     parser.add_argument("--results", type=Path, default=KEPT / "results")
-    parser.add_argument("--page", type=Path, help="default on a GPU: docs/results/gpu.md")
+    parser.add_argument("--page", type=Path, help="default: gpu.md beside the results")
     parser.add_argument("--jobs", type=int, default=1, help="parts at a time: for those that measure no time")
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds of a part")
     given = parser.parse_args(arguments)
     names = given.parts or list(PARTS)
     if unknown := [name for name in names if name not in PARTS]:
         parser.error(f"{unknown[0]} is not a part: {', '.join(PARTS)}")
-    page = given.page or (PAGE if given.device == "cuda" else None)
-    results = given.results.resolve()
-    results.mkdir(parents=True, exist_ok=True)
     if given.device == "cuda" and (problem := no_gpu()):
-        if page is not None and not any(results.glob("*.json")):
-            page.write_text(f"{BEGINNING}\n{NOT_YET}")
         print(f"prove-gpu: {problem}", file=sys.stderr)
         return 2
+    results = given.results.resolve()
+    results.mkdir(parents=True, exist_ok=True)
     make_importable(results.parent / "links")
     statuses = []
     with ThreadPoolExecutor(given.jobs) as pool:
         for name, document in zip(names, pool.map(lambda name: outcome(name, given, results), names), strict=True):
             statuses.append(document["status"])
             print(f"{name}: {document['status']}", flush=True)
-    if page is not None:
-        page.write_text(written(results))
-        print(f"written: {page}")
+    page = given.page or results.parent / "gpu.md"
+    page.write_text(written(results))
+    print(f"written: {page}")
     return int(any(status.startswith(("failed", "ended")) for status in statuses))
 
 

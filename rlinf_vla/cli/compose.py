@@ -15,6 +15,7 @@ from itertools import pairwise
 import hydra
 from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import OverrideParseException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
@@ -142,6 +143,10 @@ def explain(error: BaseException, arguments: Sequence[str]) -> str:
         return f"{word} is not KEY=VALUE: write recipe={recipe[0] if recipe else 'NAME'} (`rlinf-vla list recipes` names them)"
     causes = list(_causes(error))
     for cause in causes:
+        if isinstance(cause, OverrideParseException) and (match := re.match(r"([~+]*[\w./@:-]+)=(.*)", cause.override, re.DOTALL)):
+            text = " ".join(match[2].split())
+            example = {"[": "['TEXT']", "{": "{NAME: 'TEXT'}"}.get(text[:1], quoted(text))
+            return f'{match[1]}: Hydra cannot read {text}: quote text, for the shell and for Hydra: "{match[1]}={example}"'
         if match := re.search(r"Could not override '([^']+)'|Key '([^']+)' (?:is )?not in|Key not found: '([^']+)'", str(cause)):
             key, known = getattr(cause, "full_key", None) or match[1] or match[2] or match[3], recipes.keys()
             elsewhere = any(f".{each}".endswith(f".{key}") for each in known)  # with another algorithm or model, so not misspelt
@@ -166,6 +171,11 @@ def explain(error: BaseException, arguments: Sequence[str]) -> str:
         reason = next((str(cause) for cause in causes if isinstance(cause, OmegaConfBaseException)), "not a valid value")
         return f"{match[1]}: {reason.splitlines()[0]}"
     return f"{' '.join(arguments)}: {' '.join(str(error).split()) or type(error).__name__}"
+
+
+def quoted(text: str) -> str:
+    """Return a text as a value that Hydra reads unchanged."""
+    return "'" + text.replace("'", "\\'") + "'"
 
 
 def _stray(arguments: Sequence[str]) -> str | None:

@@ -13,7 +13,7 @@ from hydra.types import RunMode
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError
 
-from rlinf_vla.cli.compose import CONFIG_MODULE, composed, primary
+from rlinf_vla.cli.compose import CONFIG_MODULE, composed, primary, quoted
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.suggestions import suggest_keys
 from rlinf_vla.runtime.recipes import refuse_unknown_keys
@@ -172,7 +172,7 @@ def _read_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
             folder = Path(word.partition("=")[2] or next(words, "")).expanduser()
             if not folder.is_dir():
                 raise UserError(f"{FOLDER} {folder}: no such directory")
-            overrides.append(f"hydra.searchpath=['{folder.resolve().as_uri()}']")
+            overrides.append(f"hydra.searchpath=[{quoted(f'file://{folder.resolve()}')}]")  # Hydra decodes no %20
         elif word.startswith("-"):
             raise UserError(f"config {word}: no such option (options: {JSON}, {FOLDER} DIR)")
         else:

@@ -18,7 +18,7 @@ from rlinf_vla.training.checkpoint import load_checkpoint
 
 
 def run(config: DictConfig) -> dict[str, Any]:
-    """Write evaluation/<checkpoint>.json and videos to ``run_dir`` (default: the checkpoint's run).
+    """Write evaluation/<checkpoint>.json and videos to the directory of an evaluation.
 
     Returns the document of that file, or of a sweep's result.json.
 

@@ -22,6 +22,7 @@ from rlinf_vla.runtime.run_directory import CHECKPOINTS, EPISODES, RECIPE, RUNS,
 from rlinf_vla.runtime.run_names import all_runs, named
 from rlinf_vla.telemetry.console import duration
 from rlinf_vla.telemetry.metrics import read_metrics
+from rlinf_vla.telemetry.run_files import CONTROL_FILE
 from rlinf_vla.telemetry.tables import JSON, print_json, print_table
 from rlinf_vla.training.checkpoint_files import complete_checkpoints
 
@@ -108,9 +109,11 @@ def _status(directory: Path, enough: bool) -> str:
             return RUNNING
     if is_sweep(directory):
         return FINISHED if (directory / run_directory.RESULT).exists() else INTERRUPTED
-    if (directory / EPISODES).is_dir():  # of a robot: a person ends it when it is enough
-        return FINISHED
-    return FINISHED if enough else INTERRUPTED
+    return FINISHED if enough or _at_robot(directory) else INTERRUPTED  # at a robot a person ends it when it is enough
+
+
+def _at_robot(directory: Path) -> bool:
+    return any((directory / name).exists() for name in (EPISODES, CONTROL_FILE))
 
 
 def _evaluation(directory: Path, name: str) -> dict[str, Any]:
@@ -139,7 +142,7 @@ def compare_runs(arguments: Sequence[str]) -> None:
     if names[0] == names[1]:
         raise UserError(f"runs compare: {names[0]} is given twice, give two runs")
     keys = _differences([{k: v for k, v in flat(saved_recipe(path)).items() if k not in OF_A_DIRECTORY} for path in paths])
-    metrics = [(read_metrics(path) or [{}])[-1] for path in paths]
+    metrics = [_last_metrics(path) for path in paths]
     evaluated = _compared(names, paths)
     if given.json:
         document = {name: {"metrics": last} for name, last in zip(names, metrics, strict=True)}
@@ -150,6 +153,12 @@ def compare_runs(arguments: Sequence[str]) -> None:
     print_table(("metric", *names), rows, title="metrics of the last iteration logged")
     if evaluated is not None:
         print_comparison(evaluated)
+
+
+def _last_metrics(directory: Path) -> dict[str, Any]:
+    """Return the metrics of the last step; an evaluation has a line of its own."""
+    rows = read_metrics(directory)
+    return {key: value for row in rows if row["step"] == rows[-1]["step"] for key, value in row.items()}
 
 
 def _differences(recipes: Sequence[dict[str, object]]) -> list[tuple[str, list[object]]]:
@@ -198,12 +207,12 @@ def prune(arguments: Sequence[str]) -> None:
 def _superfluous(directory: Path, keep: int) -> Iterator[Path]:
     """Yield the old checkpoints of a run, or the run itself if it holds no work.
 
-    Results of a sweep, recorded episodes, transitions and weights are work.
+    Results of a sweep, sessions at a robot, transitions and weights are work.
     """
     checkpoints = complete_checkpoints(directory / CHECKPOINTS)
     if checkpoints:
         yield from (path for path in checkpoints[:-keep] if not path.is_symlink())
-    elif not is_sweep(directory) and not (directory / EPISODES).exists() and not any(directory.rglob("*.safetensors")):
+    elif not (is_sweep(directory) or _at_robot(directory) or any(directory.rglob("*.safetensors"))):
         yield directory
 
 

@@ -44,7 +44,11 @@ DATASET_FILES = (
 )
 VOCABULARIES = ("tokenizer.json", "vocab.json", "added_tokens.json")
 """JSON whose strings are tokens, which may look like paths."""
-PATH = re.compile(r"(?:^|(?<=[\s=\[({,;\"'`|<@:]))(?:file://|~[\w.-]*(?=/))?/(?!/)[^\s\"'`,;\])}]+")
+_START = r"(?:^|(?<=[\s=\[({,;\"'`|<@:]))(?!(?<=<)/\w+>)(?:file://|~[\w.-]*(?=/))?/(?!/)"
+"""How an absolute path begins; ``</s>`` is a token."""
+PATH = re.compile(rf"^{_START}.+|{_START}[^\s\"'`,;\])}}]+", re.DOTALL)
+REST = re.compile(rf"{_START}.+", re.DOTALL)
+"""A path in a word of a command line, to the word's end: it may hold anything."""
 SECRET = re.compile(r"\bhf_\w{16,}|\bgh[oprsu]_\w{20,}|\bsk-[\w-]{20,}|(?<=://)[^/\s@]+@")
 
 
@@ -71,13 +75,13 @@ class Shared:
         return len(content) if isinstance(content, bytes) else content.stat().st_size
 
 
-def without_private(value: Any) -> Any:
+def without_private(value: Any, path: re.Pattern[str] = PATH) -> Any:
     """Return JSON values with PATH and SECRET in place of absolute paths and secrets."""
     if isinstance(value, str):
-        return PATH.sub("PATH", SECRET.sub("SECRET", value))
+        return path.sub("PATH", SECRET.sub("SECRET", value))
     if isinstance(value, Mapping):
-        return {without_private(key): without_private(child) for key, child in value.items()}
-    return [without_private(each) for each in value] if isinstance(value, list) else value
+        return {without_private(key): without_private(child, REST if key == "argv" else path) for key, child in value.items()}
+    return [without_private(each, path) for each in value] if isinstance(value, list) else value
 
 
 def of_run(directory: Path, checkpoint: Path, base: str | None) -> Shared:

@@ -123,7 +123,8 @@ def _attempt(
         if runtime.env is not None:
             algorithm.check(runtime.env)
         settings = run_directory.saved_recipe(directory)
-        metrics = stack.enter_context(MetricsLog(directory, done if checkpoint else -1, recipe.tracker, settings, console.say))
+        logged = done if checkpoint or (directory / "evaluation" / "before.json").exists() else -1
+        metrics = stack.enter_context(MetricsLog(directory, logged, recipe.tracker, settings, console.say))
         runtime.flow.progress = console.stage
         run = TrainingRun(recipe, algorithm, directory, runtime, console, metrics, monitor)
         supervised, evaluates = recipe.algorithm.family == SUPERVISED, recipe.evaluation.before_and_after

@@ -42,7 +42,7 @@ class Interrupt:
             raise Interrupted(self.signum)
 
     def _receive(self, signum: int, frame: FrameType | None) -> None:
-        _leave_closed_terminal()
+        leave_closed_terminal()
         if self.signum is not None:
             self.at_once = True
             raise Interrupted(signum)
@@ -66,7 +66,7 @@ def raise_at_once() -> None:
     """Raise Interrupted as soon as a signal arrives; used outside training."""
 
     def receive(signum: int, frame: FrameType | None) -> None:
-        _leave_closed_terminal()
+        leave_closed_terminal()
         raise Interrupted(signum)
 
     _handle(receive)
@@ -97,12 +97,17 @@ def _write(text: bytes) -> None:
         os.write(2, text)
 
 
-def _leave_closed_terminal() -> None:
+def leave_closed_terminal() -> None:
     """Redirect output to /dev/null if the terminal is gone: ``print`` must not prevent a save."""
     for output in (1, 2):
         try:
             os.write(output, b"")  # fails on a terminal that has hung up, and does nothing elsewhere
         except OSError:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, output)
-            os.close(nowhere)
+            discard(output)
+
+
+def discard(output: int) -> None:
+    """Redirect a file descriptor to /dev/null."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, output)
+    os.close(nowhere)

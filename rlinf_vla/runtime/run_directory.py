@@ -33,6 +33,9 @@ _FREE |= {"rollout.pipeline_depth", "env.processes", "control", "serve", "tracke
 FREE_IN_SWEEPS = {"run_dir", "resume", "sweep.parallel", "evaluation.filmed", "rollout.pipeline_depth", "env.processes", "control", "serve"}
 FREE_IN_SWEEPS |= {"tracker"}
 """Keys that may change when a sweep is resumed."""
+_FREE_IN_EVALUATIONS = _FREE - {"episodes", "evaluation", "control"} | {"checkpoint", "output", "output_dtype", "profile", "env.num_envs"}
+_FREE_IN_EVALUATIONS |= {"rollout.split", "rollout.backbone", "evaluation.every", "evaluation.before_and_after", "evaluation.filmed"}
+"""Keys that do not change the result of an evaluation."""
 _OF_A_SERVER = {f"model.options.{key}" for key in ("url", "token_env", "ca_file", "timeout_s", "retries", "connections")}
 """Where a policy is, and how it is asked; which policy it is, is in the sweep's provenance."""
 
@@ -106,13 +109,21 @@ def _newest_of(runs: Path, say: Callable[[str], None]) -> Path | None:
 def for_evaluation(config: DictConfig, checkpoint: Path | None) -> Path:
     """Return an evaluation's directory: ``run_dir``, else its checkpoint's run, else a new one.
 
-    Raises UserError if it is not writable, before any episode runs.
+    A run holds only evaluations by its own recipe: with another one the directory is new. Raises
+    UserError if ``run_dir`` holds a run with another recipe, or if the directory is not writable,
+    before any episode runs.
     """
     if config.run_dir:
         directory = Path(config.run_dir).expanduser()
     elif checkpoint is not None and checkpoint.resolve().parent.name == CHECKPOINTS:
         directory = checkpoint.resolve().parent.parent
     else:
+        return _fresh(RUNS / config.name)
+    of_run = checkpoint is not None and (directory / RECIPE).exists()
+    if of_run and (difference := _difference(directory, config, _FREE_IN_EVALUATIONS)):
+        if config.run_dir:
+            raise UserError(f"{difference[0]}: an evaluation of another recipe does not belong to that run, choose another run_dir")
+        print(f"not among the run's own evaluations: {difference[0]}")
         return _fresh(RUNS / config.name)
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -172,7 +183,7 @@ def _locked(directory: Path, config: DictConfig, free: set[str], begun: Callable
         except BlockingIOError:
             raise UserError(f"run_dir={directory} is in use by another run: wait for it, or choose another run_dir") from None
         if begun() and (directory / RECIPE).exists() and (difference := _difference(directory, config, free)):
-            raise UserError(f"{what}: {difference}")
+            raise UserError(f"{what}: {': '.join(difference)}, or choose a new run_dir")
         save_recipe(directory / RECIPE, config)
         yield
     finally:
@@ -256,14 +267,14 @@ def _fresh(parent: Path) -> Path:
     raise UserError(f"{parent} has too many runs that started in this second: set run_dir")
 
 
-def _difference(directory: Path, config: DictConfig, free: set[str]) -> str | None:
+def _difference(directory: Path, config: DictConfig, free: set[str]) -> tuple[str, str] | None:
     """Describe the first key, not in ``free``, that differs from the saved recipe, and the fix."""
     before, now = flat(saved_recipe(directory)), flat(OmegaConf.to_container(config, resolve=True))
     both = before.keys() & now.keys()
     for key in sorted(before.keys() | now.keys(), key=lambda key: (key not in both, key)):
         if before.get(key) != now.get(key) and not any(key == each or key.startswith(f"{each}.") for each in free):
             fix = "restore its value" if key in both else "continue it with the version of rlinf-vla that began it"
-            return f"{key} was {_told(before, key)} in {directory} and is {_told(now, key)} now: {fix}, or choose a new run_dir"
+            return f"{key} was {_told(before, key)} in {directory} and is {_told(now, key)} now", fix
     return None
 
 

@@ -155,14 +155,18 @@ def _axes(size: Size) -> tuple[Figure, Axes]:
 
 
 def thin(steps: Sequence[int], values: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Average equal blocks of iterations (the last may be shorter) to at most ``_MOST_POINTS``."""
+    """Average equal blocks of iterations (the last may be shorter) to at most ``_MOST_POINTS``.
+
+    NaN does not count; a block is NaN if it holds nothing else.
+    """
     x, y = np.asarray(steps, np.float64), np.asarray(values, np.float64)
     block = -(-len(x) // _MOST_POINTS)
     if block <= 1:
         return x, y
-    starts = np.arange(0, len(x), block)
-    counts = np.diff(np.append(starts, len(x)))
-    return np.add.reduceat(x, starts) / counts, np.add.reduceat(y, starts) / counts
+    padded = np.full((2, -(-len(x) // block), block), np.nan)
+    padded.reshape(2, -1)[:, : len(x)] = x, y
+    thinned = np.ma.masked_invalid(padded).mean(axis=2).filled(np.nan)
+    return thinned[0], thinned[1]
 
 
 def trailing_mean(values: Sequence[float], window: int = 5) -> NDArray[np.float64]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from types import TracebackType
+from typing import Any, TextIO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Column
 
 from rlinf_vla.config.errors import printable
+from rlinf_vla.core.interrupt import discard, leave_closed_terminal
 
 PLAIN_STEPS = 10
 """Number of lines that replace the progress bar of a stage where there is no terminal."""
@@ -117,17 +119,35 @@ def say_tenths(said: dict[str, int], stage: str, fraction: float) -> None:
 
 
 def say(text: str) -> None:
-    """Print a plain line, and discard all later output if stdout can no longer be written.
+    """Print a plain line; discard all later output if stdout can no longer be written."""
+    print(printable(text), file=cast(TextIO, JobOutput(sys.stdout)), flush=True)
+
+
+class JobOutput:
+    """Output of a job: all further output is discarded once it can no longer be written.
 
     The job must go on to its checkpoint although Ctrl-C also ended ``| tee log``, the terminal was
     closed, or the disk of the log file is full.
     """
-    try:
-        print(printable(text), flush=True)
-    except OSError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())  # also silences later prints of other modules
-        os.close(nowhere)
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream: TextIO = getattr(stream, "rich_proxied_file", stream)  # below another live line
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> None:
+        self._attempt(partial(self._stream.write, text))
+
+    def flush(self) -> None:
+        self._attempt(self._stream.flush)
+
+    def _attempt(self, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except OSError:
+            leave_closed_terminal()
+            discard(self._stream.fileno())  # also silences later prints of other modules
 
 
 def duration(seconds: float) -> str:
@@ -140,7 +160,7 @@ def duration(seconds: float) -> str:
 
 def _live_progress() -> Progress | None:
     """Return a progress bar, or None where stdout is not a terminal that can redraw a line."""
-    console = Console()
+    console = Console(file=cast(TextIO, JobOutput(sys.stdout)))
     if not sys.stdout.isatty() or console.is_dumb_terminal:
         return None
     return progress_on(console)

@@ -110,12 +110,14 @@ def test_the_recipe_of_a_run(tmp_path: Path) -> None:
     assert found["algorithm.gamma"].kind == COMMAND_LINE
 
 
-def test_a_recipe_of_the_users(rlinf_vla: CommandLine, tmp_path: Path) -> None:
-    (tmp_path / "mine" / "recipe").mkdir(parents=True)
+@pytest.mark.parametrize("name", ["mine", "my own (Läufe)", "that's mine", "100%20"])
+def test_a_recipe_of_the_users(rlinf_vla: CommandLine, tmp_path: Path, name: str) -> None:
+    folder = tmp_path / name
+    (folder / "recipe").mkdir(parents=True)
     text = "# @package _global_\ndefaults:\n  - maniskill_ppo\n  - _self_\nname: mine\nseed: 42\n"
-    (tmp_path / "mine" / "recipe" / "mine.yaml").write_text(text)
-    found = rlinf_vla("config", "seed", "iterations", "--config-dir", "mine", "recipe=mine")
-    assert f"{tmp_path}/mine/recipe/mine.yaml" in found.out and "recipes/recipe/maniskill_ppo.yaml" in found.out
+    (folder / "recipe" / "mine.yaml").write_text(text)
+    found = rlinf_vla("config", "seed", "iterations", "--config-dir", name, "recipe=mine")
+    assert f"{folder}/recipe/mine.yaml" in found.out and "recipes/recipe/maniskill_ppo.yaml" in found.out
     assert "nowhere: no such directory" in rlinf_vla("config", PPO, "--config-dir=nowhere").complaint
 
 

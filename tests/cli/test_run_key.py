@@ -14,6 +14,7 @@ from rlinf_vla.cli import compose
 from rlinf_vla.cli import list as list_command
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.runtime import recipes, run_directory
+from rlinf_vla.telemetry.metrics import read_metrics
 from tests.cli.conftest import CommandLine, Counting
 from tests.cli.test_verbs import assert_same_files, metrics
 
@@ -82,6 +83,18 @@ def test_a_run_without_a_checkpoint_starts_again_with_a_message(train: Train, rl
     assert_same_files(parts, whole, 4)
 
 
+def test_a_run_without_a_checkpoint_keeps_its_first_evaluation(train: Train, rlinf_vla: CommandLine) -> None:
+    """It is not made again, so its line must stay; those of the iterations are written again."""
+    run = train("run", "evaluation.filmed=0")
+    before = read_metrics(run)
+    forget(run, after=0)
+    (run / "evaluation" / "after.json").unlink()
+    found = rlinf_vla("train", "run=run")
+    assert found.code == 0 and "before: success" not in found.out, found.out + found.err
+    after = read_metrics(run)
+    assert [line["step"] for line in after] == [0, 1, 2, 2] and after[0] == before[0] and "eval/success_once" in after[0]
+
+
 def test_the_saved_recipe_can_start_another_run(train: Train, rlinf_vla: CommandLine, tmp_path: Path) -> None:
     first = train("first", *OVERRIDES)
     found = rlinf_vla("train", "run=first", "run_dir=second", "resume=never")
@@ -118,6 +131,18 @@ def test_an_evaluation_needs_no_repeated_overrides(train: Train, rlinf_vla: Comm
     assert (tmp_path / "elsewhere" / "evaluation" / "step_000002.json").exists()
     start = rlinf_vla("eval", "run=run", "checkpoint=null", "run_dir=start")
     assert start.code == 0 and "success of start" in start.out, start.err
+
+
+def test_another_recipe_does_not_overwrite_an_evaluation_of_the_run(train: Train, rlinf_vla: CommandLine) -> None:
+    run = train("run", *OVERRIDES)
+    assert rlinf_vla("eval", "run=run").code == 0
+    own = (run / "evaluation" / "step_000004.json").read_bytes()
+    found = rlinf_vla("eval", "run=run", "rollout.temperature=0.5", "episodes=2")
+    assert found.code == 0 and "not among the run's own evaluations: episodes was 6 in " in found.out, found.err
+    (written,) = Path("runs/counting_ppo").glob("*/evaluation/step_000004.json")
+    assert f"episodes, seeds and machine: {written}" in found.out and (run / "evaluation" / "step_000004.json").read_bytes() == own
+    refused = rlinf_vla("eval", "run=run", "episodes=2", "run_dir=run")
+    assert "episodes was 6 in run and is 2 now" in refused.complaint
 
 
 def test_a_checkpoint_may_be_named_by_its_run(train: Train, rlinf_vla: CommandLine, counting: Counting) -> None:

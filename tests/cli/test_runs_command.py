@@ -36,9 +36,9 @@ def made(root: Path, name: str, steps: tuple[int, ...] = (), iterations: int = 1
         checkpoint.mkdir(parents=True)
         (checkpoint / "heads.safetensors").write_bytes(bytes(2000))
         (checkpoint / "COMPLETE").write_text("{}")
-    (run / "metrics.jsonl").write_text(
-        json.dumps({"step": max(steps, default=0), "time": "", "rollout/reward_mean": 0.25 * len(steps)}) + "\n"
-    )
+    rows = [{"step": step, "time": "", "rollout/reward_mean": 0.25 * (i + 1)} for i, step in enumerate(steps)]
+    rows += [{"step": step, "time": "", "eval/success_once": 0.5} for step in steps[-1:]]  # a line of its own, as train writes it
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (run / ".lock").touch()
     return run
 
@@ -110,6 +110,14 @@ def test_a_sweep_and_a_damaged_recipe(rlinf_vla: CommandLine, tmp_path: Path) ->
     assert [each["status"] for each in listed(rlinf_vla).values()] == ["interrupted", "finished", "damaged"]
 
 
+@pytest.mark.parametrize("work", ["control.json", "episodes/0.json"])
+def test_a_session_at_a_robot_ends_when_a_person_ends_it(rlinf_vla: CommandLine, tmp_path: Path, work: str) -> None:
+    path = made(tmp_path, "franka_rlpd/1") / work
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+    assert [each["status"] for each in listed(rlinf_vla).values()] == ["finished"]
+
+
 # compare
 
 
@@ -120,7 +128,9 @@ def test_compare(rlinf_vla: CommandLine, three: dict[str, Path]) -> None:
     document = json.loads(rlinf_vla("runs", "compare", "20261101", "20261102", "--json").out)
     first, second = "runs/ppo/20261101-100000", "runs/ppo/20261102-100000"
     assert document["keys"] == {"algorithm.gamma": {first: 0.9, second: 0.95}}
-    assert document["runs"][second]["metrics"]["rollout/reward_mean"] == 0.75
+    last = document["runs"][second]["metrics"]
+    assert (last["step"], last["rollout/reward_mean"], last["eval/success_once"]) == (6, 0.75, 0.5)
+    assert json.loads(rlinf_vla("runs", "compare", "sac", "20261102", "--json").out)["runs"]["runs/sac/20261103-100000"] == {"metrics": {}}
     assert document["evaluation"]["differences"][0]["pc_difference"] == -25.0
     assert json.loads(rlinf_vla("runs", "compare", "sac", "20261102", "--json").out)["evaluation"] is None
 
@@ -153,7 +163,9 @@ def test_prune_leaves_a_run_in_progress(rlinf_vla: CommandLine, running: Path) -
     assert running.exists()
 
 
-@pytest.mark.parametrize("work", ["blocks/0.json", "result.json", "episodes/0.json", "replay/0.safetensors", "policy/model.safetensors"])
+@pytest.mark.parametrize(
+    "work", ["blocks/0.json", "result.json", "episodes/0.json", "control.json", "replay/0.safetensors", "policy/model.safetensors"]
+)
 def test_prune_leaves_work_without_a_checkpoint(rlinf_vla: CommandLine, tmp_path: Path, work: str) -> None:
     run = made(tmp_path, "ppo/1")
     (run / work).parent.mkdir(exist_ok=True)

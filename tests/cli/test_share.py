@@ -256,7 +256,9 @@ def test_a_directory_of_this_machine_needs_its_repository(rlinf_vla: CommandLine
         ("run_dir=/home/me/runs seed=1", "run_dir=PATH seed=1"),
         ("[/data/a,/data/b]", "[PATH,PATH]"),
         ("file:///home/me", "PATH"),
-        ("~/runs and ~me/runs", "PATH and PATH"),
+        ("in ~/runs and ~me/runs", "in PATH and PATH"),
+        ("/home/me/Secret Client (new)/x", "PATH"),
+        ("<s> </s> a</think>b </home/me>", "<s> </s> a</think>b <PATH"),
         ("https://user:word@host/path", "https://SECRETU"),
         ("PATH=/usr/bin:/home/me/bin", "PATH=PATH"),
         ("data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet", "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"),
@@ -268,3 +270,18 @@ def test_what_is_private(text: str, cleaned: str) -> None:
     assert without_private({text: [text]}) == {
         cleaned.replace("SECRETU", "SECREThost/path"): [cleaned.replace("SECRETU", "SECREThost/path")]
     }
+
+
+@pytest.mark.parametrize(
+    ("word", "cleaned"),
+    [
+        ("run_dir=/home/me/Secret Client/x", "run_dir=PATH"),
+        ("run_dir='/home/me/runs (Client)/x'", "run_dir='PATH"),
+        ("sweep.policies=[start,/home/me/Secret Client/x]", "sweep.policies=[start,PATH"),
+        ("/usr/bin/rlinf-vla train", "PATH"),
+        ("recipe=maniskill_ppo", "recipe=maniskill_ppo"),
+    ],
+)
+def test_a_word_of_the_command_is_redacted_to_its_end(word: str, cleaned: str) -> None:
+    """Its path may hold spaces and parentheses."""
+    assert without_private({"environment": {"argv": [word, "seed=1"]}}) == {"environment": {"argv": [cleaned, "seed=1"]}}

@@ -123,6 +123,40 @@ def test_an_evaluation_checks_its_directory_before_it_runs(here: Path, monkeypat
         for_evaluation(config(), checkpoint)
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"episodes": 5}, "episodes was 20 in {run} and is 5 now"),
+        ({"rollout__temperature": 0.5}, "rollout.temperature was 1.0 in {run} and is 0.5 now"),
+        ({"evaluation__probes": ["blank_image"]}, 'evaluation.probes was absent in {run} and is ["blank_image"] now'),
+    ],
+)
+def test_a_run_holds_only_evaluations_by_its_own_recipe(
+    here: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, object], words: str
+) -> None:
+    """Reports, `push` and a resumed training take what is there for results of the run."""
+    checkpoint = begin(here / "run", 5) / "checkpoints" / "step_000005"
+    fresh = for_evaluation(config(**changes), checkpoint)
+    assert fresh.parent == Path("runs", NAME) and fresh.is_dir()
+    told = words.format(run=here / "run")
+    assert capsys.readouterr().out == f"not among the run's own evaluations: {told}\n"
+    with pytest.raises(UserError, match="does not belong to that run, choose another run_dir"):
+        for_evaluation(config(run_dir="run", **changes), checkpoint)
+    assert for_evaluation(config(run_dir="run"), checkpoint) == Path("run")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"checkpoint": "run/checkpoints/step_000005", "iterations": 3, "cluster__name": "1gpu", "checkpoints__every": 1},
+        {"env__num_envs": 8, "env__processes": 1, "rollout__pipeline_depth": 1, "evaluation__every": 5, "evaluation__filmed": 3},
+    ],
+)
+def test_what_changes_no_result_stays_with_the_run(here: Path, changes: dict[str, object]) -> None:
+    checkpoint = begin(here / "run", 5) / "checkpoints" / "step_000005"
+    assert for_evaluation(config(**changes), checkpoint) == here / "run"
+
+
 # resume
 
 

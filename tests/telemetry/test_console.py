@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -95,6 +96,45 @@ def test_work_continues_after_its_output_is_closed(silent: tuple[str, ...]) -> N
     for name in silent:
         program = re.sub(rf"\S.*  # {name}\n", "pass\n", program)
     assert unread(program) == ("the checkpoint is written\n", 0)
+
+
+CLOSED = """
+import sys, time
+from rlinf_vla.telemetry.console import TrainingConsole, stages
+with stages() as report:
+    report("learning", 0.5)
+    with TrainingConsole(10) as console:
+        console.update(1, {"rollout/success_once": 0.25})
+        console.say("a line above")
+        sys.stdin.read()
+        console.say("stopped after iteration 1")
+        print("a line of another module", flush=True)
+        console.update(2, {})
+    report("saving", 0.5)
+print("a last line", flush=True)
+print("said on the terminal", file=sys.stderr)
+open(sys.argv[1], "w").write("the checkpoint is written")
+"""
+
+
+def test_work_continues_after_its_terminal_is_closed(tmp_path: Path) -> None:
+    """No SIGHUP reaches a job that is not of the terminal's session, or a disowned one."""
+    screen, terminal = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color"}
+    command = [sys.executable, "-c", CLOSED, str(tmp_path / "saved")]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=terminal, stderr=terminal, env=environment)
+    assert process.stdin is not None
+    os.close(terminal)
+    try:
+        output = _read_until(screen, "a line above")
+        assert "\x1b[?25l" in output  # a live line
+        os.close(screen)
+        process.stdin.close()
+        assert process.wait(timeout=HANG_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert (tmp_path / "saved").read_text() == "the checkpoint is written"
 
 
 @pytest.mark.parametrize(
