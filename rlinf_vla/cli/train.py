@@ -122,9 +122,8 @@ def _attempt(
         algorithm.restore(runtime.state)
         if runtime.env is not None:
             algorithm.check(runtime.env)
-        settings = run_directory.saved_recipe(directory)
         logged = done if checkpoint or (directory / "evaluation" / "before.json").exists() else -1
-        metrics = stack.enter_context(MetricsLog(directory, logged, recipe.tracker, settings, console.say))
+        metrics = stack.enter_context(MetricsLog(directory, logged, recipe.tracker, run_directory.saved_recipe(directory), console.say))
         runtime.flow.progress = console.stage
         run = TrainingRun(recipe, algorithm, directory, runtime, console, metrics, monitor)
         supervised, evaluates = recipe.algorithm.family == SUPERVISED, recipe.evaluation.before_and_after
