@@ -69,7 +69,7 @@ def install_shared() -> None:
     """Replace functions of ManiSkill in this process, for any number of environments on any device.
 
     Inverse kinematics is SAPIEN's own. With the package ``pin`` it would be Python's, which takes
-    three times as long as the rest of a control step and differs in the last bits.
+    longer than the rest of a control step and differs in the last bits.
 
     The renderer does without its table of reflectances, which a software driver computes at the
     first picture of a process, for about 4 s. Only the light of an environment map is multiplied
