@@ -81,7 +81,8 @@ def test_openvla_generates_the_same_actions_from_a_padded_prompt() -> None:
 def test_the_usual_pi0_encodes_its_images_at_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = small_pi0(tmp_path / "pi0")
     inputs = policy.prepare(observations(policy, 3))
-    expected = act(policy, inputs, temperature=0.0).actions
+    with torch.no_grad():
+        expected = policy.act(policy.encode(inputs), None, 0.0).actions
     seen: list[int] = []
     whole = Pi0Network.prefix
     monkeypatch.setattr(Pi0Network, "prefix", lambda *args: seen.append(1) or whole(*args))

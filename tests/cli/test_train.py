@@ -164,18 +164,18 @@ def test_a_finished_run_is_not_trained_again(undisturbed: Path, capsys: pytest.C
     assert (undisturbed / "metrics.jsonl").read_bytes() == before
 
 
-def test_evaluation_of_a_checkpoint(undisturbed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluation_of_a_checkpoint(undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoint = undisturbed / "checkpoints" / "step_000003"
     overrides = [each for each in SMALL[1:] if not each.startswith("evaluation")]
-    arguments = ["eval", *overrides, f"checkpoint={checkpoint}", "episodes=5", "evaluation.filmed=1"]
+    arguments = ["eval", *overrides, f"checkpoint={checkpoint}", "episodes=5", "evaluation.filmed=1", f"run_dir={tmp_path}"]
     arguments += ["env.processes=1", "rollout.pipeline_depth=1"]  # simulators take seconds to start
     assert cli.run(arguments) == 0
-    document = json.loads((undisturbed / "evaluation" / "step_000003.json").read_text())
+    document = json.loads((tmp_path / "evaluation" / "step_000003.json").read_text())
     for mode in ("sampled", "greedy"):
         assert document[mode]["n_episodes"] == 5
         assert [episode["seed"] for episode in document[mode]["episodes"]] == [0, 1, 2, 3, 4]
         assert len(document[mode]["pc_success_ci95"]) == 2
-    assert len(list((undisturbed / "videos").glob("step_000003_*.mp4"))) == 1
+    assert len(list((tmp_path / "videos").glob("step_000003_*.mp4"))) == 1
     assert "in 5 episodes" in capsys.readouterr().out
 
 
