@@ -149,19 +149,16 @@ class FlowPolicy(PretrainedPolicy):
         steps, batch = self.options.denoise_steps, len(features.state)
         shape = (self.horizon, self.noise_dim)
         device = features.state.device
-        greedy = noise is None or temperature == 0  # only Euler steps, as in openpi
+        random = noise if temperature > 0 else None  # greedily there are only Euler steps, as in openpi
         draws = torch.zeros(batch, steps + 1, *shape, device=device) if noise is None else noise.normal(steps + 1, *shape)
-        if greedy or noise is None:
-            index = torch.full((batch,), steps - 1, device=device)
-        else:
-            index = (noise.uniform(1)[:, 0] * steps).long()
+        index = torch.full((batch,), steps - 1, device=device) if random is None else (random.uniform(1)[:, 0] * steps).long()
         chain = [draws[:, 0]]
         log_prob = features.state.new_zeros(batch, *shape) if self._one_step else flow.standard_log_prob(chain[0])
         for i, time in enumerate(flow.times(steps, device)):
             x = chain[-1]
             velocity, states = velocity_at(x, time)
             mean, std = self._transition(x, velocity, states, time.expand(batch), temperature)
-            moved = flow.ode_step(x, velocity, steps) if greedy else mean + std * draws[:, i + 1]
+            moved = flow.ode_step(x, velocity, steps) if random is None else mean + std * draws[:, i + 1]
             here = flow.gaussian_log_prob(moved, mean, std)
             if self._one_step:
                 chosen = (index == i)[:, None, None]

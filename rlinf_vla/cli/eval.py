@@ -40,7 +40,7 @@ def run(config: DictConfig) -> dict[str, Any]:
             from rlinf_vla.realworld.runtime import playing_at_robot
 
             directory = run_directory.for_evaluation(config, checkpoint)
-            control = directory / "evaluation" / f"{name}_control.json"
+            control = run_directory.evaluation_file(directory, f"{name}_control")
             play, rate = stack.enter_context(playing_at_robot(recipe, config, EVALUATION, control))
             where = f"at {recipe.robot.name}"
         else:

@@ -119,7 +119,7 @@ def _at_robot(directory: Path) -> bool:
 def _evaluation(directory: Path, name: str) -> dict[str, Any]:
     """Return a recorded evaluation; empty if there is none or it cannot be read."""
     try:
-        found = json.loads((directory / "evaluation" / f"{name}.json").read_text(encoding="utf-8"))
+        found = json.loads(run_directory.evaluation_file(directory, name).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

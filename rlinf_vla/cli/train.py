@@ -122,7 +122,7 @@ def _attempt(
         algorithm.restore(runtime.state)
         if runtime.env is not None:
             algorithm.check(runtime.env)
-        logged = done if checkpoint or (directory / "evaluation" / "before.json").exists() else -1
+        logged = done if checkpoint or run_directory.evaluation_file(directory, "before").exists() else -1
         metrics = stack.enter_context(MetricsLog(directory, logged, recipe.tracker, run_directory.saved_recipe(directory), console.say))
         runtime.flow.progress = console.stage
         run = TrainingRun(recipe, algorithm, directory, runtime, console, metrics, monitor)
@@ -167,7 +167,7 @@ class TrainingRun:
         return self.runtime.flow
 
     def _evaluation(self, name: str) -> Path:
-        return self.directory / "evaluation" / f"{name}.json"
+        return run_directory.evaluation_file(self.directory, name)
 
     def train(self, done: int, interrupt: Interrupt) -> int:
         """Train from iteration ``done`` on; return the number of finished iterations."""

@@ -13,6 +13,7 @@ from rlinf_vla.core.io import write_json
 from rlinf_vla.evaluation.statistics import paired_episodes, summary
 from rlinf_vla.rollout.evaluation_episodes import EpisodeResult
 from rlinf_vla.runtime.base import PlayEpisodes
+from rlinf_vla.runtime.run_directory import evaluation_file
 from rlinf_vla.telemetry.environment import fingerprint
 
 
@@ -47,7 +48,7 @@ def evaluate(
         document[mode] = {"temperature": temperature} | _counts(rows) | mean | ({"probes": probes} if probes else {}) | {"episodes": rows}
         for result in results[:filmed]:
             film(result, run_dir / "videos" / f"{name}_{result.task}_{result.seed}.mp4", calls_per_s)
-    write_json(run_dir / "evaluation" / f"{name}.json", document)
+    write_json(evaluation_file(run_dir, name), document)
     return document
 
 

@@ -106,12 +106,16 @@ def _newest_of(runs: Path, say: Callable[[str], None]) -> Path | None:
     return chosen
 
 
+def evaluation_file(directory: Path, name: str) -> Path:
+    """Return the JSON file of an evaluation in a run's directory."""
+    return directory / "evaluation" / f"{name}.json"
+
+
 def for_evaluation(config: DictConfig, checkpoint: Path | None) -> Path:
     """Return an evaluation's directory: ``run_dir``, else its checkpoint's run, else a new one.
 
-    A run holds only evaluations by its own recipe: with another one the directory is new. Raises
-    UserError if ``run_dir`` holds a run with another recipe, or if the directory is not writable,
-    before any episode runs.
+    With a recipe other than the run's the directory is new. Raises UserError if ``run_dir`` holds
+    such a run, or if the directory is not writable, before any episode runs.
     """
     if config.run_dir:
         directory = Path(config.run_dir).expanduser()

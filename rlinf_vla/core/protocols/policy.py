@@ -201,9 +201,8 @@ class Policy(nn.Module):
     def act(self, features: Any, noise: Noise | None, temperature: float) -> ActionSample:
         """Sample a chunk.
 
-        ``temperature=0`` is greedy, with the log_prob of temperature 1: no choice is random, but a
-        flow still starts from drawn noise, as a published one does. ``noise=None`` is greedy, too,
-        and such a flow starts from 0.
+        ``temperature=0`` is greedy, with the log_prob of temperature 1; a flow still starts from
+        drawn noise, as published ones do. ``noise=None`` is greedy, too, and it starts from 0.
         """
 
     def act_from_noise(self, features: Any, noise: Tensor) -> Tensor:
