@@ -59,7 +59,10 @@ PROOFS: dict[str, tuple[str, ...]] = {
     "DAPO, sums in text": ("recipe=dialogue_grpo", "algorithm=dapo", "algorithm.granularity=action"),
 }
 """Name -> keys of the training."""
-STARTS: dict[str, tuple[str, ...]] = {"GRPO, LIBERO object 1": ("recipe=libero_sft", "env.tasks=[1]")}
+STARTS: dict[str, tuple[str, ...]] = {
+    "GRPO, LIBERO object 1": ("recipe=libero_sft", "env.tasks=[1]"),
+    "PPO, Genesis": ("recipe=genesis_sft",),
+}
 """Name -> keys of the training whose policy it starts from, where no packaged one fits."""
 WHEN = ("before", "after")
 Modes = dict[str, list[dict[str, Any]]]
