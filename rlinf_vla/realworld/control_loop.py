@@ -198,7 +198,9 @@ class ControlLoop:
         target = self._target.move(action, seen.state) if action is not None else None
         if target is not None:
             self._command(target, due, chosen)
-        by = HUMAN if human is not None else POLICY if chosen is not None else STARTING if self._starting else HELD
+        # it has not acted yet, or not since a takeover, and may be on time
+        starting = self._commanded is None and self._clock.now() - self._standing_since <= self._timing.max_age
+        by = HUMAN if human is not None else POLICY if chosen is not None else STARTING if starting else HELD
         account.steps[by] += 1
         self._misses += by == HELD
         return Step(tick, self._clock.now(), seen, by, chosen, action, target, self._interventions())
@@ -258,11 +260,6 @@ class ControlLoop:
             account.age("action", chosen.age)
         self._commanded, self._misses = None if chosen is None else now, 0
         self._executed += 1
-
-    @property
-    def _starting(self) -> bool:
-        """The policy has not acted yet, or not since a takeover, and may be on time."""
-        return self._commanded is None and self._clock.now() - self._standing_since <= self._timing.max_age
 
     def _interventions(self) -> list[Intervention]:
         found = self._robot.interventions()

@@ -63,6 +63,8 @@ class RobotPlayer:
         """The policy has answered since the beginning, or since it last did not."""
         self._last: Action | None = None
         """Last action in this episode."""
+        self._unused: Action | None = None
+        """The expert's, which came after its period: offered again, or a replay would lose it."""
         self._paused = self._shown = False
         """The operator paused this episode; the expert of a scripted one has no more actions."""
 
@@ -105,7 +107,7 @@ class RobotPlayer:
             task = self._cell.scene.task
             self.journal.begin(job, task, instruction, weights)
             self._recorder = EpisodeRecorder(job, task, instruction, self._clock.now(), self.journal)
-            self._last, self._paused, self._shown = None, False, False
+            self._last, self._unused, self._paused, self._shown = None, None, False, False
             self._cell.operator.action(OPEN)  # discard earlier presses of the gripper button
             try:
                 ended = self._loop.run(instruction, self._after_step)
@@ -179,16 +181,17 @@ class RobotPlayer:
             self.rest()
 
     def _takeover(self) -> Action | None:
-        job, patience_s = self._recorder.job, self._settings.patience_s
+        job, robot, patience_s = self._recorder.job, self._cell.robot, self._settings.patience_s
         helping = patience_s is not None and self._clock.now() - self._recorder.began >= patience_s
         found = self._cell.operator.action(OPEN if self._last is None else float(self._last[-1]))
         if found is None and (job.scripted or (job.kind == TRAINING and helping)):
-            found = self._cell.scene.expert(self._cell.robot.observe())
+            if self._unused is None:
+                self._unused = self._cell.scene.expert(robot.observe())
+            found = self._unused
             self._shown = job.scripted and found is None and self._cell.scene.has_expert
         if found is not None:
             self._last = found
         elif job.scripted or job.kind == DEMONSTRATION:  # the policy never acts in these
-            robot = self._cell.robot
             found = robot.spec.space.hold(self._dimensions, self._last, robot.observe().joints)  # keep holding a grasped object
         return found
 
@@ -198,7 +201,7 @@ class RobotPlayer:
         take, words = self._recorder, self._operator_session.said()
         take.look(step)
         if step.action is not None:
-            self._last = step.action
+            self._last, self._unused = step.action, None
         self._paused |= PAUSE in words
         if reason := self._judged(step, words):
             return reason

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from rlinf_vla.algorithms.sac import SACConfig
 from rlinf_vla.core.protocols import EnvSpec
-from rlinf_vla.core.robot import ACKNOWLEDGE, PAUSE, RESUME, Frame
+from rlinf_vla.core.robot import ACKNOWLEDGE, PAUSE, RESUME
 from rlinf_vla.core.types import ACTED, ACTION, DISCOUNT, REWARD
 from rlinf_vla.data.from_dataset import dataset_transitions
 from rlinf_vla.data.lerobot_format import recorded_features
@@ -50,7 +51,11 @@ def test_a_dataset_gives_the_same_records_as_the_session(limit: int, chunk: int,
     assert again.expert(state) is None
 
 
-def test_a_replay_gives_every_action_also_if_steps_are_too_slow_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("slow_part, ticks", [("camera", [0, 1, 3, 4, 8, 9, 10, 11, 12]), ("expert", [0, 1, 3, 4, 5, 9, 10, 11, 12])])
+def test_a_replay_gives_every_action_also_if_steps_are_too_slow_for_one(
+    slow_part: str, ticks: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether a period is over before the action is asked for, or only when it comes."""
     actions = np.random.default_rng(0).uniform(-1, 1, (8, 4)).astype(np.float32)
 
     def replayed(scene: ToyScene) -> ReplayScene:
@@ -58,17 +63,19 @@ def test_a_replay_gives_every_action_also_if_steps_are_too_slow_for_one(monkeypa
         return ReplayScene(scene, actions)
 
     toy = Toy(limit=100, wrap=replayed)
-    look, delays = toy.camera.latest, iter([0, 0, 0.13, 0, 0, 0.35] + [0] * 100)
+    delays = iter([0, 0, 0.13, 0, 0, 0.35] + [0] * 100)
+    part, method = (toy.camera, "latest") if slow_part == "camera" else (ReplayScene, "expert")
+    original = getattr(part, method)
 
-    def slow() -> Frame:
+    def slow(*arguments: Any) -> Any:
         toy.clock.sleep_until(toy.clock.now() + next(delays))
-        return look()
+        return original(*arguments)
 
-    monkeypatch.setattr(toy.camera, "latest", slow)
+    monkeypatch.setattr(part, method, slow)
     toy.player.play(Job(DEMONSTRATION, 0, 7, scripted=True), toy.keep)
     (episode,) = toy.episodes
     np.testing.assert_array_equal(episode.action.numpy(), actions)
-    assert episode.ended == "no action is left" and episode.tick.tolist() == [0, 1, 3, 4, 8, 9, 10, 11, 12]
+    assert episode.ended == "no action is left" and episode.tick.tolist() == ticks
 
 
 def test_a_replay_restarts_after_a_fault_on_the_operators_command() -> None:
