@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from mani_skill.utils.geometry import rotation_conversions
+from mani_skill.utils.structs import Pose
 from mani_skill.utils.structs.render_camera import RenderCamera
 from numpy.typing import NDArray
 from torch import Tensor
@@ -139,6 +140,15 @@ def quaternion_products(multiply: Callable[[Tensor, Tensor], Tensor]) -> list[by
     return [multiply(one, other).numpy().tobytes() for one, other in zip(left, right, strict=True)]
 
 
+def pose_products() -> list[bytes]:
+    """Of random poses, of shapes to broadcast, and of their inverses."""
+    random = torch.Generator().manual_seed(0)
+    left, right = (Pose.create(torch.randn(count, 7, generator=random)) for count in (500, 500))
+    first, second = Pose.create(left.raw_pose[:1]), Pose.create(right.raw_pose[:3])
+    found = [left * right, first * second, second * first, left.inv(), first * second[0].sp]
+    return [each.raw_pose.numpy().tobytes() for each in found]
+
+
 def pictures() -> list[bytes]:
     """Of the policy's camera and of the one for people."""
     sim = simulator(task="PutOnPlate")
@@ -179,7 +189,7 @@ def progress_rewards() -> list[float]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    stock = quaternion_products(rotation_conversions.quaternion_raw_multiply)
+    stock = quaternion_products(rotation_conversions.quaternion_raw_multiply) + pose_products()
     stock_cameras = RenderCamera.create
     warm = simulator()  # as long as one lives the renderer is not built anew
     RenderCamera.create, ours = stock_cameras, RenderCamera.create
@@ -193,7 +203,7 @@ if __name__ == "__main__":
         "low_poly_is_the_same_physics": low_poly_is_the_same_physics(),
         "a_batch_of_one_is_the_cpu_backend": a_batch_of_one_is_the_cpu_backend(),
         "reset_while_grasping": reset_while_grasping(),
-        "quaternions_have_the_same_bits": quaternion_products(rotation_conversions.quaternion_raw_multiply) == stock,
+        "poses_have_the_same_bits": stock == quaternion_products(rotation_conversions.quaternion_raw_multiply) + pose_products(),
         "pictures_have_the_same_bits": stock_pictures == pictures(),
         "kinematics": type(warm.slots[0].env.agent.controller.controllers["arm"].kinematics.pmodel).__module__,
         "layouts": layouts(),

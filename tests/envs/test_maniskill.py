@@ -118,7 +118,7 @@ def test_a_batch_forgets_the_contacts_of_the_last_episode(facts: dict[str, Any])
 
 def test_fast_paths_have_the_bits_of_maniskill(facts: dict[str, Any]) -> None:
     """So do whole episodes, in the test above: a batch does not use them."""
-    assert facts["quaternions_have_the_same_bits"]
+    assert facts["poses_have_the_same_bits"]
     assert facts["pictures_have_the_same_bits"]
 
 
