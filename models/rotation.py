@@ -38,4 +38,5 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
     Computed in the dtype of ``cos`` and ``sin``, which are ``[B, 1, N, D / 2]``.
     """
-    return _Rotation.apply(x.to(cos.dtype), cos, sin).to(x.dtype)
+    turn = _Rotation.apply if torch.is_grad_enabled() else _rotated
+    return turn(x.to(cos.dtype), cos, sin).to(x.dtype)
