@@ -1,7 +1,7 @@
 """Shorter ways to ManiSkill's numbers: for all environments, and for a single one on the CPU.
 
 A new scene parses the robot's description again, and a control step multiplies a dozen quaternions,
-each with thirty operations on tensors of one element, half of them for a pose that nothing reads.
+each with thirty operations on tensors of one element, and computes the arm's pose twice.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ def multiply(left: Tensor, right: Tensor) -> Tensor:
     return torch.from_numpy(product(left.numpy(), right.numpy()))
 
 
-def rotate(quaternion: Tensor, point: Tensor) -> Tensor:
-    return torch.from_numpy(rotated(quaternion.numpy(), point.numpy()))
-
-
 def rotated(quaternion: Numbers, point: Numbers) -> Numbers:
     """Points ``[..., 3]`` rotated by quaternions ``[..., 4]``."""
     whole = np.zeros((*point.shape[:-1], 4), np.float32)
     whole[..., 1:] = point
     return product(product(quaternion, whole), quaternion * _CONJUGATE)[..., 1:]
+
+
+def rotate(quaternion: Tensor, point: Tensor) -> Tensor:
+    return torch.from_numpy(rotated(quaternion.numpy(), point.numpy()))
 
 
 def chained(first: Numbers, second: Numbers) -> Numbers:
@@ -59,9 +59,10 @@ def install() -> None:
     from mani_skill.agents.controllers import PDEEPosController
     from mani_skill.utils.building.urdf_loader import URDFLoader
     from mani_skill.utils.geometry import rotation_conversions
-    from mani_skill.utils.structs import Pose, pose
+    from mani_skill.utils.structs import Pose
+    from mani_skill.utils.structs import pose as poses
 
-    rotation_conversions.quaternion_raw_multiply, pose.quaternion_apply = multiply, rotate
+    rotation_conversions.quaternion_raw_multiply, poses.quaternion_apply = multiply, rotate
     create = Pose.create.__func__
 
     def pose_of(cls: Any, pose: Any, device: Any = None) -> Any:

@@ -143,7 +143,7 @@ def quaternion_products(multiply: Callable[[Tensor, Tensor], Tensor]) -> list[by
 def pose_products() -> list[bytes]:
     """Of random poses, of shapes to broadcast, and of their inverses."""
     random = torch.Generator().manual_seed(0)
-    left, right = (Pose.create(torch.randn(count, 7, generator=random)) for count in (500, 500))
+    left, right = (Pose.create(torch.randn(500, 7, generator=random)) for _ in range(2))
     first, second = Pose.create(left.raw_pose[:1]), Pose.create(right.raw_pose[:3])
     found = [left * right, first * second, second * first, left.inv(), first * second[0].sp]
     return [each.raw_pose.numpy().tobytes() for each in found]
