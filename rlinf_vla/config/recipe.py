@@ -41,9 +41,9 @@ class LoraOptions:
     adapter: str | None = None
     """Start from this PEFT directory, written by official scripts; it sets rank, alpha, targets."""
     vision: bool = True
-    """Add adapters to the vision towers."""
+    """Train the vision towers: their adapters, or with rank 0 all their weights."""
     language: bool = True
-    """Add adapters to the language model."""
+    """Train the language model, in the same way."""
     merge: bool = True
     """Act with adapters merged into the weights, which costs no more than without adapters. The
     weights before are kept in main memory; false: needs no room for them, and acts slower."""

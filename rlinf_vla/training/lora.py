@@ -41,31 +41,32 @@ def add_lora(policy: Policy, options: LoraOptions, seed: int) -> None:
     The adapters are those of ``options.adapter``, or new ones: factors A random by ``seed``, B
     zero, so that the policy is unchanged. They are float32, whatever the backbone's dtype, because
     small steps would be lost otherwise; they multiply in the dtype of their input (see
-    ``factors.py``). Modules that the policy has frozen stay frozen and get no adapters. Raises
-    UserError if a setting would have no effect.
+    ``factors.py``). Rank 0 trains all weights instead. Modules that the policy has frozen, or that
+    ``options`` switches off, stay frozen. Raises UserError if a setting would have no effect.
     """
     policy.merge_adapters = options.merge
-    switched_off = [name for name in ("vision", "language") if not getattr(options, name)]
+    switched_off = {name: getattr(policy, f"{name}_modules") for name in ("vision", "language") if not getattr(options, name)}
+    for name, roots in switched_off.items():
+        if not roots:
+            raise UserError(f"model.lora.{name}=false: {policy.name} does not declare these modules; use model.lora.targets")
     if options.adapter is not None:
-        if switched_off:
-            raise UserError(f"model.lora.{switched_off[0]}=false: model.lora.adapter already selects the modules, remove one of both")
         directory = Path(options.adapter).expanduser()
         _inject(policy, _stored_config(directory), seed)
+        for name, roots in switched_off.items():
+            if any(is_lora(part) and _inside(part, roots) for part, _ in policy.backbone.named_parameters()):
+                raise UserError(f"model.lora.{name}=false: {directory} has adapters in the {name} modules; set model.lora.{name}=true")
         with torch.no_grad():
             load_adapter(policy.backbone, directory)
         return
+    modules = dict(policy.backbone.named_modules())
+    closed = [root for roots in switched_off.values() for root in roots if root in modules]
     if options.rank <= 0:
-        if switched_off:
-            raise UserError(f"model.lora.{switched_off[0]}=false: model.lora.rank=0 adds no adapters, set a rank")
+        for root in closed:
+            modules[root].requires_grad_(False)
         return
     from peft import LoraConfig
 
-    for name in switched_off:
-        if not getattr(policy, f"{name}_modules"):
-            raise UserError(f"model.lora.{name}=false: {policy.name} does not declare these modules; use model.lora.targets")
-    modules = dict(policy.backbone.named_modules())
-    full = [name for name in policy.full_modules if name in modules]
-    closed = [*full, *(root for name in switched_off for root in getattr(policy, f"{name}_modules"))]
+    closed += [name for name in policy.full_modules if name in modules]
     closed += [name for name, module in modules.items() if name and _is_frozen(module) and not _inside(name.rpartition(".")[0], closed)]
     targets = options.targets or list(policy.lora_targets)
     found = {target: [name for name in modules if f".{name}".endswith(f".{target}")] for target in targets}
@@ -76,7 +77,6 @@ def add_lora(policy: Policy, options: LoraOptions, seed: int) -> None:
         lora_alpha=options.alpha or options.rank,
         target_modules=targets,
         exclude_modules=rf"({'|'.join(map(re.escape, excluded))})(\..*)?" if excluded else None,
-        lora_dropout=0.0,
     )
     _inject(policy, config, seed)
 

@@ -35,7 +35,7 @@ class Run:
     checkpoint: Path
 
     def arguments(self, *overrides: str) -> list[str]:
-        options = ["model.lora.rank=4", "model.lora.alpha=null", "model.options.prompt_length=32", f"checkpoint={self.checkpoint}"]
+        options = ["model.lora.rank=4", "model.lora.alpha=null", "model.lora.vision=true", "model.options.prompt_length=32", f"checkpoint={self.checkpoint}"]
         return ["recipe=maniskill_ppo", "cluster=laptop", f"model.checkpoint={self.model}", *options, *overrides]
 
 

@@ -165,6 +165,14 @@ def test_the_command_line_overrides_a_preset() -> None:
     assert (found.algorithm.minibatch_size, found.env.num_envs) == (160, 64), "a preset is not scaled to the cluster"
 
 
+@pytest.mark.parametrize(
+    ("keys", "vision"),
+    [([], False), (["model=openvla_oft"], True), (["cluster=1gpu"], True), (["preset=rl4vla"], True), (["preset=rlinf_ppo_openvla"], True)],
+)
+def test_only_the_laptops_openvla_has_frozen_towers(keys: list[str], vision: bool) -> None:
+    assert recipes.read(compose.load("train", ["recipe=maniskill_ppo", *keys])).model.lora.vision is vision
+
+
 def test_a_horizon_follows_the_episodes() -> None:
     found = recipes.read(compose.load("train", ["recipe=maniskill_ppo", "preset=rlinf_ppo_openvla", "env.episode_limit=80"]))
     assert found.algorithm.horizon == 160

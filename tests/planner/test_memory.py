@@ -80,7 +80,7 @@ def test_operations_whose_sizes_are_known_count_as_before() -> None:
 
 
 def test_gradient_checkpointing_and_more_rows_show_in_the_peak() -> None:
-    model = MemoryModel(recipe("recipe=maniskill_ppo"))
+    model = MemoryModel(recipe("recipe=maniskill_ppo", "model.lora.vision=true"))
     assert model.update(32, True) < 0.5 * model.update(32, False)
     assert model.update(64, False) == pytest.approx(2 * model.update(32, False), rel=0.01)
     assert model.rollout(64) == pytest.approx(2 * model.rollout(32), rel=0.01)

@@ -55,6 +55,18 @@ def test_vision_towers_without_adapters_are_computed_once_per_update(directory: 
     assert_computed_once(adapted(directory, trained=True, vision=False), VisionBackbone, "forward", monkeypatch)
 
 
+@pytest.mark.parametrize(("part", "module"), [("vision", "vision_backbone"), ("language", "language_model")])
+def test_without_adapters_a_part_that_is_switched_off_stays_frozen(directory: Path, part: str, module: str) -> None:
+    policy = adapted(directory, rank=0, **{part: False})
+    frozen = {name for name, value in policy.named_parameters() if not value.requires_grad}
+    assert frozen == {name for name, _ in policy.named_parameters() if name.startswith(f"backbone.{module}.")}
+    assert 0 < len(frozen) < len(list(policy.parameters()))
+
+
+def test_frozen_vision_towers_are_computed_once_per_update(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_computed_once(adapted(directory, rank=0, vision=False), VisionBackbone, "forward", monkeypatch)
+
+
 def test_vision_towers_with_adapters_are_not_precomputed(directory: Path) -> None:
     policy = adapted(directory)
     inputs = policy.prepare(observations(policy, 3))
@@ -227,6 +239,14 @@ def test_training_may_start_from_an_adapter_of_the_official_script(directory: Pa
         torch.testing.assert_close(logits(policy, other.backbone), expected, rtol=0, atol=1e-4)
 
 
+def test_an_adapter_fits_a_part_that_is_switched_off_if_it_has_nothing_there(directory: Path, official: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"model\.lora\.vision=false: .* has adapters in the vision modules; set model\.lora\.vision=true"):
+        adapted(directory, adapter=str(official), vision=False)
+    language = adapted(directory, vision=False, trained=True)
+    save_adapter(language.backbone, adapter_state(language.backbone), tmp_path / "language")
+    assert torch.equal(log_prob(adapted(directory, adapter=str(tmp_path / "language"), vision=False)), log_prob(language))
+
+
 def edit_config(**changes: object) -> Callable[[Path], None]:
     def edit(adapter: Path) -> None:
         path = adapter / "adapter_config.json"
@@ -341,7 +361,6 @@ def test_vision_and_language_are_switched_off(directory: Path, tmp_path: Path, o
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rank": 0, "vision": False}, r"model\.lora\.vision=false.*rank=0"),
         ({"targets": ["qkv", "q_proj"], "vision": False}, r"model\.lora\.targets: 'qkv'"),
         ({"targets": ["q_proj"], "language": False}, r"model\.lora\.targets: 'q_proj'"),
     ],

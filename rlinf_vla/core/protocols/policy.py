@@ -86,7 +86,7 @@ class Policy(nn.Module):
     lora_targets: ClassVar[tuple[str, ...]]
     """Default LoRA targets: module-name suffixes inside ``backbone``."""
     vision_modules: ClassVar[tuple[str, ...]] = ()
-    """Full names of ``backbone`` modules that get no adapters with ``model.lora.vision=false``."""
+    """Full names of ``backbone`` modules that do not train with ``model.lora.vision=false``."""
     language_modules: ClassVar[tuple[str, ...]] = ()
     """The same for ``model.lora.language=false``."""
     full_modules: ClassVar[tuple[str, ...]] = ()
