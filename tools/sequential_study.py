@@ -240,8 +240,8 @@ episode, the exact McNemar test (p < 0.05) every ten episodes.
 
 ## Episodes saved on recorded pairs
 
-Pairs of policies of this repository, from the counts on their pages, all of which show a
-significant gain: the recorded outcomes in {repeats} random orders. *Decided*: the share of orders in
+Pairs of policies of this repository, from the counts on their pages, also where the
+gain is not significant: the recorded outcomes in {repeats} random orders. *Decided*: the share of orders in
 which the better policy is named within the recorded episodes. *Episodes used*: the mean, with
 undecided orders counted in full. *Fixed n*: pairs that McNemar's test needs for a power of 90 % if
 the recorded shares are the true ones; that number is not known before the episodes have been run.
