@@ -35,8 +35,9 @@ class Run:
     checkpoint: Path
 
     def arguments(self, *overrides: str) -> list[str]:
-        options = ["model.lora.rank=4", "model.lora.alpha=null", "model.lora.vision=true", "model.options.prompt_length=32", f"checkpoint={self.checkpoint}"]
-        return ["recipe=maniskill_ppo", "cluster=laptop", f"model.checkpoint={self.model}", *options, *overrides]
+        lora = ["model.lora.rank=4", "model.lora.alpha=null", "model.lora.vision=true"]
+        options = [f"model.checkpoint={self.model}", "model.options.prompt_length=32", f"checkpoint={self.checkpoint}"]
+        return ["recipe=maniskill_ppo", "cluster=laptop", *lora, *options, *overrides]
 
 
 @pytest.fixture(params=[4, 0], ids=["lora", "every weight"])
