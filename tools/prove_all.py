@@ -44,6 +44,7 @@ PROOFS: dict[str, tuple[str, ...]] = {
     "RLPD, PushCube": ("recipe=maniskill_rlpd",),
     "SAC on a frozen OFT, PushCube": ("recipe=maniskill_sac", "model=openvla_oft"),
     "PPO, PutOnPlate": ("recipe=maniskill_ppo_putonplate",),
+    "GRPO, PutOnPlate": ("recipe=maniskill_grpo_putonplate",),
     "PPO, PutOnPlate25": ("recipe=maniskill_ppo_putonplate25",),
     "GRPO, PutOnPlate25": ("recipe=maniskill_grpo_putonplate25",),
     "PPO on π₀ (flow-SDE), PushCube": ("recipe=maniskill_ppo", "model=pi0"),
