@@ -51,8 +51,9 @@ def log_prob(policy: OpenVLAPolicy) -> Tensor:
     return policy.evaluate(inputs, {"token_ids": torch.arange(24).reshape(3, 8) % 7 + 504}, 1.0).log_prob.detach()
 
 
-def test_vision_towers_without_adapters_are_computed_once_per_update(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert_computed_once(adapted(directory, trained=True, vision=False), VisionBackbone, "forward", monkeypatch)
+@pytest.mark.parametrize("rank", [4, 0])
+def test_frozen_vision_towers_are_computed_once_per_update(directory: Path, rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_computed_once(adapted(directory, rank=rank, trained=True, vision=False), VisionBackbone, "forward", monkeypatch)
 
 
 @pytest.mark.parametrize(("part", "module"), [("vision", "vision_backbone"), ("language", "language_model")])
@@ -61,10 +62,6 @@ def test_without_adapters_a_part_that_is_switched_off_stays_frozen(directory: Pa
     frozen = {name for name, value in policy.named_parameters() if not value.requires_grad}
     assert frozen == {name for name, _ in policy.named_parameters() if name.startswith(f"backbone.{module}.")}
     assert 0 < len(frozen) < len(list(policy.parameters()))
-
-
-def test_frozen_vision_towers_are_computed_once_per_update(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert_computed_once(adapted(directory, rank=0, vision=False), VisionBackbone, "forward", monkeypatch)
 
 
 def test_vision_towers_with_adapters_are_not_precomputed(directory: Path) -> None:
