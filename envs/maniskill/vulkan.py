@@ -153,10 +153,9 @@ def _download(work: Path) -> list[Path]:
     apt = ["apt-get", "-qq", *(word for key, value in options.items() for word in ("-o", f"{key}={value}"))]
     _run([*apt, "update"])
     _run([*apt, "install", "--download-only", "--yes", "--no-install-recommends", "--reinstall", *_PACKAGES])
-    for library in LIBRARIES:  # one by one: names differ between releases, and most are installed
-        subprocess.run(
-            [*apt, "install", "--download-only", "--yes", "--no-install-recommends", "--no-upgrade", library], capture_output=True
-        )
+    for library in LIBRARIES:  # one by one: names differ between releases
+        if subprocess.run(["dpkg-query", "--show", library], capture_output=True).returncode != 0:  # not installed
+            subprocess.run([*apt, "install", "--download-only", "--yes", "--no-install-recommends", library], capture_output=True)
     return sorted((work / "cache/archives").glob("*.deb"))
 
 
