@@ -200,7 +200,7 @@ BUDGETS = {
     "rlinf_vla": 32_720,
     "rlinf_vla/testing": 2_095,
     "models": 6_540,
-    "envs": 8_530,
+    "envs": 8_545,
     "robots": 7_130,
     "rewards": 110,
     "benchmarks": 2_810,

@@ -53,6 +53,13 @@ def chained(first: Numbers, second: Numbers) -> Numbers:
     return np.concatenate((first[..., :3] + rotated(first[..., 3:], second[..., :3]), quaternion), -1)
 
 
+def tool_at_base(controller: Any) -> Numbers:
+    """Pose ``[7]`` of an arm's tool in the frame of its base."""
+    base, tool = (link._objs[0].entity_pose for link in (controller.root_link, controller.ee_link))
+    turn = base.q * _CONJUGATE
+    return chained(np.concatenate((rotated(turn, -base.p), turn)), np.concatenate((tool.p, tool.q)))
+
+
 @cache
 def install() -> None:
     """Replace functions of ManiSkill in this process, which must simulate on the CPU only.
@@ -61,7 +68,7 @@ def install() -> None:
     Memory holds up to seven scenes that are no longer used.
     """
     import sapien
-    from mani_skill.agents.controllers import PDEEPosController
+    from mani_skill.agents.controllers import PDEEPosController, PDEEPosControllerConfig
     from mani_skill.agents.robots.panda import panda
     from mani_skill.envs import sapien_env
     from mani_skill.utils.building.urdf_loader import URDFLoader
@@ -81,19 +88,25 @@ def install() -> None:
         return Pose(raw_pose=torch.from_numpy(chained(self.raw_pose.numpy(), Pose.create(other).raw_pose.numpy())))
 
     Pose.create, Pose.__mul__ = classmethod(pose_of), times
-    set_action, pose_at_base = PDEEPosController.set_action, PDEEPosController.ee_pose_at_base.fget
+    set_action = PDEEPosController.set_action
 
-    def set_action_of_one_pose(self: Any, action: Any) -> None:
-        self.known_pose = pose_at_base(self)  # it reads the pose twice, and the arm does not move meanwhile
-        try:
-            set_action(self, action)
-        finally:
-            self.known_pose = None
+    def set_action_in_numpy(self: Any, action: Any) -> None:
+        config, solver, start = self.config, self.kinematics, self.articulation._objs[0].qpos
+        if config.use_target or config.interpolate:  # these keep state between steps
+            return set_action(self, action)
+        tool = tool_at_base(self)
+        action = self._preprocess_action(action)
+        if type(config) is PDEEPosControllerConfig and config.use_delta and config.frame == "root_translation":
+            target = sapien.Pose(action.numpy()[0] + tool[:3], tool[3:])
+        else:
+            target = self.compute_target_pose(Pose(raw_pose=torch.from_numpy(tool[None])), action).sp
+        known, controlled = start[solver.pmodel_active_joint_indices], solver.pmodel_controlled_joint_indices
+        found, solved, _ = solver.pmodel.compute_inverse_kinematics(solver.end_link_idx, target, known, solver.qmask, max_iterations=100)
+        angles = found[controlled].astype(np.float32) if solved else start[self.active_joint_indices]
+        for joint, angle in zip(self.joints, angles, strict=True):
+            joint._objs[0].drive_target = angle[None]
 
-    def pose_now(self: Any) -> Any:
-        return getattr(self, "known_pose", None) or pose_at_base(self)
-
-    PDEEPosController.set_action, PDEEPosController.ee_pose_at_base = set_action_of_one_pose, property(pose_now)
+    PDEEPosController.set_action = set_action_in_numpy
     parse, parsed = URDFLoader.parse, dict[Any, Any]()
 
     def parse_once(self: Any, urdf_file: str, srdf_file: str | None = None, package_dir: str | None = None) -> Any:

@@ -249,7 +249,7 @@ class ManiSkillSimulator:
 
     def reset(self, slot: int, seed: int, task: int) -> str:
         # PhysX keeps contacts in an order that depends on earlier episodes and changes results. A
-        # new scene, which costs about 6 control steps, prevents that.
+        # new scene, which costs about 7 control steps, prevents that.
         self.slots[slot].env.reset(seed=seed, options={"reconfigure": True})
         return self.slots[slot].begun([0])[0]
 
