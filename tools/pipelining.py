@@ -52,8 +52,8 @@ def play(groups: Sequence[VectorEnv], actor: Waiting, calls: int) -> tuple[float
         offset += env.spec.num_envs
         first = training_episodes(0, 0, slots, torch.zeros_like(slots), 1)
 
-        def following(done: Tensor, first: Episodes = first) -> Episodes:
-            return first
+        def following(done: Tensor, first: Episodes = first) -> tuple[Episodes, Tensor]:
+            return first, done
 
         players.append(rollout_generator(actor, env, first, following, lambda call: False, timeline, f"simulator {number}", calls))
     started = time.perf_counter()

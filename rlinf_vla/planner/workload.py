@@ -129,16 +129,12 @@ def _slots(workload: Workload, environments: Sequence[int]) -> list[Round]:
 def _listed(workload: Workload, share: range, size: int, depth: int) -> list[list[Round]]:
     """Rounds of a worker that runs each episode of ``share`` once, on the next free environment.
 
-    An environment without an episode repeats the last one, and is ignored, until its group ends
-    (see ``rollout/player.py``).
+    An environment without an episode rests until its group ends; if there was none for it from the
+    start, it first repeats the last one, which is ignored (see ``rollout/player.py``).
     """
     waiting = [workload.length(0, episode)[0] for episode in reversed(share)]
     spare = workload.length(0, share[-1])[0]
-
-    def taken() -> tuple[int, bool]:
-        return (waiting.pop(), True) if waiting else (spare, False)
-
-    left = [[taken() for _ in range(size)] for _ in range(depth)]
+    left = [[(waiting.pop(), True) if waiting else (spare, False) for _ in range(size)] for _ in range(depth)]
     found: list[list[Round]] = [[] for _ in range(depth)]
     active = list(range(depth))
     resetting = [False] * depth  # a reset takes a separate turn, in which other groups take from the list
@@ -149,11 +145,11 @@ def _listed(workload: Workload, share: range, size: int, depth: int) -> list[lis
                 continue
             group = [(calls - 1, wanted) for calls, wanted in left[index]]
             ended = [slot for slot, (calls, _) in enumerate(group) if not calls]
-            group = [taken() if slot in ended else each for slot, each in enumerate(group)]
-            left[index] = group
-            last = not waiting and not any(wanted for _, wanted in group)
-            found[index].append(Round(False, () if last else tuple(ended)))
+            found[index].append(Round(False, tuple(ended[: len(waiting)])))
             resetting[index] = bool(found[index][-1].resets)
-            if last:
+            for slot in ended:
+                group[slot] = (waiting.pop(), True) if waiting else (0, False)
+            left[index] = group
+            if not any(wanted for _, wanted in group):
                 active.remove(index)
     return found

@@ -50,9 +50,9 @@ def collect(
         offset += env.spec.num_envs
         ordinal = torch.zeros_like(slots)
 
-        def following(done: Tensor, env: VectorEnv = env, slots: Tensor = slots, ordinal: Tensor = ordinal) -> Episodes:
+        def following(done: Tensor, env: VectorEnv = env, slots: Tensor = slots, ordinal: Tensor = ordinal) -> tuple[Episodes, Tensor]:
             ordinal += done.long()
-            return training_episodes(actor.settings.run_seed, iteration, slots, ordinal, len(env.spec.tasks))
+            return training_episodes(actor.settings.run_seed, iteration, slots, ordinal, len(env.spec.tasks)), done
 
         def on_call(call: Call, part: list[Trajectory] = parts[index]) -> bool:
             part.append(_row(call, policy_version, beside))
@@ -60,7 +60,7 @@ def collect(
             return False
 
         players.append(
-            rollout_generator(actor, env, following(torch.zeros_like(slots)), following, on_call, spans, f"simulator {index}", calls)
+            rollout_generator(actor, env, following(torch.zeros_like(slots))[0], following, on_call, spans, f"simulator {index}", calls)
         )
     try:
         interleave(players)

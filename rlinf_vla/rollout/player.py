@@ -57,7 +57,7 @@ def rollout_generator(
     actor: ActorProtocol,
     env: VectorEnv,
     first: Episodes,
-    next_episodes: Callable[[Tensor], Episodes],
+    next_episodes: Callable[[Tensor], tuple[Episodes, Tensor]],
     on_call: Callable[[Call], bool],
     spans: Spans,
     track: str,
@@ -65,11 +65,11 @@ def rollout_generator(
 ) -> Generator[None, None, None]:
     """Make ``calls`` policy calls in a group, or continue until ``on_call`` returns true.
 
-    Yields while the simulator works. ``next_episodes(done)`` returns the next episodes of the
-    environments in ``done`` (bool ``[B]``); its other rows are ignored. With ``calls``, the critic
+    Yields while the simulator works. ``next_episodes(done)`` returns the next episodes, and where
+    in ``done`` (bool ``[B]``) one begins; other environments rest. With ``calls``, the critic
     values the observations at which a time limit or the end of the rollout cuts an episode.
     """
-    episodes, step, count, last = first, torch.zeros(len(first), dtype=torch.int64), 0, False
+    episodes, step, count, last, rest = first, torch.zeros(len(first), dtype=torch.int64), 0, False, False
     with spans.span("reset", track):
         env.reset_async(episodes)
         yield
@@ -79,7 +79,7 @@ def rollout_generator(
             inputs = actor.prepare(observation)
             sample = actor.act(inputs, episodes, step)
         with spans.span("simulate", track):
-            env.step_async(sample.actions)
+            env.step_async(sample.actions, skip_ended=rest)
             yield
             result = env.step_wait().outcome_to(CPU)
         count += 1
@@ -94,11 +94,14 @@ def rollout_generator(
         step = torch.where(done, 0, step + result.valid.sum(dim=1))
         observation = result.observation
         if done.any() and not last:
-            episodes = Episodes.where(done, next_episodes(done), episodes)
-            with spans.span("reset", track):
-                env.reset_async(episodes, done)
-                yield
-                observation = env.reset_wait()
+            following, begin = next_episodes(done)
+            rest |= not begin.equal(done)
+            if begin.any():
+                episodes = Episodes.where(begin, following, episodes)
+                with spans.span("reset", track):
+                    env.reset_async(episodes, begin)
+                    yield
+                    observation = env.reset_wait()
 
 
 def interleave(players: Sequence[Generator[None, None, None]]) -> None:
@@ -124,7 +127,7 @@ def play_episodes(
 
     ``actor_of(env)`` acts in ``env``; ``on_call(env, call, index)`` gets its calls. ``index`` int64
     ``[B]``: list position of each environment's episode, or -1 for rows to be ignored, when the
-    list is exhausted.
+    list is exhausted: then an environment rests.
     """
     waiting, ended, players = deque(range(len(episodes))), 0, []
 
@@ -144,9 +147,9 @@ def play_episodes(
             index[done] = -1
             return not waiting and bool((index < 0).all())
 
-        def following(done: Tensor, index: Tensor = index) -> Episodes:
+        def following(done: Tensor, index: Tensor = index) -> tuple[Episodes, Tensor]:
             index[done] = taken(int(done.sum()))
-            return episodes[index]
+            return episodes[index], done & (index >= 0)
 
         players.append(rollout_generator(actor_of(env), env, episodes[index], following, report, spans, f"simulator {number}"))
     interleave(players)

@@ -106,12 +106,12 @@ def test_environments_that_run_for_a_fixed_time(lengths: list[int], calls: int, 
     for group, env in enumerate(envs):
         ordinals = [0] * size
 
-        def following(done: Tensor, group: int = group, ordinals: list[int] = ordinals) -> Episodes:
+        def following(done: Tensor, group: int = group, ordinals: list[int] = ordinals) -> tuple[Episodes, Tensor]:
             for row in done.nonzero()[:, 0].tolist():
                 ordinals[row] += 1
-            return episodes_of([load.length(group * size + row, ordinal)[0] for row, ordinal in enumerate(ordinals)])
+            return episodes_of([load.length(group * size + row, ordinal)[0] for row, ordinal in enumerate(ordinals)]), done
 
-        first = following(torch.zeros(size))
+        first, _ = following(torch.zeros(size))
         players.append(rollout_generator(Nobody(env), as_env(env), first, following, lambda call: False, Timeline(), "track", calls))
     interleave(players)
     assert rounds(load, range(4), size, depth) == [as_rounds(env.told) for env in envs]
