@@ -197,7 +197,7 @@ def test_the_main_job_imports_no_feature_and_no_other_plugin() -> None:
 
 
 BUDGETS = {
-    "rlinf_vla": 32_720,
+    "rlinf_vla": 32_725,
     "rlinf_vla/testing": 2_095,
     "models": 6_540,
     "envs": 8_545,

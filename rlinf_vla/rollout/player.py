@@ -14,6 +14,7 @@ from torch import Tensor
 from rlinf_vla.core.devices import CPU, moved
 from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Observation, StepResult, Tensors
+from rlinf_vla.rollout.actor import rows_chosen
 
 
 class Spans(Protocol):
@@ -69,7 +70,8 @@ def rollout_generator(
     in ``done`` (bool ``[B]``) one begins; other environments rest. With ``calls``, the critic
     values the observations at which a time limit or the end of the rollout cuts an episode.
     """
-    episodes, step, count, last, rest = first, torch.zeros(len(first), dtype=torch.int64), 0, False, False
+    episodes, step, count, last = first, torch.zeros(len(first), dtype=torch.int64), 0, False
+    rest = step.bool()
     with spans.span("reset", track):
         env.reset_async(episodes)
         yield
@@ -79,7 +81,7 @@ def rollout_generator(
             inputs = actor.prepare(observation)
             sample = actor.act(inputs, episodes, step)
         with spans.span("simulate", track):
-            env.step_async(sample.actions, skip_ended=rest)
+            env.step_async(sample.actions, skip_ended=bool(rest.any()))
             yield
             result = env.step_wait().outcome_to(CPU)
         count += 1
@@ -92,16 +94,18 @@ def rollout_generator(
                 bootstrap_value = actor.value(result.observation, cut)
         last |= on_call(Call(episodes, step, observation, inputs, sample, result, cut, bootstrap_value))
         step = torch.where(done, 0, step + result.valid.sum(dim=1))
-        observation = result.observation
+        seen, observation = observation, result.observation
         if done.any() and not last:
             following, begin = next_episodes(done)
-            rest |= not begin.equal(done)
+            rest = rest | (done & ~begin)
             if begin.any():
                 episodes = Episodes.where(begin, following, episodes)
                 with spans.span("reset", track):
                     env.reset_async(episodes, begin)
                     yield
                     observation = env.reset_wait()
+        if rest.any():  # policies may refuse what is seen after an episode's end
+            observation = rows_chosen(rest, seen, observation)
 
 
 def interleave(players: Sequence[Generator[None, None, None]]) -> None:

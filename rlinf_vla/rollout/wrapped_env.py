@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from rlinf_vla.core.protocols import VectorEnv
@@ -43,15 +42,3 @@ class WrappedEnv(VectorEnv):
 
     def close(self) -> None:
         self._env.close()
-
-
-def rows_chosen(where: Tensor, new: Observation, old: Observation) -> Observation:
-    """Return the rows of ``new`` where ``where`` (bool ``[B]``, on the CPU), else of ``old``."""
-
-    def pick(a: Tensor, b: Tensor) -> Tensor:
-        return torch.where(where.to(a.device).view(-1, *[1] * (a.dim() - 1)), a, b)
-
-    kinds = ((new.images, old.images), (new.jpeg, old.jpeg))
-    images, jpeg = ({name: pick(each, before[name]) for name, each in kind.items()} for kind, before in kinds)
-    instruction = [a if chosen else b for chosen, a, b in zip(where.tolist(), new.instruction, old.instruction, strict=True)]
-    return Observation(images, pick(new.state, old.state), instruction, jpeg)

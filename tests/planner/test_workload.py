@@ -43,7 +43,7 @@ class Clockwork:
             self.told.append(("reset", tuple(rows)))
 
     def reset_wait(self) -> Observation:
-        return Observation({}, torch.zeros(self.spec.num_envs, 0), [])
+        return Observation({}, torch.zeros(self.spec.num_envs, 0), [""] * self.spec.num_envs)
 
     def step_async(self, actions: Tensor, skip_ended: bool = False) -> None:
         self.told.append(("step", ()))

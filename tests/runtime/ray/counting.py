@@ -119,9 +119,9 @@ def environments(count: int, recipe: Recipe) -> Iterator[tuple[Sequence[VectorEn
     yield found, rewarded(found, recipe)
 
 
-def _slowly(step: Callable[[Tensor], None], actions: Tensor) -> None:
+def _slowly(step: Callable[[Tensor, bool], None], actions: Tensor, skip_ended: bool = False) -> None:
     time.sleep(0.2)
-    step(actions)
+    step(actions, skip_ended)
 
 
 def rewarded(found: Sequence[VectorEnv], recipe: Recipe) -> Sequence[VectorEnv]:
