@@ -1,8 +1,8 @@
 """Shorter ways to ManiSkill's numbers: for all environments, and for a single one on the CPU.
 
-A new scene parses the robot's description twice and copies the settings of all its controllers. A
-control step multiplies a dozen quaternions, each with thirty operations on tensors of one element,
-and computes the arm's pose twice.
+A new scene parses the robot's description again and copies the settings of all its controllers
+twice. A control step multiplies a dozen quaternions, each with thirty operations on tensors of one
+element, and computes the arm's pose twice.
 """
 
 from __future__ import annotations
