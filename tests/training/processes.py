@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator
@@ -60,6 +61,7 @@ def on_ranks(work: Callable[[int], Any], folder: Path, count: int = 2) -> list[A
     results = Path(mkdtemp(dir=folder))
 
     def run(rank: int) -> None:
+        faulthandler.enable(2)  # pytest's own writes where a worker of xdist shows nothing
         torch.set_num_threads(1)
         limit = timedelta(seconds=TIMEOUT_S)
         dist.init_process_group("gloo", init_method=f"file://{results}/meeting", rank=rank, world_size=count, timeout=limit)
