@@ -143,13 +143,12 @@ def _listed(workload: Workload, share: range, size: int, depth: int) -> list[lis
             if resetting[index]:
                 resetting[index] = False
                 continue
-            group = [(calls - 1, wanted) for calls, wanted in left[index]]
-            ended = [slot for slot, (calls, _) in enumerate(group) if not calls]
-            found[index].append(Round(False, tuple(ended[: len(waiting)])))
-            resetting[index] = bool(found[index][-1].resets)
-            for slot in ended:
-                group[slot] = (waiting.pop(), True) if waiting else (0, False)
-            left[index] = group
+            left[index] = group = [(calls - 1, wanted and calls > 1) for calls, wanted in left[index]]
+            begun = [slot for slot, (calls, _) in enumerate(group) if not calls][: len(waiting)]
+            for slot in begun:
+                group[slot] = (waiting.pop(), True)
+            found[index].append(Round(False, tuple(begun)))
+            resetting[index] = bool(begun)
             if not any(wanted for _, wanted in group):
                 active.remove(index)
     return found
