@@ -184,6 +184,11 @@ def test_keys_are_read_from_a_terminal_which_is_restored(terminal: tuple[int, in
     assert wait_for(lambda: termios.tcgetattr(slave) == before)
 
 
+def ended(device: str) -> bool:
+    """Whether the device's thread has ended: only then is what it printed whole, and the captured stderr may close."""
+    return all(each.name != device for each in threading.enumerate())
+
+
 def forward(device: str) -> bytes:
     return {"gamepad": struct.pack("=IhBB", 12, -32767, 2, 1), "spacemouse": struct.pack("<Bhhh", 1, 0, -350, 0)}[device]
 
@@ -200,7 +205,7 @@ def test_a_lost_device_counts_as_released_and_pauses(device: str, tmp_path: Path
     assert wait_for(lambda: operator.action(1) is None)
     assert wait_for(lambda: PAUSE in operator.words()) and operator.words() == [PAUSE], "permanently"
     assert operator.name == f"{device}, disconnected"
-    assert wait_for(lambda: f"{device} is disconnected" in capfd.readouterr().err)
+    assert wait_for(lambda: ended(device)) and f"{device} is disconnected" in capfd.readouterr().err
     operator.close()
 
 
@@ -212,7 +217,7 @@ def test_a_closed_terminal_counts_as_released_and_pauses(terminal: tuple[int, in
     os.close(master)
     assert wait_for(lambda: PAUSE in operator.words()), "EIO"
     assert operator.action(1) is None
-    assert wait_for(lambda: "keyboard is disconnected" in capfd.readouterr().err)
+    assert wait_for(lambda: ended("keyboard")) and "keyboard is disconnected" in capfd.readouterr().err
     operator.close()
 
 
@@ -233,13 +238,13 @@ def test_a_failing_device_counts_as_released_and_pauses(capfd: pytest.CaptureFix
 
     operator = DeviceReader(Breaks(), 4)
     assert wait_for(lambda: PAUSE in operator.words()) and operator.action(1) is None
-    assert wait_for(lambda: "(ValueError: nobody thought of this)" in capfd.readouterr().err)
+    assert wait_for(lambda: ended("silent")) and "(ValueError: nobody thought of this)" in capfd.readouterr().err
 
 
 def test_closing_a_device_does_not_pause(capfd: pytest.CaptureFixture[str]) -> None:
     operator = DeviceReader(Silent(), 4)
     operator.close()
-    assert wait_for(lambda: all(each.name != "silent" for each in threading.enumerate()))
+    assert wait_for(lambda: ended("silent"))
     assert operator.words() == [] and capfd.readouterr().err == ""
 
 
