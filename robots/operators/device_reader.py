@@ -147,8 +147,8 @@ class DeviceReader:
     def _let_go(self, why: str) -> None:
         """Release the motion; pause for good if the device is lost: its operator cannot act."""
         self.hear(RELEASED)
-        self._lost = not self._closed
-        if self._lost:
-            self.name = f"{self._device.name}, disconnected"  # reported as the source of the pause
+        if not self._closed:
+            self.name = f"{self._device.name}, disconnected"  # reported as the source of the pause, and so before it
+            self._lost = True
             with contextlib.suppress(OSError):  # the terminal itself may be lost
                 print(f"the {self._device.name} is disconnected{why}: end the session and restart it with one", file=sys.stderr, flush=True)
