@@ -90,6 +90,15 @@ class SimulatedCamera:
         self._frames = None
 
 
+class _Capture:
+    """What the thread of one start reports: a late one of an earlier start reports to nobody."""
+
+    def __init__(self) -> None:
+        self.newest: Frame | None = None
+        self.failure: str | None = None
+        self.closed = threading.Event()
+
+
 class CapturingCamera(ABC):
     """Capture frames in a thread, so that ``latest`` never waits for the device."""
 
@@ -103,9 +112,7 @@ class CapturingCamera(ABC):
 
     def _forget(self) -> None:
         self._watch = FrameMonitor(self.name, self._options.max_age_s, self._options.frozen_s)
-        self._newest: Frame | None = None
-        self._failure: str | None = None
-        self._closed = threading.Event()  # one per start: an earlier thread that still waits for the device keeps its own
+        self._now = _Capture()
 
     def start(self) -> None:
         """Start the capture; may be called again after ``close``.
@@ -113,28 +120,28 @@ class CapturingCamera(ABC):
         Raises CameraError if the device fails or sends no frame within FIRST_FRAME_S.
         """
         self._forget()
-        self._thread = threading.Thread(target=self._capture, args=(self._closed, self._open()), daemon=True)
+        self._thread = threading.Thread(target=self._capture, args=(self._now, self._open()), daemon=True)
         self._thread.start()
         deadline = time.monotonic() + FIRST_FRAME_S
-        while self._newest is None:
-            if self._failure or time.monotonic() > deadline:
+        while self._now.newest is None:
+            if self._now.failure or time.monotonic() > deadline:
                 self.close()
-                raise CameraError(f"camera {self.name}: {self._failure or f'no picture within {FIRST_FRAME_S:g} s'}")
+                raise CameraError(f"camera {self.name}: {self._now.failure or f'no picture within {FIRST_FRAME_S:g} s'}")
             time.sleep(0.01)
 
     def latest(self) -> Frame:
-        if self._failure is not None:
-            raise CameraError(f"camera {self.name}: {self._failure}")
-        return self._watch.check(self._newest, time.monotonic())
+        if self._now.failure is not None:
+            raise CameraError(f"camera {self.name}: {self._now.failure}")
+        return self._watch.check(self._now.newest, time.monotonic())
 
     def close(self) -> None:
         """Stop the capture. Idempotent."""
-        self._closed.set()
+        self._now.closed.set()
         if self._thread is not None:
             self._thread.join(1.0)
             self._thread = None
 
-    def _capture(self, closed: threading.Event, release: Callable[[], object]) -> None:
+    def _capture(self, capture: _Capture, release: Callable[[], object]) -> None:
         number = 0
         while True:
             failure = None
@@ -142,16 +149,16 @@ class CapturingCamera(ABC):
                 image, exposed = self._read()
             except Exception as error:
                 failure = " ".join(str(error).split()) or type(error).__name__
-            if closed.is_set():
+            if capture.closed.is_set():
                 break
             if failure is not None:
-                self._failure = failure
+                capture.failure = failure
                 break
             number += 1
             now = time.monotonic()
             if exposed is None or not 0 <= now - exposed <= LONGEST_TRANSFER_S:
                 exposed = now - self._options.latency_s
-            self._newest = Frame(exposed, number, image)
+            capture.newest = Frame(exposed, number, image)
         with contextlib.suppress(Exception):  # the device may be disconnected
             release()
 

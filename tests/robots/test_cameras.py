@@ -77,16 +77,32 @@ class Scripted(CapturingCamera):
     """How long ago the picture was exposed, as the driver says, in seconds."""
 
     def _read(self) -> tuple[NDArray[np.uint8], float | None]:
-        self.more.wait()
-        self.more.clear()
+        more = self.more  # of this start: that of the next one is not to be cleared
+        more.wait()
+        more.clear()
         picture = self.pictures[-1]
         if isinstance(picture, Exception):
             raise picture
-        return picture, None if self.exposed is None else time.monotonic() - self.exposed
+        return picture, None if self.exposed is None else cameras.time.monotonic() - self.exposed
+
+    def end(self) -> None:
+        """Close it and let its thread end, which must not see a picture first: it would wait for
+        another one for ever."""
+        self._now.closed.set()
+        self.more.set()
+        self.close()
 
 
+HANG_S = 120.0
+"""Seconds that only bound a hang."""
 LASTING = CameraConfig(max_age_s=60.0, frozen_s=60.0)
 """Pictures age by hand: the machine itself may stand still for longer than a real camera is allowed to."""
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first picture may be late on a busy machine, too: the limit only bounds a hang."""
+    monkeypatch.setattr(cameras, "FIRST_FRAME_S", HANG_S)
 
 
 @pytest.fixture
@@ -94,8 +110,7 @@ def scripted() -> Iterator[Scripted]:
     camera = Scripted("wrist", LASTING)
     camera.start()
     yield camera
-    camera.more.set()
-    camera.close()
+    camera.end()
 
 
 @pytest.fixture
@@ -104,6 +119,14 @@ def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     ahead = [0.0]
     monkeypatch.setattr(cameras, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + sum(ahead), sleep=time.sleep))
     return ahead.append
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> float:
+    """The cameras' clock, which stands: a thread may stand still at any line."""
+    moment = time.monotonic()
+    monkeypatch.setattr(cameras, "time", SimpleNamespace(monotonic=lambda: moment, sleep=time.sleep))
+    return moment
 
 
 def test_the_newest_picture_is_there_at_once_and_ages(scripted: Scripted, later: Callable[[float], None]) -> None:
@@ -116,7 +139,7 @@ def test_the_newest_picture_is_there_at_once_and_ages(scripted: Scripted, later:
 def test_a_device_that_breaks_is_named(scripted: Scripted) -> None:
     scripted.pictures.append(RuntimeError("unplugged"))
     scripted.more.set()
-    wait_until(lambda: _error(scripted), 20, "it is noticed")
+    wait_until(lambda: _error(scripted), HANG_S, "it is noticed")
     with pytest.raises(CameraError, match="camera wrist: unplugged"):
         scripted.latest()
 
@@ -125,27 +148,25 @@ def test_a_device_that_broke_is_started_anew(scripted: Scripted) -> None:
     for _ in range(2):
         scripted.pictures.append(RuntimeError("unplugged"))
         scripted.more.set()
-        wait_until(lambda: _error(scripted), 20, "it is noticed")
+        wait_until(lambda: _error(scripted), HANG_S, "it is noticed")
         scripted.close()
         with pytest.raises(CameraError, match="unplugged"):
             scripted.latest()
         scripted.start()
         assert scripted.latest().number == 1
         scripted.more.set()
-        wait_until(lambda: scripted.latest().number > 1, 20, "it goes on")
+        wait_until(lambda: scripted.latest().number > 1, HANG_S, "it goes on")
 
 
 def test_a_device_that_was_away_is_not_frozen(later: Callable[[float], None]) -> None:
     camera = Scripted("wrist", replace(LASTING, frozen_s=0.1))
     camera.start()
     camera.latest()
-    camera.more.set()
-    camera.close()
+    camera.end()
     later(10.0)
     camera.start()
     assert camera.latest().number == 1, "the same picture as then, which says nothing of the time in between"
-    camera.more.set()
-    camera.close()
+    camera.end()
 
 
 def test_who_still_waits_for_the_device_before_says_nothing_any_more(scripted: Scripted) -> None:
@@ -194,7 +215,7 @@ def test_opencv_shows_a_film_and_says_when_it_ends(tmp_path: Path) -> None:
     red, green, blue = camera.latest().image[24, 32].astype(int)
     assert red > 150 and green < 60 and blue < 60
     pictures.release(3)
-    wait_until(lambda: "gives no more pictures" in _error(camera), 20, "the film ends")
+    wait_until(lambda: "gives no more pictures" in _error(camera), HANG_S, "the film ends")
     camera.close()
 
 
@@ -210,9 +231,10 @@ def test_a_missing_realsense_is_named_at_once() -> None:
         device("front", CameraConfig(device="123")).start()
 
 
-def test_realsense_pictures_are_read_as_the_driver_gives_them() -> None:
+def test_realsense_pictures_are_read_as_the_driver_gives_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """A software device of librealsense stands in for the sensor."""
     rs = realsense()
+    monkeypatch.setattr(cameras, "LONGEST_TRANSFER_S", HANG_S)  # the thread may stand still before it looks at the clock
     image = np.random.default_rng(0).integers(0, 256, (48, 64, 3), np.uint8)
 
     class OnSoftware(RealSenseCamera):
@@ -235,7 +257,7 @@ def test_realsense_pictures_are_read_as_the_driver_gives_them() -> None:
             sensor.on_video_frame(picture)
             return sensor
 
-    camera = OnSoftware("front", CameraConfig(device="123", max_age_s=10.0))
+    camera = OnSoftware("front", CameraConfig(device="123", max_age_s=HANG_S))
     camera.start()
     np.testing.assert_array_equal(camera.latest().image, image)
     assert time.monotonic() - camera.latest().time >= 0.3
@@ -350,22 +372,19 @@ def test_a_policy_with_bars_sees_no_stretched_image(before: float, left: int, to
 
 
 @pytest.mark.parametrize(
-    ("exposed", "least", "most"),
-    [(0.25, 0.25, 60.0), (None, 0.1, 60.0), (2.0, 0.1, 1.9), (-5.0, 0.1, 60.0)],
+    ("exposed", "age"),
+    [(0.25, 0.25), (None, 0.1), (2.0, 0.1), (-5.0, 0.1)],
     ids=["stated", "not stated", "too long ago", "in the future"],
 )
-def test_the_time_of_a_picture_is_its_exposure(exposed: float | None, least: float, most: float) -> None:
+def test_the_time_of_a_picture_is_its_exposure(exposed: float | None, age: float, now: float) -> None:
     camera = Scripted("wrist", replace(LASTING, latency_s=0.1))
     camera.exposed = exposed
-    before = time.monotonic()
     camera.start()
-    arrived = time.monotonic()
-    assert before - most <= camera.latest().time <= arrived - least
-    camera.more.set()
-    camera.close()
+    assert camera.latest().time == now - age
+    camera.end()
 
 
-def test_opencv_takes_times_of_the_kernels_driver_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_opencv_takes_times_of_the_kernels_driver_only(monkeypatch: pytest.MonkeyPatch, now: float) -> None:
     require("franka")
     import cv2
 
@@ -387,7 +406,7 @@ def test_opencv_takes_times_of_the_kernels_driver_only(monkeypatch: pytest.Monke
 
         def get(self, key: int) -> float:
             assert key == cv2.CAP_PROP_POS_MSEC
-            return 1000 * (time.monotonic() - 0.3)
+            return 1000 * (now - 0.3)
 
         def getBackendName(self) -> str:
             return self.backend
@@ -396,12 +415,10 @@ def test_opencv_takes_times_of_the_kernels_driver_only(monkeypatch: pytest.Monke
             pass
 
     monkeypatch.setattr(cv2, "VideoCapture", Device)
-    for Device.backend, least in (("V4L2", 0.3), ("FFMPEG", 0.0)):
+    for Device.backend, age in (("V4L2", 0.3), ("FFMPEG", 0.0)):
         camera = OpenCVCamera("front", replace(LASTING, driver="opencv"))
-        before = time.monotonic()
         camera.start()
-        shown = camera.latest().time
-        assert shown <= time.monotonic() - least and (least > 0 or shown >= before)
+        assert camera.latest().time == pytest.approx(now - age, abs=1e-6)
         camera.close()
 
 
