@@ -19,6 +19,8 @@ ENDING_SIGNALS = (
     *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGVTALRM, signal.SIGPROF, signal.SIGIO, signal.SIGPWR),
 )
 """Signals that would end a process and can be caught, so that it stops an arm first."""
+_EXIT_S = 5.0
+"""A process closes its end of the channel before it has exited, on a busy machine long before."""
 _NOT_INSTALLED = "ModuleNotFoundError: No module named "
 
 
@@ -63,7 +65,7 @@ class ChildProcess(child_process.Child):
 
     def reason(self) -> RobotError:
         """Return why it ended: exit code and last line of output, or the package that it lacks."""
-        code = self.wait(0.1)  # its end of the channel closes a moment before it exits
+        code = self.wait(_EXIT_S)
         words = self.output_tail() or "no output"
         if words.startswith(_NOT_INSTALLED):
             return NotInstalled(f"{self._name} needs {words.removeprefix(_NOT_INSTALLED)}, which is not installed: {INSTALL}")

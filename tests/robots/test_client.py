@@ -22,7 +22,7 @@ def test_an_invalid_interpreter_is_one_line(tmp_path: Path, python: str, why: st
     left = list[None]()
     robot = FrankaRobot(CELL, tmp_path, lambda timeout: "127.0.0.1", lambda: left.append(None), python=python)
     with pytest.raises(RobotError, match=why) as raised:
-        robot.connect(20.0)
+        robot.connect(120.0)
     assert "\n" not in str(raised.value) and left == [None], "processes started for it are ended"
     with pytest.raises(RobotError, match="not connected"):
         robot.observe()
@@ -35,7 +35,7 @@ def test_a_host_that_is_not_found_is_released(tmp_path: Path) -> None:
     left = list[None]()
     robot = FrankaRobot(CELL, tmp_path, nowhere, lambda: left.append(None))
     with pytest.raises(RobotError, match="no simulated cell"):
-        robot.connect(20.0)
+        robot.connect(120.0)
     assert left == [None]
 
 
@@ -45,4 +45,4 @@ def test_a_package_that_its_python_lacks_is_named_with_the_fix(tmp_path: Path) -
     bare.chmod(0o700)
     robot = FrankaRobot(CELL, tmp_path, lambda timeout: "127.0.0.1", python=str(bare))
     with pytest.raises(RobotError, match=r"the arm's process needs 'numpy', which is not installed: pip install 'rlinf-vla\[franka\]'"):
-        robot.connect(20.0)
+        robot.connect(120.0)
