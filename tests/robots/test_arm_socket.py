@@ -24,6 +24,8 @@ from rlinf_vla.robots.franka.client import FrankaRobot
 from rlinf_vla.robots.runtime_folder import ORDERS, Latch
 
 HERE = Path(__file__).parent
+HANG_S = 120.0
+"""Seconds that only bound a hang."""
 
 
 @pytest.fixture
@@ -33,33 +35,42 @@ def robot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FrankaRob
     python.write_text(f"#!/bin/sh\nulimit -n 256\n{run}\n")
     python.chmod(0o700)
     monkeypatch.setenv("OBEDIENT_TRUTH", str(tmp_path / "truth"))
+    for limit in ("ANSWER_S", "RECOVERY_S"):
+        monkeypatch.setattr(stop, limit, HANG_S)
     made = FrankaRobot(CELL, tmp_path, lambda timeout: "made up", python=str(python))
-    made.connect(60)
+    made.connect(HANG_S)
     yield made
     made.close()
+
+
+def shown(robot: FrankaRobot, folder: Path) -> str | None:
+    """The robot's fault. The process has answered before: one that stands still would be sent more
+    heartbeats than it has room for."""
+    ask(folder / ORDERS, {}, HANG_S)
+    return robot.observe().fault
 
 
 def test_half_open_connections_do_not_prevent_a_stop(robot: FrankaRobot, tmp_path: Path) -> None:
     with ExitStack() as stack:
         for _ in range(300):
-            stack.callback(Channel.dial(tmp_path / ORDERS, 10.0).close)
+            stack.callback(Channel.dial(tmp_path / ORDERS, HANG_S).close)
         assert stop.send_order([tmp_path], "stop", "Bob") == [f"made up (process {robot.pid}): stopped by Bob"]
-        wait_until(lambda: robot.observe().fault == "stopped by Bob", 5, "it is shown")
+        wait_until(lambda: shown(robot, tmp_path) == "stopped by Bob", HANG_S, "it is shown")
 
 
 @pytest.mark.parametrize("signum", ENDING_SIGNALS)
 def test_each_signal_that_ends_the_process_is_latched(robot: FrankaRobot, tmp_path: Path, signum: signal.Signals) -> None:
     os.kill(robot.pid, signum)
-    wait_until(lambda: not is_driven(tmp_path), 10, "the process ends")
+    wait_until(lambda: not is_driven(tmp_path), HANG_S, "the process ends")
     assert Latch(tmp_path).fault == f"policy: the arm's process got {signum.name}"
 
 
 def test_an_acknowledgement_reports_what_is_left(robot: FrankaRobot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     robot.stop("NaN")
-    wait_until(lambda: robot.observe().fault, 5, "it is latched")
+    wait_until(lambda: shown(robot, tmp_path), HANG_S, "it is latched")
     for name in ("Bob", "Bob", "Eve"):
         stop.send_order([tmp_path], "stop", name)
-    ask(tmp_path / ORDERS, {"stop": "a light curtain"}, 5.0)
+    ask(tmp_path / ORDERS, {"stop": "a light curtain"}, HANG_S)
     who = f"made up (process {robot.pid}): "
     left = ["stopped by Bob; stopped by Eve; stopped by a light curtain", "stopped by Eve; stopped by a light curtain"]
     for faults in [*left, "stopped by a light curtain"]:
@@ -84,7 +95,7 @@ def test_no_message_ends_the_process(robot: FrankaRobot, tmp_path: Path, data: b
     caller.connect(str(tmp_path / ORDERS))
     caller.send(data)
     time.sleep(0.1)
-    assert ask(tmp_path / ORDERS, {"stop": "stopped by Bob"}, 5.0) is not None
-    wait_until(lambda: "Bob" in str(ask(tmp_path / ORDERS, {}, 5.0)), 5, "it is stopped")
-    wait_until(lambda: robot.observe().fault, 5, "it is shown")
+    assert ask(tmp_path / ORDERS, {"stop": "stopped by Bob"}, HANG_S) is not None
+    wait_until(lambda: "Bob" in str(ask(tmp_path / ORDERS, {}, HANG_S)), HANG_S, "it is stopped")
+    wait_until(lambda: shown(robot, tmp_path), HANG_S, "it is shown")
     caller.close()
