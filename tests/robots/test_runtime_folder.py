@@ -47,8 +47,9 @@ def test_an_arm_has_one_process_and_a_dead_one_holds_nothing(tmp_path: Path, dri
 
 
 @pytest.mark.parametrize("released", [True, False])
-def test_a_process_that_is_ending_is_waited_for(tmp_path: Path, released: bool) -> None:
+def test_a_process_that_is_ending_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, released: bool) -> None:
     """A robot process that died is replaced at once, but its arm's process needs a moment to stop the arm."""
+    monkeypatch.setattr(runtime_folder.Lock, "ENDING_S", 120.0)  # only bounds a hang
     last = "lock.release()" if released else "pass"
     command = process(tmp_path, f"lock.drive(); lock.end(); print('ends', flush=True); input(); {last}; import time; time.sleep(0.3)")
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
@@ -131,6 +132,12 @@ def state(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(made)
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Orders wait for an answer on a busy machine, too: the limit only bounds a hang."""
+    monkeypatch.setattr(stop, "ANSWER_S", 120.0)
+
+
 @contextmanager
 def answering(folder: Path) -> Iterator[list[dict[str, str]]]:
     """A process that drives the arm of this folder, and the orders that it gets."""
@@ -181,6 +188,7 @@ def test_an_arm_has_one_folder_whatever_the_machine_is_called(state: Path, monke
     assert folders[0][0] == folders[1][0] and folders[0][1] != folders[1][1]
 
 
+@pytest.mark.usefixtures("patient")
 def test_an_order_to_all_reaches_an_arm_once(state: Path) -> None:
     """A second acknowledgement would clear the next fault."""
     with answering(runtime_folder.of_arm("172.16.0.2")) as heard:
@@ -220,6 +228,7 @@ def test_a_home_that_takes_nothing_is_one_line(state: Path, monkeypatch: pytest.
         runtime_folder.of_arm("172.16.0.2")
 
 
+@pytest.mark.usefixtures("patient")
 def test_stop_finds_every_arm_that_is_driven(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="nothing to stop"):
         stop.main()
