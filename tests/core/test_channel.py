@@ -147,8 +147,9 @@ def test_a_listener_without_file_descriptors_drops_a_caller(tmp_path: Path, monk
 def test_idle_callers_and_long_messages_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listener = Listener(tmp_path / "socket")
     idle, active, long = (Channel.dial(tmp_path / "socket") for _ in range(3))
-    listener.messages()
     now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)  # the clock stands while they connect
+    listener.messages()
     active.send({})
     monkeypatch.setattr(time, "monotonic", lambda: now + IDLE_S - 1)
     assert len(listener.messages()) == 1
