@@ -14,7 +14,8 @@ from rlinf_vla.realworld.inference import REJECTIONS, SPENT, SUPERSEDED, TOO_OLD
 from rlinf_vla.realworld.sensing import Reading
 from tests.realworld.virtual_time import ScheduledInference, VirtualClock
 
-LONG = 30.0
+LONG = 120.0
+"""Seconds that only bound a hang."""
 
 
 def request(number: int, step: int = 0, time: float = 0.0, tick: int = 0) -> Request:
@@ -52,6 +53,7 @@ def test_the_latest_request_replaces_the_waiting_one() -> None:
     gate.let.release(2)
     background.wait(clock.now() + LONG)
     found = background.take()
+    assert gate.began.acquire(timeout=LONG), "settling would withdraw a request that has not begun"
     assert background.settle(clock.now() + LONG)
     assert [each.request for each in found + background.take()] == [first, third]
     background.close()

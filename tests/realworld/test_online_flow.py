@@ -151,7 +151,7 @@ def test_the_robot_is_attended_to_during_updates(policy: SACPolicy, tmp_path: Pa
     seen: list[bool] = []
 
     def long(self: ReplayFlow, updates: int, algorithm: SAC) -> None:
-        seen.extend(player.attended.acquire(timeout=30) for _ in range(3))
+        seen.extend(player.attended.acquire(timeout=120) for _ in range(3))
         update(self, updates, algorithm)
 
     monkeypatch.setattr(ReplayFlow, "update_from_replay", long)
