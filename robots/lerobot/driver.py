@@ -80,7 +80,9 @@ class LeRobotArm:
 
     def home(self) -> None:
         """Start moving straight to the rest position, no joint faster than ``home_speed``."""
-        self._command, self.homing, self._home_next = None, True, True
+        self._command = None
+        self._home_next = True  # before the thread looks at it
+        self.homing = True
 
     def halt(self) -> None:
         self.homing = False
