@@ -80,6 +80,7 @@ class State:
         self._batcher = Batcher(
             service.answer, thread, rows, config.max_wait_ms / 1e3, config.max_queue, clients, self.metrics.rows.observe
         )
+        self.metrics.queue.set_function(self._batcher.__len__)
         self._service, self._calls = service, asyncio.create_task(self._batcher.run())
         self.ready.set()
 
@@ -138,7 +139,6 @@ class State:
             self.metrics.requests.labels(dialect, outcome).inc()
             if outcome == "ok":
                 self.metrics.seconds.labels(dialect).observe(time.perf_counter() - began)
-            self.metrics.queue.set(len(self._batcher) if self._batcher is not None else 0)
 
     def described(self) -> dict[str, Any]:
         """Return the metadata of our own clients."""
