@@ -66,7 +66,25 @@ class Running:
     port: int
     said: list[str] = field(default_factory=list)
     stop: Callable[[], None] = lambda: None
+    soon: Callable[[Callable[[], object]], object] = lambda call: None
+    """Calls something in the server's thread."""
     ended: threading.Event = field(default_factory=threading.Event)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """The server accepts and reads what clients send meanwhile at the end, before any of their times begins."""
+        holds, goes_on = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            holds.set()
+            goes_on.wait(60)
+
+        self.soon(hold)
+        assert holds.wait(60)
+        try:
+            yield
+        finally:
+            goes_on.set()
 
     def url(self, path: str = "/") -> str:
         return f"ws://127.0.0.1:{self.port}{path}"
@@ -74,7 +92,7 @@ class Running:
     def http(self, path: str, body: bytes | None = None, **headers: str) -> Answered:
         request = Request(f"http://127.0.0.1:{self.port}{path}", body, {name.replace("_", "-"): each for name, each in headers.items()})
         try:
-            with urlopen(request, timeout=10) as answer:
+            with urlopen(request, timeout=60) as answer:
                 return Answered(answer.status, answer.read(), answer.headers)
         except HTTPError as error:
             with error:
@@ -99,7 +117,8 @@ def start(recipe: Recipe) -> Start:
 
         async def serve() -> None:
             loop, stop = asyncio.get_running_loop(), asyncio.Event()
-            server.stop = lambda: None if loop.is_closed() else loop.call_soon_threadsafe(stop.set)
+            server.soon = loop.call_soon_threadsafe
+            server.stop = lambda: None if loop.is_closed() else server.soon(stop.set)
 
             def say(line: str) -> None:
                 server.said.append(line)
@@ -121,13 +140,13 @@ def start(recipe: Recipe) -> Start:
         thread = threading.Thread(target=body)
         thread.start()
         try:
-            assert begun.wait(20)
+            assert begun.wait(60)
             if failed:
                 raise failed[0]
             yield server
         finally:
             server.stop()
-            thread.join(20)
+            thread.join(60)
             listener.close()
             assert not thread.is_alive(), "the server does not stop"
         if failed:

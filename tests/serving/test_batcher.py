@@ -36,7 +36,7 @@ class Policy:
         numbers = [int(each.episodes.seed[0]) for each in requests]
         self.calls.append(numbers)
         self.begun.set()
-        assert self.gate.wait(10)
+        assert self.gate.wait(60)
         if 666 in numbers:
             raise RuntimeError("the service is broken")
         return [ValueError(f"odd {number}") if number % 2 else Answer(np.full((1, 1), number, np.float32), 0.0) for number in numbers]
@@ -85,7 +85,7 @@ def test_a_single_client_never_waits() -> None:
             await bench.ask(request(0))
             assert bench.policy.calls == [[0]]
 
-    asyncio.run(asyncio.wait_for(body(), 10))
+    asyncio.run(asyncio.wait_for(body(), 60))
 
 
 def test_the_wait_for_other_clients_ends() -> None:
@@ -94,7 +94,7 @@ def test_the_wait_for_other_clients_ends() -> None:
             await bench.ask(request(0))
             assert bench.policy.calls == [[0]]
 
-    asyncio.run(asyncio.wait_for(body(), 10))
+    asyncio.run(asyncio.wait_for(body(), 60))
 
 
 def test_others_that_come_in_time_join() -> None:
@@ -106,7 +106,7 @@ def test_others_that_come_in_time_join() -> None:
             await first
             assert bench.policy.calls == [[0, 2]]
 
-    asyncio.run(asyncio.wait_for(body(), 10))
+    asyncio.run(asyncio.wait_for(body(), 60))
 
 
 def test_a_request_that_is_alone_is_not_joined() -> None:

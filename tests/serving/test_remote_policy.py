@@ -131,7 +131,7 @@ def test_in_a_control_loop_a_lost_server_is_an_error_at_once(start: Start) -> No
 
 
 def test_a_connection_that_the_server_closed_for_idleness_is_made_again(start: Start) -> None:
-    with start(idle_timeout_s=0.2) as running:
+    with start(idle_timeout_s=2.0) as running:
         policy = remote(running.url())
         inputs = policy.prepare(observations(policy, 1))
         first = act(policy, inputs, 0.0)
@@ -140,11 +140,10 @@ def test_a_connection_that_the_server_closed_for_idleness_is_made_again(start: S
 
 
 def wait_until(true: Callable[[], bool]) -> None:
-    for _ in range(500):
-        if true():
-            return
+    until = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < until, "it does not become true"
         time.sleep(0.02)
-    raise AssertionError("it does not become true")
 
 
 def test_the_token(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
