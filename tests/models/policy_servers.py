@@ -73,9 +73,9 @@ class PolicyServer:
 
 
 @contextmanager
-def serving(server: PolicyServer, port: int = 0, **settings: Any) -> Iterator[str]:
+def serving(server: PolicyServer, **settings: Any) -> Iterator[str]:
     """Yields the address of ``server``."""
-    with serve(server, "127.0.0.1", port, **{"compression": None, "max_size": None} | settings) as listener:
+    with serve(server, "127.0.0.1", 0, **{"compression": None, "max_size": None} | settings) as listener:
         thread = threading.Thread(target=listener.serve_forever)
         thread.start()
         scheme = "wss" if "ssl" in settings else "ws"

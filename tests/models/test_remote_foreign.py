@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 
 from rlinf_vla.config.checks import NO_MODEL
 from rlinf_vla.config.errors import Failure, UserError
+from rlinf_vla.core import policy_server
 from rlinf_vla.core.images import padded
+from rlinf_vla.core.policy_server import Connection
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import Observation
 from rlinf_vla.models.cards import LIBERO_CONVENTION
@@ -40,7 +42,7 @@ def chunk_of(observation: dict[str, Any], dimensions: int = 7) -> dict[str, Any]
 
 
 def remote(url: str, **options: Any) -> RemotePolicy:
-    chosen = RemoteOptions(url=url, **{"keys": "libero", "chunk": 5, "timeout_s": 10.0, "retries": 0} | options)
+    chosen = RemoteOptions(url=url, **{"keys": "libero", "chunk": 5, "timeout_s": 60.0, "retries": 0} | options)
     return RemotePolicy.load(Path(NO_MODEL), chosen)
 
 
@@ -185,12 +187,20 @@ def test_a_control_loop_waits_for_no_second_attempt() -> None:
 
 def test_a_control_loop_gives_up_a_silent_connection_soon_once_it_has_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not before: the server may have to compile."""
-    monkeypatch.setattr("rlinf_vla.core.policy_server.CONTROL_S", 0.05)
+    limit, limits = Connection.limit, list[float]()
     silent, goes_on = threading.Event(), threading.Event()
 
+    def shorter(connection: Connection, seconds: float) -> None:
+        """Without a limit for the attempt to connect."""
+        limits.append(seconds)
+        limit(connection, 0.05)
+
     def answer(observation: dict[str, Any]) -> Any:
-        (goes_on if silent.is_set() else threading.Event()).wait(20 if silent.is_set() else 0.2)
+        (goes_on if silent.is_set() else threading.Event()).wait(60 if silent.is_set() else 0.2)
         return chunk_of(observation)
+
+    monkeypatch.setattr(Connection, "limit", shorter)
+    monkeypatch.setattr(policy_server, "CONTROL_S", 50.0)
 
     with serving(PolicyServer(answer)) as url:
         policy = remote(url)
@@ -203,19 +213,21 @@ def test_a_control_loop_gives_up_a_silent_connection_soon_once_it_has_answered(m
         silent.clear()
         goes_on.set()
         assert act(policy, inputs).actions.isfinite().all()
+    assert limits == [50.0, 50.0]
 
 
 def test_a_control_loop_survives_a_server_that_wants_a_token_now() -> None:
-    server = PolicyServer(chunk_of)
-    with serving(server) as url:
-        policy = remote(url)
-    policy.begin_control()
+    wanted = threading.Event()
 
     def deny(connection: Any, request: Any) -> Any:
-        return connection.respond(401, "no")
+        return connection.respond(401, "no") if wanted.is_set() else None
 
-    with serving(server, process_request=deny, port=int(url.rsplit(":", 1)[1])), pytest.raises(Failure, match="wants a token"):
-        act(policy, policy.prepare(observations(policy, 1)))
+    with serving(PolicyServer(chunk_of), process_request=deny) as url:
+        policy = remote(url)
+        policy.begin_control()
+        wanted.set()
+        with pytest.raises(Failure, match="wants a token"):
+            act(policy, policy.prepare(observations(policy, 1)))
 
 
 def test_a_connection_that_was_closed_meanwhile_is_no_failure() -> None:
@@ -235,11 +247,18 @@ def test_a_connection_that_was_closed_meanwhile_is_no_failure() -> None:
         assert torch.equal(act(policy, inputs).actions, first.actions)
 
 
-def test_a_late_answer() -> None:
-    asked = threading.Event()
-    with serving(PolicyServer(lambda observation: (asked.wait(20), chunk_of(observation))[1])) as url:
-        policy = remote(url, timeout_s=0.3)
-        with pytest.raises(Failure, match=r"no answer within 0\.3 s"):
+def test_a_late_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time to connect is not part of it."""
+    asked, send = threading.Event(), Connection.send
+
+    def soon_due(connection: Connection, message: Any) -> None:
+        send(connection, message)
+        connection._deadline -= 59.9
+
+    with serving(PolicyServer(lambda observation: (asked.wait(60), chunk_of(observation))[1])) as url:
+        policy = remote(url, timeout_s=60.0)
+        monkeypatch.setattr(Connection, "send", soon_due)
+        with pytest.raises(Failure, match=r"no answer within 60 s \(model\.options\.timeout_s\)"):
             act(policy, policy.prepare(observations(policy, 1)))
         asked.set()
 
@@ -286,9 +305,17 @@ def test_the_token_travels_and_is_not_told(monkeypatch: pytest.MonkeyPatch) -> N
     assert "s3cret" not in repr(policy.server) + repr(policy.spec)
 
 
-def test_a_server_that_does_not_read() -> None:
+def test_a_server_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit_sending = Connection._limit_sending
+
+    def soon(connection: Connection) -> None:
+        connection._timeout, given = 0.2, connection._timeout
+        limit_sending(connection)
+        connection._timeout = given
+
+    monkeypatch.setattr(Connection, "_limit_sending", soon)
     with deaf({}) as url:
-        policy = remote(url, timeout_s=0.5, image_size=1024)
+        policy = remote(url, image_size=1024)
         with pytest.raises(Failure, match="does not answer: the connection was closed"):
             act(policy, policy.prepare(observations(policy, 1)))
 

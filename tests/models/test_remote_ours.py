@@ -57,7 +57,7 @@ def metadata(**changed: Any) -> dict[str, Any]:
 
 
 def remote(url: str, **options: Any) -> RemotePolicy:
-    return RemotePolicy.load(Path(NO_MODEL), RemoteOptions(url=url, **{"timeout_s": 10.0, "retries": 0} | options))
+    return RemotePolicy.load(Path(NO_MODEL), RemoteOptions(url=url, **{"timeout_s": 60.0, "retries": 0} | options))
 
 
 def test_the_spec_is_the_servers_as_far_as_a_server_may_say() -> None:
