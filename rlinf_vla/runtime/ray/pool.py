@@ -101,6 +101,7 @@ class Pool:
         """Ids of machines that were told to leave, of which some have left."""
         self._leave: dict[int, Callable[[], None]] = {}
         """Place of each additional worker -> what to do when it has left."""
+        self._starts: list[threading.Thread] = []  # in which workers start
         self.actors = [spawn(place) for place in range(size)]
         for place, actor in enumerate(self.actors):
             self._start(place, actor, time.monotonic())
@@ -181,6 +182,8 @@ class Pool:
         self._closing = True
         for actor in self.actors:
             ray.kill(actor)
+        for thread in self._starts:  # after the end of the connection, they would make Ray start another cluster
+            thread.join(self.cluster.heartbeat_s)
         while self._leave:  # threads remove workers that leave now
             with suppress(KeyError):
                 self._leave.popitem()[1]()
@@ -216,7 +219,8 @@ class Pool:
         self._turns.forget(place)
         before = self.introduced.pop(place, None)
         if leave := self._leave.pop(place, None):
-            self._say(f"{reason}: it leaves{then}")
+            if not self._closing:
+                self._say(f"{reason}: it leaves{then}")
             leave()
             return
         if fault and (before is None or before.node_id not in self._leaving):
@@ -232,7 +236,13 @@ class Pool:
 
     def _start(self, place: int, actor: Any, began: float) -> None:
         """Initialise a worker in a thread; it is free once it is ready."""
-        threading.Thread(target=self._until_ready, args=(place, actor, began), daemon=True).start()
+        import ray
+
+        thread = threading.Thread(target=self._until_ready, args=(place, actor, began), daemon=True)
+        self._starts.append(thread)
+        thread.start()
+        if self._closing:
+            ray.kill(actor)
 
     def _ready(self, place: int, actor: Any) -> Any:
         """Return what a worker says when it is ready. A replacement may take as long as there are
