@@ -207,9 +207,10 @@ class Busy:
             with self._lock:
                 self._ended, self._since = self._ended + time.perf_counter() - began, None
 
-    def seconds(self) -> float:
+    def seconds(self, now: float) -> float:
+        """Return the seconds until ``now``, of ``time.perf_counter``."""
         with self._lock:
-            return self._ended + (0.0 if self._since is None else time.perf_counter() - self._since)
+            return self._ended + (0.0 if self._since is None else max(0.0, now - self._since))
 
 
 @dataclass(frozen=True)
@@ -239,7 +240,8 @@ class Inbox:
 
     def receive(self, rank: int, order: Order, layout: Layout, oldest: int) -> Received:
         """Receive a version beside the one in use. ``oldest``: earlier ones are needed no more."""
-        started, busy = time.perf_counter(), self.busy.seconds()
+        started = time.perf_counter()
+        busy = self.busy.seconds(started)
         with self._changed:
             self._receiving, self._deadline = order.version, time.monotonic() + order.limit_s(layout)
             self._arrived = {version: buffer for version, buffer in self._arrived.items() if version >= oldest}
@@ -257,7 +259,8 @@ class Inbox:
                 if buffer is not None:
                     self._arrived[order.version] = buffer
                 self._changed.notify_all()
-        return Received(buffer is not None, time.perf_counter() - started, self.busy.seconds() - busy)
+        ended = time.perf_counter()
+        return Received(buffer is not None, ended - started, min(ended - started, self.busy.seconds(ended) - busy))
 
     def take(self, version: int, patience_s: float = TIMEOUT_S) -> Tensors | None:
         """Remove and return a version; wait if it is arriving. None: it did not or will not arrive.

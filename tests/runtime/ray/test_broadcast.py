@@ -21,7 +21,6 @@ from rlinf_vla.runtime.ray.broadcast import Inbox, Membership, Order, Outbox, Re
 from rlinf_vla.runtime.ray.serialization import Packed
 
 HOST = "127.0.0.1"
-TIMEOUT_S = 2.0
 ENDS_S = 60.0
 """A test that waits this long has failed."""
 WEIGHTS = {
@@ -79,8 +78,8 @@ def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
     return layout_of(found) == layout_of(expected) and all(torch.equal(found[name], value) for name, value in expected.items())
 
 
-def order_of(outbox: Outbox, version: int, size: int = 3, generation: int = 1) -> Order:
-    return Order(outbox.address(), generation, size, version, TIMEOUT_S)
+def order_of(outbox: Outbox, version: int, size: int = 3, generation: int = 1, timeout_s: float = ENDS_S) -> Order:
+    return Order(outbox.address(), generation, size, version, timeout_s)
 
 
 def test_a_buffer_holds_several_dtypes_in_buckets() -> None:
@@ -118,12 +117,13 @@ def test_only_the_version_that_is_held_is_sent() -> None:
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_member_lost_while_it_receives(how: signal.Signals) -> None:
-    """The others return within the timeout; the next generation works without it."""
+    """The others return after the timeout; the next generation works without it."""
     large = {"weights": torch.arange(float(1 << 20)), "steps": torch.arange(1 << 20)}
     with receivers(3) as (lost, first, third):
         outbox, layout = Outbox("cpu", HOST), layout_of(large)
+        order = order_of(outbox, 0, size=4, timeout_s=10.0)  # it is also the time to meet
         for rank, each in enumerate((lost, first, third), 1):
-            each.start(rank, order_of(outbox, 0, size=4), layout)
+            each.start(rank, order, layout)
         buffer = WeightsBuffer(layout, "cpu")
         buffer.fill(large)
 
@@ -134,13 +134,11 @@ def test_a_member_lost_while_it_receives(how: signal.Signals) -> None:
 
         first_bucket, second_bucket = buffer.buckets
         buffer.buckets = buckets()  # type: ignore[assignment]
-        started = time.monotonic()
         with pytest.raises(RuntimeError):
-            Membership("cpu", HOST).broadcast(order_of(outbox, 0, size=4), 0, buffer)
+            Membership("cpu", HOST).broadcast(order, 0, buffer)
         for received, taken in (answers := [first.answer(), third.answer()]):
             assert received.arrived == (taken is not None) and (taken is None or same(taken, large))
         assert not all(received.arrived for received, _ in answers), "the lost one was to pass it on"
-        assert time.monotonic() - started < 4 * TIMEOUT_S + 10  # 10: this machine is busy
 
         outbox.hold(1, large)
         for rank, each in enumerate((first, third), 1):
@@ -155,8 +153,9 @@ def test_a_member_that_never_comes() -> None:
     with receivers(1) as (only,):
         outbox = Outbox("cpu", HOST)
         layout = outbox.hold(0, WEIGHTS)
-        only.start(1, order_of(outbox, 0), layout)
-        assert not outbox.send(order_of(outbox, 0))
+        order = order_of(outbox, 0, timeout_s=1.0)
+        only.start(1, order, layout)
+        assert not outbox.send(order)
         received, taken = only.answer()
         assert not received.arrived and taken is None
 
@@ -204,6 +203,6 @@ def test_the_time_in_which_a_worker_worked_is_overlap() -> None:
         thread.start()
         outbox.send(order)
         thread.join(ENDS_S)
-    assert found[0].seconds > 0 and found[0].overlapped == pytest.approx(found[0].seconds, rel=0.2, abs=0.05)
-    before = inbox.busy.seconds()
-    assert before > 0 and inbox.busy.seconds() == before
+    assert found[0].seconds > 0 and found[0].overlapped == pytest.approx(found[0].seconds)
+    before = inbox.busy.seconds(time.perf_counter())
+    assert before > 0 and inbox.busy.seconds(time.perf_counter()) == before

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import ray
 import torch
 from torch import Tensor
 
+from rlinf_vla.runtime.ray import publisher
 from rlinf_vla.runtime.ray.broadcast import Order, Outbox
 from rlinf_vla.runtime.ray.rollout_workers import RolloutWorker, Weights
 from rlinf_vla.runtime.ray.serialization import Packed
@@ -40,7 +42,7 @@ def test_a_worker_loads_what_was_broadcast_to_it(cluster: None) -> None:
     def published(version: int, generation: int, size: int = 2) -> Weights:
         """1 + version in the store; 101 + version is broadcast."""
         layout = outbox.hold(version, filled(worker, 101.0 + version))
-        order = Order(outbox.address(), generation, size, version, timeout_s=1.0)
+        order = Order(outbox.address(), generation, size, version, timeout_s=60.0 if size == 2 else 1.0)
         sending = threading.Thread(target=outbox.send, args=(order,))
         sending.start()
         worker.receive(1, order, layout, version)
@@ -65,7 +67,9 @@ def test_a_worker_loads_what_was_broadcast_to_it(cluster: None) -> None:
         pytest.param(replace(BROADCAST, placement="collocated"), 1, id="not to the worker on the trainer's GPU"),
     ],
 )
-def test_each_broadcast_arrives_and_is_measured(recipe: Recipe, receivers: int, cluster: None) -> None:
+def test_each_broadcast_arrives_and_is_measured(recipe: Recipe, receivers: int, cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publisher, "Order", partial(Order, timeout_s=60.0))
+    monkeypatch.setattr(publisher, "TIMEOUT_S", 60.0)
     with on_ray(recipe) as flow:
         while flow.rollouts.size < 2:
             time.sleep(0.05)
