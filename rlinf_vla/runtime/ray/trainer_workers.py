@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor
 
 from rlinf_vla.algorithms.classifier import Frames
@@ -25,7 +23,7 @@ from rlinf_vla.core.types import Tensors, Trajectory
 from rlinf_vla.rollout.split import head_weights
 from rlinf_vla.runtime.base import Restart
 from rlinf_vla.runtime.on_policy_updater import OnPolicyUpdater
-from rlinf_vla.runtime.ray.broadcast import Held, Order, Outbox
+from rlinf_vla.runtime.ray.broadcast import Held, Order, Outbox, dist
 from rlinf_vla.runtime.ray.notices import leaving_nodes
 from rlinf_vla.runtime.ray.pool import WorkerLost, wait
 from rlinf_vla.runtime.ray.scoring_workers import learning, whole
@@ -41,18 +39,19 @@ from rlinf_vla.training.sharding import shard
 class TrainerWorker(Worker):
     """Trainer rank. Only a checkpoint can restore its trained weights and optimiser state."""
 
-    def meeting_point(self) -> str:
-        """Return a free address on this rank's machine, where the ranks form a process group."""
+    def meeting_point(self) -> tuple[str, int]:
+        """Open a store on this rank's machine, where the ranks form a process group."""
         host = node_address()
-        with socket.socket() as free:
-            free.bind((host, 0))
-            return f"tcp://{host}:{free.getsockname()[1]}"
+        self.store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        return host, self.store.port
 
-    def ready(self, meeting_point: str | None = None, ranks: int = 1) -> WorkerInfo:
+    def ready(self, meeting_point: tuple[str, int] | None = None, ranks: int = 1) -> WorkerInfo:
         builders, cluster, self.ranks = self.builders, self.builders.cluster, ranks
         if meeting_point is not None:
             backend, timeout = "nccl" if cluster.device == CUDA else "gloo", timedelta(seconds=cluster.call_timeout_s)
-            dist.init_process_group(backend, init_method=meeting_point, rank=self.place, world_size=ranks, timeout=timeout)
+            if self.place:
+                self.store = dist.TCPStore(*meeting_point, is_master=False, wait_for_workers=False, timeout=timeout)
+            dist.init_process_group(backend, store=self.store, rank=self.place, world_size=ranks, timeout=timeout)
         with builders.update_threads():
             self.policy = builders.learner()
             if cluster.trainer_sharding == "full":
