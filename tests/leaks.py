@@ -27,7 +27,7 @@ SET_BY_LIBRARIES = {
 """Environment variables that other libraries change permanently."""
 WARP = "wp_pch_"
 """Prefix of the temporary files that Warp's compiler leaves where it has no cache."""
-GRACE_S = 10.0
+GRACE_S = 60.0
 """Seconds for threads and processes to end. Only a failure waits this long."""
 
 State = dict[str, dict[Hashable, str]]
@@ -88,9 +88,9 @@ def left_behind(before: State, after: State) -> list[str]:
     return sorted(found)
 
 
-def left_behind_for_good(before: State, grace_s: float = GRACE_S) -> list[str]:
+def left_behind_for_good(before: State) -> list[str]:
     """The same for what exists now and remains after garbage collection."""
-    until = time.monotonic() + grace_s
+    until = time.monotonic() + GRACE_S
     while found := left_behind(before, state()):
         if time.monotonic() > until:
             break

@@ -128,7 +128,7 @@ def test_each_kind_of_leak_is_detected_and_named(
     monkeypatch.delitem(sys.modules, "ray", raising=False)  # with it, sockets are not judged
     before = state()
     with leak():
-        until = time.monotonic() + 10  # a child has its command line shortly after its start
+        until = time.monotonic() + 60  # a child has its command line shortly after its start
         found = left_behind(before, state())
         while not any(named in each for each in found):
             assert time.monotonic() < until, found
@@ -153,7 +153,10 @@ def test_objects_in_a_reference_cycle_are_no_leak() -> None:
 CONFTEST = """
 import os
 import pytest
+from tests import leaks
 from tests.leaks import nothing_is_left_behind, pytest_fixture_setup, temporary_folder
+
+leaks.GRACE_S = 1.0
 
 @pytest.fixture(scope="session")
 def cell():

@@ -24,7 +24,7 @@ def echo() -> Iterator[int]:
         serving = threading.Thread(target=serve)
         serving.start()
         yield int(listening.getsockname()[1])
-        serving.join(5)
+        serving.join()
 
 
 @pytest.mark.parametrize(("link", "least"), [(Link(), 0.0), (Link(delay_s=0.15), 0.15), (Link(loss=1.0), RESEND_S)])

@@ -55,10 +55,10 @@ def serving(folder: Path, arguments: list[str], **environment: str) -> Iterator[
 def asked(port: int, message: dict[str, Any]) -> Any:
     from websockets.sync.client import connect
 
-    with connect(f"ws://127.0.0.1:{port}/") as client:
-        assert "rlinf_vla" in unpack(client.recv(timeout=30))
+    with connect(f"ws://127.0.0.1:{port}/", open_timeout=60) as client:
+        assert "rlinf_vla" in unpack(client.recv(timeout=60))
         client.send(pack(message))
-        return unpack(client.recv(timeout=30))["actions"]
+        return unpack(client.recv(timeout=60))["actions"]
 
 
 @needs("serve")

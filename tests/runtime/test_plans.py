@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from dataclasses import replace
 from functools import cache
@@ -67,6 +68,8 @@ AGAIN += [("ppo", "ray, reference worker, taking turns")]
 def test_a_slow_worker_takes_less(cluster: None, tmp_path: Path) -> None:
     subject = replace(RECIPES["ppo"], rollout_workers=2, shards_per_worker=2, one_slow=str(tmp_path / "slow"))
     with on_ray(subject) as flow:
+        while flow.rollouts.size < 2:  # alone, the slow one would take all
+            time.sleep(0.05)
         iterate(flow, subject)
         taken = Counter(span.track.partition(" policy")[0] for span in flow.timeline.spans() if span.track.endswith(" policy"))
         found = trained(flow)

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -21,10 +22,12 @@ ALIVE = {"Alive": True, "Resources": {"CPU": 8.0, "GPU": 2.0}, "Labels": {"marke
 GONE = {"Alive": False, "Resources": {"CPU": 100.0}, "Labels": {}}
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+@pytest.fixture
+def silent_port() -> Iterator[int]:
+    """One on which nobody listens, and nobody else can."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield int(taken.getsockname()[1])
 
 
 @pytest.mark.parametrize("address", ["head", "head:port", "ray://head:10001", "-inf"])
@@ -40,8 +43,8 @@ def test_an_invalid_address(address: str) -> None:
         ("no.such.host.invalid:6379", "nothing answers there"),
     ],
 )
-def test_an_address_without_a_cluster(address: str, message: str) -> None:
-    with pytest.raises(UserError) as error, connect_cluster(address.format(port=free_port()), {}, print):
+def test_an_address_without_a_cluster(address: str, message: str, silent_port: int) -> None:
+    with pytest.raises(UserError) as error, connect_cluster(address.format(port=silent_port), {}, print):
         pass
     assert message in str(error.value)
 
