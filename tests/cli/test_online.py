@@ -124,6 +124,7 @@ def test_the_process_beside_the_robot_is_replaced_and_leaves_what_it_saw(toy: Ar
         while not is_under_way(jobs[1]):
             time.sleep(0.02)
         os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # until then it may be writing
         kept = recover_episode(under_way)
         assert kept is not None
         cut = side.episode(jobs[1], lambda: None)
