@@ -50,7 +50,8 @@ class TrainerWorker(Worker):
         if meeting_point is not None:
             backend, timeout = "nccl" if cluster.device == CUDA else "gloo", timedelta(seconds=cluster.call_timeout_s)
             if self.place:
-                self.store = dist.TCPStore(*meeting_point, is_master=False, wait_for_workers=False, timeout=timeout)
+                self.store = dist.TCPStore(*meeting_point, is_master=False, wait_for_workers=False)
+            self.store.set_timeout(timeout)  # of each wait for another rank
             dist.init_process_group(backend, store=self.store, rank=self.place, world_size=ranks, timeout=timeout)
         with builders.update_threads():
             self.policy = builders.learner()
