@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import difflib
 import logging
+import sys
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +58,7 @@ class Installed(Mapping[str, Any]):
     """Plug-ins of an entry-point group by name, sorted; a value is imported when it is read."""
 
     def __init__(self, group: str) -> None:
-        points = sorted(entry_points(group=group), key=lambda point: point.name)
+        points = sorted(_entry_points(tuple(sys.path)).select(group=group), key=lambda point: point.name)
         self._points: dict[str, EntryPoint] = {point.name: point for point in points}
 
     def __getitem__(self, name: str) -> Any:
@@ -68,6 +70,12 @@ class Installed(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._points)
+
+
+@lru_cache(maxsize=1)
+def _entry_points(path: tuple[str, ...]) -> Any:
+    """Read all packages on the import path once: a command looks plug-ins up dozens of times."""
+    return entry_points()
 
 
 def nearest(word: str, known: list[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from importlib.resources import files
 from pathlib import Path
 from types import NoneType
@@ -113,7 +113,12 @@ def keys() -> list[str]:
 
 def _keys_below(nodes: Sequence[tuple[str, Any]]) -> set[str]:
     """Return the keys of ``nodes``, which are (prefix of the node's keys, its dataclass)."""
-    return {prefix + key for prefix, node in nodes for key in _keys(OmegaConf.structured(node))}
+    return {prefix + key for prefix, schema in nodes for key in _keys_of_schema(schema)}
+
+
+@cache
+def _keys_of_schema(schema: Any) -> list[str]:
+    return _keys(OmegaConf.structured(schema))
 
 
 def unknown_key_hint(key: str) -> str:

@@ -27,7 +27,7 @@ _FAILURES = 10
 """So many reads or writes that failed in a row are a lost connection."""
 _SMOOTHING = 0.6
 """Weight of the old velocity in each estimate."""
-_SETTLE_S = 2.0
+SETTLE_S = 2.0
 """Time after the way home in which the joints must arrive."""
 _ARRIVED = 0.05
 """Share of its range by which a joint may miss the rest position."""
@@ -141,7 +141,7 @@ class LeRobotArm:
             missed = np.abs(at - self._home) > _ARRIVED * (self._upper - self._lower)
             if not missed.any():
                 self.homing = False
-            elif now - begun > seconds + _SETTLE_S:
+            elif now - begun > seconds + SETTLE_S:
                 self.homing = False
                 self.problem = f"homing: {self._cell.joints[int(missed.argmax())]} does not reach its rest position; is it blocked?"
         part = (1 - np.cos(np.pi * min(1.0, (now - begun) / seconds))) / 2

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -249,14 +251,15 @@ def test_a_connection_that_was_closed_meanwhile_is_no_failure() -> None:
 
 def test_a_late_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time to connect is not part of it."""
-    asked, send = threading.Event(), Connection.send
+    asked, send, ahead = threading.Event(), Connection.send, [0.0]
 
     def soon_due(connection: Connection, message: Any) -> None:
         send(connection, message)
-        connection._deadline -= 59.9
+        ahead.append(59.9)
 
     with serving(PolicyServer(lambda observation: (asked.wait(60), chunk_of(observation))[1])) as url:
         policy = remote(url, timeout_s=60.0)
+        monkeypatch.setattr(policy_server, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[-1]))
         monkeypatch.setattr(Connection, "send", soon_due)
         with pytest.raises(Failure, match=r"no answer within 60 s \(model\.options\.timeout_s\)"):
             act(policy, policy.prepare(observations(policy, 1)))
@@ -306,14 +309,14 @@ def test_the_token_travels_and_is_not_told(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_server_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    limit_sending = Connection._limit_sending
+    """The time to connect is not part of the limit."""
+    connect = Connection.__init__
 
-    def soon(connection: Connection) -> None:
-        connection._timeout, given = 0.2, connection._timeout
-        limit_sending(connection)
-        connection._timeout = given
+    def connected(connection: Connection, *arguments: Any) -> None:
+        connect(connection, *arguments)
+        connection.limit(0.2)
 
-    monkeypatch.setattr(Connection, "_limit_sending", soon)
+    monkeypatch.setattr(Connection, "__init__", connected)
     with deaf({}) as url:
         policy = remote(url, image_size=1024)
         with pytest.raises(Failure, match="does not answer: the connection was closed"):

@@ -71,6 +71,7 @@ class Scripted(CapturingCamera):
         self.more = threading.Event()
         self.more.set()
         self.released = threading.Event()
+        self.over = False
         return self.released.set
 
     exposed: float | None = None
@@ -80,15 +81,16 @@ class Scripted(CapturingCamera):
         more = self.more  # of this start: that of the next one is not to be cleared
         more.wait()
         more.clear()
+        if self.over:
+            raise EOFError
         picture = self.pictures[-1]
         if isinstance(picture, Exception):
             raise picture
         return picture, None if self.exposed is None else cameras.time.monotonic() - self.exposed
 
     def end(self) -> None:
-        """Close it and let its thread end, which must not see a picture first: it would wait for
-        another one for ever."""
-        self._now.closed.set()
+        """Close it and let its thread end, which must not take the picture and wait for another one."""
+        self.over = True
         self.more.set()
         self.close()
 

@@ -89,7 +89,7 @@ def test_it_measures_and_follows(connect: Callable[[], LeRobotArm], robot: MadeU
 
 
 def test_it_goes_home_and_can_be_halted(connect: Callable[[], LeRobotArm], robot: MadeUp, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "_SETTLE_S", 120.0)  # the thread may stand still on the way
+    monkeypatch.setattr(driver, "SETTLE_S", 120.0)  # the thread may stand still on the way
     robot.joints["elbow_flex.pos"] = 0.0
     arm = connect()
     arm.home()
