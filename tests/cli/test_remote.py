@@ -135,13 +135,13 @@ def test_a_server_that_dies_ends_the_sweep_in_one_line_and_another_continues_it(
     with served(*PI0) as (url, process):
         step, count = CounterWorld.step_async, 0
 
-        def killing(env: CounterWorld, actions: Tensor) -> None:
+        def killing(env: CounterWorld, actions: Tensor, skip_ended: bool = False) -> None:
             nonlocal count
             count += 1
             if count == 5:
                 process.kill()
                 process.wait()
-            step(env, actions)
+            step(env, actions, skip_ended)
 
         monkeypatch.setattr(CounterWorld, "step_async", killing)
         cut = [*PLAYED, *words, "run_dir=cut", "model.options.retries=1"]
