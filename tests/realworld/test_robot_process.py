@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -37,7 +38,8 @@ def test_a_learner_that_is_gone_does_not_stop_the_robot_process(pair: tuple[Chan
 def test_jobs_arrive_in_order_followed_by_the_reason_of_the_end(
     pair: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch, ended: bool, why: str
 ) -> None:
-    monkeypatch.setattr(process.threading, "Timer", lambda seconds, work, arguments: threading.Thread())
+    limited = threading.Event()
+    monkeypatch.setattr(process.threading, "Timer", lambda seconds, work, arguments: SimpleNamespace(start=limited.set))
     learner, robot = pair
     jobs = [Job(TRAINING, number, 7 + number) for number in range(3)]
     for job in jobs:
@@ -49,3 +51,4 @@ def test_jobs_arrive_in_order_followed_by_the_reason_of_the_end(
     assert [reader.next(lambda: None) for _ in range(4)] == [*jobs, None] and reader.ended == why
     with pytest.raises(ChannelClosed):
         robot.wait()
+    assert limited.wait(120), "it comes last: after this test, a real timer would end this process"
