@@ -254,7 +254,7 @@ def main(make: Callable[[Channel, dict[str, Any]], ArmProcess]) -> None:
     It may raise RobotError and CellError.
     """
     owner = Channel.to_parent()
-    options = owner.receive(10.0) or {}
+    options = owner.wait()
     try:
         process = make(owner, options)
     except (RobotError, CellError) as error:

@@ -83,7 +83,7 @@ def serve(make: Callable[[dict[str, Any]], Service]) -> None:
     """In the child process: run what ``make`` returns for the options that ``begin`` sent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     owner = Channel.to_parent()
-    service = make(owner.receive(10.0) or {})
+    service = make(owner.wait())
     owner.send({"ready": True})
     try:
         service.run(owner)
