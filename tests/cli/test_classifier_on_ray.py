@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +16,7 @@ from safetensors.torch import load_file
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from tests.cli.conftest import CLASSIFIER, SFT
 from tests.cli.counting_plugins import announce
-from tests.cli.test_train import trainer_of
+from tests.cli.own_rank import killing_rank
 from tests.cli.test_verbs import assert_same_files
 
 ROOT = Path(__file__).parents[2]
@@ -86,19 +84,10 @@ def evaluation(run: Path) -> object:
     return json.loads((run / "evaluation" / "after.json").read_text())
 
 
-def test_the_same_bits_although_the_trainer_is_killed(here: Path, folder: Path, start: Start, train: Train) -> None:
+def test_the_same_bits_although_the_trainer_is_killed(here: Path, folder: Path, train: Train) -> None:
     there, arguments = folder / "there", (*STEPS, ON_RAY, "cluster.rollout_workers=2")
-    driver = start("train", "there", "--config-dir", str(folder), "recipe=counting_classifier", "run_dir=there", *arguments)
-    try:
-        while driver.poll() is None and not (there / "checkpoints" / "step_000001" / "COMPLETE").exists():
-            time.sleep(0.02)
-        victim = trainer_of(driver.pid)
-        assert victim is not None, (folder / "there.log").read_text()
-        os.kill(victim, signal.SIGKILL)
-        assert driver.wait(timeout=400) == 0, (folder / "there.log").read_text()
-    finally:
-        driver.kill()
-    said = (folder / "there.log").read_text()
+    with killing_rank(folder / "package", there, 0):
+        said = train("there", *arguments)
     assert "trainer 0 was lost" in said and "reward classifier: " in said, said
     assert_same_files(here, there, LAST)
     assert evaluation(here) == evaluation(there)

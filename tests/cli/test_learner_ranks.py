@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +13,7 @@ import torch
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from tests.cli.conftest import CommandLine, Counting
 from tests.cli.counting_plugins import announce
+from tests.cli.own_rank import killing_rank
 from tests.cli.test_verbs import assert_same_files, checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -36,16 +34,6 @@ def ended(process: subprocess.Popen[str]) -> str:
     return said
 
 
-def kill_a_rank(run_dir: Path, process: subprocess.Popen[str]) -> None:
-    """Once there is a checkpoint to resume from."""
-    while not list(run_dir.glob("checkpoints/step_*/COMPLETE")):
-        assert process.poll() is None, ended(process)
-        time.sleep(0.01)
-    workers = json.loads((run_dir / "placement.json").read_text())["workers"]
-    (rank,) = (worker["pid"] for worker in workers if worker["role"] == "trainer" and worker["number"] == 1)
-    os.kill(rank, signal.SIGKILL)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_two_ranks_one_of_them_killed(rlinf_vla: CommandLine, counting: Counting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,9 +47,8 @@ def test_two_ranks_one_of_them_killed(rlinf_vla: CommandLine, counting: Counting
 
     ended(start(arguments("one"), tmp_path))
     ended(start(arguments("two", *RANKS), tmp_path))
-    process = start(arguments("killed", *RANKS), tmp_path)
-    kill_a_rank(tmp_path / "killed", process)
-    said = ended(process)
+    with killing_rank(tmp_path / "package", tmp_path / "killed", 1):
+        said = ended(start(arguments("killed", *RANKS), tmp_path))
     assert "trainer 1 was lost" in said and "resuming from killed/checkpoints/step_" in said
     assert_same_files(tmp_path / "two", tmp_path / "killed", ITERATIONS)
     one, two = (checkpoint(tmp_path / folder, ITERATIONS) for folder in ("one", "two"))
