@@ -438,6 +438,23 @@ def wait_for(condition: Callable[[], Any], process: subprocess.Popen[str], secon
     return found
 
 
+WAITING = """
+import sys, time
+from pathlib import Path
+
+if "rlinf_vla.evaluation.block_workers" in sys.orig_argv:
+    replace = Path.replace
+
+    def once_it_may(self, target):
+        while len(list(target.parent.glob("[!.]*.json"))) >= (10 if Path("more").exists() else 4):
+            time.sleep(0.02)
+        return replace(self, target)
+
+    Path.replace = once_it_may
+"""
+"""Workers that write four blocks, and ten once there is a file ``more``: the sweep does not end meanwhile."""
+
+
 @pytest.mark.slow
 def test_a_killed_parallel_sweep_resumes(spawned: Callable[..., subprocess.Popen[str]], sweep: Eval, tmp_path: Path) -> None:
     """kill -9 of a worker process, then of the command; the result equals that of one undisturbed process."""
@@ -446,12 +463,13 @@ def test_a_killed_parallel_sweep_resumes(spawned: Callable[..., subprocess.Popen
     def finished() -> int:
         return len(list((tmp_path / "out" / "blocks").glob("[!.]*.json")))  # with a dot: a file that was being written
 
+    (program := tmp_path / "package" / "sitecustomize.py").write_text(WAITING)
     process = spawned("run_dir=out", *work, "sweep.parallel=2")
     try:
         wait_for(lambda: finished() > 3, process)
         os.kill(children(process.pid)[0], signal.SIGKILL)
-        so_far = finished()
-        wait_for(lambda: finished() > so_far + 3, process)
+        (tmp_path / "more").touch()
+        wait_for(lambda: finished() > 9, process)
     finally:
         workers = children(process.pid)
         process.kill()
@@ -463,6 +481,7 @@ def test_a_killed_parallel_sweep_resumes(spawned: Callable[..., subprocess.Popen
         time.sleep(0.05)
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers), "they end with the command"
     kept = finished()
+    program.unlink()
     again = spawned("run_dir=out", *work, "sweep.parallel=2")
     said = again.communicate(timeout=280)[0]
     assert again.returncode == 0 and f"found {kept} of 96 episodes" in said, said
