@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from rlinf_vla.cli import main as cli
+from rlinf_vla.envs.vector_env import ProcessVectorEnv
 from rlinf_vla.telemetry.metrics import read_metrics
+from tests.cli.own_signal import STOP_ITSELF, at_the_second_iteration, kill_rank
 from tests.cli.test_verbs import assert_same_files
 
 pytestmark = pytest.mark.simulator
@@ -73,43 +76,45 @@ def test_the_run_directory_is_complete(undisturbed: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_groups_with_a_killed_simulator_train_the_same_weights_as_one(undisturbed: Path, tmp_path: Path) -> None:
-    killed: list[int] = []
+def test_two_groups_with_a_killed_simulator_train_the_same_weights_as_one(
+    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it simulates a step of the second iteration."""
+    step_async, steps, killed = ProcessVectorEnv.step_async, itertools.count(1), list[int]()
 
-    def kill() -> None:
-        while not killed:
-            if (tmp_path / "disturbed" / "metrics.jsonl").exists():
-                for pid in simulators_of(os.getpid())[:1]:
-                    os.kill(pid, signal.SIGKILL)
-                    killed.append(pid)
-            time.sleep(0.1)
+    def killing(env: ProcessVectorEnv, *arguments: Any, **options: Any) -> None:
+        step_async(env, *arguments, **options)
+        if next(steps) == 27:
+            assert (tmp_path / "disturbed" / "metrics.jsonl").exists()
+            killed.append(simulators_of(os.getpid())[0])
+            os.kill(killed[0], signal.SIGKILL)
 
-    threading.Thread(target=kill, daemon=True).start()
+    monkeypatch.setattr(ProcessVectorEnv, "step_async", killing)
     assert train(tmp_path / "disturbed", "rollout.pipeline_depth=2", "env.processes=2") == 0
-    assert killed, "the run ended before its simulator could be killed"
+    assert killed
     assert_same_files(tmp_path / "disturbed", undisturbed, 3)
 
 
 @pytest.mark.slow
 def test_a_killed_run_resumes(undisturbed: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "stopped"
-    kill_after(1, run_dir)
-    assert not (run_dir / "checkpoints" / "step_000003").exists(), "the run was over before it could be killed"
+    kill_at_the_second_iteration(run_dir, tmp_path)
     assert train(run_dir, "resume=auto") == 0
     assert [line["step"] for line in read_metrics(run_dir)] == [1, 2, 3]
     assert_same_files(run_dir, undisturbed, 3)
 
 
-def kill_after(step: int, run_dir: Path) -> None:
-    """Trains in a separate process until ``step`` is saved; its simulators end with it."""
+def kill_at_the_second_iteration(run_dir: Path, package: Path) -> None:
+    """Trains in a separate process until its second iteration; its simulators end with it."""
     command = [sys.executable, "-m", "rlinf_vla.cli.main", *SMALL, f"run_dir={run_dir}", "resume=auto"]
     log = run_dir.with_suffix(".log")
-    with log.open("w") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
-        wait_for(lambda: (run_dir / "checkpoints" / f"step_{step:06d}").exists() or process.poll() is not None)
+    with log.open("w") as file, at_the_second_iteration(package, STOP_ITSELF):
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=with_package(package))
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         simulators = simulators_of(process.pid)
         process.kill()
         assert process.wait(timeout=60) == -signal.SIGKILL, log.read_text()
+    assert [each.name for each in (run_dir / "checkpoints").iterdir()] == ["step_000001"]
     assert len(simulators) == 1
     wait_for(lambda: not any(Path("/proc", str(pid)).exists() for pid in simulators))
 
@@ -120,41 +125,22 @@ def test_the_same_bits_on_ray_although_its_trainer_is_killed(undisturbed: Path, 
     there = tmp_path / "there"
     on_ray = ("cluster.runtime=ray", "cluster.rollout_workers=2")
     command = [sys.executable, "-m", "rlinf_vla.cli.main", *SMALL, *on_ray, f"run_dir={there}"]
-    with (tmp_path / "log").open("w") as log:  # Ray's processes would keep a pipe open
-        driver = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+    # Ray's processes would keep a pipe open
+    with (tmp_path / "log").open("w") as log, at_the_second_iteration(tmp_path, kill_rank(there, 0)):
+        driver = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=with_package(tmp_path))
         try:
-            while driver.poll() is None and not (there / "checkpoints" / "step_000001" / "COMPLETE").exists():
-                time.sleep(0.05)
-            victim = trainer_of(driver.pid)
-            if victim is not None:
-                os.kill(victim, signal.SIGKILL)
             assert driver.wait(timeout=400) == 0, (tmp_path / "log").read_text()
         finally:
             driver.kill()
     said = (tmp_path / "log").read_text()
-    assert victim is None or "trainer 0 was lost" in said, said
+    assert "trainer 0 was lost" in said, said
     assert [line["step"] for line in read_metrics(there)] == [1, 2, 3]
     assert_same_files(there, undisturbed, 3)
 
 
-def trainer_of(driver: int) -> int | None:
-    """The trainer's process of a run's own cluster; Ray names processes after their actors."""
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            line = (path / "cmdline").read_text()
-            if line.startswith("ray::TrainerWorker") and descends(int(path.name), driver):
-                return int(path.name)
-        except OSError:
-            continue
-    return None
-
-
-def descends(pid: int, ancestor: int) -> bool:
-    while pid > 1:
-        if pid == ancestor:
-            return True
-        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    return False
+def with_package(folder: Path) -> dict[str, str]:
+    """Environment variables of a process that imports from the folder, too."""
+    return os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{os.environ['PYTHONPATH']}"}
 
 
 def test_a_finished_run_is_not_trained_again(undisturbed: Path, capsys: pytest.CaptureFixture[str]) -> None:
