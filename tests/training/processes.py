@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator
@@ -20,10 +21,23 @@ import torch.distributed as dist
 TIMEOUT_S = 120
 
 
-def in_process(work: Callable[[], None]) -> int:
+def forked(work: Callable[..., object], *arguments: Any) -> Any:
+    """A process that is started.
+
+    It never collects garbage of this one: destructors of process groups and of video files wait for threads that it lacks.
+    """
+    process = multiprocessing.get_context("fork").Process(target=work, args=arguments)
+    gc.freeze()
+    try:
+        process.start()
+    finally:
+        gc.unfreeze()
+    return process
+
+
+def in_process(work: Callable[[], object]) -> int:
     """The exit code: 1 where ``work`` raised, -9 where it was killed."""
-    process = multiprocessing.get_context("fork").Process(target=work)
-    process.start()
+    process = forked(work)
     process.join(TIMEOUT_S)
     assert process.exitcode is not None, "it did not end"
     return process.exitcode
@@ -39,8 +53,7 @@ def during(hold: Callable[[Callable[[], None]], None]) -> Iterator[None]:
         ready.set()
         done.wait(TIMEOUT_S)
 
-    process = context.Process(target=hold, args=(wait,))
-    process.start()
+    process = forked(hold, wait)
     try:
         assert ready.wait(TIMEOUT_S)
         yield
@@ -68,10 +81,7 @@ def on_ranks(work: Callable[[int], Any], folder: Path, count: int = 2) -> list[A
         torch.save(work(rank), results / str(rank))
         dist.destroy_process_group()
 
-    context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=run, args=(rank,)) for rank in range(count)]
-    for process in processes:
-        process.start()
+    processes = [forked(run, rank) for rank in range(count)]
     deadline = time.monotonic() + TIMEOUT_S
     waiting = {process.sentinel: process for process in processes}
     while waiting and (ready := wait(list(waiting), deadline - time.monotonic())):

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from rlinf_vla.runtime.ray.broadcast import Inbox, Membership, Order, Outbox, Received, WeightsBuffer, layout_of
 from rlinf_vla.runtime.ray.serialization import Packed
+from tests.training.processes import forked
 
 HOST = "127.0.0.1"
 ENDS_S = 60.0
@@ -60,8 +61,7 @@ def receivers(count: int) -> Iterator[list[Receiver]]:
     context, found = multiprocessing.get_context("fork"), []
     for _ in range(count):
         mine, its = context.Pipe()
-        process = context.Process(target=receive_until_told, args=(its,))
-        process.start()
+        process = forked(receive_until_told, its)
         its.close()
         found.append(Receiver(process, mine))
     try:
