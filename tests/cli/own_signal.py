@@ -1,4 +1,4 @@
-"""A command that sends a signal at its second iteration: from outside, a busy machine may let it end before."""
+"""A command that sends a signal when it prints a text: from outside, a busy machine may let it end before."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 PROGRAM = """
 import json, os, signal, sys
 
-write, waits = sys.stdout.write, ["iteration 2/"]
+write, waits = sys.stdout.write, [{text!r}]
 
 
 def kill_rank(placement, number):
@@ -29,6 +29,8 @@ def sending(text):
 sys.stdout.write = sending
 """
 STOP_ITSELF = "os.kill(os.getpid(), signal.SIGSTOP)"
+KILL_ITSELF = "os.kill(os.getpid(), signal.SIGKILL)"
+SECOND_ITERATION = "iteration 2/"
 
 
 def kill_rank(run_dir: Path, number: int) -> str:
@@ -37,10 +39,10 @@ def kill_rank(run_dir: Path, number: int) -> str:
 
 
 @contextmanager
-def at_the_second_iteration(package: Path, statement: str) -> Iterator[None]:
-    """The command of the context executes it when it says the iteration; ``package`` is on its PYTHONPATH."""
+def when_it_prints(text: str, package: Path, statement: str) -> Iterator[None]:
+    """The command of the context executes the statement before it prints the text; ``package`` is on its PYTHONPATH."""
     program = package / "sitecustomize.py"
-    program.write_text(PROGRAM.format(statement=statement))
+    program.write_text(PROGRAM.format(text=text, statement=statement))
     try:
         yield
     finally:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from tests.cli.conftest import CLASSIFIER, SFT
 from tests.cli.counting_plugins import announce
-from tests.cli.own_signal import at_the_second_iteration, kill_rank
+from tests.cli.own_signal import SECOND_ITERATION, kill_rank, when_it_prints
 from tests.cli.test_verbs import assert_same_files
 
 ROOT = Path(__file__).parents[2]
@@ -86,7 +86,7 @@ def evaluation(run: Path) -> object:
 
 def test_the_same_bits_although_the_trainer_is_killed(here: Path, folder: Path, train: Train) -> None:
     there, arguments = folder / "there", (*STEPS, ON_RAY, "cluster.rollout_workers=2")
-    with at_the_second_iteration(folder / "package", kill_rank(there, 0)):
+    with when_it_prints(SECOND_ITERATION, folder / "package", kill_rank(there, 0)):
         said = train("there", *arguments)
     assert "trainer 0 was lost" in said and "reward classifier: " in said, said
     assert_same_files(here, there, LAST)

@@ -13,7 +13,7 @@ import torch
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from tests.cli.conftest import CommandLine, Counting
 from tests.cli.counting_plugins import announce
-from tests.cli.own_signal import at_the_second_iteration, kill_rank
+from tests.cli.own_signal import SECOND_ITERATION, kill_rank, when_it_prints
 from tests.cli.test_verbs import assert_same_files, checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -47,7 +47,7 @@ def test_two_ranks_one_of_them_killed(rlinf_vla: CommandLine, counting: Counting
 
     ended(start(arguments("one"), tmp_path))
     ended(start(arguments("two", *RANKS), tmp_path))
-    with at_the_second_iteration(tmp_path / "package", kill_rank(tmp_path / "killed", 1)):
+    with when_it_prints(SECOND_ITERATION, tmp_path / "package", kill_rank(tmp_path / "killed", 1)):
         said = ended(start(arguments("killed", *RANKS), tmp_path))
     assert "trainer 1 was lost" in said and "resuming from killed/checkpoints/step_" in said
     assert_same_files(tmp_path / "two", tmp_path / "killed", ITERATIONS)

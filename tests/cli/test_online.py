@@ -22,6 +22,7 @@ from rlinf_vla.realworld.recorder import LOST, recover_episode
 from rlinf_vla.runtime.run_directory import EPISODES
 from rlinf_vla.telemetry.metrics import read_metrics
 from tests.cli.conftest import CommandLine
+from tests.cli.own_signal import KILL_ITSELF, when_it_prints
 from tests.cli.toy_robot import Arguments, toy_run
 
 PATIENT = "env.episode_limit=400"
@@ -76,30 +77,13 @@ def test_demonstrations_are_recorded_learnt_from_and_done_again(toy: Arguments, 
         assert rlinf_vla("robot", *toy("record", word)).code == 2
 
 
-KILLED_AFTER_THE_THIRD = """
-import os, signal, sys
-
-write = sys.stdout.write
-
-
-def killed(text):
-    if "episode 3/6" in text:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return write(text)
-
-
-sys.stdout.write = killed
-"""
-
-
 @pytest.mark.timeout(300)
 def test_what_was_recorded_outlives_the_command(toy: Arguments, rlinf_vla: CommandLine, tmp_path: Path) -> None:
     words = toy("record", "output=data", "record.video=false", PATIENT, "algorithm.demonstrations=6")
-    dying = tmp_path / "package" / "sitecustomize.py"
-    dying.write_text(KILLED_AFTER_THE_THIRD)
-    killed = subprocess.run([sys.executable, "-m", "rlinf_vla.cli.main", "robot", *words], cwd=tmp_path, capture_output=True, text=True)
+    command = [sys.executable, "-m", "rlinf_vla.cli.main", "robot", *words]
+    with when_it_prints("episode 3/6", tmp_path / "package", KILL_ITSELF):
+        killed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
-    dying.unlink()
     kept = list((tmp_path / ".data.episodes").glob("demonstration_*"))
     assert len(kept) == 3 and not (tmp_path / "data").exists()
     found = rlinf_vla("robot", *words)

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from rlinf_vla.cli import main as cli
 from rlinf_vla.envs.vector_env import ProcessVectorEnv
 from rlinf_vla.telemetry.metrics import read_metrics
-from tests.cli.own_signal import STOP_ITSELF, at_the_second_iteration, kill_rank
+from tests.cli.own_signal import SECOND_ITERATION, STOP_ITSELF, kill_rank, when_it_prints
 from tests.cli.test_verbs import assert_same_files
 
 pytestmark = pytest.mark.simulator
@@ -108,7 +108,7 @@ def kill_at_the_second_iteration(run_dir: Path, package: Path) -> None:
     """Trains in a separate process until its second iteration; its simulators end with it."""
     command = [sys.executable, "-m", "rlinf_vla.cli.main", *SMALL, f"run_dir={run_dir}", "resume=auto"]
     log = run_dir.with_suffix(".log")
-    with log.open("w") as file, at_the_second_iteration(package, STOP_ITSELF):
+    with log.open("w") as file, when_it_prints(SECOND_ITERATION, package, STOP_ITSELF):
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=with_package(package))
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         simulators = simulators_of(process.pid)
@@ -126,7 +126,7 @@ def test_the_same_bits_on_ray_although_its_trainer_is_killed(undisturbed: Path, 
     on_ray = ("cluster.runtime=ray", "cluster.rollout_workers=2")
     command = [sys.executable, "-m", "rlinf_vla.cli.main", *SMALL, *on_ray, f"run_dir={there}"]
     # Ray's processes would keep a pipe open
-    with (tmp_path / "log").open("w") as log, at_the_second_iteration(tmp_path, kill_rank(there, 0)):
+    with (tmp_path / "log").open("w") as log, when_it_prints(SECOND_ITERATION, tmp_path, kill_rank(there, 0)):
         driver = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=with_package(tmp_path))
         try:
             assert driver.wait(timeout=400) == 0, (tmp_path / "log").read_text()
