@@ -14,7 +14,7 @@ export OMP_WAIT_POLICY ?= passive
 # Installed modules are compiled when first imported. Without this, where images set it, each process would compile PyTorch anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: docs release-check install install-rest quickstart test test-rest test-order portability lint type format prove-all prove-putonplate25 sft-putonplate25 prove-cost prove-deadline prove-gpu prove-plans gpu-packages rehearse-7b robot-demo robot-chaos robot-deadlines prove-franka prove-delay sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-rewordings libero-reference mutants serve-clients lerobot metaworld metaworld-expert prove-metaworld prove-serve screenshots clean
+.PHONY: docs release-check install install-all install-peers quickstart test test-all test-changed test-nightly test-order portability lint type format prove-all prove-putonplate25 sft-putonplate25 prove-cost prove-deadline prove-gpu prove-plans gpu-packages rehearse-7b robot-demo robot-chaos robot-deadlines prove-franka prove-delay sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-rewordings libero-reference mutants serve-clients lerobot metaworld metaworld-expert prove-metaworld prove-serve screenshots clean
 
 install: $(INSTALLED)
 
@@ -28,23 +28,31 @@ $(INSTALLED): pyproject.toml constraints.txt
 quickstart: install
 	$(BIN)/rlinf-vla train recipe=maniskill_ppo
 
+# All tests that the installed extras allow, but those marked slow, realtime or nightly. TESTS=--all adds slow and realtime ones.
 test: install
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --list-not-installed=$(SKIPPED)
+	$(BIN)/python tests/run.py $(TESTS)
 
-# Run after `test`: slow tests, and the tests that `test` skipped because an extra is missing. All extras, in a separate environment.
-ALL_EXTRAS := maniskill,libero,genesis,newton,franka,ray,openpi,serve,browser,trackers,peers,dev
-SKIPPED := .pytest_cache/not-installed
-REST := .venv-all/bin/python -m pytest --all-extras
-# The real driver stops when a packet is late, for instance if another job took the core: failed tests are repeated once.
-REALTIME := -m "not slow and realtime"
-install-rest:
-	$(MAKE) VENV=.venv-all EXTRAS=$(ALL_EXTRAS) install $(REFERENCE)/.installed $(CLIENTS) $(LEROBOT) $(METAWORLD)
+# The tests that can see what differs from origin/main, or from the last commit.
+test-changed: install
+	$(BIN)/python tests/changed.py
 
-test-rest: export RLINF_VLA_CLUSTER_TEST = 1
-test-rest: install-rest
-	$(REST) -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not realtime" @$(SKIPPED)
-	$(REST) -n 2 --dist loadfile -m "slow and not realtime"
-	$(REST) -n 0 $(REALTIME) @$(SKIPPED) || $(REST) -n 0 $(REALTIME) --last-failed --last-failed-no-failures none
+# What CI runs, in an environment with all extras.
+ALL_EXTRAS := maniskill,libero,genesis,newton,franka,ray,openpi,serve,browser,trackers,peers,docs,dev
+install-all:
+	$(MAKE) VENV=.venv-all EXTRAS=$(ALL_EXTRAS) install $(METAWORLD)
+
+test-all: install-all
+	.venv-all/bin/python tests/run.py --all
+
+# What CI leaves out: tests that take minutes, need root's rights or environments of their own, and the numerical tests on each
+# instruction set. Run it before an issue is said to be resolved. Hours on two cores.
+install-peers: install-all
+	$(MAKE) VENV=.venv-all $(REFERENCE)/.installed $(CLIENTS) $(LEROBOT)
+
+test-nightly: export RLINF_VLA_CLUSTER_TEST = 1
+test-nightly: install-peers
+	.venv-all/bin/python tests/run.py --nightly docs/results/nightly.md
+	$(MAKE) VENV=.venv-all portability
 
 # The tests in random order, once per seed: it shuffles modules and the tests of each, and seeds the global random generators.
 SEEDS ?= 1 2 3
@@ -64,10 +72,12 @@ type: install
 	$(BIN)/mypy
 
 # The documentation site, in site/: mkdocs.yml says what is in it. A link that leads nowhere fails. DOCS=serve shows it at 127.0.0.1:8000.
+# In an environment of its own where $(VENV) lacks the extra.
 DOCS ?= build
+DOCS_VENV := $(if $(findstring docs,$(EXTRAS)),$(VENV),.venv-docs)
 docs:
-	$(MAKE) VENV=.venv-docs EXTRAS=docs install
-	.venv-docs/bin/mkdocs $(DOCS) --strict
+	$(MAKE) VENV=$(DOCS_VENV) $(if $(findstring docs,$(EXTRAS)),,EXTRAS=docs) install
+	$(DOCS_VENV)/bin/mkdocs $(DOCS) --strict
 
 # What a release must pass: sdist and wheel build, the wheel is at most 20 MB, and from the wheel alone, in an empty environment and
 # folder, the quickstart runs. RELEASE="iterations=1 episodes=8" shortens it.
@@ -113,7 +123,7 @@ prove-plans: install
 
 # Two Ray nodes in network namespaces whose link is cut; with EXTRAS=ray,franka,dev also a simulated Franka on one of them. Needs root.
 cluster-test: install
-	RLINF_VLA_CLUSTER_TEST=1 $(BIN)/python -m pytest -n 0 -rs tests/runtime/ray/test_two_nodes.py tests/runtime/ray/test_franka_elsewhere.py
+	RLINF_VLA_CLUSTER_TEST=1 $(BIN)/python -m pytest -n 0 -rs -m '' tests/runtime/ray/test_two_nodes.py tests/runtime/ray/test_franka_elsewhere.py
 
 # On a machine with an NVIDIA GPU, without network and without `make install`: tools/prove_gpu.py, PARTS="openvla update" takes some parts.
 # It uses the machine's own PyTorch, so it takes the environment of `make install` only if PYTHON names it.
@@ -147,11 +157,11 @@ robot-demo: install
 CHAOS ?= tests/robots/test_chaos_*.py
 ROUNDS ?= 100
 robot-chaos: install
-	ROBOT_CHAOS=$(ROUNDS) ROBOT_CHAOS_PAGE=docs/results/robot_chaos.md $(BIN)/python -m pytest -n 0 $(CHAOS)
+	ROBOT_CHAOS=$(ROUNDS) ROBOT_CHAOS_PAGE=docs/results/robot_chaos.md $(BIN)/python -m pytest -n 0 -m '' $(CHAOS)
 
 # Inferences that take too long, in real time: three minutes.
 robot-deadlines: install
-	ROBOT_DEADLINES_PAGE=docs/results/robot_deadlines.md $(BIN)/python -m pytest -n 0 tests/robots/test_deadlines_franka.py
+	ROBOT_DEADLINES_PAGE=docs/results/robot_deadlines.md $(BIN)/python -m pytest -n 0 -m '' tests/robots/test_deadlines_franka.py
 
 # Learning in real time on two seeds: 28 minutes each, with 30 evaluation episodes before and after (40 minutes in all). The scene's expert
 # takes over in training episodes without success after 3 s, never in evaluations.

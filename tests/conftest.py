@@ -20,6 +20,8 @@ from hypothesis import Phase, settings
 
 from rlinf_vla.core.channel import Channel
 from tests.leaks import nothing_is_left_behind, pytest_fixture_setup, temporary_folder  # noqa: F401
+from tests.purity import Lanes
+from tests.record import Costs, Record
 from tests.skips import SkipCheck
 
 settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=60)
@@ -30,13 +32,18 @@ settings.load_profile("repeatable")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all-extras", action="store_true", help="a test that is skipped for want of an extra fails the run")
-    parser.addoption("--list-not-installed", metavar="FILE", help="write the tests that `make test-rest` is to run, one per line")
+    parser.addoption("--all-peers", action="store_true", help="so does a test that is skipped for want of another project's environment")
+    parser.addoption("--record", type=Path, metavar="FILE", help="write what was found, for tests/run.py")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored below nohup, also by the commands that tests start
+    config.pluginmanager.register(Lanes(), "lanes")
+    config.pluginmanager.register(Costs(), "costs")
     if not hasattr(config, "workerinput"):
-        check = SkipCheck(config.getoption("--all-extras"), config.getoption("--list-not-installed"))
+        record = Record(config.getoption("--record"))
+        config.pluginmanager.register(record, "record")
+        check = SkipCheck(config.getoption("--all-extras"), config.getoption("--all-peers"), record.found.refused)
         config.pluginmanager.register(check, "skip-check")
 
 

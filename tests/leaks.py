@@ -13,6 +13,7 @@ from collections.abc import Generator, Hashable, Iterator
 from itertools import chain
 from multiprocessing import resource_tracker
 from pathlib import Path
+from time import sleep  # of a pure test's module, too: tests/lanes.py replaces time.sleep
 from typing import Any
 
 import pytest
@@ -96,7 +97,7 @@ def left_behind_for_good(before: State) -> list[str]:
             break
         gc.unfreeze()  # a control loop freezes the objects that existed before it
         gc.collect()
-        time.sleep(0.05)
+        sleep(0.05)
     return found
 
 

@@ -96,7 +96,20 @@ def run_tests(copy: Path, path: str | None, tests: Sequence[str], log: Path) -> 
     sys.path[:] = [str(copy), *(each for each in sys.path if Path(each).resolve() not in (ROOT, ROOT / "tests"))]
     import pytest
 
-    options = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--timeout", "120", "--hypothesis-profile", "without shrinking"]
+    options = [
+        "-x",
+        "-q",
+        "-n",
+        "0",
+        "-m",
+        "not nightly",
+        "-p",
+        "no:cacheprovider",
+        "--timeout",
+        "120",
+        "--hypothesis-profile",
+        "without shrinking",
+    ]
     options += ["-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning"]  # what is preloaded
     code = int(pytest.main([*options, *tests]))
     name = "" if path is None else ".".join(Path(path).with_suffix("").parts)

@@ -33,11 +33,11 @@ ALLOWED = {
     "this kernel has real time": "what a kernel without real time answers is shown on such machines",
     "libusb is not installed": "librealsense cannot be imported without it, and a package manager's rights are needed for it",
     "network namespaces cannot be made here": "they need root's rights",
-    "make cluster-test": "takes minutes and root's rights; make test-rest does it",
-    "make libero-reference": "another MuJoCo in an environment of its own; make test-rest makes it",
-    "make metaworld": "another MuJoCo in an environment of its own; make test-rest makes it",
-    "make serve-clients": "clients of other projects in environments of their own; make test-rest makes them",
-    "make lerobot": "LeRobot's robots in an environment of their own; make test-rest makes it",
+    "make cluster-test": "takes minutes and root's rights; make test-nightly does it",
+    "make libero-reference": "another MuJoCo in an environment of its own; make test-nightly makes it",
+    "make metaworld": "another MuJoCo in an environment of its own; make test-all makes it",
+    "make serve-clients": "clients of other projects in environments of their own; make test-nightly makes them",
+    "make lerobot": "LeRobot's robots in an environment of their own; make test-nightly makes it",
     "LEROBOT_PYTHON names no Python": "lerobot wants Python 3.12 and another torch",
     "gymnasium-robotics is not installed": "it fails on the MuJoCo of the extras (docs/metaworld.md)",
     "Chromium is not installed": "no package of Python brings it; apt-get install chromium, then tests/view/test_browser.py runs",
@@ -51,8 +51,10 @@ ALLOWED = {
 }
 """Keys are parts of the skip's reason."""
 
-WITH_ALL_EXTRAS = ("make cluster-test", "make libero-reference", "make metaworld", "make serve-clients", "make lerobot")
-"""Of these, the reasons not allowed if all extras are installed: `make test-rest` prepares for them."""
+WITH_ALL_EXTRAS = {"make metaworld"}
+"""Of these, the reasons not allowed with ``--all-extras``: `make test-all` prepares for them."""
+WITH_ALL_PEERS = {"make cluster-test", "make libero-reference", "make serve-clients", "make lerobot"}
+"""Those that are not allowed with ``--all-peers`` either: `make test-nightly` prepares for them."""
 
 
 def missing(extra: str) -> bool:
@@ -82,8 +84,11 @@ def python_with_metaworld() -> str | None:
 class SkipCheck:
     """A plug-in of pytest that knows all skips of a run, on however many workers."""
 
-    def __init__(self, all_extras: bool, list_file: str | None) -> None:
-        self.all_extras, self.list_file = all_extras, list_file
+    def __init__(self, all_extras: bool, all_peers: bool, refused: list[str]) -> None:
+        self.all_extras = all_extras
+        self.prepared = (WITH_ALL_EXTRAS if all_extras else set()) | (WITH_ALL_PEERS if all_peers else set())
+        self.refused = refused
+        """A line for each skip that is not allowed is added here."""
         self.reasons: dict[str, str] = {}
         """By test, or by module where all of it was skipped."""
 
@@ -101,15 +106,12 @@ class SkipCheck:
     def allowed(self, reason: str) -> bool:
         if NOT_INSTALLED in reason:
             return not self.all_extras
-        refused = WITH_ALL_EXTRAS if self.all_extras else ()
-        return any(part in reason for part in ALLOWED if part not in refused)
+        return any(part in reason for part in ALLOWED if part not in self.prepared)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if self.list_file is not None:
-            names = [name for name, reason in self.reasons.items() if any(part in reason for part in (NOT_INSTALLED, *WITH_ALL_EXTRAS))]
-            Path(self.list_file).parent.mkdir(parents=True, exist_ok=True)
-            Path(self.list_file).write_text("".join(f"{name}\n" for name in names))
-        if session.exitstatus == pytest.ExitCode.OK and not all(map(self.allowed, self.reasons.values())):
+        refused = [f"{name} is skipped: {reason}" for name, reason in self.reasons.items() if not self.allowed(reason)]
+        self.refused += refused
+        if session.exitstatus == pytest.ExitCode.OK and refused:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:

@@ -61,7 +61,7 @@ def nodes(path: Path) -> tuple[ast.AST, ...]:
 @functools.cache
 def imported(path: Path) -> frozenset[str]:
     """Absolute names of what a module imports, at its top or inside its functions."""
-    package = path.relative_to(ROOT).parent.parts
+    package = path.relative_to(ROOT).parent.parts if path.is_relative_to(ROOT) else ()
     if package and package[0] in PLUGIN_PACKAGES:
         package = ("rlinf_vla", *package)
     found = set[str]()

@@ -137,9 +137,10 @@ def test_commands_are_found_in_blocks() -> None:
     assert list(commands(text)) == [["train", "a=1", "b=2"]]
 
 
-def test_every_command_of_a_page_is_accepted() -> None:
+@pytest.mark.parametrize("pages", [[ROOT / "README.md"], pytest.param(PAGES, marks=pytest.mark.slow)], ids=["README", "all"])
+def test_every_command_of_a_page_is_accepted(pages: list[Path]) -> None:
     refused = []
-    for page in PAGES:
+    for page in pages:
         for words in commands(page.read_text()):
             try:
                 check(words)

@@ -80,7 +80,7 @@ def test_the_wheel_runs_from_an_empty_folder(installed: Path, tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == [], "--cfg job writes nothing"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1200)
 def test_written_packages_pass_their_tests_in_a_fresh_environment(wheel: Path, tmp_path: Path) -> None:
     """All five kinds, by the commands of their README. Third-party packages are those of this environment."""

@@ -51,7 +51,7 @@ def test_parts_are_kept_and_a_failure_does_not_end_the_others(tmp_path: Path) ->
 GENESIS = pytest.param("genesis", marks=(needs("genesis"), pytest.mark.genesis))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "part", ["conformance", "rehearsal", "capture", "profiles", "openvla", "oft", "pi0", "pi05", "update", "maniskill", "large", GENESIS]
 )

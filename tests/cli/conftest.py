@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +12,6 @@ from rlinf_vla.core import plugins
 from rlinf_vla.testing.algorithm import as_before
 from rlinf_vla.testing.toy_env import CounterPlugin
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
-from tests.cli import toy_robot
 from tests.cli.counting_plugins import announce
 
 
@@ -166,6 +165,20 @@ def counting(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
 
 
 @pytest.fixture
+def train(rlinf_vla: CommandLine, counting: Counting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Trains in a run directory of that name; drawing its report would take most of the time."""
+
+    def run(name: str, *overrides: str, code: int = 0, report: bool = False, recipe: str = "counting_ppo") -> Path:
+        if not report:
+            monkeypatch.setattr("rlinf_vla.telemetry.report.write_report", lambda directory: directory)
+        found = rlinf_vla(*counting.arguments("train", recipe, f"run_dir={name}", *overrides))
+        assert found.code == code, found.out + found.err
+        return tmp_path / name
+
+    return run
+
+
+@pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Counter world as an installed plug-in beside the others; returns a folder for recipes.
 
@@ -176,23 +189,3 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "recipe").mkdir()
     (tmp_path / "recipe" / "counted.yaml").write_text(COUNTED)
     return tmp_path
-
-
-@pytest.fixture
-def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> toy_robot.Arguments:
-    """Arguments of a command line for a recipe at the toy robot, which child processes find, too."""
-    toy_robot.announce(tmp_path / "package")
-    monkeypatch.syspath_prepend(str(tmp_path / "package"))
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'package'}:{Path(__file__).parents[2]}")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    (tmp_path / "recipe").mkdir()
-    (tmp_path / "recipe" / "toy_rlpd.yaml").write_text(toy_robot.RECIPE.format(folder=tmp_path))
-    (tmp_path / "model").mkdir()
-    config = {"image_sizes": [16, 16], "chunk": 1, "action_dim": 4, "state_dim": 8, "patch": 4, "channels": [4], "width": 8}
-    config["state_range"] = {"low": [-1] * 8, "high": [1] * 8}
-    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
-
-    def arguments(verb: str, *overrides: str) -> list[str]:
-        return [verb, "--config-dir", str(tmp_path), "recipe=toy_rlpd", "cluster=laptop", f"robot.fault={tmp_path}/fault", *overrides]
-
-    return arguments

@@ -13,6 +13,8 @@ from rlinf_vla.benchmarks.simulators import Baseline
 from rlinf_vla.core import plugins
 from tests.cli.conftest import CommandLine, Counting
 
+pytestmark = pytest.mark.machine  # commands that start processes
+
 STOCK = "import time; from rlinf_vla.benchmarks.simulators.timed import timed; print('hello'); timed(lambda _: time.sleep(0.1), 2)"
 
 

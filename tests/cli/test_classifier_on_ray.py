@@ -17,7 +17,7 @@ from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from tests.cli.conftest import CLASSIFIER, SFT
 from tests.cli.counting_plugins import announce
 from tests.cli.own_signal import SECOND_ITERATION, kill_rank, when_it_prints
-from tests.cli.test_verbs import assert_same_files
+from tests.cli.runs import assert_same_files
 
 ROOT = Path(__file__).parents[2]
 LAST = 24
@@ -27,7 +27,7 @@ ON_RAY = "cluster.runtime=ray"
 Start = Callable[..., subprocess.Popen[bytes]]
 Train = Callable[..., str]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

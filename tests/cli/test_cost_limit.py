@@ -13,7 +13,7 @@ import pytest
 
 from tests.cli.conftest import CommandLine, Counting
 from tests.cli.counting_plugins import announce
-from tests.cli.test_verbs import assert_same_files, checkpoint, metrics, train  # noqa: F401  (train is a fixture)
+from tests.cli.runs import assert_same_files, checkpoint, metrics
 from tests.planner.made_up import profile
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +28,7 @@ def state(run_dir: Path, step: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_resumed_run_continues_with_its_multiplier(train: Any, rlinf_vla: CommandLine, tmp_path: Path, recipe: str) -> None:  # noqa: F811
+def test_a_resumed_run_continues_with_its_multiplier(train: Any, rlinf_vla: CommandLine, tmp_path: Path, recipe: str) -> None:
     whole, parts = (train(name, *LIMITED, *QUICK, recipe=recipe) for name in ("whole", "parts"))
     multiplier = 0.01
     for step, line in enumerate(metrics(whole), 1):
@@ -41,7 +41,7 @@ def test_a_resumed_run_continues_with_its_multiplier(train: Any, rlinf_vla: Comm
     assert metrics(parts) == metrics(whole)
 
 
-def test_the_penalty_changes_what_is_learnt(train: Any) -> None:  # noqa: F811
+def test_the_penalty_changes_what_is_learnt(train: Any) -> None:
     free, limited = train("free", *LIMITS, *QUICK), train("limited", *LIMITED, *QUICK)
     first, other = checkpoint(free, 1), checkpoint(limited, 1)
     assert any((first[name] != other[name]).any() for name in first)
@@ -49,7 +49,7 @@ def test_the_penalty_changes_what_is_learnt(train: Any) -> None:  # noqa: F811
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_interventions_fall_at_equal_success(train: Any, seed: int) -> None:  # noqa: F811
+def test_interventions_fall_at_equal_success(train: Any, seed: int) -> None:
     """Long actions succeed, and the limit shortens them; a move along one axis is no longer than 1, and succeeds as well."""
     longer = ("iterations=20", "env.num_envs=16", "algorithm.minibatch_size=64", "algorithm.epochs=4", "episodes=60", f"seed={seed}")
     quicker = ("rollout.pipeline_depth=1", "rollout.batch_size=16", "algorithm.learning_rate=0.003", "model.lora.rank=0", "reward=success")
@@ -65,7 +65,7 @@ def test_interventions_fall_at_equal_success(train: Any, seed: int) -> None:  # 
     assert after["free"]["pc_success"] > 90 and after["limited"]["pc_success"] > 90
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_same_on_ray(counting: Counting, tmp_path: Path, recipe: str) -> None:

@@ -49,6 +49,7 @@ def poisoned(counting: Counting, tmp_path: Path) -> Run:
     return run
 
 
+@pytest.mark.slow
 def test_training_with_simulator_processes(poisoned: Run, counting: Counting) -> None:
     said = poisoned(*counting.arguments("train", "counting_ppo", "env=counter_processes", "iterations=1", "run_dir=run"))
     assert "report" in said

@@ -129,6 +129,7 @@ def test_every_key_is_checked() -> None:
 # the keys
 
 
+@pytest.mark.slow
 def test_the_engine_reads_its_keys(rlinf_vla: CommandLine, counting: Counting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     keys = dict(declared(Recipe))
     for name, node in Configs("algorithm").items():

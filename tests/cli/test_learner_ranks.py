@@ -14,7 +14,7 @@ from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from tests.cli.conftest import CommandLine, Counting
 from tests.cli.counting_plugins import announce
 from tests.cli.own_signal import SECOND_ITERATION, kill_rank, when_it_prints
-from tests.cli.test_verbs import assert_same_files, checkpoint
+from tests.cli.runs import assert_same_files, checkpoint
 
 ROOT = Path(__file__).parents[2]
 ITERATIONS = 8
@@ -34,7 +34,7 @@ def ended(process: subprocess.Popen[str]) -> str:
     return said
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_two_ranks_one_of_them_killed(rlinf_vla: CommandLine, counting: Counting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     announce(tmp_path / "package")

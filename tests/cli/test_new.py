@@ -18,6 +18,8 @@ from rlinf_vla.cli.verbs import PLUGINS
 from rlinf_vla.core import plugins
 from tests.cli.conftest import CommandLine
 
+pytestmark = pytest.mark.machine  # commands that start processes
+
 QUICK = ("iterations=1", "evaluation.before_and_after=false", "checkpoints.every=1", "run_dir=run", "cluster=laptop")
 
 

@@ -24,6 +24,7 @@ from rlinf_vla.telemetry.metrics import read_metrics
 from tests.cli.conftest import CommandLine
 from tests.cli.own_signal import KILL_ITSELF, when_it_prints
 from tests.cli.toy_robot import Arguments, toy_run
+from tests.cli.toy_session import toy_session  # noqa: F401
 
 PATIENT = "env.episode_limit=400"
 """For experts that shall succeed in few steps: a busy machine skips the steps of half a second and more."""
@@ -155,6 +156,7 @@ PI0 = ("model=pi0", "model.checkpoint=asset://pi0_tiny", "model.options.images=[
 PI0 += ("model.options.denoise_steps=2", "model.options.prompt_length=24", "model.lora.rank=0", "robot.pixels=64")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_chunked_policy_acts_and_learns(toy: Arguments, rlinf_vla: CommandLine, tmp_path: Path) -> None:
     """π₀ imitates recorded episodes, acts at the robot, and its noise is learnt there."""

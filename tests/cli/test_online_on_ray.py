@@ -23,6 +23,7 @@ from rlinf_vla.runtime.saved_recipe import read_saved
 from rlinf_vla.telemetry.metrics import read_metrics
 from tests.cli.conftest import CommandLine
 from tests.cli.toy_robot import Arguments, toy_run
+from tests.cli.toy_session import toy_session  # noqa: F401
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +82,7 @@ def test_a_learner_that_is_silent_is_as_good_as_dead(toy: Arguments, tmp_path: P
     assert files.keys() <= outpost.end().keys(), "it waits to be delivered"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_a_session_whose_actor_is_killed(toy: Arguments, tmp_path: Path, state: Path) -> None:
     """The expert looks at the robot alone: what it shows does not depend on how busy the machine is."""
@@ -113,7 +114,7 @@ def beside(link: RayLink) -> int:
     return int(ray.get(link.actor.__ray_call__.remote(lambda outpost: os.getpid())))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_a_run_from_its_beginning_to_its_report(toy: Arguments, rlinf_vla: CommandLine, tmp_path: Path, state: Path) -> None:
     words = toy(

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from tests.cli.conftest import COUNTING, CommandLine, Counting
 from tests.cli.counting_plugins import announce
-from tests.cli.test_verbs import assert_same_files
+from tests.cli.runs import assert_same_files
 from tests.planner.made_up import profile
 
 ROOT = Path(__file__).parents[2]
@@ -76,7 +76,7 @@ def test_its_keys_and_values_are_checked(rlinf_vla: CommandLine, strangers: Coun
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", [*KEYS, "sac", "sft"])
+@pytest.mark.parametrize("name", [*(pytest.param(name, marks=pytest.mark.nightly) for name in KEYS), "sac", "sft"])
 def test_the_same_bits_on_ray(strangers: Counting, tmp_path: Path, name: str) -> None:
     on_ray = ["cluster.runtime=ray", "cluster.rollout_workers=2", "cluster.weights=broadcast"]
     there = strangers.arguments("train", f"counting_{name}", *QUICK, "run_dir=there", *on_ray, "reward=success")

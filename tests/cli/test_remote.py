@@ -25,6 +25,7 @@ from rlinf_vla.testing.toy_policy import LinearPolicy
 from tests.cli.conftest import CommandLine, Counting
 from tests.cli.counting_plugins import CountingInSuites, announce
 from tests.cli.toy_robot import Arguments
+from tests.cli.toy_session import toy_session  # noqa: F401
 from tests.models.policy_servers import PolicyServer, serving
 from tests.skips import needs
 

@@ -16,7 +16,7 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.runtime import recipes, run_directory
 from rlinf_vla.telemetry.metrics import read_metrics
 from tests.cli.conftest import CommandLine, Counting
-from tests.cli.test_verbs import assert_same_files, metrics
+from tests.cli.runs import assert_same_files, metrics
 
 QUICK = ("evaluation.before_and_after=false", "evaluation.filmed=0")
 OVERRIDES = (*QUICK, "iterations=4", "seed=7", "rollout.temperature=0.8", "model.lora.rank=3", "episodes=6")

@@ -64,6 +64,7 @@ OF_A_RUN = {
 }
 
 
+@pytest.mark.slow
 def test_a_run_there_and_back(rlinf_vla: CommandLine, counting: Counting, base: Hub, run: Path, tmp_path: Path) -> None:
     found = rlinf_vla("push", str(run), "me/counter", "--base-model", BASE, "--dataset", "lab/counts")
     assert found.code == 0, found.out + found.err

@@ -147,6 +147,7 @@ def test_below_nohup_a_closed_terminal_is_ignored(start: Start, counting: Counti
         program.communicate()
 
 
+@pytest.mark.slow
 def test_a_signal_during_an_evaluation_keeps_the_iterations_before_it(start: Start, counting: Counting, tmp_path: Path) -> None:
     """The evaluation is made again on resume."""
     keys = ("run_dir=run", "iterations=3", "evaluation.before_and_after=false", "evaluation.every=1", "checkpoints.every=100")

@@ -24,7 +24,7 @@ from rlinf_vla.testing.simulated_gpu import GPU, paused, recorder, simulated_gpu
 from rlinf_vla.testing.toy_env import CounterWorld
 from rlinf_vla.training.lora import read_tensors
 from tests.cli.conftest import CLASSIFIER, CommandLine
-from tests.cli.test_verbs import assert_same_files
+from tests.cli.runs import assert_same_files
 
 RECIPE = """# @package _global_
 defaults:
@@ -93,6 +93,7 @@ RUNS = {
     "sft of pi0": ("sft", "pi0", FULL),
     "sft of pi0 with delays": ("sft", "pi0", [*FULL, "model.options.simulated_delay=1"]),
 }
+CHEAP = {run for run in RUNS if run.startswith("sft of ")} | {"sac of compact"}
 
 
 class GpuWorld(CounterWorld):
@@ -150,7 +151,7 @@ def numbers(directory: Path) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
     return tensors, [{name: value for name, value in row.items() if "time" not in name and "throughput" not in name} for row in rows]
 
 
-@pytest.mark.parametrize("run", list(RUNS))
+@pytest.mark.parametrize("run", [pytest.param(run, marks=[pytest.mark.slow] * (run not in CHEAP)) for run in RUNS])
 def test_a_run_on_a_gpu_is_the_run_on_the_cpu(
     rlinf_vla: CommandLine, package: Path, monkeypatch: pytest.MonkeyPatch, run: str, request: pytest.FixtureRequest
 ) -> None:
@@ -164,6 +165,7 @@ def test_a_run_on_a_gpu_is_the_run_on_the_cpu(
         assert torch.equal(gpu[name], value), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", ["ppo of openvla", "ppo of openvla in full in bfloat16", "ppo of pi0 in bfloat16", "sac of compact"])
 def test_a_run_on_a_gpu_resumes(rlinf_vla: CommandLine, package: Path, gpu: None, run: str) -> None:
     train(rlinf_vla, arguments(package, run, "run"))
@@ -173,6 +175,7 @@ def test_a_run_on_a_gpu_resumes(rlinf_vla: CommandLine, package: Path, gpu: None
     assert_same_files(package / "whole", package / "run", 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", ["ppo of openvla", "ppo of pi0", "sac of compact", "sft of openvla"])
 def test_a_simulator_on_the_gpu(rlinf_vla: CommandLine, package: Path, gpu: None, monkeypatch: pytest.MonkeyPatch, run: str) -> None:
     train(rlinf_vla, arguments(package, run, "cpu"))

@@ -12,6 +12,7 @@ from rlinf_vla.models.compact.policy import CompactPolicy
 from tests.cli.conftest import CommandLine, Counting
 from tests.cli.test_remote import AT_A_ROBOT, OFT, PI0, Eval, served, sweep, with_models
 from tests.cli.toy_robot import Arguments
+from tests.cli.toy_session import toy_session  # noqa: F401
 from tests.models.tiny_openvla import ASSETS
 from tests.skips import needs
 

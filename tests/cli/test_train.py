@@ -21,7 +21,7 @@ from rlinf_vla.cli import main as cli
 from rlinf_vla.envs.vector_env import ProcessVectorEnv
 from rlinf_vla.telemetry.metrics import read_metrics
 from tests.cli.own_signal import SECOND_ITERATION, STOP_ITSELF, kill_rank, when_it_prints
-from tests.cli.test_verbs import assert_same_files
+from tests.cli.runs import assert_same_files
 
 pytestmark = pytest.mark.simulator
 

@@ -20,6 +20,8 @@ from rlinf_vla.runtime import recipes
 from rlinf_vla.runtime.saved_recipe import outside, to_plain, with_overrides
 from tests.cli.conftest import CommandLine
 
+pytestmark = pytest.mark.machine  # commands that start processes
+
 WORDS = ("cluster=laptop", "model=none", "sweep.policies=[random]", "episodes=1", "rollout.batch_size=1")
 
 

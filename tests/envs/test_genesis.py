@@ -57,10 +57,12 @@ def plates() -> Any:
     env.close()
 
 
+@pytest.mark.nightly
 class TestPutOnPlate(PutOnPlateTests):
     pytestmark = real
 
 
+@pytest.mark.nightly
 class TestBatchSizes:
     pytestmark = real
 

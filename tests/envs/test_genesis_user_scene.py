@@ -20,6 +20,7 @@ SCENE = Path(__file__).with_name("fixtures") / "everything.yaml"
 pytestmark = [
     pytest.mark.simulator,
     pytest.mark.genesis,
+    pytest.mark.nightly,
     pytest.mark.timeout(1800),
     needs("genesis"),
 ]

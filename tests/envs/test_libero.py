@@ -191,6 +191,7 @@ class TestFacts:
         assert "macro" not in facts["said"]
 
 
+@pytest.mark.nightly
 @pytest.mark.simulator
 @pytest.mark.skipif(not REFERENCE.exists(), reason="`make libero-reference` builds that environment")
 def test_the_reference_stack_simulates_for_this_trainer() -> None:

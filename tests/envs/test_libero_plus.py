@@ -44,6 +44,7 @@ def facts() -> dict[str, Any]:
     return answer
 
 
+@pytest.mark.nightly
 @pytest.mark.simulator
 @pytest.mark.timeout(900)
 class TestFacts:

@@ -92,6 +92,7 @@ def plates() -> dict[str, Any]:
     return asked("plates_facts.py")
 
 
+@pytest.mark.slow
 def test_the_experts_succeed(facts: dict[str, Any]) -> None:
     assert min(facts["expert"].values()) >= 0.8, facts["expert"]
     assert facts["expert_in_poses"] == 1.0
@@ -145,6 +146,7 @@ def test_put_on_plate_rewards_grasping_then_placing(facts: dict[str, Any]) -> No
     assert rewards == [0.5, 0.5], "half at the grasp and half at the end of an expert's episode"
 
 
+@pytest.mark.slow
 def test_the_expert_solves_every_split_of_put_on_plate_25(plates: dict[str, Any]) -> None:
     solved, rewards = plates["main"]
     assert solved >= 0.8

@@ -185,6 +185,7 @@ SHORT = (
 PROMPTS = ("model.options.prompt_length=24",)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("algorithm", ["grpo", "dapo"])
 def test_its_answers_get_better(algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

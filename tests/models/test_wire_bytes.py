@@ -134,8 +134,8 @@ BOUND = 0.015
 @pytest.mark.parametrize(
     ("make", "share", "exact"),
     [
-        pytest.param(openvla_7b, 0.01483, 0.02966, marks=pytest.mark.slow),
-        pytest.param(oft_7b, 0.01483, 0.02966, marks=pytest.mark.slow),
+        pytest.param(openvla_7b, 0.01483, 0.02966, marks=pytest.mark.nightly),
+        pytest.param(oft_7b, 0.01483, 0.02966, marks=pytest.mark.nightly),
         (pi0_3b, 0.00505, 0.01010),
         (pi05_3b, 0.00459, 0.00918),
     ],
@@ -146,7 +146,7 @@ def test_the_trained_share_of_the_full_weights_is_small(make: Any, share: float,
     assert found == pytest.approx((share, exact), abs=5e-6) and found[0] <= BOUND
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("make", "lora", "share", "exact"),
     [

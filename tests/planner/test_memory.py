@@ -193,6 +193,7 @@ def test_a_minibatch_of_whole_groups_has_the_calls_of_their_episodes() -> None:
     assert most_rows_of(model) == 500, "nobody knows before the simulator starts"
 
 
+@pytest.mark.slow
 def test_too_little_memory_is_refused_with_the_fix() -> None:
     model = MemoryModel(recipe(*MODEL))
     with pytest.raises(UserError, match=r"needs at least 0\.0 GB .* set model\.options\.dtype=bfloat16"):
@@ -302,6 +303,7 @@ def test_a_plan_for_a_gpu_that_is_not_here_prints_the_memory(capsys: pytest.Capt
     assert shown.index("macro flow of ppo") < shown.index("memory per device") < shown.index("GPU of 24 GB: fits")
 
 
+@pytest.mark.slow
 def test_a_dry_run_loads_nothing(tmp_path: Path) -> None:
     def dry(*overrides: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-P", "-m", "rlinf_vla.cli.main", "train", "recipe=maniskill_ppo", "cluster=laptop", "--dry-run"]

@@ -81,6 +81,7 @@ def test_a_trainer_rank_has_room_for_more_rows_than_its_share() -> None:
     assert [most_rows_of(MemoryModel(recipe(*keys, f"cluster.trainer_ranks={ranks}"))) for ranks in (1, 2, 4)] == [256, 196, 112]
 
 
+@pytest.mark.slow
 def test_a_batch_that_does_not_fit_is_refused_with_the_fix(capsys: pytest.CaptureFixture[str]) -> None:
     keys = [*RUNS["adapters"], "model.options.dtype=bfloat16", "algorithm.batch_size=512", "cluster=1gpu"]
     model = MemoryModel(recipe(*keys))

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from chaos import CHUNK, ROUNDS, SERVER_FAULTS, Round
+from chaos import CHUNK, IN_CI, ROUNDS, SERVER_FAULTS, Round
 from chaos_franka import Real
 from circling_policy import CirclingPolicy, announce
 from franka_session import wait_until
@@ -182,7 +182,7 @@ def served(cell: SimulatedCell, wall_clock_off: Path, tmp_path_factory: pytest.T
         yield made
 
 
-@pytest.mark.parametrize("fault", SERVER_FAULTS)
+@pytest.mark.parametrize("fault", [pytest.param(fault, marks=[pytest.mark.nightly] * (fault not in IN_CI)) for fault in SERVER_FAULTS])
 def test_a_server_that_fails_stops_the_arm_in_time_and_is_latched(fault: str, served: Served, rounds: list[Round]) -> None:
     found = served.rounds(fault, ROUNDS or 1)
     rounds += found

@@ -12,6 +12,8 @@ from rlinf_vla.robots import cell_file
 from rlinf_vla.robots.cell import Cell
 from rlinf_vla.robots.franka.client import FrankaRobot
 
+pytestmark = pytest.mark.machine  # commands that start processes
+
 CELL = cell_file.load(cell_file.CELLS / "franka_sim.yaml", Cell)
 
 

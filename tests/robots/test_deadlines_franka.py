@@ -67,6 +67,7 @@ class Late:
         return Chunk(request, action)
 
 
+@pytest.mark.nightly
 @pytest.mark.simulator
 @pytest.mark.timeout(600)
 def test_counted_misses_are_those_that_were_injected(session: Session, cell: SimulatedCell) -> None:

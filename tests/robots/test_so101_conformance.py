@@ -12,7 +12,7 @@ from rlinf_vla.testing.robot import RobotConformance
 from tests.robots.so101 import LEROBOT, require_twin, twin
 
 require_twin()
-pytestmark = [pytest.mark.simulator, pytest.mark.realtime]
+pytestmark = [pytest.mark.simulator, pytest.mark.realtime, pytest.mark.nightly]
 
 
 class TestSO101(RobotConformance):

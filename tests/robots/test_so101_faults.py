@@ -17,7 +17,7 @@ from rlinf_vla.robots.so101_sim.client import SimulatedSO101
 from tests.robots.so101 import require_twin, twin
 
 require_twin()
-pytestmark = [pytest.mark.simulator, pytest.mark.realtime]
+pytestmark = [pytest.mark.simulator, pytest.mark.realtime, pytest.mark.nightly]
 
 
 @pytest.fixture(scope="module")

@@ -78,7 +78,7 @@ def test_a_slow_worker_takes_less(cluster: None, tmp_path: Path) -> None:
         assert torch.equal(found[name], value), name
 
 
-@pytest.mark.parametrize(("recipe", "plan"), [pytest.param(*each, marks=[pytest.mark.slow] * (each in AGAIN)) for each in TABLE])
+@pytest.mark.parametrize(("recipe", "plan"), [pytest.param(*each, marks=[pytest.mark.nightly] * (each in AGAIN)) for each in TABLE])
 def test_the_plan_never_changes_the_maths(recipe: str, plan: str, cluster: None) -> None:
     on_a_cluster, changes = PLANS[plan]
     subject = replace(RECIPES[recipe], **changes)

@@ -16,7 +16,7 @@ from rlinf_vla.serving.service import opened
 from tests.serving.conftest import Start
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 def said(environment: str, program: str, *arguments: str) -> Any:

@@ -193,6 +193,7 @@ def test_wandb_offline(offline: Path) -> None:
     assert found["config"]["algorithm"] == RECIPE["algorithm"]
 
 
+@pytest.mark.slow
 @needs("trackers")
 @pytest.mark.filterwarnings("ignore")  # of SQLAlchemy, at MLflow
 def test_mlflow_in_a_database(offline: Path) -> None:

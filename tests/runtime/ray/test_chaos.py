@@ -68,7 +68,7 @@ def run_until(flow: RayFlow, recipe: Recipe, done: Callable[[], bool], before: S
     return found
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "ppo")) for name in RECIPES])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.nightly] * (name != "ppo")) for name in RECIPES])
 def test_lost_workers_do_not_change_the_weights(name: str, cluster: None) -> None:
     recipe, done, said = RECIPES[name], threading.Event(), list[str]()
     joins = "join" in name
@@ -84,7 +84,7 @@ def test_lost_workers_do_not_change_the_weights(name: str, cluster: None) -> Non
     assert joins or (lost >= 1 and max(each["faults/recovery_s"] for each in metrics) > 0)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_worker_that_hangs_is_replaced(cluster: None) -> None:
     recipe, said = Recipe(PPO_CONFIG, rollout_workers=2, weights="broadcast"), list[str]()
     with on_ray(recipe, said.append, replace(CLUSTER, heartbeat_s=4.0)) as flow:
@@ -151,6 +151,7 @@ def test_a_lost_trainer_is_reported(cluster: None) -> None:
             iterate(flow, recipe)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_lost_rank_is_noticed_while_the_first_waits_for_it(cluster: None) -> None:
     import ray

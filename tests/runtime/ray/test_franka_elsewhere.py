@@ -83,6 +83,7 @@ def elsewhere(nodes: Nodes, tmp_path: Path) -> Iterator[Elsewhere]:
         made.close()
 
 
+@pytest.mark.nightly
 @pytest.mark.realtime
 @pytest.mark.timeout(1200)
 def test_a_session_survives_the_loss_of_link_and_node(elsewhere: Elsewhere, nodes: Nodes, tmp_path: Path) -> None:

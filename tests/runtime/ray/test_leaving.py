@@ -15,7 +15,7 @@ from tests.runtime.ray.several_nodes import RECIPE
 from tests.runtime.ray.two_nodes import digest
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_machine_that_was_told_to_leave_hands_over_its_work_and_another_takes_its_place() -> None:
     """No fault is counted, the run goes on with one worker fewer, and the weights are those of an undisturbed run."""
     done = subprocess.run(

@@ -19,6 +19,8 @@ from tests.runtime.ray.counting import in_process, iterate, trained
 from tests.runtime.ray.namespaces import FAR, NEAR, Nodes
 from tests.runtime.ray.two_nodes import QUICK, RECIPE, digest
 
+pytestmark = pytest.mark.nightly
+
 ITERATIONS = 3
 
 

@@ -1,0 +1,72 @@
+"""Fails a pure test that starts a process, opens a connection or sleeps, and distributes the lanes over workers."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from tests.lanes import PURE, lane, starts_processes
+from tests.sources import ROOT
+
+SHORT = {"git", "nvidia-smi", "uname", "ldconfig", "gcc", "cc", "ld", "objdump", "lscpu"}
+"""Programs that a pure test may start: they answer at once, and no result depends on when."""
+
+
+class Lanes:
+    """A plug-in of pytest."""
+
+    def __init__(self) -> None:
+        self._pure = False
+        """Whether a pure test runs now."""
+        self._sleep = time.sleep
+        sys.addaudithook(self._hear)
+        time.sleep = self._slept
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
+        """With ``--dist loadfile``: all files that start processes are the work of one worker, the others go file by file
+        to whoever is free."""
+        if config.getoption("dist") != "loadfile":
+            return None
+        from xdist.scheduler.loadscope import LoadScopeScheduling
+
+        class OneAtATime(LoadScopeScheduling):
+            def _split_scope(self, nodeid: str) -> str:
+                path = nodeid.partition("::")[0]
+                return "processes" if starts_processes(ROOT / path) else path
+
+        return OneAtATime(config, log)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        self._pure = item.path.is_relative_to(ROOT) and lane(item.path) == PURE
+        try:
+            return (yield)
+        finally:
+            self._pure = False
+
+    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if not self._pure:
+            return
+        if event == "subprocess.Popen":
+            program = Path(os.fsdecode(arguments[1][0] if isinstance(arguments[1], list | tuple) else arguments[1])).name
+            if program not in SHORT:
+                refuse(f"starts {program}")
+        elif event in ("os.fork", "os.forkpty", "os.posix_spawn", "os.kill", "os.killpg", "socket.bind", "socket.connect"):
+            refuse(f"calls {event}")
+
+    def _slept(self, seconds: float) -> None:
+        waits_for_a_program = sys._getframe(1).f_globals["__name__"] == "subprocess"
+        if self._pure and seconds > 0 and not waits_for_a_program:
+            refuse("sleeps")
+        self._sleep(seconds)
+
+
+def refuse(does: str) -> NoReturn:
+    pytest.fail(f"a test of the pure lane {does}: set pytestmark = pytest.mark.machine in its file (tests/lanes.py)", pytrace=True)

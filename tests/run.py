@@ -1,0 +1,218 @@
+"""Runs the tests in two lanes, repeats alone what failed, and says what each lane took: ``make test``, ``make test-all``.
+
+    python tests/run.py                    # all tests but those marked slow, realtime or nightly
+    python tests/run.py --all              # with slow and realtime ones; every extra must be installed
+    python tests/run.py --nightly PAGE     # those marked nightly alone; writes the page
+
+A test that fails runs once more at the end, in one process and with nothing beside it. One that passes then is listed
+as FLAKY and added to tests/flaky.md. It fails the run if it is in that list already, or if there are more than three.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.lanes import MACHINE, PURE, lane  # noqa: E402
+from tests.record import Found, dearest  # noqa: E402
+
+FLAKY = Path(__file__).with_name("flaky.md")
+MOST_FLAKY = 3
+MOST_REPEATED = 12
+"""Failures of one run. More are no chance, and are not repeated."""
+WORKERS = min(8, len(os.sched_getaffinity(0)))
+"""Each needs 2 GB of memory."""
+COMPLETE = (0, 1, 5)
+"""Exit codes of pytest after all of its tests, or none, have run."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One run of pytest."""
+
+    name: str
+    options: tuple[str, ...]
+    marks: str
+    tests: tuple[str, ...] = ()
+    """Where they are; empty: in all files."""
+
+
+def parts(everything: bool) -> list[Part]:
+    """In the first, one worker runs the machine lane, and the others, in the end all, the pure one."""
+    slow = "" if everything else "not slow and "
+    found = [Part("lanes", ("-n", str(WORKERS), "--dist", "loadfile"), f"{slow}not realtime and not nightly")]
+    return [*found, Part("realtime", ("-n", "0"), "realtime and not nightly", ("tests/robots",))] if everything else found
+
+
+NIGHTLY = [Part("nightly", ("-n", "0"), "nightly")]
+REPEATED = Part("repeated", ("-n", "0"), "")
+
+
+@dataclass
+class Ran:
+    part: Part
+    minutes: float
+    found: Found
+
+
+@dataclass
+class Verdict:
+    """What the repetition of the failed tests showed."""
+
+    failed: list[str] = field(default_factory=list)
+    flaky: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    """Reasons to fail besides the failed tests."""
+
+    @property
+    def passed(self) -> bool:
+        return not self.failed and not self.refused
+
+
+def pytest_once(part: Part, options: Sequence[str], tests: Sequence[str]) -> Ran:
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="tests-") as folder:
+        record, listed = Path(folder, "record.json"), Path(folder, "names")
+        listed.write_text("".join(f"{name}\n" for name in tests or part.tests))
+        command = [sys.executable, "-m", "pytest", *part.options, "-m", part.marks, f"--record={record}", *options, f"@{listed}"]
+        code = subprocess.run(command, cwd=ROOT).returncode
+        found = Found.read(record) if record.exists() else Found()
+    if code not in COMPLETE and not found.refused:
+        found.refused.append(f"{part.name}: pytest ended with exit code {code}")
+    return Ran(part, (time.monotonic() - began) / 60, found)
+
+
+def module(name: str) -> str:
+    return name.partition("::")[0]
+
+
+def to_repeat(found: Found) -> list[str]:
+    """The failed tests; of one that failed when it was taken down, its whole module."""
+    return list(dict.fromkeys(module(name) if failure.in_teardown else name for name, failure in found.failures.items()))
+
+
+def judge(first: Found, again: Found, listed: str) -> Verdict:
+    """``again`` is the repetition, which may be empty; ``listed`` the text of tests/flaky.md."""
+    verdict = Verdict(refused=[*first.refused, *again.refused])
+    for name, failure in first.failures.items():
+        repeated = [each for each in again.cpu_s if each == name or (failure.in_teardown and module(each) == module(name))]
+        passed = repeated and not again.failures.keys() & {*repeated, name}
+        (verdict.flaky if passed else verdict.failed).append(name)
+    verdict.failed += [name for name in again.failures if name not in first.failures]
+    known = [name for name in verdict.flaky if row(name) in listed]
+    verdict.refused += [f"{name} passed only when repeated, and is in {FLAKY.name} already: mend it first" for name in known]
+    if len(verdict.flaky) > MOST_FLAKY:
+        verdict.refused.append(f"{len(verdict.flaky)} tests passed only when repeated: at most {MOST_FLAKY} may")
+    return verdict
+
+
+def row(name: str) -> str:
+    """The beginning of a test's line in the list."""
+    return f"| `{name.replace('|', chr(92) + '|')}` |"
+
+
+def note(names: Sequence[str], path: Path) -> None:
+    """Adds lines to the list."""
+    text = path.read_text()
+    path.write_text(text + "".join(f"{row(name)} {date.today()} | not known yet |\n" for name in names if row(name) not in text))
+
+
+def times(ran: Ran) -> list[str]:
+    """A line for a part, and for its lanes if it has both. A lane's minutes are those of its tests one after the other."""
+    of_lanes = {name: [test for test in ran.found.cpu_s if lane(ROOT / module(test)) == name] for name in (PURE, MACHINE)}
+    lines = [line(ran.part.name, ran.minutes, ran.found, list(ran.found.cpu_s))]
+    if all(of_lanes.values()):
+        for name, tests in of_lanes.items():
+            lines.append(line(f"  {name}", sum(ran.found.seconds[test] for test in tests) / 60, ran.found, tests))
+    return lines
+
+
+def line(name: str, minutes: float, found: Found, tests: Sequence[str]) -> str:
+    return f"{name:10} {minutes:7.1f} {len(tests):7} {sum(found.cpu_s[test] for test in tests):12.0f}"
+
+
+def summary(ran: Sequence[Ran], verdict: Verdict, first: Found) -> list[str]:
+    lines = ["", "           minutes   cases  CPU-seconds", *(row for each in ran for row in times(each))]
+    lines += dearest(first)
+    for name in verdict.flaky:
+        lines += [f"FLAKY {name} failed, and passed when repeated alone. The failure:", first.failures[name].text]
+    lines += [f"FAILED {name}" for name in verdict.failed]
+    lines += [f"REFUSED {reason}" for reason in verdict.refused]
+    lines.append("passed" if verdict.passed else "failed")
+    return lines
+
+
+def run_parts(chosen: Sequence[Part], options: Sequence[str], tests: Sequence[str]) -> tuple[list[Ran], Verdict]:
+    ran: list[Ran] = []
+    first = Found()
+    for part in chosen:
+        print(f"== {part.name}", flush=True)
+        ran.append(pytest_once(part, options, tests))
+        first += ran[-1].found
+    again = Found()
+    if 0 < len(first.failures) <= MOST_REPEATED:
+        print("== what failed, once more and alone", flush=True)
+        ran.append(pytest_once(REPEATED, options, to_repeat(first)))
+        again = ran[-1].found
+    verdict = judge(first, again, FLAKY.read_text())
+    note(verdict.flaky, FLAKY)
+    print("\n".join(summary(ran, verdict, first)), flush=True)
+    return ran, verdict
+
+
+def page(ran: Sequence[Ran], verdict: Verdict) -> str:
+    """Of the nightly tests: a row for each file."""
+    from rlinf_vla.telemetry.environment import fingerprint
+
+    machine = fingerprint()
+    first = ran[0].found
+    bad = {*verdict.failed, *verdict.flaky}
+    lines = [
+        "# Nightly tests",
+        "",
+        f"`make test-nightly`, {date.today()}: {machine['cores']} cores of {machine['cpu']}; {ran[0].minutes:.0f} minutes.",
+        "",
+        "Tests that take too long for each change, or need an environment of their own. `.ci/run` leaves them out.",
+        "",
+        f"**{first.cases - len(bad)} of {first.cases} passed at once, {len(verdict.flaky)} when repeated, {len(verdict.failed)} failed.**",
+        "",
+        "| file | tests | minutes | failed |",
+        "|---|---|---|---|",
+    ]
+    for path in sorted({module(name) for name in first.cpu_s}):
+        tests = [name for name in first.cpu_s if module(name) == path]
+        minutes = sum(first.seconds[name] for name in tests) / 60
+        lines.append(f"| `{path}` | {len(tests)} | {minutes:.1f} | {sum(name in verdict.failed for name in tests)} |")
+    return "\n".join([*lines, *(f"\n{reason}" for reason in verdict.refused)]) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--all", action="store_true", help="slow and realtime tests too; no extra may be missing")
+    parser.add_argument("--nightly", type=Path, metavar="PAGE", help="only what takes too long for each change; writes the page")
+    parser.add_argument("tests", nargs="*", help="only these files")
+    arguments = parser.parse_args()
+    options = ["--all-extras"] if arguments.all or arguments.nightly else []
+    options += ["--all-peers"] if arguments.nightly else []
+    try:
+        ran, verdict = run_parts(NIGHTLY if arguments.nightly else parts(arguments.all), options, arguments.tests)
+    except KeyboardInterrupt:
+        return 130
+    if arguments.nightly:
+        arguments.nightly.write_text(page(ran, verdict))
+    return 0 if verdict.passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
