@@ -14,12 +14,13 @@ from pathlib import Path
 from tests.sources import PLUGIN_PACKAGES, ROOT, absolute_names, imported, modules, nodes
 
 PURE, MACHINE = "pure", "machine"
-PROCESSES = {"subprocess", "multiprocessing", "ray"}
-"""Imports of a file that starts processes."""
-OTHERS = {"signal", "socket", "threading", "asyncio", "concurrent", "http", "urllib"}
-CALLS = {"time.sleep", "os.kill", "os.killpg", "Clock()"}
-STARTS = {f"pytest.mark.{mark}" for mark in ("simulator", "realtime", "genesis", "machine")} | {"os.fork", "os.posix_spawn", "pytester"}
-"""Names and calls of a file that starts processes."""
+IMPORTS = {"subprocess", "multiprocessing", "ray", "signal", "socket", "threading", "asyncio", "concurrent", "http", "urllib"}
+NAMES = {"time.sleep", "os.kill", "os.killpg", "os.fork", "os.posix_spawn", "pytester", "Clock()"}
+"""Attributes, arguments and calls."""
+SIMULATORS = {f"pytest.mark.{mark}" for mark in ("simulator", "realtime", "genesis")}
+MARKS = SIMULATORS | {"pytest.mark.machine"}
+SEVERAL = SIMULATORS | {"multiprocessing", "ray"}
+"""Signs of a file that starts several processes at once: simulators, ranks, workers."""
 REPORTS = "rlinf_vla.telemetry.environment"
 """Of the modules of the code that start processes, the one that only asks git and nvidia-smi, whose answers no test waits for long."""
 
@@ -34,7 +35,7 @@ def processes_of_the_code() -> frozenset[str]:
     """Modules of the code that themselves import what starts processes or opens sockets."""
     found = set()
     for path in modules("rlinf_vla", "benchmarks", *PLUGIN_PACKAGES):
-        if {name.partition(".")[0] for name in imported(path)} & (PROCESSES | {"socket"}):
+        if {name.partition(".")[0] for name in imported(path)} & {"subprocess", "multiprocessing", "ray", "socket"}:
             parts = path.relative_to(ROOT).with_suffix("").parts
             found.add(".".join(parts if parts[0] == "rlinf_vla" else ("rlinf_vla", *parts)).removesuffix(".__init__"))
     return frozenset(found - {REPORTS})
@@ -59,14 +60,12 @@ def read_with(path: Path) -> tuple[Path, ...]:
 
 @functools.cache
 def signs(path: Path) -> frozenset[str]:
-    """What in one file shows that it is no pure one. ``processes`` is among them if it starts some."""
+    """What in one file shows that it is no pure one."""
     tops = {name.partition(".")[0] for name in imported(path)}
     used = {ast.unparse(node) for node in nodes(path) if isinstance(node, ast.Attribute)}
     used |= {node.arg for node in nodes(path) if isinstance(node, ast.arg)}
     used |= {f"{node.func.id}()" for node in nodes(path) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
-    starting = tops & PROCESSES | used & STARTS | named(path) & processes_of_the_code()
-    others = tops & OTHERS | used & CALLS
-    return frozenset(starting | others | ({"processes"} if starting else set()))
+    return frozenset(tops & IMPORTS | used & (NAMES | MARKS) | named(path) & processes_of_the_code())
 
 
 @functools.cache
@@ -75,5 +74,6 @@ def lane(path: Path) -> str:
 
 
 @functools.cache
-def starts_processes(path: Path) -> bool:
-    return any("processes" in signs(each) for each in read_with(path))
+def starts_several(path: Path) -> bool:
+    """Whether a file of the machine lane is process-heavy."""
+    return any(signs(each) & SEVERAL for each in read_with(path))

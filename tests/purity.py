@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from tests.lanes import PURE, lane, starts_processes
+from tests.lanes import PURE, lane, starts_several
 from tests.sources import ROOT
 
 SHORT = {"git", "nvidia-smi", "uname", "ldconfig", "gcc", "cc", "ld", "objdump", "lscpu"}
@@ -30,8 +31,8 @@ class Lanes:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
-        """With ``--dist loadfile``: all files that start processes are the work of one worker, the others go file by file
-        to whoever is free."""
+        """With ``--dist loadfile``: all files that start several processes are the work of one worker, one after the other,
+        and the others go file by file to whoever is free."""
         if config.getoption("dist") != "loadfile":
             return None
         from xdist.scheduler.loadscope import LoadScopeScheduling
@@ -39,7 +40,7 @@ class Lanes:
         class OneAtATime(LoadScopeScheduling):
             def _split_scope(self, nodeid: str) -> str:
                 path = nodeid.partition("::")[0]
-                return "processes" if starts_processes(ROOT / path) else path
+                return "several processes" if starts_several(ROOT / path) else path
 
         return OneAtATime(config, log)
 
@@ -51,8 +52,12 @@ class Lanes:
         finally:
             self._pure = False
 
+    def _judges(self) -> bool:
+        """Threads that a library keeps after a test of the other lane are not the pure test's."""
+        return self._pure and threading.current_thread() is threading.main_thread()
+
     def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if not self._pure:
+        if not self._judges():
             return
         if event == "subprocess.Popen":
             program = Path(os.fsdecode(arguments[1][0] if isinstance(arguments[1], list | tuple) else arguments[1])).name
@@ -63,7 +68,7 @@ class Lanes:
 
     def _slept(self, seconds: float) -> None:
         waits_for_a_program = sys._getframe(1).f_globals["__name__"] == "subprocess"
-        if self._pure and seconds > 0 and not waits_for_a_program:
+        if seconds > 0 and not waits_for_a_program and self._judges():
             refuse("sleeps")
         self._sleep(seconds)
 

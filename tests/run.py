@@ -49,7 +49,7 @@ class Part:
 
 
 def parts(everything: bool) -> list[Part]:
-    """In the first, one worker runs the machine lane, and the others, in the end all, the pure one."""
+    """In the first, one worker runs the files that start several processes, the others all else (tests/purity.py)."""
     slow = "" if everything else "not slow and "
     found = [Part("lanes", ("-n", str(WORKERS), "--dist", "loadfile"), f"{slow}not realtime and not nightly")]
     return [*found, Part("realtime", ("-n", "0"), "realtime and not nightly", ("tests/robots",))] if everything else found

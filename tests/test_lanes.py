@@ -19,16 +19,16 @@ def test_this_file_is_pure() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "lane", "processes"),
+    ("code", "lane", "several"),
     [
         ("import torch", lanes.PURE, False),
         ("from pathlib import Path\ndef test_it(tmp_path): ...", lanes.PURE, False),
-        ("import subprocess", lanes.MACHINE, True),
+        ("import subprocess", lanes.MACHINE, False),
         ("def late():\n    from multiprocessing import Process", lanes.MACHINE, True),
         ("import pytest\npytestmark = [pytest.mark.simulator]", lanes.MACHINE, True),
-        ("import pytest\npytestmark = pytest.mark.machine", lanes.MACHINE, True),
-        ("from rlinf_vla.core.child_process import x", lanes.MACHINE, True),
-        ("def test_it(pytester): ...", lanes.MACHINE, True),
+        ("import pytest\npytestmark = pytest.mark.machine", lanes.MACHINE, False),
+        ("from rlinf_vla.core.child_process import x", lanes.MACHINE, False),
+        ("def test_it(pytester): ...", lanes.MACHINE, False),
         ("from tests.training.processes import on_ranks", lanes.MACHINE, True),
         ("import signal", lanes.MACHINE, False),
         ("import threading", lanes.MACHINE, False),
@@ -36,19 +36,19 @@ def test_this_file_is_pure() -> None:
         ("from rlinf_vla.realworld.clock import Clock\nClock()", lanes.MACHINE, False),
     ],
 )
-def test_a_lane_follows_from_the_source(code: str, lane: str, processes: bool, tmp_path: Path) -> None:
+def test_a_lane_follows_from_the_source(code: str, lane: str, several: bool, tmp_path: Path) -> None:
     path = tmp_path / "test_it.py"
     path.write_text(code)
     assert lanes.lane(path) == lane
-    assert lanes.starts_processes(path) is processes
+    assert lanes.starts_several(path) is several
 
 
 def test_a_lane_follows_from_the_neighbours_that_a_file_imports(tmp_path: Path) -> None:
     path = tmp_path / "test_it.py"
     path.write_text("import helper")
     (tmp_path / "helper.py").write_text("from other import run")
-    (tmp_path / "other.py").write_text("import subprocess")
-    assert lanes.lane(path) == lanes.MACHINE and lanes.starts_processes(path)
+    (tmp_path / "other.py").write_text("import ray")
+    assert lanes.lane(path) == lanes.MACHINE and lanes.starts_several(path)
 
 
 def run_a_program() -> None:

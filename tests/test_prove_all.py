@@ -46,6 +46,7 @@ def finish(run: Any, after: int, before: int = 30) -> None:
     (run.directory / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
+@pytest.mark.slow
 def test_every_proof_has_a_recipe_and_a_name_of_its_own(tool: ModuleType) -> None:
     assert len({tool.slug(name) for name in tool.PROOFS}) == len(tool.PROOFS)
     assert tool.STARTS.keys() <= tool.PROOFS.keys()

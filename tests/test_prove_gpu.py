@@ -37,6 +37,7 @@ def test_without_a_gpu_it_says_so_in_one_line_and_writes_nothing(tmp_path: Path)
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_parts_are_kept_and_a_failure_does_not_end_the_others(tmp_path: Path) -> None:
     """The first part has no time; then another runs, and the page shows both. A run on the CPU proves nothing."""
     found, page = rehearse(tmp_path, "update", limit=1)
@@ -61,6 +62,7 @@ def test_every_part_runs(tmp_path: Path, part: str) -> None:
     assert f"PARTS={part}`: **done**" in page and "other bits" not in page
 
 
+@pytest.mark.slow
 def test_it_needs_no_installation(tmp_path: Path) -> None:
     found, page = rehearse(tmp_path, "memory", python=str(Path(sys.executable).resolve()))
     assert found.returncode == 0 and "counted: 0.0" in page, found.stdout + (tmp_path / "results" / "memory.log").read_text()

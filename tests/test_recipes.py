@@ -130,6 +130,7 @@ def test_a_recipe_runs_an_iteration(run: Run, name: str, capsys: pytest.CaptureF
         assert read_metrics(directory)[0]["rollout/steps"] > 0
 
 
+@pytest.mark.slow
 def test_a_sweep_of_real_simulators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Its result is verified, too."""
     require_simulator("maniskill_eval")

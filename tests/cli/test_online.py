@@ -55,6 +55,7 @@ def test_a_session_from_its_beginning_to_its_report(toy: Arguments, rlinf_vla: C
     assert found.code == 0 and "in 1 episodes at toy" in found.out, found.out + found.err
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_demonstrations_are_recorded_learnt_from_and_done_again(toy: Arguments, rlinf_vla: CommandLine, tmp_path: Path) -> None:
     found = rlinf_vla("robot", *toy("record", "output=data", "record.video=false", PATIENT))

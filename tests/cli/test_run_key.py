@@ -116,6 +116,7 @@ def evaluated(run_dir: Path, name: str) -> dict[str, Any]:
     return {mode: document[mode] for mode in ("sampled", "greedy")} | {"policy_version": document["policy_version"]}
 
 
+@pytest.mark.slow
 def test_an_evaluation_needs_no_repeated_overrides(train: Train, rlinf_vla: CommandLine, counting: Counting, tmp_path: Path) -> None:
     run = train("run", *OVERRIDES)
     typed = [each for each in OVERRIDES if each not in QUICK]

@@ -131,6 +131,7 @@ def _take_terminal() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
+@pytest.mark.slow
 def test_below_nohup_a_closed_terminal_is_ignored(start: Start, counting: Counting, tmp_path: Path) -> None:
     before = "import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
     program = start(counting.arguments("train", "counting_ppo", *LONG), before)

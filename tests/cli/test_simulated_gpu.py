@@ -94,6 +94,21 @@ RUNS = {
     "sft of pi0 with delays": ("sft", "pi0", [*FULL, "model.options.simulated_delay=1"]),
 }
 CHEAP = {run for run in RUNS if run.startswith("sft of ")} | {"sac of compact"}
+VARIANTS = {
+    "ppo of openvla in full",
+    "ppo of openvla in full in bfloat16",
+    "ppo of openvla_oft with co-training",
+    "ppo of pi0 in full",
+    "ppo of pi0 with a frozen vlm",
+    "ppo of pi0 in bfloat16",
+    "grpo of smolvla with a frozen vlm in bfloat16",
+    "dsrl of smolvla",
+}
+"""Each differs in one setting from a run that trains the same model, and the setting is in another run."""
+
+
+def marks(run: str) -> list[pytest.MarkDecorator]:
+    return [] if run in CHEAP else [pytest.mark.nightly] if run in VARIANTS else [pytest.mark.slow]
 
 
 class GpuWorld(CounterWorld):
@@ -151,7 +166,7 @@ def numbers(directory: Path) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
     return tensors, [{name: value for name, value in row.items() if "time" not in name and "throughput" not in name} for row in rows]
 
 
-@pytest.mark.parametrize("run", [pytest.param(run, marks=[pytest.mark.slow] * (run not in CHEAP)) for run in RUNS])
+@pytest.mark.parametrize("run", [pytest.param(run, marks=marks(run)) for run in RUNS])
 def test_a_run_on_a_gpu_is_the_run_on_the_cpu(
     rlinf_vla: CommandLine, package: Path, monkeypatch: pytest.MonkeyPatch, run: str, request: pytest.FixtureRequest
 ) -> None:

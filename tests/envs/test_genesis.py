@@ -42,6 +42,7 @@ def make(groups: int = 1, **config: Any) -> list[VectorEnv]:
     return plugin.create(GenesisConfig(num_envs=groups * NUM_ENVS, backend="cpu", **config), groups)
 
 
+@pytest.mark.nightly
 class TestPickCube(PickCubeConformance):
     pytestmark = real
 

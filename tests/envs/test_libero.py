@@ -159,6 +159,7 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return answer | {"written": sorted(str(path.relative_to(home)) for path in home.rglob("*")), "said": done.stderr}
 
 
+@pytest.mark.nightly
 @pytest.mark.simulator
 @pytest.mark.timeout(900)
 class TestFacts:
@@ -278,6 +279,7 @@ def test_images_by_convention() -> None:
     assert (flipped(image, "none") == image).all()
 
 
+@pytest.mark.nightly
 @pytest.mark.simulator
 def test_objects_appear_at_their_positions(facts: dict[str, Any]) -> None:
     """By the camera's geometry: in an upright image, the pixels that change when an object is removed."""

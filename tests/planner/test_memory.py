@@ -264,6 +264,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_gpu")
 def test_without_a_gpu_a_dry_run_says_which_have_room(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"^this machine has no CUDA device"):

@@ -168,6 +168,7 @@ def test_in_bfloat16_the_first_ratio_is_exactly_one(micro_batch_size: int) -> No
     assert found[2]["actor/approx_kl"] > 0
 
 
+@pytest.mark.slow
 def test_log_probabilities_are_recomputed_only_where_they_are_those_of_the_present_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     compute = OnPolicyUpdater.log_prob_by

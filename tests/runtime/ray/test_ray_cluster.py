@@ -121,6 +121,7 @@ with connect_cluster(None, {}, lambda text: None):
 """
 
 
+@pytest.mark.slow
 def test_a_local_cluster_requires_its_token() -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
     done = subprocess.run([sys.executable, "-c", OWN_CLUSTER, STRANGER], env=environment, capture_output=True, text=True, timeout=280)
