@@ -41,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Lanes(), "lanes")
     config.pluginmanager.register(Costs(), "costs")
     if not hasattr(config, "workerinput"):
-        record = Record(config.getoption("--record"))
+        record = Record(config, config.getoption("--record"))
         config.pluginmanager.register(record, "record")
         check = SkipCheck(config.getoption("--all-extras"), config.getoption("--all-peers"), record.found.refused)
         config.pluginmanager.register(check, "skip-check")

@@ -76,15 +76,19 @@ class Costs:
 
 
 class Record:
-    """A plug-in of the process that hears of all results. Writes them to ``path`` if there is one."""
+    """A plug-in of the process that hears of all results. Writes them to ``path`` if there is one, and failures at once."""
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, config: pytest.Config, path: Path | None) -> None:
+        self._config = config
         self._path = path
         self.found = Found()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
             self.found.failures.setdefault(report.nodeid, Failure(report.longreprtext, report.when == "teardown"))
+            if (terminal := self._config.pluginmanager.get_plugin("terminalreporter")) is not None:
+                terminal.ensure_newline()
+                terminal.write_line(f"FAILED {report.nodeid}")
         self.found.seconds[report.nodeid] = self.found.seconds.get(report.nodeid, 0.0) + report.duration
         if report.when == "teardown":
             self.found.cases += 1

@@ -27,6 +27,8 @@ from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from tests.cli.conftest import CommandLine, Counting
 from tests.planner.made_up import profile
 
+pytestmark = pytest.mark.machine  # a run on Ray looks for its server
+
 ROOT = Path(__file__).parents[2]
 Key = tuple[type, str]
 """A dataclass, and the name of one of its fields."""
