@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -19,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tests.lanes import named, read_with  # noqa: E402
-from tests.sources import DATA, MAY_IMPORT, PLUGIN_PACKAGES, nodes, rooms, text  # noqa: E402
+from tests.sources import DATA, FOR_PLUGINS, MAY_IMPORT, PLUGIN_PACKAGES, nodes, rooms, text  # noqa: E402
 
 ALWAYS = ("tests/test_structure.py", "tests/test_documentation.py", "tests/test_mutants.py")
 """They read the files of the repository."""
@@ -33,23 +34,22 @@ COMMON = {"pyproject.toml", "constraints.txt", "Makefile"}
 
 def below(room: str) -> set[str]:
     """A room and all that its code may run."""
-    found = {room}
-    if room in PLUGIN_PACKAGES:
-        found |= {"core", "config"}
-    for each in list(found):
-        for lower in MAY_IMPORT.get(each, set()):
-            found |= {lower} if lower in found else below(lower)
+    found = {room} | (FOR_PLUGINS if room in PLUGIN_PACKAGES else set())
+    pending = list(found)
+    for each in pending:
+        lower = MAY_IMPORT.get(each, set()) - found
+        found |= lower
+        pending += lower
     return found | LOADED if found & LOADERS else found
 
 
-def mentioned(path: Path) -> Iterator[str]:
+@functools.cache
+def mentioned(path: Path) -> frozenset[str]:
     """Rooms that a file names in its texts: of programs that it starts."""
     docstrings = {id(node.value) for node in nodes(path) if isinstance(node, ast.Expr)}
-    for node in nodes(path):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
-            yield from re.findall(r"\brlinf_vla\.(\w+)", node.value)
-            if "rlinf-vla" in node.value:
-                yield "cli"
+    texts = [node.value for node in nodes(path) if isinstance(node, ast.Constant) and id(node) not in docstrings]
+    found = {room for each in texts if isinstance(each, str) for room in re.findall(r"\brlinf_vla\.(\w+)", each)}
+    return frozenset(found | {"cli" for each in texts if isinstance(each, str) and "rlinf-vla" in each})
 
 
 def suites(path: Path) -> Iterator[Path]:
@@ -61,15 +61,17 @@ def suites(path: Path) -> Iterator[Path]:
                 yield place.with_suffix(".py")
 
 
-def with_helpers(test: Path) -> list[Path]:
+@functools.cache
+def with_helpers(test: Path) -> tuple[Path, ...]:
     """A test file, the conftest.py files of its folders, and what they import of ``tests`` and ``rlinf_vla.testing``."""
     conftests = [folder / "conftest.py" for folder in test.parents if folder.is_relative_to(ROOT / "tests") and folder != ROOT / "tests"]
     found = [helper for path in (test, *conftests) if path.exists() for helper in read_with(path)]
     for path in found:
         found += [each for each in suites(path) if each not in found]
-    return found
+    return tuple(found)
 
 
+@functools.cache
 def seen(test: Path) -> set[str]:
     """Rooms whose change a test file may see."""
     direct = {room for path in with_helpers(test) for room in (*rooms(path), *mentioned(path))}
@@ -99,16 +101,21 @@ def selected(changes: Iterable[str]) -> list[str]:
     if changes & common:
         return [str(test.relative_to(ROOT)) for test in tests]
     touched = {room for name in changes if (room := room_of(name))}
-    stems = {Path(name).stem for name in changes if name.startswith("tools/")}
+    tools = {Path(name).stem for name in changes if name.startswith("tools/")}
     found = []
     for test in tests:
         name = str(test.relative_to(ROOT))
         own = {str(path.relative_to(ROOT)) for path in with_helpers(test)}
-        data = any(change.startswith(f"{test.parent.relative_to(ROOT)}/fixtures/") for change in changes)
-        named = any(re.search(rf"\b{stem}\b", text(test)) for stem in stems)
-        if name in ALWAYS or own & changes or data or named or seen(test) & touched:
+        of_a_tool = any(re.search(rf"\b{tool}\b", text(test)) for tool in tools)
+        if name in ALWAYS or own & changes or seen(test) & touched or of_a_tool or any(is_data_of(test, change) for change in changes):
             found.append(name)
     return found
+
+
+def is_data_of(test: Path, change: str) -> bool:
+    """Whether a changed file is in a folder beside a test file, as ``fixtures`` are."""
+    folder = test.parent.relative_to(ROOT)
+    return folder != Path("tests") and folder in Path(change).parents and Path(change).parent != folder
 
 
 def main() -> int:
