@@ -18,6 +18,9 @@ from tests.sources import ROOT
 SHORT = {"git", "nvidia-smi", "uname", "ldconfig", "gcc", "cc", "ld", "objdump", "lscpu"}
 """Programs that a pure test may start: they answer at once, and no result depends on when."""
 
+REFUSED = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.kill", "os.killpg", "socket.bind", "socket.connect"}
+"""Audit events of Python that a pure test may not raise."""
+
 
 class Lanes:
     """A plug-in of pytest."""
@@ -57,13 +60,13 @@ class Lanes:
         return self._pure and threading.current_thread() is threading.main_thread()
 
     def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if not self._judges():
+        if event not in REFUSED or not self._judges():
             return
         if event == "subprocess.Popen":
             program = Path(os.fsdecode(arguments[1][0] if isinstance(arguments[1], list | tuple) else arguments[1])).name
             if program not in SHORT:
                 refuse(f"starts {program}")
-        elif event in ("os.fork", "os.forkpty", "os.posix_spawn", "os.kill", "os.killpg", "socket.bind", "socket.connect"):
+        else:
             refuse(f"calls {event}")
 
     def _slept(self, seconds: float) -> None:

@@ -34,8 +34,7 @@ def test_a_slow_inference_costs_exactly_the_periods_that_it_takes(delay: int, mi
     assert cell.loop.accounting.missed == misses
 
 
-@settings(max_examples=100)
-@settings(max_examples=20)
+@settings(max_examples=30)
 @given(
     delays=st.lists(st.integers(0, 450), min_size=1, max_size=12),
     chunk=st.integers(1, 6),
