@@ -95,8 +95,9 @@ class Record:
             self.found.cpu_s[report.nodeid] = dict(report.user_properties).get("cpu_s", 0.0)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if report.failed:
-            self.found.refused.append(f"{report.nodeid} cannot be collected: {report.longreprtext}")
+        reason = f"{report.nodeid} cannot be collected: {report.longreprtext}"
+        if report.failed and reason not in self.found.refused:  # each worker collects all files
+            self.found.refused.append(reason)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self) -> None:
