@@ -25,7 +25,6 @@ class Failure:
 
 @dataclass
 class Found:
-    cases: int = 0
     cpu_s: dict[str, float] = field(default_factory=dict)
     """By test, with its fixtures, and with the child processes that have ended."""
     seconds: dict[str, float] = field(default_factory=dict)
@@ -45,7 +44,6 @@ class Found:
 
     def __add__(self, other: Found) -> Found:
         return Found(
-            self.cases + other.cases,
             self.cpu_s | other.cpu_s,
             self.seconds | other.seconds,
             self.failures | other.failures,
@@ -91,7 +89,6 @@ class Record:
                 terminal.write_line(f"FAILED {report.nodeid}")
         self.found.seconds[report.nodeid] = self.found.seconds.get(report.nodeid, 0.0) + report.duration
         if report.when == "teardown":
-            self.found.cases += 1
             self.found.cpu_s[report.nodeid] = dict(report.user_properties).get("cpu_s", 0.0)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:

@@ -177,7 +177,8 @@ def page(ran: Sequence[Ran], verdict: Verdict) -> str:
 
     machine = fingerprint()
     first = ran[0].found
-    bad = {*verdict.failed, *verdict.flaky}
+    cases = len(first.cpu_s)
+    at_once = cases - len({*verdict.failed, *verdict.flaky})
     lines = [
         "# Nightly tests",
         "",
@@ -185,7 +186,7 @@ def page(ran: Sequence[Ran], verdict: Verdict) -> str:
         "",
         "Tests that take too long for each change, or need an environment of their own. `.ci/run` leaves them out.",
         "",
-        f"**{first.cases - len(bad)} of {first.cases} passed at once, {len(verdict.flaky)} when repeated, {len(verdict.failed)} failed.**",
+        f"**{at_once} of {cases} passed at once, {len(verdict.flaky)} when repeated, {len(verdict.failed)} failed.**",
         "",
         "| file | tests | minutes | failed |",
         "|---|---|---|---|",

@@ -115,7 +115,7 @@ def test_a_run(
 
 
 def test_the_nightly_page_has_a_row_for_each_file() -> None:
-    found = Found(2, {"a::x": 1.0, "b::y": 1.0}, {"a::x": 60.0, "b::y": 120.0}, {"b::y": Failure("why", False)})
+    found = Found({"a::x": 1.0, "b::y": 1.0}, {"a::x": 60.0, "b::y": 120.0}, {"b::y": Failure("why", False)})
     text = run.page([run.Ran(run.NIGHTLY[0], 3.0, found)], run.Verdict(failed=["b::y"]))
     assert "**1 of 2 passed at once, 0 when repeated, 1 failed.**" in text
     assert "| `a` | 1 | 1.0 | 0 |" in text and "| `b` | 1 | 2.0 | 1 |" in text
