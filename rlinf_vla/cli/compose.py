@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from importlib.resources import files
 from itertools import pairwise
+from pathlib import Path
 
 import hydra
 from hydra import compose, initialize_config_module
@@ -23,6 +24,7 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.runtime import recipes
 
 CONFIG_MODULE = "rlinf_vla.recipes"
+FOLDER = "--config-dir"
 CHOICES = ("recipe", "preset", "env", "robot", "model", "algorithm", "reward", "cluster")
 
 
@@ -31,9 +33,54 @@ def compose_and_run(verb: str, arguments: Sequence[str], command: Callable[[Dict
 
     Hydra's flags work (``--cfg job``, ``--multirun`` ...). Raises UserError if the recipe is wrong.
     """
+    with _command_line(verb, arguments):
+        overrides = with_folder(arguments)
+        if any(map(_is_hydras, overrides)):
+            return _run_by_hydra(verb, arguments, command)
+        command(load(verb, overrides))
+    return 0
+
+
+@contextmanager
+def _command_line(verb: str, arguments: Sequence[str]) -> Iterator[None]:
+    """Let ``sys.argv``, which is saved with results, name the program and the verb."""
+    saved = sys.argv
+    sys.argv = [f"rlinf-vla {verb.replace('_', ' ')}", *arguments]
+    try:
+        yield
+    finally:
+        sys.argv = saved
+
+
+def with_folder(arguments: Sequence[str]) -> list[str]:
+    """Replace ``--config-dir DIR`` by the override that adds a folder to those in which Hydra finds recipes.
+
+    Raises UserError if there is no such folder.
+    """
+    found = list[str]()
+    words = iter(arguments)
+    for word in words:
+        option, _, value = word.partition("=")
+        if option != FOLDER:
+            found.append(word)
+            continue
+        folder = Path(value or next(words, "")).expanduser()
+        if not folder.is_dir():
+            raise UserError(f"{FOLDER} {folder}: no such directory")
+        found.append(f"hydra.searchpath=[{quoted(f'file://{folder.resolve()}')}]")  # Hydra decodes no %20
+    return found
+
+
+def _is_hydras(override: str) -> bool:
+    """Return whether Hydra must run the command itself: for a flag, or a setting such as ``hydra.mode``."""
+    return _is_flag(override) or bool(re.match(r"[~+]*hydra[./@=](?!searchpath=)", override))
+
+
+def _run_by_hydra(verb: str, arguments: Sequence[str], command: Callable[[DictConfig], object]) -> int:
+    """Do what Hydra's flags say. It composes the recipe twice and copies it several times."""
     recipes.register()
-    given, completes = arguments, bool({"--shell-completion", "-sc"} & set(arguments))  # of a line in COMP_LINE, not of these arguments
-    arguments = sorted(arguments if completes else with_choices(verb, arguments), key=_is_flag)  # argparse needs the overrides together
+    completes = {"--shell-completion", "-sc"} & set(arguments)  # of a line in COMP_LINE, not of these arguments
+    sys.argv[1:] = sorted(arguments if completes else with_choices(verb, arguments), key=_is_flag)  # argparse needs the overrides together
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting
 
     def job(config: DictConfig) -> None:
@@ -42,17 +89,13 @@ def compose_and_run(verb: str, arguments: Sequence[str], command: Callable[[Dict
         except Exception as error:
             raise _Failed from error
 
-    saved = sys.argv
-    sys.argv = [f"rlinf-vla {verb.replace('_', ' ')}", *arguments]
     try:
         hydra.main(version_base="1.3", config_path=f"pkg://{CONFIG_MODULE}", config_name=primary(verb))(job)()
     except _Failed as failed:
         assert failed.__cause__ is not None
         raise failed.__cause__ from None
     except Exception as error:  # failures of the command are _Failed: the rest is an error in the recipe
-        raise UserError(explain(error, given)) from error
-    finally:
-        sys.argv = saved
+        raise UserError(explain(error, arguments)) from error
     return 0
 
 

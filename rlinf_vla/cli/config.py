@@ -13,7 +13,7 @@ from hydra.types import RunMode
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError
 
-from rlinf_vla.cli.compose import CONFIG_MODULE, composed, primary, quoted
+from rlinf_vla.cli.compose import CONFIG_MODULE, FOLDER, composed, primary, with_folder
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.suggestions import suggest_keys
 from rlinf_vla.runtime.recipes import refuse_unknown_keys
@@ -22,7 +22,6 @@ from rlinf_vla.telemetry.tables import JSON, print_json, print_table
 VERB = "train"
 """The verb for which a recipe is composed."""
 DEFAULT, FILE, SAVED, COMMAND_LINE = "default", "file", "saved recipe", "command line"
-FOLDER = "--config-dir"
 PACKAGED = f"pkg://{CONFIG_MODULE}"
 
 
@@ -163,18 +162,11 @@ def told(value: Any) -> str:
     return str(value)
 
 
-def _read_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+def _read_arguments(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the keys to show, and the overrides. Raises UserError."""
     filters, overrides = list[str](), list[str]()
-    words = iter(arguments)
-    for word in words:
-        if word.partition("=")[0] == FOLDER:
-            folder = Path(word.partition("=")[2] or next(words, "")).expanduser()
-            if not folder.is_dir():
-                raise UserError(f"{FOLDER} {folder}: no such directory")
-            overrides.append(f"hydra.searchpath=[{quoted(f'file://{folder.resolve()}')}]")  # Hydra decodes no %20
-        elif word.startswith("-"):
+    for word in with_folder(words):
+        if word.startswith("-"):
             raise UserError(f"config {word}: no such option (options: {JSON}, {FOLDER} DIR)")
-        else:
-            (overrides if "=" in word or word.startswith("~") else filters).append(word)
+        (overrides if "=" in word or word.startswith("~") else filters).append(word)
     return filters, overrides
