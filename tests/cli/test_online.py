@@ -30,6 +30,7 @@ PATIENT = "env.episode_limit=400"
 """For experts that shall succeed in few steps: a busy machine skips the steps of half a second and more."""
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_session_from_its_beginning_to_its_report(toy: Arguments, rlinf_vla: CommandLine, tmp_path: Path) -> None:
     (tmp_path / "fault").write_text("reflex")  # found when the arm is first looked at

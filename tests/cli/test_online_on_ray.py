@@ -65,6 +65,7 @@ def test_what_was_not_delivered_waits_for_the_next_actor(recipe: str, state: Pat
     assert not list(state.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_learner_that_is_silent_is_as_good_as_dead(toy: Arguments, tmp_path: Path, state: Path) -> None:
     long = (toy_run(tmp_path / "written", toy("train", "env.episode_limit=4000")) / "recipe.yaml").read_text()

@@ -108,6 +108,7 @@ class TestTasks:
         ten, fifty = json.loads(said("-c", code))
         assert set(BENCHMARKS["MT10"]) == set(ten) and set(BENCHMARKS["MT50"]) == set(fifty)
 
+    @pytest.mark.slow
     def test_the_image_is_metaworlds_turned_upright(self) -> None:
         size, cameras = 48, ["base", "corner2", "topview"]
         (env,) = make(num_envs=1, tasks=["button-press-v3"], rendering="exact", image_size=size, cameras=cameras)

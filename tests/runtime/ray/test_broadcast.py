@@ -115,7 +115,7 @@ def test_only_the_version_that_is_held_is_sent() -> None:
     assert not outbox.send(order_of(outbox, 3))
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
 def test_a_member_lost_while_it_receives(how: signal.Signals) -> None:
     """The others return after the timeout; the next generation works without it."""
     large = {"weights": torch.arange(float(1 << 20)), "steps": torch.arange(1 << 20)}

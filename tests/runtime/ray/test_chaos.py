@@ -68,7 +68,7 @@ def run_until(flow: RayFlow, recipe: Recipe, done: Callable[[], bool], before: S
     return found
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.nightly] * (name != "ppo")) for name in RECIPES])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name == "ppo" else pytest.mark.nightly) for name in RECIPES])
 def test_lost_workers_do_not_change_the_weights(name: str, cluster: None) -> None:
     recipe, done, said = RECIPES[name], threading.Event(), list[str]()
     joins = "join" in name
@@ -104,6 +104,7 @@ def test_a_worker_that_hangs_is_replaced(cluster: None) -> None:
     assert all(torch.equal(found[key], value) for key, value in trained(undisturbed).items())
 
 
+@pytest.mark.slow
 def test_workers_that_join_and_leave(cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """While there is room, and without counting as faults."""
     monkeypatch.setattr(publisher, "Order", partial(Order, timeout_s=20.0))  # a busy machine needs it to form a group

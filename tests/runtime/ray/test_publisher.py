@@ -82,6 +82,7 @@ def test_each_broadcast_arrives_and_is_measured(recipe: Recipe, receivers: int, 
         assert each["weights/broadcast_s"] > 0 and 0 <= each["weights/overlap"] <= 1
 
 
+@pytest.mark.slow
 def test_weights_arrive_while_rollouts_go_on(cluster: None) -> None:
     """Slow rollouts of a stale version last longer than the update that makes the next one."""
     recipe = replace(with_staleness(BROADCAST, 1), slow=True)
