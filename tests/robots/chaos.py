@@ -93,7 +93,7 @@ SERVER_FAULTS = {
 }
 """The policy is on a server: killed, stopped, replaced by one that sends garbage, or its network falls silent."""
 ALL_FAULTS = FAULTS | SERVER_FAULTS
-IN_CI = {"udp_silence", "user_stop", "lost_camera", "stalled_policy", "killed_server", "cut_server"}
+IN_CI = {"udp_silence", "lost_camera", "stalled_policy", "killed_server"}
 """In real time, one of each kind: robot, camera, policy, server. test_chaos_exact.py runs all of them in virtual time."""
 
 

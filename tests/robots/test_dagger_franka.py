@@ -14,6 +14,7 @@ from tests.skips import needs
 pytestmark = [needs("franka"), pytest.mark.simulator, pytest.mark.realtime]
 
 
+@pytest.mark.nightly
 def test_the_session_ends_after_its_minutes(tmp_path: Path) -> None:
     """The scene's expert takes over, the policy imitates it, and no second iteration begins."""
     run = tmp_path / "run"

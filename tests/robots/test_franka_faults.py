@@ -125,7 +125,7 @@ def test_a_signal_stops_the_arm_and_ends_its_process(session: Session) -> None:
     assert "SIGTERM" in journal(session.folder)[-1]["fault"]
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.01, 0.03, 0.1, 0.5])
+@pytest.mark.parametrize("delay_s", [0.0, *(pytest.param(delay, marks=pytest.mark.nightly) for delay in (0.01, 0.03, 0.5)), 0.1])
 def test_a_stop_during_home_is_never_lost(session: Session, delay_s: float) -> None:
     session.move(1.5)
     session.wait_still(STANDS_S)
