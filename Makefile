@@ -41,8 +41,9 @@ ALL_EXTRAS := maniskill,libero,genesis,newton,franka,ray,openpi,serve,browser,tr
 install-all:
 	$(MAKE) VENV=.venv-all EXTRAS=$(ALL_EXTRAS) install $(METAWORLD)
 
+# PAGE=docs/results/tests.md writes what was measured.
 test-all: install-all
-	.venv-all/bin/python tests/run.py --all
+	.venv-all/bin/python tests/run.py --all $(if $(PAGE),--page $(PAGE))
 
 # What CI leaves out: tests that take minutes, need root's rights or environments of their own, and the numerical tests on each
 # instruction set. Run it before an issue is said to be resolved. Hours on two cores.
@@ -51,7 +52,7 @@ install-peers: install-all
 
 test-nightly: export RLINF_VLA_CLUSTER_TEST = 1
 test-nightly: install-peers
-	.venv-all/bin/python tests/run.py --nightly docs/results/nightly.md
+	.venv-all/bin/python tests/run.py --nightly --page docs/results/nightly.md
 	$(MAKE) VENV=.venv-all portability
 
 # The tests in random order, once per seed: it shuffles modules and the tests of each, and seeds the global random generators.

@@ -20,7 +20,8 @@ import pytest
 from hypothesis import Phase, settings
 
 from rlinf_vla.core.channel import Channel
-from tests.leaks import nothing_is_left_behind, pytest_fixture_setup, temporary_folder  # noqa: F401
+from tests import leaks
+from tests.forked import Forked
 from tests.purity import Lanes
 from tests.record import Costs, Record
 from tests.skips import SkipCheck
@@ -40,6 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     gc.set_threshold(50_000, 20, 50)  # a tenth of the time went into looking at the libraries' objects again and again
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored below nohup, also by the commands that tests start
+    config.pluginmanager.register(leaks, "leaks")  # a hook of this file would not hear of session fixtures
     config.pluginmanager.register(Lanes(), "lanes")
     config.pluginmanager.register(Costs(), "costs")
     if not hasattr(config, "workerinput"):
@@ -47,6 +49,13 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(record, "record")
         check = SkipCheck(config.getoption("--all-extras"), config.getoption("--all-peers"), record.found.refused)
         config.pluginmanager.register(check, "skip-check")
+
+
+@pytest.fixture(scope="session")
+def forked() -> Iterator[Forked]:
+    """Runs ``rlinf-vla`` in a process of its own, until it ends."""
+    yield (starts := Forked())
+    starts.close()
 
 
 @pytest.fixture

@@ -25,6 +25,11 @@ REPORTS = "rlinf_vla.telemetry.environment"
 """Of the modules of the code that start processes, the one that only asks git and nvidia-smi, whose answers no test waits for long."""
 
 
+def file_of(name: str) -> str:
+    """The file of a test, relative to the repository's root."""
+    return name.partition("::")[0]
+
+
 def named(path: Path) -> set[str]:
     """Full names of modules and of what is imported from them."""
     return {*absolute_names(path), *imported(path)}

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-LASTING = {"cell", "wall_clock_off"}
-"""Session fixtures of tests/robots that keep what they start until the end."""
+LASTING = {"cell", "wall_clock_off", "forked"}
+"""Session fixtures that keep what they start until the end."""
 SET_BY_LIBRARIES = {
     "OpenCV, when it is imported": ("LD_LIBRARY_PATH", "QT_QPA_FONTDIR", "QT_QPA_PLATFORM_PLUGIN_PATH"),
     "Ray, when it is imported or started": ("PYTHONBREAKPOINT", "RAY_CLIENT_MODE"),

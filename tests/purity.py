@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from tests.lanes import PURE, lane, starts_several
+from tests.lanes import PURE, file_of, lane, starts_several
 from tests.sources import ROOT
 
 SHORT = {"git", "nvidia-smi", "uname", "ldconfig", "gcc", "cc", "ld", "objdump", "lscpu"}
@@ -42,7 +42,7 @@ class Lanes:
 
         class OneAtATime(LoadScopeScheduling):
             def _split_scope(self, nodeid: str) -> str:
-                path = nodeid.partition("::")[0]
+                path = file_of(nodeid)
                 return "several processes" if starts_several(ROOT / path) else path
 
         return OneAtATime(config, log)

@@ -2,7 +2,7 @@
 
     python tests/run.py                    # all tests but those marked slow, realtime or nightly
     python tests/run.py --all              # with slow and realtime ones; every extra must be installed
-    python tests/run.py --nightly PAGE     # those marked nightly alone; writes the page
+    python tests/run.py --nightly          # those marked nightly alone
 
 A test that fails runs once more at the end, in one process and with nothing beside it. One that passes then is listed
 as FLAKY and added to tests/flaky.md. It fails the run if it is in that list already, or if there are more than three.
@@ -19,12 +19,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import date
+from itertools import chain
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.lanes import MACHINE, PURE, lane  # noqa: E402
+from tests.lanes import MACHINE, PURE, file_of, lane  # noqa: E402
 from tests.record import Found, dearest  # noqa: E402
 
 FLAKY = Path(__file__).with_name("flaky.md")
@@ -93,20 +94,16 @@ def pytest_once(part: Part, options: Sequence[str], tests: Sequence[str]) -> Ran
     return Ran(part, (time.monotonic() - began) / 60, found)
 
 
-def module(name: str) -> str:
-    return name.partition("::")[0]
-
-
 def to_repeat(found: Found) -> list[str]:
     """The failed tests; of one that failed when it was taken down, its whole module."""
-    return list(dict.fromkeys(module(name) if failure.in_teardown else name for name, failure in found.failures.items()))
+    return list(dict.fromkeys(file_of(name) if failure.in_teardown else name for name, failure in found.failures.items()))
 
 
 def judge(first: Found, again: Found, listed: str) -> Verdict:
     """``again`` is the repetition, which may be empty; ``listed`` the text of tests/flaky.md."""
     verdict = Verdict(refused=[*first.refused, *again.refused])
     for name, failure in first.failures.items():
-        repeated = [each for each in again.cpu_s if each == name or (failure.in_teardown and module(each) == module(name))]
+        repeated = [each for each in again.cpu_s if each == name or (failure.in_teardown and file_of(each) == file_of(name))]
         passed = repeated and not again.failures.keys() & {*repeated, name}
         (verdict.flaky if passed else verdict.failed).append(name)
     verdict.failed += [name for name in again.failures if name not in first.failures]
@@ -130,7 +127,7 @@ def note(names: Sequence[str], path: Path) -> None:
 
 def times(ran: Ran) -> list[str]:
     """A line for a part, and for its lanes if it has both. A lane's minutes are those of its tests one after the other."""
-    of_lanes = {name: [test for test in ran.found.cpu_s if lane(ROOT / module(test)) == name] for name in (PURE, MACHINE)}
+    of_lanes = {name: [test for test in ran.found.cpu_s if lane(ROOT / file_of(test)) == name] for name in (PURE, MACHINE)}
     lines = [line(ran.part.name, ran.minutes, ran.found, list(ran.found.cpu_s))]
     if all(of_lanes.values()):
         for name, tests in of_lanes.items():
@@ -142,9 +139,12 @@ def line(name: str, minutes: float, found: Found, tests: Sequence[str]) -> str:
     return f"{name:10} {minutes:7.1f} {len(tests):7} {sum(found.cpu_s[test] for test in tests):12.0f}"
 
 
+def table(ran: Sequence[Ran]) -> list[str]:
+    return ["           minutes   cases  CPU-seconds", *chain.from_iterable(map(times, ran))]
+
+
 def summary(ran: Sequence[Ran], verdict: Verdict, first: Found) -> list[str]:
-    lines = ["", "           minutes   cases  CPU-seconds", *(row for each in ran for row in times(each))]
-    lines += dearest(first)
+    lines = ["", *table(ran), *dearest(first)]
     for name in verdict.flaky:
         lines += [f"FLAKY {name} failed, and passed when repeated alone. The failure:", first.failures[name].text]
     lines += [f"FAILED {name}" for name in verdict.failed]
@@ -153,7 +153,7 @@ def summary(ran: Sequence[Ran], verdict: Verdict, first: Found) -> list[str]:
     return lines
 
 
-def run_parts(chosen: Sequence[Part], options: Sequence[str], tests: Sequence[str]) -> tuple[list[Ran], Verdict]:
+def run_parts(chosen: Sequence[Part], options: Sequence[str], tests: Sequence[str]) -> tuple[list[Ran], Verdict, Found]:
     ran: list[Ran] = []
     first = Found()
     for part in chosen:
@@ -168,50 +168,55 @@ def run_parts(chosen: Sequence[Part], options: Sequence[str], tests: Sequence[st
     verdict = judge(first, again, FLAKY.read_text())
     note(verdict.flaky, FLAKY)
     print("\n".join(summary(ran, verdict, first)), flush=True)
-    return ran, verdict
+    return ran, verdict, first
 
 
-def page(ran: Sequence[Ran], verdict: Verdict) -> str:
-    """Of the nightly tests: a row for each file."""
+def page(command: str, ran: Sequence[Ran], verdict: Verdict, first: Found) -> str:
+    """What was measured: a row for each lane, and for each folder of tests."""
     from rlinf_vla.telemetry.environment import fingerprint
 
     machine = fingerprint()
-    first = ran[0].found
     cases = len(first.cpu_s)
     at_once = cases - len({*verdict.failed, *verdict.flaky})
     lines = [
-        "# Nightly tests",
+        f"# `{command}`",
         "",
-        f"`make test-nightly`, {date.today()}: {machine['cores']} cores of {machine['cpu']}; {ran[0].minutes:.0f} minutes.",
+        f"{date.today()}, {machine['cores']} cores of {machine['cpu']}, {sum(each.minutes for each in ran):.1f} minutes.",
+        f"**{at_once} of {cases} tests passed at once, {len(verdict.flaky)} when repeated, {len(verdict.failed)} failed.**",
         "",
-        "Tests that take too long for each change, or need an environment of their own. `.ci/run` leaves them out.",
+        "```",
+        *table(ran),
+        "```",
         "",
-        f"**{at_once} of {cases} passed at once, {len(verdict.flaky)} when repeated, {len(verdict.failed)} failed.**",
-        "",
-        "| file | tests | minutes | failed |",
+        "| folder | tests | minutes one after the other | CPU-seconds |",
         "|---|---|---|---|",
     ]
-    for path in sorted({module(name) for name in first.cpu_s}):
-        tests = [name for name in first.cpu_s if module(name) == path]
+    folders: dict[str, list[str]] = {}
+    for name in first.cpu_s:
+        folders.setdefault("/".join(Path(file_of(name)).parts[:-1]), []).append(name)
+    for folder, tests in sorted(folders.items()):
         minutes = sum(first.seconds[name] for name in tests) / 60
-        lines.append(f"| `{path}` | {len(tests)} | {minutes:.1f} | {sum(name in verdict.failed for name in tests)} |")
+        lines.append(f"| `{folder}` | {len(tests)} | {minutes:.1f} | {sum(first.cpu_s[name] for name in tests):.0f} |")
+    lines += ["", "```", *dearest(first), "```"]
     return "\n".join([*lines, *(f"\n{reason}" for reason in verdict.refused)]) + "\n"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--all", action="store_true", help="slow and realtime tests too; no extra may be missing")
-    parser.add_argument("--nightly", type=Path, metavar="PAGE", help="only what takes too long for each change; writes the page")
+    parser.add_argument("--nightly", action="store_true", help="only what takes too long for each change")
+    parser.add_argument("--page", type=Path, help="write what was measured")
     parser.add_argument("tests", nargs="*", help="only these files")
     arguments = parser.parse_args()
     options = ["--all-extras"] if arguments.all or arguments.nightly else []
     options += ["--all-peers"] if arguments.nightly else []
     try:
-        ran, verdict = run_parts(NIGHTLY if arguments.nightly else parts(arguments.all), options, arguments.tests)
+        ran, verdict, first = run_parts(NIGHTLY if arguments.nightly else parts(arguments.all), options, arguments.tests)
     except KeyboardInterrupt:
         return 130
-    if arguments.nightly:
-        arguments.nightly.write_text(page(ran, verdict))
+    if arguments.page:
+        command = "make test-nightly" if arguments.nightly else "make test-all" if arguments.all else "make test"
+        arguments.page.write_text(page(command, ran, verdict, first))
     return 0 if verdict.passed else 1
 
 

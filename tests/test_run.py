@@ -107,18 +107,19 @@ def test_a_run(
     monkeypatch.setattr(run, "FLAKY", tmp_path / "flaky.md")
     options = ("-n", "0", "-p", "no:cacheprovider", "-p", "no:randomly", "-c", os.devnull, "--rootdir", ".")
     monkeypatch.setattr(run, "REPEATED", run.Part("repeated", options, ""))
-    _, verdict = run.run_parts([run.Part("all", options, "")], [], [])
+    _, verdict, _ = run.run_parts([run.Part("all", options, "")], [], [])
     said = capfd.readouterr().out
     assert verdict.passed is code and all(word in said for word in words), said
     assert "all" in said and "repeated" in said and "CPU-seconds" in said
     assert (tmp_path / "flaky.md").read_text().startswith("| `test_it.py::test_once` |")
 
 
-def test_the_nightly_page_has_a_row_for_each_file() -> None:
-    found = Found({"a::x": 1.0, "b::y": 1.0}, {"a::x": 60.0, "b::y": 120.0}, {"b::y": Failure("why", False)})
-    text = run.page([run.Ran(run.NIGHTLY[0], 3.0, found)], run.Verdict(failed=["b::y"]))
-    assert "**1 of 2 passed at once, 0 when repeated, 1 failed.**" in text
-    assert "| `a` | 1 | 1.0 | 0 |" in text and "| `b` | 1 | 2.0 | 1 |" in text
+def test_the_page_has_a_row_for_each_folder() -> None:
+    seconds = {"tests/cli/test_cli.py::x": 60.0, "tests/cli/test_new.py::y": 120.0, "tests/test_run.py::z": 6.0}
+    found = Found(dict.fromkeys(seconds, 1.5), seconds, {"tests/test_run.py::z": Failure("why", False)})
+    text = run.page("make test", [run.Ran(run.NIGHTLY[0], 3.0, found)], run.Verdict(failed=["tests/test_run.py::z"]), found)
+    assert "**2 of 3 tests passed at once, 0 when repeated, 1 failed.**" in text
+    assert "| `tests/cli` | 2 | 3.0 | 3 |" in text and "| `tests` | 1 | 0.1 | 2 |" in text
 
 
 def test_a_run_that_cannot_begin_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

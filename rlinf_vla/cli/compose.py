@@ -29,78 +29,49 @@ CHOICES = ("recipe", "preset", "env", "robot", "model", "algorithm", "reward", "
 
 
 def compose_and_run(verb: str, arguments: Sequence[str], command: Callable[[DictConfig], object]) -> int:
-    """Call ``command`` with the composed recipe.
-
-    Hydra's flags work (``--cfg job``, ``--multirun`` ...). Raises UserError if the recipe is wrong.
-    """
-    with _command_line(verb, arguments):
-        overrides = with_folder(arguments)
-        if any(map(_is_hydras, overrides)):
-            return _run_by_hydra(verb, arguments, command)
-        command(load(verb, overrides))
-    return 0
-
-
-@contextmanager
-def _command_line(verb: str, arguments: Sequence[str]) -> Iterator[None]:
-    """Let ``sys.argv``, which is saved with results, name the program and the verb."""
+    """Call ``command`` with the composed recipe. Hydra's flags work. Raises UserError."""
     saved = sys.argv
-    sys.argv = [f"rlinf-vla {verb.replace('_', ' ')}", *arguments]
+    sys.argv = [f"rlinf-vla {verb.replace('_', ' ')}", *arguments]  # it is saved with results
     try:
-        yield
+        overrides = with_folder(arguments)
+        flagged = any(_is_flag(each) or re.match(r"[~+]*hydra[./@=](?!searchpath=)", each) for each in overrides)
+        for recipe in _by_hydra(verb, overrides) if flagged else [load(verb, overrides)]:
+            command(recipe)
     finally:
         sys.argv = saved
+    return 0
 
 
 def with_folder(arguments: Sequence[str]) -> list[str]:
-    """Replace ``--config-dir DIR`` by the override that adds a folder to those in which Hydra finds recipes.
-
-    Raises UserError if there is no such folder.
-    """
-    found = list[str]()
-    words = iter(arguments)
+    """Replace ``--config-dir DIR`` by Hydra's override. Raises UserError if DIR does not exist."""
+    found, words = list[str](), iter(arguments)
     for word in words:
         option, _, value = word.partition("=")
-        if option != FOLDER:
-            found.append(word)
-            continue
-        folder = Path(value or next(words, "")).expanduser()
-        if not folder.is_dir():
-            raise UserError(f"{FOLDER} {folder}: no such directory")
-        found.append(f"hydra.searchpath=[{quoted(f'file://{folder.resolve()}')}]")  # Hydra decodes no %20
+        if option == FOLDER:
+            folder = Path(value or next(words, "")).expanduser()
+            if not folder.is_dir():
+                raise UserError(f"{FOLDER} {folder}: no such directory")
+            word = f"hydra.searchpath=[{quoted(f'file://{folder.resolve()}')}]"  # Hydra decodes no %20
+        found.append(word)
     return found
 
 
-def _is_hydras(override: str) -> bool:
-    """Return whether Hydra must run the command itself: for a flag, or a setting such as ``hydra.mode``."""
-    return _is_flag(override) or bool(re.match(r"[~+]*hydra[./@=](?!searchpath=)", override))
-
-
-def _run_by_hydra(verb: str, arguments: Sequence[str], command: Callable[[DictConfig], object]) -> int:
-    """Do what Hydra's flags say. It composes the recipe twice and copies it several times."""
+def _by_hydra(verb: str, overrides: Sequence[str]) -> list[DictConfig]:
+    """Do what Hydra's flags say; return the recipes to run, several for ``--multirun``."""
     recipes.register()
-    completes = {"--shell-completion", "-sc"} & set(arguments)  # of a line in COMP_LINE, not of these arguments
-    sys.argv[1:] = sorted(arguments if completes else with_choices(verb, arguments), key=_is_flag)  # argparse needs the overrides together
+    completes = {"--shell-completion", "-sc"} & set(overrides)  # of a line in COMP_LINE, not of these arguments
+    sys.argv[1:] = sorted(overrides if completes else with_choices(verb, overrides), key=_is_flag)  # argparse needs overrides together
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting
+    found: list[DictConfig] = []
 
     def job(config: DictConfig) -> None:
-        try:
-            command(config)
-        except Exception as error:
-            raise _Failed from error
+        found.append(config)
 
     try:
         hydra.main(version_base="1.3", config_path=f"pkg://{CONFIG_MODULE}", config_name=primary(verb))(job)()
-    except _Failed as failed:
-        assert failed.__cause__ is not None
-        raise failed.__cause__ from None
-    except Exception as error:  # failures of the command are _Failed: the rest is an error in the recipe
-        raise UserError(explain(error, arguments)) from error
-    return 0
-
-
-class _Failed(BaseException):
-    """Carry a command's failure past Hydra, which would print extra lines for any Exception."""
+    except Exception as error:
+        raise UserError(explain(error, overrides)) from error
+    return found
 
 
 def primary(verb: str) -> str:

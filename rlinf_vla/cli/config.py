@@ -51,7 +51,11 @@ class Value:
 
 def run(arguments: Sequence[str]) -> None:
     """Print the keys that ``arguments`` names, or all. Raises UserError."""
-    filters, overrides = _read_arguments([each for each in arguments if each != JSON])
+    words = with_folder([word for word in arguments if word != JSON])
+    if option := next((word for word in words if word.startswith("-")), None):
+        raise UserError(f"config {option}: no such option (options: {JSON}, {FOLDER} DIR)")
+    overrides = [word for word in words if "=" in word or word.startswith("~")]
+    filters = [word for word in words if word not in overrides]
     found = chosen(values(overrides), filters)
     if JSON in arguments:
         print_json([asdict(each) | {"source": asdict(each.source)} for each in found])
@@ -160,13 +164,3 @@ def told(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ",".join(f"{name}: {told(each)}" for name, each in value.items()) + "}"
     return str(value)
-
-
-def _read_arguments(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the keys to show, and the overrides. Raises UserError."""
-    filters, overrides = list[str](), list[str]()
-    for word in with_folder(words):
-        if word.startswith("-"):
-            raise UserError(f"config {word}: no such option (options: {JSON}, {FOLDER} DIR)")
-        (overrides if "=" in word or word.startswith("~") else filters).append(word)
-    return filters, overrides

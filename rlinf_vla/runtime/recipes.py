@@ -66,10 +66,6 @@ class _LazyNode(ConfigNode):
     def node(self) -> Any:  # type: ignore[override]
         return OmegaConf.structured(self._make())
 
-    def __deepcopy__(self, memo: object) -> _LazyNode:
-        """Hydra copies all nodes for each composition, and again those that it loads and changes."""
-        return self
-
 
 def _store_lazily(group: str, make: Callable[[str], Any]) -> None:
     """Store ``make(name)`` for each choice of the group."""

@@ -30,7 +30,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(served_control, name, value)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @needs("serve")
 def test_the_policy_also_acts_from_a_server_over_each_link(
     rlinf_vla: CommandLine, counting: Counting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

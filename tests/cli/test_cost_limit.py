@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +11,7 @@ import pytest
 from tests.cli.conftest import CommandLine, Counting
 from tests.cli.counting_plugins import announce
 from tests.cli.runs import assert_same_files, checkpoint, metrics
+from tests.forked import Forked
 from tests.planner.made_up import profile
 
 ROOT = Path(__file__).parents[2]
@@ -68,15 +66,14 @@ def test_interventions_fall_at_equal_success(train: Any, seed: int) -> None:
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_the_same_on_ray(counting: Counting, tmp_path: Path, recipe: str) -> None:
+def test_the_same_on_ray(counting: Counting, forked: Forked, tmp_path: Path, recipe: str) -> None:
     """Two rollout workers give the same bits; two trainer ranks, too, but for the rounding of sums."""
     announce(tmp_path / "package")
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": f"{tmp_path / 'package'}:{ROOT}"}
+    environment = {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": f"{tmp_path / 'package'}:{ROOT}"}
     on_ray = ("cluster.runtime=ray", "cluster.rollout_workers=2", "rollout.pipeline_depth=1")
     for name, more in (("here", ()), ("there", on_ray), ("ranks", (*on_ray, "cluster.trainer_ranks=2"))):
         arguments = counting.arguments("train", recipe, *LIMITED, *QUICK, "reward=success", f"run_dir={name}", *more)
-        command = [sys.executable, "-m", "rlinf_vla.cli.main", *arguments]
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
+        done = forked(arguments, tmp_path, **environment)
         assert done.returncode == 0, done.stdout + done.stderr
     assert_same_files(tmp_path / "here", tmp_path / "there", 4)
     assert state(tmp_path / "here", 4)["cost_multiplier"] > 0.01, "it climbed"

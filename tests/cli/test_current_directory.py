@@ -62,7 +62,7 @@ def test_a_sweep_in_processes_and_verify(poisoned: Run, counting: Counting) -> N
     assert "agrees" in poisoned("verify", "out/result.json", "--episodes", "2")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_workers_on_ray(poisoned: Run, counting: Counting) -> None:
     work = ("env=counter_processes", "iterations=1", "run_dir=run", "evaluation.before_and_after=false", "cluster.runtime=ray")
     poisoned(*counting.arguments("train", "counting_ppo", *work))

@@ -158,7 +158,7 @@ PI0 = ("model=pi0", "model.checkpoint=asset://pi0_tiny", "model.options.images=[
 PI0 += ("model.options.denoise_steps=2", "model.options.prompt_length=24", "model.lora.rank=0", "robot.pixels=64")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(400)
 def test_a_chunked_policy_acts_and_learns(toy: Arguments, rlinf_vla: CommandLine, tmp_path: Path) -> None:
     """π₀ imitates recorded episodes, acts at the robot, and its noise is learnt there."""

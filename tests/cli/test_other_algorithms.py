@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +12,7 @@ from safetensors.torch import load_file
 from tests.cli.conftest import COUNTING, CommandLine, Counting
 from tests.cli.counting_plugins import announce
 from tests.cli.runs import assert_same_files
+from tests.forked import Forked
 from tests.planner.made_up import profile
 
 ROOT = Path(__file__).parents[2]
@@ -77,30 +75,26 @@ def test_its_keys_and_values_are_checked(rlinf_vla: CommandLine, strangers: Coun
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", [*(pytest.param(name, marks=pytest.mark.nightly) for name in KEYS), "sac", "sft"])
-def test_the_same_bits_on_ray(strangers: Counting, tmp_path: Path, name: str) -> None:
+def test_the_same_bits_on_ray(strangers: Counting, forked: Forked, tmp_path: Path, name: str) -> None:
     on_ray = ["cluster.runtime=ray", "cluster.rollout_workers=2", "cluster.weights=broadcast"]
     there = strangers.arguments("train", f"counting_{name}", *QUICK, "run_dir=there", *on_ray, "reward=success")
     here = strangers.arguments("train", f"counting_{name}", *QUICK, "run_dir=shaped", "reward=success")
-    command = [sys.executable, "-m", "rlinf_vla.cli.main"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     resumed = [[*there, "iterations=2"], [*there, "resume=auto"]] if name in ("sac", "td3") else [there]
     for arguments in (here, *resumed):
-        done = subprocess.run([*command, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
+        done = forked(arguments, tmp_path, CUDA_VISIBLE_DEVICES="")
         assert done.returncode == 0, done.stdout + done.stderr
     assert_same_files(tmp_path / "shaped", tmp_path / "there", 3)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_imitation_on_all_gpus_of_a_cluster(strangers: Counting, tmp_path: Path) -> None:
+def test_imitation_on_all_gpus_of_a_cluster(strangers: Counting, forked: Forked, tmp_path: Path) -> None:
     """Fake GPUs; the same weights as in one process, up to the order of sums over ranks."""
     more = ("evaluation.before_and_after=true", "evaluation.filmed=0", "episodes=4", "cluster.micro_batch_size=8")
     gpus = ("cluster.nodes=[{name: node, gpus: 4}]", "cluster.device=fake_gpu", "cluster.plan=auto")
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     for folder, cluster in (("one", ()), ("four", gpus)):
         arguments = strangers.arguments("train", "counting_sft", *QUICK, *more, f"run_dir={folder}", *cluster)
-        command = [sys.executable, "-m", "rlinf_vla.cli.main", *arguments]
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
+        done = forked(arguments, tmp_path, CUDA_VISIBLE_DEVICES="")
         assert done.returncode == 0, done.stdout + done.stderr
     assert "Ray, collocated, 1 rollout worker of 1 environment group, 4 trainer ranks" in done.stdout
     workers = json.loads((tmp_path / "four" / "placement.json").read_text())["workers"]

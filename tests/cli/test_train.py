@@ -119,7 +119,7 @@ def kill_at_the_second_iteration(run_dir: Path, package: Path) -> None:
     wait_for(lambda: not any(Path("/proc", str(pid)).exists() for pid in simulators))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_the_same_bits_on_ray_although_its_trainer_is_killed(undisturbed: Path, tmp_path: Path) -> None:
     there = tmp_path / "there"

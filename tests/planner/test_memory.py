@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,6 +29,7 @@ from rlinf_vla.runtime import builders, recipes
 from rlinf_vla.runtime.run_directory import save_recipe
 from rlinf_vla.telemetry.measurement import saved_for_backward
 from rlinf_vla.training.ranks import BUCKET
+from tests.forked import Forked
 
 ROWS = 6
 TINY = {
@@ -305,14 +304,11 @@ def test_a_plan_for_a_gpu_that_is_not_here_prints_the_memory(capsys: pytest.Capt
 
 
 @pytest.mark.slow
-def test_a_dry_run_loads_nothing(tmp_path: Path) -> None:
-    def dry(*overrides: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-P", "-m", "rlinf_vla.cli.main", "train", "recipe=maniskill_ppo", "cluster=laptop", "--dry-run"]
-        return subprocess.run([*command, *overrides], capture_output=True, text=True, cwd=tmp_path)
-
-    found = dry()
+def test_a_dry_run_loads_nothing(forked: Forked, tmp_path: Path) -> None:
+    dry = ("train", "recipe=maniskill_ppo", "cluster=laptop", "--dry-run")
+    found = forked(dry, tmp_path)
     assert found.returncode == 0, found.stderr
     assert all(each in found.stdout for each in ("memory per device", "Adam's moments", "micro-batches of 320"))
-    missing = dry("model.checkpoint=asset://openvla_tiny")
+    missing = forked([*dry, "model.checkpoint=asset://openvla_tiny"], tmp_path)
     assert missing.returncode == 2 and len(missing.stderr.splitlines()) == 1 and "no model.safetensors" in missing.stderr
     assert not (tmp_path / "runs").exists()

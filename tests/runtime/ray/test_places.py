@@ -129,7 +129,7 @@ def same_groups(first: Sequence[Any], second: Sequence[Any]) -> bool:
     return len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs})
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ray_gives_workers_the_gpus_of_the_plan() -> None:
     """Real Ray, with eight GPUs that it only claims to have."""
     import json
