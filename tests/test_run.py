@@ -105,7 +105,7 @@ def test_a_run(
     (tmp_path / "flaky.md").write_text("")
     monkeypatch.setattr(run, "ROOT", tmp_path)
     monkeypatch.setattr(run, "FLAKY", tmp_path / "flaky.md")
-    options = ("-n", "0", "-p", "no:cacheprovider", "-p", "no:randomly", "-c", os.devnull, "--rootdir", ".")
+    options = ("-n", "0", "-p", "no:cacheprovider", "-p", "no:randomly", "-c", os.devnull, "--rootdir", ".", "--basetemp", "temporary")
     monkeypatch.setattr(run, "REPEATED", run.Part("repeated", options, ""))
     _, verdict, _ = run.run_parts([run.Part("all", options, "")], [], [])
     said = capfd.readouterr().out
