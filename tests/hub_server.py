@@ -204,7 +204,7 @@ def serving(monkeypatch: pytest.MonkeyPatch, cache: str) -> Iterator[Hub]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"hub": hub}))
     server.daemon_threads = True
     hub.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     for name, value in {
         "ENDPOINT": hub.endpoint,

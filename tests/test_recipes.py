@@ -35,8 +35,9 @@ COMMON = (
     *("cluster=laptop", "cluster.update_threads=1", "iterations=1", "checkpoints.every=1", "evaluation.before_and_after=false"),
     *("env.num_envs=2", "env.episode_limit=4", "rollout.pipeline_depth=1", "rollout.batch_size=2"),
 )
-OTHER_SIMULATORS = ("maniskill_dsrl", "maniskill_ppo_putonplate", "reward_classifier")
-"""ManiSkill recipes that share a simulator with no other recipe."""
+PUT_ON_PLATE = ("maniskill_grpo_putonplate", "maniskill_ppo_putonplate", "maniskill_sft_putonplate", "maniskill_sft_putonplate_reach")
+OTHER_SIMULATORS = (*PUT_ON_PLATE, "maniskill_dsrl", "reward_classifier")
+"""ManiSkill recipes that share a simulator with no recipe that is not slow."""
 PROGRESS = "env.reward=progress"
 """The same in all recipes with rewards, so that recipes of a task share a simulator."""
 SMALL = {

@@ -66,6 +66,7 @@ def test_modes_are_those_that_the_chunk_and_the_age_limit_allow() -> None:
     assert names(8, max_observation_age_s=0.2) == ["asynchronous"], "at 20 Hz the last of 8 actions would be too old"
 
 
+@pytest.mark.slow
 def test_both_loops_run_and_the_budget_is_reported(rlinf_vla: CommandLine, counting: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_control, "without_server", lambda recipe: "not here")
     _, *rest = counting.arguments("bench", "counting_ppo", "run_dir=bench", "control.max_misses=1")

@@ -60,6 +60,7 @@ def test_ppo_with_and_without_micro_batches(rlinf_vla: CommandLine, counting: Co
     assert memory["peak"] >= memory["weights"] + memory["data"] and f"{whole}: peak / expected memory" in out
 
 
+@pytest.mark.slow
 def test_the_frozen_part_is_computed_once_or_in_each_epoch(
     rlinf_vla: CommandLine, counting: Counting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,7 +78,7 @@ def test_the_frozen_part_is_computed_once_or_in_each_epoch(
     assert "without reuse_frozen" not in bench(rlinf_vla, counting, "counting_ppo", "algorithm.epochs=1")[0]["rates"]
 
 
-@pytest.mark.parametrize("model", [(), ("model=pi0",)])
+@pytest.mark.parametrize("model", [(), pytest.param(("model=pi0",), marks=pytest.mark.slow)])
 def test_the_work_of_an_update_is_that_of_its_passes_without_recomputation(model: tuple[str, ...]) -> None:
     """It is counted on the meta device; here it is compared with a real update on the CPU."""
     few = ("algorithm.minibatch_size=6", "cluster.micro_batch_size=4", "rollout.batch_size=4", "cluster=laptop")

@@ -46,7 +46,7 @@ def test_the_penalty_changes_what_is_learnt(train: Any) -> None:
     assert "cost_multiplier" not in state(free, 1) and "rollout/cost_per_episode" in metrics(free)[0]
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_interventions_fall_at_equal_success(train: Any, seed: int) -> None:
     """Long actions succeed, and the limit shortens them; a move along one axis is no longer than 1, and succeeds as well."""
     longer = ("iterations=20", "env.num_envs=16", "algorithm.minibatch_size=64", "algorithm.epochs=4", "episodes=60", f"seed={seed}")

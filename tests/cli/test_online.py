@@ -80,6 +80,7 @@ def test_demonstrations_are_recorded_learnt_from_and_done_again(toy: Arguments, 
         assert rlinf_vla("robot", *toy("record", word)).code == 2
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_what_was_recorded_outlives_the_command(toy: Arguments, rlinf_vla: CommandLine, tmp_path: Path) -> None:
     words = toy("record", "output=data", "record.video=false", PATIENT, "algorithm.demonstrations=6")
@@ -95,6 +96,7 @@ def test_what_was_recorded_outlives_the_command(toy: Arguments, rlinf_vla: Comma
     assert len(LeRobotReader(tmp_path / "data")) == 6 and not (tmp_path / ".data.episodes").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_process_beside_the_robot_is_replaced_and_leaves_what_it_saw(toy: Arguments, tmp_path: Path) -> None:
     """The scene's expert ends the first episode with success; the policy's, of 200 seconds, are cut short."""

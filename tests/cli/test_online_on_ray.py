@@ -44,6 +44,7 @@ def heard(outpost: RemoteRobotActor) -> Iterator[tuple[list[dict[str, str]], dic
         yield json.loads(said), files, lost
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_what_was_not_delivered_waits_for_the_next_actor(recipe: str, state: Path) -> None:
     job = Job(TRAINING, 3, 7)

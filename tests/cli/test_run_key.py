@@ -41,9 +41,9 @@ def train(rlinf_vla: CommandLine, counting: Counting, tmp_path: Path, monkeypatc
 @pytest.fixture
 def kept(rlinf_vla: CommandLine, counting: Counting, tmp_path: Path) -> Path:
     """A run directory that contains only its recipe."""
-    found = rlinf_vla(*counting.arguments("train", "counting_ppo", "cluster.micro_batch_size=7"), "--cfg", "job")
+    verb, *words = counting.arguments("train", "counting_ppo", "cluster.micro_batch_size=7")
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "recipe.yaml").write_text(found.out)
+    run_directory.save_recipe(tmp_path / "run" / "recipe.yaml", compose.load(verb, compose.with_folder(words)))
     return tmp_path / "run"
 
 

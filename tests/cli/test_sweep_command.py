@@ -498,6 +498,7 @@ def test_a_worker_that_always_dies_ends_the_sweep(spawned: Callable[..., subproc
     assert "Traceback" not in said
 
 
+@pytest.mark.slow
 def test_a_worker_that_always_hangs_ends_the_sweep(spawned: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
     process = spawned("run_dir=out", "sweep.policies=[expert]", "episodes=2", "sweep.parallel=2", "cluster.call_timeout_s=0.05")
     said = process.communicate(timeout=280)[0]

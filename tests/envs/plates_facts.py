@@ -1,6 +1,6 @@
 """Things to know about PutOnPlate25 that need a simulator in the asking process, or with ``experts`` how often the experts succeed.
 
-Prints one JSON object; run by test_maniskill.py.
+Prints one JSON object; run by test_maniskill_facts.py.
 """
 
 from __future__ import annotations

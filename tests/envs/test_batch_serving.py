@@ -82,6 +82,7 @@ def result_of(env: ProcessVectorEnv, kill: bool = False) -> StepResult:
     return env.step(actions)
 
 
+@pytest.mark.slow
 def test_memory_of_a_gpu_outlives_a_process(tmp_path: Path) -> None:
     """It has the frames, and the replacement writes to it, too."""
     host = make_env()
@@ -98,6 +99,7 @@ def test_memory_of_a_gpu_outlives_a_process(tmp_path: Path) -> None:
     env.close()
 
 
+@pytest.mark.slow
 def test_frames_cross_host_memory_where_a_process_cannot_map_the_gpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     host = make_env()
     with memory_of_a_gpu(tmp_path / "memory", refused=True):

@@ -126,6 +126,7 @@ def test_a_hanging_process_is_replaced(env: ProcessVectorEnv, monkeypatch: pytes
     assert env.pool.restarts == 1
 
 
+@pytest.mark.slow
 def test_a_process_that_always_hangs_is_reported(env: ProcessVectorEnv) -> None:
     env.reset(episodes(1, 2, 3))
     env.pool.step_timeout = 1.0

@@ -167,6 +167,7 @@ GIGABYTE = 1e9
 MODEL = ["recipe=maniskill_ppo", "cluster=8gpu", "cluster.plan=given"]
 
 
+@pytest.mark.slow
 def test_the_largest_micro_batch_that_fits_is_chosen() -> None:
     model = MemoryModel(recipe(*MODEL))
     roomy = choose(model, GIGABYTE)

@@ -96,6 +96,7 @@ def test_a_batch_that_does_not_fit_is_refused_with_the_fix(capsys: pytest.Captur
     assert "moving averages" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_roles_that_do_not_take_turns_are_never_off_loaded() -> None:
     """Only the flow of on-policy algorithms off-loads, so the roles of others add up on a device."""
     node = "cluster.nodes=[{gpus: 1, gpu: any}]"

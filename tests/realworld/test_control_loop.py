@@ -34,7 +34,7 @@ def test_a_slow_inference_costs_exactly_the_periods_that_it_takes(delay: int, mi
     assert cell.loop.accounting.missed == misses
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(
     delays=st.lists(st.integers(0, 450), min_size=1, max_size=12),
     chunk=st.integers(1, 6),
@@ -297,7 +297,7 @@ def test_the_wall_clock_may_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
     assert whens == sorted(whens) and all(until - when <= 1.5 / 50 for when, _, until in robot.commands)
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(st.integers(1, 8), st.integers(1, 8), st.booleans())
 def test_within_the_budget_there_is_no_miss(chunk: int, horizon: int, asynchronous: bool) -> None:
     asynchronous = asynchronous and chunk > 1

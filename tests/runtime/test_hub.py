@@ -87,7 +87,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Paths that were requested of a server on this machine."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_address[1]}")
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", constants.ENDPOINT + "/{repo_id}/resolve/{revision}/{filename}")

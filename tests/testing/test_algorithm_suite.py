@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,14 @@ from tests.algorithms.td3 import TD3
 
 REPLAY = ("algorithm.episodes=4", "algorithm.updates_per_step=0.2", "algorithm.batch_size=8", "algorithm.hidden=16")
 ON_POLICY = ("algorithm.minibatch_size=10", "algorithm.learning_rate=0.05")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_report() -> Iterator[None]:
+    """Drawing a run's report would take a third of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rlinf_vla.telemetry.report.write_report", lambda directory: directory)
+        yield
 
 
 class TestPPO(AlgorithmConformance):

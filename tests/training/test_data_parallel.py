@@ -255,7 +255,7 @@ def ppo_batch(algorithm: PPO, policy: Policy) -> Batch:
     return replace(algorithm.weighted(calls, advantage), target=target)
 
 
-@pytest.mark.parametrize("name", [*POLICIES, LOW])
+@pytest.mark.parametrize("name", [*POLICIES, pytest.param(LOW, marks=pytest.mark.slow)])
 def test_ranks_do_not_change_the_result_of_a_real_policy(tmp_path: Path, name: str) -> None:
     policy = with_critic(oft(tmp_path / "model", "bfloat16") if name == LOW else POLICIES[name](tmp_path / "model"))
     algorithm = PPO(PPOConfig(), 1.0)

@@ -135,6 +135,7 @@ def test_workers_that_join_and_leave(cluster: None, monkeypatch: pytest.MonkeyPa
     assert all(torch.equal(found[key], value) for key, value in trained(undisturbed).items())
 
 
+@pytest.mark.slow
 def test_a_role_that_keeps_dying_ends_the_run(cluster: None) -> None:
     recipe = Recipe(PPO_CONFIG)
     with on_ray(recipe, cluster=replace(CLUSTER, max_restarts=0)) as flow:
@@ -143,6 +144,7 @@ def test_a_role_that_keeps_dying_ends_the_run(cluster: None) -> None:
             iterate(flow, recipe)
 
 
+@pytest.mark.slow
 def test_a_lost_trainer_is_reported(cluster: None) -> None:
     recipe = Recipe(PPO_CONFIG)
     with on_ray(recipe) as flow:

@@ -63,8 +63,8 @@ def test_a_worker_loads_what_was_broadcast_to_it(cluster: None) -> None:
     ("recipe", "receivers"),
     [
         pytest.param(BROADCAST, 2, id="between rollouts"),
-        pytest.param(with_staleness(BROADCAST, 1), 2, id="with staleness"),
-        pytest.param(replace(BROADCAST, placement="collocated"), 1, id="not to the worker on the trainer's GPU"),
+        pytest.param(with_staleness(BROADCAST, 1), 2, id="with staleness", marks=pytest.mark.slow),
+        pytest.param(replace(BROADCAST, placement="collocated"), 1, id="not to the worker on the trainer's GPU", marks=pytest.mark.slow),
     ],
 )
 def test_each_broadcast_arrives_and_is_measured(recipe: Recipe, receivers: int, cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
