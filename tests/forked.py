@@ -63,7 +63,8 @@ def run(words: Sequence[str], folder: str, environment: Mapping[str, str], path:
         opened = os.open(file, os.O_RDWR | os.O_CREAT)
         os.dup2(opened, descriptor)
         os.close(opened)
-    sys.path[:] = path
+    found = environment.get("PYTHONPATH", "")
+    sys.path[:] = [*filter(None, found.split(os.pathsep)), *path]
     sys.argv = ["rlinf-vla", *words]
     from rlinf_vla.cli.main import main
 
