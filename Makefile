@@ -62,8 +62,8 @@ test-order: install
 	for seed in $(SEEDS); do $(BIN)/python -m pytest -n 2 --dist loadfile -p randomly --randomly-seed=$$seed $(TESTS) || exit; done
 
 # Mutation tests (tests/mutate.py): each listed mistake must fail a test. About 15 minutes on two cores; SOME=soft_trainer selects some.
-mutants: install
-	$(BIN)/python tests/mutate.py $(if $(SOME),$(SOME),--page docs/results/mutants.md)
+mutants: install-all
+	.venv-all/bin/python tests/mutate.py $(if $(SOME),$(SOME),--page docs/results/mutants.md)
 
 lint: install
 	$(BIN)/ruff check .

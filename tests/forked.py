@@ -32,7 +32,8 @@ class Forked:
         """Runs ``rlinf-vla`` with these words in ``folder`` until it ends, with changes to the environment variables."""
         with tempfile.TemporaryDirectory() as written:
             files = [Path(written, name) for name in ("out", "err")]
-            request = {"words": words, "folder": folder, "environment": os.environ | environment, "path": sys.path, "files": files}
+            known = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH_")}  # Ray is imported there
+            request = {"words": words, "folder": folder, "environment": known | environment, "path": sys.path, "files": files}
             try:
                 print(json.dumps(request, default=str), file=self._server.stdin, flush=True)
                 code = int(self._server.stdout.readline())

@@ -86,7 +86,10 @@ def copied(target: Path, tests: Path) -> Path:
 
 
 def run_tests(copy: Path, path: str | None, tests: Sequence[str], log: Path) -> None:
-    """In a separate process; exits with pytest's code. The copy precedes the installed package, also in child processes."""
+    """In a separate process; exits with pytest's code. The copy precedes the installed package, also in child processes.
+
+    The nightly tests of a file do not run, but those that are named do.
+    """
     with log.open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -96,20 +99,9 @@ def run_tests(copy: Path, path: str | None, tests: Sequence[str], log: Path) -> 
     sys.path[:] = [str(copy), *(each for each in sys.path if Path(each).resolve() not in (ROOT, ROOT / "tests"))]
     import pytest
 
-    options = [
-        "-x",
-        "-q",
-        "-n",
-        "0",
-        "-m",
-        "not nightly",
-        "-p",
-        "no:cacheprovider",
-        "--timeout",
-        "120",
-        "--hypothesis-profile",
-        "without shrinking",
-    ]
+    marks = "" if all("::" in test for test in tests) else "not nightly"
+    options = ["-x", "-q", "-n", "0", "-m", marks, "-p", "no:cacheprovider", "--timeout", "120"]
+    options += ["--hypothesis-profile", "without shrinking"]
     options += ["-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning"]  # what is preloaded
     code = int(pytest.main([*options, *tests]))
     name = "" if path is None else ".".join(Path(path).with_suffix("").parts)
@@ -218,7 +210,9 @@ def main() -> int:
     started = time.monotonic()
     with Campaign(arguments.workers).opened() as campaign, ThreadPoolExecutor(arguments.workers) as pool:
         every = sorted({test for mutant in mutants for test in mutant.tests})
-        parts = [every[first :: arguments.workers] for first in range(min(arguments.workers, len(every)))]
+        named = [test for test in every if "::" in test]
+        files = [test for test in every if test not in named]
+        parts = [tests[first :: arguments.workers] for tests in (named, files) for first in range(min(arguments.workers, len(tests)))]
         for code, printed in pool.map(campaign.run, parts):
             if code:
                 print(f"the tests fail without any mutant:\n{printed[-3000:]}")

@@ -75,7 +75,7 @@ RUNS = {
     "ppo of pi0": ("ppo", "pi0", LORA),
     "ppo of pi0 in full": ("ppo", "pi0", FULL),
     "ppo of pi0 by learnt noise": ("ppo", "pi0", [*LORA, "model.options.sampler=flow_noise"]),
-    "ppo of pi0 with a frozen vlm": ("ppo", "pi0", [*LORA, "model.options.frozen_vlm=true"]),
+    "ppo of pi0 with a frozen vlm": ("ppo", "pi0", [*LORA, "model.options.frozen_vlm=true", "algorithm.epochs=2"]),
     "ppo of pi0 in bfloat16": ("ppo", "pi0", LORA + BFLOAT16),
     "ppo of smolvla": ("ppo", "smolvla", [*LORA, "model.options.frozen_vlm=false"]),
     "grpo of smolvla with a frozen vlm in bfloat16": ("grpo", "smolvla", LORA + BFLOAT16),

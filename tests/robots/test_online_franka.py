@@ -14,6 +14,7 @@ from tests.cli.conftest import handlers_of_a_module  # noqa: F401
 from tests.skips import needs
 
 pytestmark = [
+    pytest.mark.machine,
     pytest.mark.nightly,
     pytest.mark.timeout(900),
     needs("franka"),

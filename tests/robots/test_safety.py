@@ -209,6 +209,14 @@ def test_goals_at_the_joint_limits_stay_out_of_the_margin(joint_end: str) -> Non
     assert math.dist(before, follower.state().pose.position) > 0.01, "it may move back"
 
 
+def test_where_no_joints_reach_the_arm_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    filter_, follower = started()
+    before = filter_.admitted.pose
+    monkeypatch.setattr(kinematics.FrankaKinematics, "reach", lambda *_: None)
+    assert go(filter_, follower, away((0.02, 0, 0)))["joint_margin_rad"] > 0
+    assert filter_.admitted.pose.position == pytest.approx(before.position, abs=0)
+
+
 def test_a_blocked_arm_is_not_pulled_further_than_the_lead() -> None:
     filter_, follower = started()
     held = follower.state()

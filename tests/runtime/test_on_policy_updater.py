@@ -168,6 +168,25 @@ def test_in_bfloat16_the_first_ratio_is_exactly_one(micro_batch_size: int) -> No
     assert found[2]["actor/approx_kl"] > 0
 
 
+@pytest.mark.parametrize("micro_batch_size", [3, 8])
+def test_log_probabilities_are_recomputed_in_passes_of_the_sizes_of_the_loss(
+    micro_batch_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On some processors, the rounding of a matrix product depends on its rows."""
+    subject, rollouts = acted("bfloat16", micro_batch_size)
+    sizes: dict[bool, list[int]] = {True: [], False: []}
+    evaluate = subject.policy.evaluate
+
+    def recorded(inputs: Inputs, *rest: Any) -> Any:
+        sizes[torch.is_grad_enabled()].append(len(next(iter(inputs.values()))))
+        return evaluate(inputs, *rest)
+
+    monkeypatch.setattr(subject.policy, "evaluate", recorded)
+    config = replace(CONFIG, minibatch_size=11, decoupled=True)
+    subject.update(batch(rollouts, config), PPO(config, 1.0), False, 0, 1)
+    assert sizes[True] == sizes[False] and len(sizes[True]) > 2
+
+
 @pytest.mark.slow
 def test_log_probabilities_are_recomputed_only_where_they_are_those_of_the_present_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
