@@ -34,11 +34,13 @@ class Forked:
             files = [Path(written, name) for name in ("out", "err")]
             known = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH_")}  # Ray is imported there
             request = {"words": words, "folder": folder, "environment": known | environment, "path": sys.path, "files": files}
+            print(json.dumps(request, default=str), file=self._server.stdin, flush=True)
+            child = int(self._server.stdout.readline())
             try:
-                print(json.dumps(request, default=str), file=self._server.stdin, flush=True)
                 code = int(self._server.stdout.readline())
-            except BaseException:  # such as the time limit of a test
-                os.killpg(self._server.pid, signal.SIGKILL)
+            except BaseException:  # such as the time limit of a test; the next test is answered again
+                os.killpg(child, signal.SIGKILL)
+                self._server.stdout.readline()
                 raise
             return subprocess.CompletedProcess(words, code, *(file.read_text() for file in files))
 
@@ -52,7 +54,10 @@ def serve() -> None:
     for line in sys.stdin:
         child = os.fork()
         if child == 0:
+            os.setpgid(0, 0)
             run(**json.loads(line))
+        os.setpgid(child, child)
+        print(child, flush=True)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 
 
