@@ -38,6 +38,8 @@ class Card:
     convention: Convention = Convention()  # noqa: RUF009  (frozen)
     env: Mapping[str, Any] = field(default_factory=dict)
     """Values of the node ``env`` that are null, besides its cameras."""
+    dataset: str | None = None
+    """Dataset whose statistics the published runs un-normalise actions by, if the files have it."""
     tools: Mapping[str, ToolUnits] = field(default_factory=dict)
     """Dataset (``unnorm_key``) -> its action units, where datasets differ."""
     assumed: str | None = None
@@ -49,10 +51,12 @@ class Card:
         """Return the convention of actions that are un-normalised as those of ``dataset``."""
         return replace(self.convention, tool=self.tools.get(dataset or "", self.convention.tool))
 
-    @property
-    def remarks(self) -> tuple[str, ...]:
-        """Lines that a user should read."""
-        return () if self.assumed is None else (f"card {self.name} assumes: {self.assumed}",)
+    def remarks(self, dataset: str | None = None) -> tuple[str, ...]:
+        """Return lines that a user should read."""
+        found = () if self.assumed is None else (f"card {self.name} assumes: {self.assumed}",)
+        if not self.tools or dataset in self.tools:
+            return found
+        return (*found, f"card {self.name} does not know the action units of dataset {dataset}: they are not checked")
 
     def env_for(self, cameras: Iterable[str]) -> dict[str, Any]:
         """Return the values of ``env`` for a policy that sees these cameras."""

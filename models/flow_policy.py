@@ -82,7 +82,7 @@ class FlowPolicy(PretrainedPolicy):
         spec = PolicySpec(chunk, len(self.action_normalizer), len(self.state_normalizer), images, bars=self.bars)
         if card is None:
             return spec
-        return replace(spec, convention=card.convention, env=card.env_for(images), remarks=card.remarks)
+        return replace(spec, convention=card.convention, env=card.env_for(images), remarks=card.remarks())
 
     @abstractmethod
     def encode_prefix(self, inputs: Inputs) -> Prefix:

@@ -21,6 +21,8 @@ LIBERO: dict[str, Any] = {"convention": LIBERO_CONVENTION, "env": {"convention":
 BRIDGE = {"bridge_orig": ToolUnits(1.0, 1.0)}
 """``relabel_bridge_actions`` makes a motion the difference of two poses, in metres and radians; 1
 opens the gripper, 0 closes it."""
+RL4VLA = {**BRIDGE, "warmup": ToolUnits(1.0, 1.0)}
+"""The warm-up data is un-normalised by bridge_orig's statistics (RL4VLA: finetune.py)."""
 
 CARDS = (
     Card(
@@ -79,6 +81,7 @@ CARDS = (
         ("openvla_oft",),
         source="RLinf 0342ae67: rlinf/envs/action_utils.py (1 opens); 011cc1e9: examples/embodiment/config/maniskill_grpo_openvlaoft.yaml",
         options={"images": ["base"], "head": "discrete", "stop_token": False, "gripper": "open_positive", **PROCESSOR_ONLY},
+        dataset="bridge_orig",
         tools=BRIDGE,
     ),
     Card(
@@ -87,18 +90,21 @@ CARDS = (
         ("openvla",),
         source="RLinf 0342ae67: rlinf/envs/action_utils.py (1 opens); docs: rst_source/examples/embodied/maniskill (which names both)",
         options={"image": "base", "gripper": "open_positive", **PROCESSOR_ONLY},
-        tools=BRIDGE,
+        dataset="bridge_orig",
+        tools=RL4VLA,
     ),
 )
 
-_SUITE = re.compile(r"libero[-_]?(spatial|object|goal|10|90)(?![a-z0-9])(?!.*(spatial|object|goal|-10))", re.IGNORECASE)
+_SUITE = re.compile(r"libero[-_]?(spatial|object|goal|10|90|130)(?![a-z0-9])(?!.*(spatial|object|goal|-10))", re.IGNORECASE)
 
 
 def suite_key(directory: Path, statistics: dict[str, Any]) -> str | None:
     """Return the dataset of the LIBERO suite that the repository is named after, if it has one.
 
-    As the official evaluation: the suite's name, else the one with ``_no_noops``.
+    As the official evaluation: the suite's name, else the one with ``_no_noops``; RLinf's data of
+    several suites ends in ``_no_noops_trajall``.
     """
     found = _SUITE.search(repository_of(directory))
-    names = [] if found is None else [f"libero_{found[1].lower()}", f"libero_{found[1].lower()}_no_noops"]
+    endings = ("", "_no_noops", "_no_noops_trajall")
+    names = [] if found is None else [f"libero_{found[1].lower()}{ending}" for ending in endings]
     return next((name for name in names if name in statistics), None)

@@ -9,6 +9,7 @@ import torch
 
 from rlinf_vla.config.errors import UserError
 
+from ..cards import Card
 from ..files import State, read_json, read_safetensors
 from .actions import BOUNDS, GRIPPERS
 from .cards import suite_key
@@ -23,22 +24,25 @@ CONVENTIONS: dict[str, tuple[Any, ...]] = {
 """``model.options`` that must match the training of a checkpoint -> their choices."""
 
 
-def read_statistics(directory: Path, config: dict[str, Any], key: str | None) -> dict[str, Any]:
-    """Return the un-normalisation statistics of dataset ``key``; None selects the only dataset, or
-    that of the LIBERO suite in the repository's name.
+def read_statistics(directory: Path, config: dict[str, Any], key: str | None, card: Card | None) -> tuple[str, dict[str, Any]]:
+    """Return the dataset that actions are un-normalised as, and its statistics.
 
-    A fine-tune's dataset_statistics.json replaces ``norm_stats`` of config.json. Raises UserError
-    if ``key`` is missing or ambiguous.
+    Datasets are those of ``norm_stats`` in config.json and of a fine-tune's
+    dataset_statistics.json, whose statistics win. ``key`` chooses one. None selects the card's,
+    else that of the LIBERO suite in the repository's name, else the only one of
+    dataset_statistics.json, else the only one. Raises UserError if ``key`` is missing or ambiguous.
     """
     path = directory / STATISTICS
-    statistics = read_json(path) if path.exists() else config.get("norm_stats", {})
-    if key is None and len(statistics) > 1:
-        key = suite_key(directory, statistics)
-    if key is None and len(statistics) == 1:
-        return next(iter(statistics.values()))
+    own = read_json(path) if path.exists() else {}
+    statistics = {**(config.get("norm_stats") or {}), **own}
+    if key is None:
+        preferred = None if card is None else card.dataset
+        key = preferred if preferred in statistics else suite_key(directory, statistics)
+    if key is None:
+        key = next((next(iter(each)) for each in (own, statistics) if len(each) == 1), None)
     if key is None or key not in statistics:
         raise UserError(f"model.options.unnorm_key={key}: {directory} has statistics for {sorted(statistics)}, choose one")
-    return statistics[key]
+    return key, statistics[key]
 
 
 def read_conventions(directory: Path, config: dict[str, Any], options: Any) -> dict[str, Any]:

@@ -102,7 +102,7 @@ class OpenVLAPolicy(PretrainedPolicy):
         self.config = config = read_config(directory)
         card = self.take_card(config)
         options = self.options
-        self.statistics = read_statistics(directory, config, options.unnorm_key)
+        self.dataset, self.statistics = read_statistics(directory, config, options.unnorm_key, card)
         config |= read_conventions(directory, config, options)
         text = config["text_config"]
         proprio_dim = len(self.statistics["proprio"][BOUNDS[config["bounds"]][0]]) if proprio else 0
@@ -122,7 +122,7 @@ class OpenVLAPolicy(PretrainedPolicy):
         )
         height, width = config["image_sizes"]
         images = dict.fromkeys(cameras or [options.image or "base"], (height, width))
-        meaning = Convention() if card is None else card.meaning(options.unnorm_key)
+        meaning = Convention() if card is None else card.meaning(self.dataset)
         self.spec = PolicySpec(
             chunk=chunk or config.get("chunk", 1),
             action_dim=self.action_tokens.action_dim,
@@ -130,8 +130,14 @@ class OpenVLAPolicy(PretrainedPolicy):
             images=images,
             convention=replace(meaning, gripper=self.action_tokens.gripper_convention, jpeg=config["resize"] == "rlds"),
             env={} if card is None else card.env_for(images),
-            remarks=() if card is None else card.remarks,
+            remarks=() if card is None else card.remarks(self.dataset),
         )
+
+    @classmethod
+    def dataset_of(cls, directory: Path, options: Any) -> str:
+        """Return the dataset that a checkpoint's actions are un-normalised as. Raises UserError."""
+        config = read_config(directory)
+        return read_statistics(directory, config, options.unnorm_key, cls.card(directory, options, config))[0]
 
     def save(self, checkpoint: Path, dtype: torch.dtype | None = None) -> None:
         for name in COMPANIONS:

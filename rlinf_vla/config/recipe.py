@@ -39,7 +39,7 @@ class LoraOptions:
     targets: list[Name] = field(default_factory=list)
     """Suffixes of the names of adapted backbone modules; empty: the model's default."""
     adapter: str | None = None
-    """Start from this PEFT directory, written by official scripts; it sets rank, alpha, targets."""
+    """Start from this PEFT directory, or hf://ORG/NAME; it sets rank, alpha, targets."""
     vision: bool = True
     """Train the vision towers: their adapters, or with rank 0 all their weights."""
     language: bool = True

@@ -45,7 +45,7 @@ def identities(recipe: Recipe, policies: Sequence[EvalPolicy]) -> dict[str, Any]
             verify(directory)
             known["model_sha256"] = digest(directory_of(recipe, START))
         known["temperature"] = temperature_of(recipe, policy.mode)
-        known["unnorm_key"] = getattr(recipe.model.options, "unnorm_key", None)
+        known["unnorm_key"] = plugin.dataset_of(directory, recipe.model.options) if hasattr(plugin, "dataset_of") else None
         found[policy.name] = known
     return found
 

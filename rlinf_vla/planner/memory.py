@@ -31,7 +31,7 @@ from rlinf_vla.planner.accounting import META, Uncounted, allocated_gradients, p
 from rlinf_vla.planner.replay_memory import ReplayUpdate
 from rlinf_vla.rollout.noise import CounterNoise
 from rlinf_vla.runtime import builders
-from rlinf_vla.runtime.recipes import asset_path
+from rlinf_vla.runtime.recipes import asset_path, located
 from rlinf_vla.training.gradient_checkpointing import checkpoint_blocks, repeated_blocks
 from rlinf_vla.training.lora import add_lora, is_lora, network_dtype
 
@@ -67,7 +67,7 @@ def meta_policy(recipe: Recipe, directory: Path, options: Any, algorithm: Algori
     inputs = policy.prepare(synthetic.observation(policy.spec, 1))
     policy.to(META)
     with torch.device(META):
-        add_lora(policy, recipe.model.lora, recipe.seed)
+        add_lora(policy, located(recipe.model.lora), recipe.seed)
     if type(algorithm).wrap is Algorithm.wrap:  # no networks of its own
         return policy, inputs
     with torch.no_grad():

@@ -26,6 +26,7 @@ from rlinf_vla.core.policy_server import Connections, metadata_of, shown
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import Inputs, Observation, Tensors
 from rlinf_vla.rollout.split import head_weights, load_head, require_separable, strip_to_head
+from rlinf_vla.runtime.recipes import located
 from rlinf_vla.training.lora import add_lora, is_lora, stored_adapter
 
 OURS, SPLIT, ENCODE = "rlinf_vla", "split", "encode"
@@ -42,7 +43,7 @@ def open_head(recipe: Recipe, model: type[Policy], directory: Path, device: str)
     another model.
     """
     require_separable(model)
-    options, lora = recipe.model.options, recipe.model.lora
+    options, lora = recipe.model.options, located(recipe.model.lora)
     metadata = metadata_of(recipe.rollout.backbone)
     random = bool(getattr(options, "random_weights", False))
     with torch.random.fork_rng(devices=[]):
@@ -52,7 +53,7 @@ def open_head(recipe: Recipe, model: type[Policy], directory: Path, device: str)
     with nullcontext() if random else torch.device("meta"):
         add_lora(policy, lora, recipe.seed)
     if lora.adapter is not None:
-        adapter = stored_adapter(policy.backbone, Path(lora.adapter).expanduser())
+        adapter = stored_adapter(policy.backbone, Path(lora.adapter))
         stored |= {_plain(name): partial(adapter.__getitem__, name) for name in adapter}
     dtypes = {_plain(name): value.dtype for name, value in policy.state_dict().items()}
     head, parts = _divided(policy, stored, directory)

@@ -19,7 +19,7 @@ from rlinf_vla.core.devices import set_fused_kernels, set_tf32
 from rlinf_vla.core.protocols import EnvSpec, Learner, Policy, RewardModel, VectorEnv
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.runtime.fit import connect, fitted
-from rlinf_vla.runtime.recipes import asset_path
+from rlinf_vla.runtime.recipes import asset_path, located
 from rlinf_vla.telemetry.trackers import require_trackers
 from rlinf_vla.training.checkpoint import load_checkpoint, load_heads
 from rlinf_vla.training.lora import add_lora
@@ -57,7 +57,7 @@ def build_policy(recipe: Recipe, lora: bool = True) -> Policy:
         directory = asset_path(recipe.model.checkpoint)
         policy = model.load(directory, recipe.model.options)
     if lora:
-        add_lora(policy, recipe.model.lora, recipe.seed)
+        add_lora(policy, located(recipe.model.lora), recipe.seed)
     base = policy
     if recipe.algorithm.name != NO_ALGORITHM:
         policy = build_algorithm(recipe).wrap(policy, recipe.seed)
@@ -131,7 +131,7 @@ def build_head(recipe: Recipe) -> Policy:
     _device(recipe)
     policy = outline(recipe)
     with torch.device("meta"):
-        add_lora(policy, recipe.model.lora, recipe.seed)
+        add_lora(policy, located(recipe.model.lora), recipe.seed)
     strip_to_head(policy)
     return policy
 

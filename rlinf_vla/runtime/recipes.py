@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
 from functools import cache, cached_property, partial
 from importlib.resources import files
 from pathlib import Path
@@ -18,9 +19,10 @@ from rlinf_vla.config.checks import NO_MODEL, check
 from rlinf_vla.config.cluster import ClusterConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import check_values
-from rlinf_vla.config.recipe import NO_ALGORITHM, ModelConfig, NoAlgorithmConfig, Recipe, RewardConfig
+from rlinf_vla.config.recipe import NO_ALGORITHM, LoraOptions, ModelConfig, NoAlgorithmConfig, Recipe, RewardConfig
 from rlinf_vla.config.robot import ROBOT, RobotEnvConfig
 from rlinf_vla.core import plugins
+from rlinf_vla.runtime.hub import DATA, DESCRIPTION, REPOSITORY, download
 
 ASSET, HUB = "asset://", "hf://"
 
@@ -210,6 +212,11 @@ def _check_choice(group: str, node: Any, name: Any) -> None:
         raise UserError(f"{group}.name={name} does not go with the other keys of {group}: choose with {group}={name}, which sets them too")
 
 
+def located(lora: LoraOptions) -> LoraOptions:
+    """Return ``model.lora`` with its adapter as a directory of this machine. Raises UserError."""
+    return lora if lora.adapter is None else replace(lora, adapter=str(asset_path(lora.adapter)))
+
+
 def asset_path(location: str, weights: bool = True) -> Path:
     """Resolve a path, ``asset://NAME`` inside the package, or ``hf://ORG/NAME[@REVISION]``.
 
@@ -217,11 +224,12 @@ def asset_path(location: str, weights: bool = True) -> Path:
     ``weights`` is false. Raises UserError.
     """
     if location.startswith(HUB):
-        from rlinf_vla.runtime.hub import DATA, DESCRIPTION, download
-
         return download(location, DATA if weights else DESCRIPTION)
     if not location.startswith(ASSET):
-        return Path(location).expanduser()
+        path = Path(location).expanduser()
+        if re.fullmatch(REPOSITORY, location) and not path.exists():
+            raise UserError(f"{location}: no such directory; if it is a repository of the Hub, write {HUB}{location}")
+        return path
     path = Path(str(files("rlinf_vla.assets"))) / location[len(ASSET) :]
     if not path.exists():
         known = [child.name for child in path.parent.glob("[a-z]*") if child.is_dir()]

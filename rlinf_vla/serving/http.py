@@ -89,7 +89,7 @@ class Http:
         if not isinstance(message, dict):
             raise MessageError("the body is no map")
         service = self.state.service
-        key, ours = message.get("unnorm_key"), getattr(service.recipe.model.options, "unnorm_key", None)
+        key, ours = message.get("unnorm_key"), getattr(service.policy, "dataset", None)
         if None not in (key, ours) and key != ours:
             raise MessageError(f"unnorm_key: this policy acts by {ours!r}")
         others = iter(sorted(name for name in message if "wrist" in name))

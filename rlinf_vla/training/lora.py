@@ -50,7 +50,7 @@ def add_lora(policy: Policy, options: LoraOptions, seed: int) -> None:
         if not roots:
             raise UserError(f"model.lora.{name}=false: {policy.name} does not declare these modules; use model.lora.targets")
     if options.adapter is not None:
-        directory = Path(options.adapter).expanduser()
+        directory = Path(options.adapter)
         _inject(policy, _stored_config(directory), seed)
         for name, roots in switched_off.items():
             if any(is_lora(part) and _inside(part, roots) for part, _ in policy.backbone.named_parameters()):

@@ -43,6 +43,11 @@ def cached(root: Path, repository: str, datasets: tuple[str, ...] = ("libero_spa
     return directory
 
 
+def edit(path: Path, **values: Any) -> None:
+    """Puts these values into a JSON file."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
 def oft(directory: Path, **options: Any) -> OpenVLAOFTPolicy:
     return OpenVLAOFTPolicy.load(directory, OpenVLAOFTOptions(random_weights=True, **options))
 
@@ -147,6 +152,55 @@ def test_the_base_model_is_refused_where_an_action_of_1_is_not_a_metre(tmp_path:
         check_fit(other, panda)
 
 
+BASE = ("bridge_orig", "fractal20220817_data")
+
+
+@pytest.mark.parametrize(
+    ("repository", "kind", "fine_tuned", "base", "key", "resolved"),
+    [
+        ("gen-robot/openvla-7b-rlvla-warmup", OpenVLAPolicy, ("warmup",), BASE, None, "bridge_orig"),
+        ("gen-robot/openvla-7b-rlvla-warmup", OpenVLAPolicy, ("warmup",), BASE, "warmup", "warmup"),
+        ("gen-robot/openvla-7b-rlvla-warmup", OpenVLAPolicy, ("warmup",), (), None, "warmup"),
+        ("gen-robot/openvla-7b-rlvla-rl", OpenVLAPolicy, (), BASE, None, "bridge_orig"),
+        ("RLinf/RLinf-OpenVLA-GRPO-ManiSkill-25ood", OpenVLAPolicy, ("bridge_orig",), (), None, "bridge_orig"),
+        ("RLinf/RLinf-OpenVLAOFT-ManiSkill-Base-Main", OpenVLAOFTPolicy, BASE, (), None, "bridge_orig"),
+        ("openvla/openvla-7b", OpenVLAPolicy, (), BASE[:1], None, "bridge_orig"),
+    ],
+)
+def test_units_are_those_of_the_dataset_that_was_resolved(
+    tmp_path: Path, repository: str, kind: Any, fine_tuned: tuple[str, ...], base: tuple[str, ...], key: str | None, resolved: str
+) -> None:
+    """Commands in metres are never played where an action of 1 is less, whether or not the recipe names the dataset."""
+    directory = cached(tmp_path, repository, fine_tuned)
+    edit(directory / "config.json", norm_stats=dict.fromkeys(base, LIBERO_STATISTICS))
+    if not fine_tuned:
+        (directory / "dataset_statistics.json").unlink()
+    options = kind.Config(random_weights=True, unnorm_key=key)
+    policy = kind.load(directory, options)
+    assert policy.dataset == kind.dataset_of(directory, options) == resolved
+    assert policy.spec.convention.tool == ToolUnits(1.0, 1.0)
+    with pytest.raises(UserError, match=r"an action of 1 means 1 m and 1 rad to the policy, 0.1 m and 0.1 rad to the environment"):
+        check_fit(policy, replace(libero_spec(policy), native=None, tool=ToolUnits(0.1, 0.1)))
+
+
+def test_units_that_a_card_does_not_know_are_said(tmp_path: Path) -> None:
+    directory = cached(tmp_path, "openvla/openvla-7b", BASE)
+    policy = OpenVLAPolicy.load(directory, OpenVLAOptions(random_weights=True, unnorm_key=BASE[1]))
+    assert policy.spec.remarks == (f"card openvla does not know the action units of dataset {BASE[1]}: they are not checked",)
+
+
+def test_a_fine_tune_s_own_statistics_win(tmp_path: Path) -> None:
+    directory = cached(tmp_path, MOOJINK, ("libero_spatial_no_noops",))
+    other = {"action": LIBERO_ACTION | {"q99": [9.0] * 7}, "proprio": LIBERO_STATISTICS["proprio"]}
+    edit(directory / "config.json", norm_stats=dict.fromkeys(("libero_spatial_no_noops", *BASE), other))
+    policy = oft(directory)
+    assert policy.dataset == "libero_spatial_no_noops" and policy.statistics == LIBERO_STATISTICS
+    with pytest.raises(
+        UserError, match=r"unnorm_key=warmup: .* has statistics for \['bridge_orig', 'fractal.*', 'libero_spatial_no_noops'\]"
+    ):
+        oft(directory, unnorm_key="warmup")
+
+
 def test_an_openvla_of_libero_is_evaluated_as_the_official_script_does(tmp_path: Path) -> None:
     directory = cached(tmp_path, "openvla/openvla-7b-finetuned-libero-spatial", ("libero_spatial",))
     policy = OpenVLAPolicy.load(directory, OpenVLAOptions(random_weights=True))
@@ -161,13 +215,16 @@ def test_an_openvla_of_libero_is_evaluated_as_the_official_script_does(tmp_path:
         ("Haozhan72/Openvla-oft-SFT-libero10-traj1", "libero_10"),
         ("RLinf/RLinf-OpenVLAOFT-LIBERO-90-Base", "libero_90_no_noops"),
         ("moojink/openvla-7b-oft-finetuned-libero-spatial-object-goal-10", None),
+        ("RLinf/RLinf-OpenVLAOFT-LIBERO-130-Base-Lora", "libero_130_no_noops_trajall"),
+        ("RLinf/RLinf-OpenVLAOFT-LIBERO-130", "libero_130_no_noops_trajall"),
         ("openvla/openvla-7b", None),
     ],
 )
 def test_the_statistics_are_those_of_the_suite_in_the_name(tmp_path: Path, name: str, key: str | None) -> None:
     directory = tmp_path / f"models--{name.replace('/', '--')}" / "snapshots" / "1"
     assert repository_of(directory) == name
-    known = dict.fromkeys(("libero_spatial_no_noops", "libero_10", "libero_10_no_noops", "libero_90_no_noops", "libero_goal"))
+    names = ("spatial_no_noops", "10", "10_no_noops", "90_no_noops", "goal", "130_no_noops_trajall")
+    known = {f"libero_{name}": None for name in names}
     assert suite_key(directory, known) == key
 
 

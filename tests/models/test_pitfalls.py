@@ -153,12 +153,13 @@ def test_a_gripper_outside_the_mask_is_not_unnormalised() -> None:
 def test_the_statistics_of_another_dataset(tmp_path: Path) -> None:
     both = {name: {"action": {"q01": [-scale], "q99": [scale]}} for name, scale in (("mine", 0.05), ("bridge_orig", 1.0))}
     (tmp_path / "dataset_statistics.json").write_text(json.dumps({"mine": both["mine"]}))
-    fine_tuned = read_statistics(tmp_path, {"norm_stats": both}, None)
+    name, fine_tuned = read_statistics(tmp_path, {"norm_stats": both}, None, None)
+    assert name == "mine"
     assert ActionTokenizer(32000, 256, fine_tuned["action"]).denormalise(torch.ones(1)) == pytest.approx(0.05)
     (tmp_path / "dataset_statistics.json").unlink()
     for wrong in (None, "libero"):
         with pytest.raises(UserError, match=r"'bridge_orig', 'mine'.*choose one"):
-            read_statistics(tmp_path, {"norm_stats": both}, wrong)
+            read_statistics(tmp_path, {"norm_stats": both}, wrong, None)
 
 
 def test_minimum_and_maximum_instead_of_quantiles() -> None:

@@ -14,7 +14,8 @@ import pytest
 from huggingface_hub import constants
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.runtime.recipes import asset_path
+from rlinf_vla.config.recipe import LoraOptions
+from rlinf_vla.runtime.recipes import asset_path, located
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REPOSITORY = "moojink/openvla-7b-oft-finetuned-libero-spatial"
@@ -176,6 +177,23 @@ def test_without_network_or_cache_the_fix_is_named(monkeypatch: pytest.MonkeyPat
     assert str(caught.value).startswith(f"hf://{REPOSITORY} is not complete in {cache}, and the Hub is out of reach (")
     assert ("(HF_HUB_OFFLINE is set)" if offline else "refused") in str(caught.value)
     assert "copy the checkpoint's directory here" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_published_adapter_is_downloaded_too(hub: list[str]) -> None:
+    found = located(LoraOptions(rank=3, adapter=f"hf://{REPOSITORY}@main"))
+    assert (found.rank, Path(str(found.adapter))) == (3, asset_path(f"hf://{REPOSITORY}"))
+    assert located(LoraOptions()) == LoraOptions()
+
+
+@pytest.mark.parametrize("location", ["openvla/openvla-7b", "gen-robot/openvla-7b-rlvla-warmup"])
+def test_a_repository_without_its_scheme_is_refused_unless_there_is_such_a_directory(
+    location: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=f"^{location}: no such directory; if it is a repository of the Hub, write hf://{location}$"):
+        asset_path(location)
+    Path(location).mkdir(parents=True)
+    assert asset_path(location) == Path(location)
 
 
 @pytest.mark.parametrize("location", ["hf://", "hf://openvla-7b", "hf://a/b/c", "hf://a/b@", "hf://../b c"])

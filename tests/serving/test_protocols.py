@@ -16,6 +16,7 @@ from rlinf_vla.core.array_messages import json_pack, json_unpack, pack, unpack
 from rlinf_vla.core.protocols import Convention, PolicySpec
 from rlinf_vla.serving.observations import NATIVE
 from rlinf_vla.serving.service import opened
+from rlinf_vla.testing.toy_policy import LinearPolicy
 from tests.serving.conftest import Running, Start, an_image, native
 
 
@@ -201,8 +202,8 @@ def test_errors_of_act(server: Running, body: bytes, status: int, reason: str) -
     assert answered.status == status and reason in answered.json["error"] and "\n" not in answered.json["error"]
 
 
-def test_another_unnorm_key_is_refused(start: Start, recipe: Recipe) -> None:
-    recipe.model.options.unnorm_key = "bridge_orig"
+def test_another_unnorm_key_is_refused(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LinearPolicy, "dataset", "bridge_orig", raising=False)
     with start() as server:
         answered = server.http("/act", json_pack({"image": an_image(0), "instruction": "push", "unnorm_key": "fractal"}).encode())
     assert answered.status == 400 and "'bridge_orig'" in answered.json["error"]
