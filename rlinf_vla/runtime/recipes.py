@@ -22,7 +22,6 @@ from rlinf_vla.config.ranges import check_values
 from rlinf_vla.config.recipe import NO_ALGORITHM, LoraOptions, ModelConfig, NoAlgorithmConfig, Recipe, RewardConfig
 from rlinf_vla.config.robot import ROBOT, RobotEnvConfig
 from rlinf_vla.core import plugins
-from rlinf_vla.runtime.hub import DATA, DESCRIPTION, REPOSITORY, download
 
 ASSET, HUB = "asset://", "hf://"
 
@@ -224,10 +223,12 @@ def asset_path(location: str, weights: bool = True) -> Path:
     ``weights`` is false. Raises UserError.
     """
     if location.startswith(HUB):
+        from rlinf_vla.runtime.hub import DATA, DESCRIPTION, download
+
         return download(location, DATA if weights else DESCRIPTION)
     if not location.startswith(ASSET):
         path = Path(location).expanduser()
-        if re.fullmatch(REPOSITORY, location) and not path.exists():
+        if re.fullmatch(r"[\w.-]+/[\w.-]+", location) and not path.exists():
             raise UserError(f"{location}: no such directory; if it is a repository of the Hub, write {HUB}{location}")
         return path
     path = Path(str(files("rlinf_vla.assets"))) / location[len(ASSET) :]
