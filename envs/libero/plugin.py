@@ -16,10 +16,10 @@ from ..options import existing_python, processes_per_group
 from .config import CAMERAS, CONVENTIONS, LiberoConfig
 from .conventions import STORED
 from .perturbations import CAMERA
-from .suites import INSTALL, PLUS, SUITES, LiberoTask, known, limit, of_suite, root, selected_tasks, suites
+from .suites import INSTALL, PLUS, SUITES, LiberoTask, is_installed, known, limit, of_suite, root, selected_tasks, suites
 
 if TYPE_CHECKING:
-    from rlinf_vla.core.protocols import VectorEnv
+    from rlinf_vla.core.protocols import EnvSpec, VectorEnv
 
 
 class Libero:
@@ -47,6 +47,17 @@ class Libero:
             environment=gl.environment(renderer.backend),
             python=config.python,
         )
+
+    def outline(self, config: LiberoConfig) -> EnvSpec:
+        import torch
+
+        from ..checks import spec_of
+        from .outline import outline
+
+        options = simulator_options(config)
+        tasks = selected_tasks(config) if is_installed(config.python) else []
+        found = outline(options | {"tasks": [files_of(task) for task in tasks]})
+        return spec_of(found, config.num_envs, episode_limit(config), tuple(task.name for task in tasks), torch.device("cpu"))
 
     def suites(self, config: LiberoConfig) -> list[Suite]:
         """One entry per suite, because their episodes differ in length."""

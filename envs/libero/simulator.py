@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import platform
 from collections import OrderedDict
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
@@ -18,10 +19,10 @@ from numpy.typing import NDArray
 from rlinf_vla.config.errors import UserError
 
 from ..serving import PICTURE_SIZE, Seen, Step, serve
-from ..shared_arrays import SimulatorSpec
-from .conventions import ROTATION_RAD, STORED, TRANSLATION_M, flipped, native, state_vector
-from .episode import CONTROL_HZ, Episode
-from .perturbations import CAMERA, SEVERITIES, Perturbation, draw
+from .conventions import flipped, state_vector
+from .episode import Episode
+from .outline import outline
+from .perturbations import CAMERA, Perturbation, draw
 from .rewordings import rewordings
 from .scene import Scene, import_libero
 from .sensor_noise import SensorNoise
@@ -64,15 +65,6 @@ def scene_of(task: dict[str, Any]) -> tuple[str, bool]:
     return task["bddl"], task["perturbation"] is not None and task["perturbation"][0] == "distractors"
 
 
-def instructions(task: dict[str, Any]) -> list[str]:
-    """All instructions that episodes of a task may have."""
-    if task["perturbation"] is None or task["perturbation"][0] != "language":
-        return [task["instruction"]]
-    severity = task["perturbation"][1]
-    severities = [severity] if severity else range(1, SEVERITIES + 1)
-    return [wording for each in severities for wording in rewordings(task["instruction"], each)]
-
-
 class LiberoSimulator:
     """Implements ``serving.Simulator``.
 
@@ -89,18 +81,7 @@ class LiberoSimulator:
         self._slots: list[Playing | None] = [None] * slots
         self._signs = np.ones(7)
         self._signs[6] = -1 if options["gripper"] == "plus_opens" else 1
-        self.spec = SimulatorSpec(
-            action_dim=7,
-            state_dim=8,
-            control_hz=float(CONTROL_HZ),
-            images=dict.fromkeys(options["cameras"], [options["image_size"]] * 2),
-            picture=[PICTURE_SIZE] * 2,
-            tool=[TRANSLATION_M, ROTATION_RAD] if options["tool"] else None,
-            native=native(options),
-            instructions=list(dict.fromkeys(each for task in options["tasks"] for each in instructions(task))),
-            starts=STORED if options["stored_below"] is None and any(task["perturbation"] is None for task in options["tasks"]) else None,
-            stack=stack(options),
-        )
+        self.spec = replace(outline(options), stack=stack(options))
         import_libero()  # in advance, while the trainer does other work
 
     def reset(self, slot: int, seed: int, task: int) -> str:

@@ -78,6 +78,15 @@ def root(python: str | None) -> Path:
     return folder
 
 
+def is_installed(python: str | None) -> bool:
+    """Return whether ``root`` finds the package."""
+    try:
+        root(python)
+    except UserError:
+        return False
+    return True
+
+
 def _ask(python: str) -> str:
     try:
         program, variables = child_process.command(["-c", _WHERE], python), child_process.environment()

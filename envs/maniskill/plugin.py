@@ -14,7 +14,9 @@ from .config import ManiSkillConfig
 from .tasks import EXPERT_MODES, TASKS, asset_dir, missing_assets
 
 if TYPE_CHECKING:
-    from rlinf_vla.core.protocols import VectorEnv
+    from rlinf_vla.core.protocols import EnvSpec, VectorEnv
+
+    from ..shared_arrays import SimulatorSpec
 
 PACKAGE = Package("ManiSkill", "mani_skill", "pip install 'rlinf-vla[maniskill]'")
 BRIDGE_DOWNLOAD = (
@@ -59,6 +61,14 @@ class ManiSkill:
             device=device,
         )
 
+    def outline(self, config: ManiSkillConfig) -> EnvSpec | None:
+        import torch
+
+        from ..checks import spec_of
+
+        found = outline(config)
+        return None if found is None else spec_of(found, config.num_envs, episode_limit(config), (config.task,), torch.device("cpu"))
+
     def suites(self, config: ManiSkillConfig) -> list[Suite]:
         alone = one_each(config)
         for each in alone:
@@ -96,6 +106,31 @@ def simulator_options(config: ManiSkillConfig) -> dict[str, Any]:
         "image_size": config.image_size,
         "instruction": entry.instruction,
     }
+
+
+def outline(config: ManiSkillConfig) -> SimulatorSpec | None:
+    """Return the spec of a simulator, but for its stack; None if only the simulator knows it.
+
+    Raises UserError for options that the user can fix.
+    """
+    from ..serving import PICTURE_SIZE
+    from ..shared_arrays import SimulatorSpec
+    from .tasks import STATE_DIM, TOOL_MODES
+
+    simulator_options(config)
+    entry = TASKS[config.task]
+    if config.control_mode not in TOOL_MODES or entry.robot not in ("panda", None) or (entry.robot is None and not entry.bridge):
+        return None
+    action_dim, tool = TOOL_MODES[config.control_mode]
+    return SimulatorSpec(
+        action_dim=action_dim,
+        state_dim=STATE_DIM,
+        control_hz=entry.control_hz,
+        images={"base": [config.image_size] * 2},
+        picture=[PICTURE_SIZE] * 2,
+        tool=list(tool),
+        instructions=[] if entry.draws_instruction else [entry.instruction],
+    )
 
 
 def why_no_expert(config: ManiSkillConfig) -> str | None:

@@ -23,6 +23,7 @@ from ..shared_arrays import SimulatorSpec
 from . import fast_paths
 from .experts import expert_actions
 from .lowpoly import low_poly_visuals
+from .tasks import STATE_DIM
 from .vulkan import NO_DRIVER
 
 
@@ -143,7 +144,7 @@ class ManiSkillEnv:
     def spec(self) -> SimulatorSpec:
         return SimulatorSpec(
             action_dim=len(self._signs),
-            state_dim=8,
+            state_dim=STATE_DIM,
             control_hz=float(self.env.control_freq),
             images={"base": [self.options["image_size"]] * 2},
             picture=[PICTURE_SIZE] * 2,

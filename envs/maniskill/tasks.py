@@ -24,6 +24,16 @@ PANDA_MODES = (
 """Control modes of a Panda; with a stick, actions have no gripper component."""
 SO100_MODES = ("pd_joint_delta_pos", "pd_joint_target_delta_pos", "pd_joint_pos")
 WIDOWX_MODES = ("arm_pd_ee_target_delta_pose_align2_gripper_pd_joint_pos",)
+TOOL_MODES: dict[str, tuple[int, tuple[float, float]]] = {
+    "pd_ee_delta_pos": (4, (0.1, 0.0)),
+    "pd_ee_delta_pose": (7, (0.1, 0.1)),
+    "pd_ee_target_delta_pos": (4, (0.1, 0.0)),
+    "pd_ee_target_delta_pose": (7, (0.1, 0.1)),
+    WIDOWX_MODES[0]: (7, (1.0, 1.0)),
+}
+"""Control modes that move the tool of an arm with a gripper: numbers of an action, and what 1 means
+in it (m, rad)."""
+STATE_DIM = 8
 EXPERT_MODES = ("pd_ee_delta_pos", "pd_ee_delta_pose")
 """Control modes that the scripted experts support."""
 
@@ -80,6 +90,8 @@ class TaskEntry:
     """A digital twin of BridgeData V2: needs assets, and has its own reward and image names."""
     split: str | None = None
     """Of PutOnPlate25."""
+    control_hz: float = 20.0
+    draws_instruction: bool = False
     note: str = ""
 
 
@@ -93,6 +105,7 @@ def _plates(split: str) -> tuple[str, TaskEntry]:
         has_expert=True,
         close_view=((0.4, 0.0, 0.44), (-0.04, 0.0, 0.03), 0.82),
         split=split,
+        draws_instruction=True,
         note=f"changes {PLATE_SPLITS[split]}",
     )
 
@@ -108,6 +121,8 @@ def _bridge(gym_id: str, instruction: str, limit: int = 60) -> TaskEntry:
         camera="3rd_view_camera",
         close_view=None,
         bridge=True,
+        control_hz=5.0,
+        draws_instruction=True,
         note="WidowX; needs downloaded assets",
     )
 
@@ -128,6 +143,7 @@ TASKS: dict[str, TaskEntry] = {
         50,
         has_expert=True,
         close_view=((0.5, 0.0, 0.5), (0.0, 0.0, 0.05), 0.8),
+        draws_instruction=True,
         note="the cube is red, green or blue, drawn per episode",
     ),
     **dict(map(_plates, PLATE_SPLITS)),

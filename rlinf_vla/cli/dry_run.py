@@ -67,6 +67,8 @@ def choose_rows(config: DictConfig, resumed: Path | None = None) -> tuple[Recipe
     if resumed is not None and config.cluster.micro_batch_size is None:
         config.cluster.micro_batch_size = run_directory.saved_recipe(resumed).get("cluster", {}).get("micro_batch_size")
     preview = Preview(recipes.read(config))
+    if preview.model is not None and preview.recipe.robot is None and builders.needs_environments(preview.recipe):
+        builders.require_fit(preview.recipe, preview.model.policy)
     if preview.recipe.cluster.plan == GIVEN or preview.recipe.algorithm.family != ON_POLICY:
         config.cluster.micro_batch_size = preview.rows()
     return recipes.read(config), preview

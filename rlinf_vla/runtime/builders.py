@@ -16,9 +16,9 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import NO_ALGORITHM, SUPERVISED, DeadlineConfig, LimitsConfig, Recipe, RewardConfig
 from rlinf_vla.core import plugins
 from rlinf_vla.core.devices import set_fused_kernels, set_tf32
-from rlinf_vla.core.protocols import EnvSpec, Learner, Policy, RewardModel, VectorEnv
+from rlinf_vla.core.protocols import EnvSpec, HasOutline, Learner, Policy, RewardModel, VectorEnv
 from rlinf_vla.rollout.actor import Settings
-from rlinf_vla.runtime.fit import connect, fitted
+from rlinf_vla.runtime.fit import check_fit, connect, fitted
 from rlinf_vla.runtime.recipes import asset_path, located
 from rlinf_vla.telemetry.trackers import require_trackers
 from rlinf_vla.training.checkpoint import load_checkpoint, load_heads
@@ -75,7 +75,10 @@ def outline(recipe: Recipe) -> Policy:
     if not model.learns and recipe.model.checkpoint != NO_MODEL:
         raise UserError(f"model.checkpoint={recipe.model.checkpoint}: model={name} reads none, its server does: set model.checkpoint=none")
     with torch.random.fork_rng(devices=[]):
-        return model.without_weights(asset_path(recipe.model.checkpoint), recipe.model.options)
+        try:
+            return model.without_weights(asset_path(recipe.model.checkpoint, weights=False), recipe.model.options)
+        except UserError:  # of some layouts, statistics or the layout itself are in the files of the weights
+            return model.without_weights(asset_path(recipe.model.checkpoint), recipe.model.options)
 
 
 def model_of(recipe: Recipe) -> type[Policy]:
@@ -187,6 +190,15 @@ def needs_environments(recipe: Recipe) -> bool:
     return config.family != SUPERVISED or config.demonstrations.dataset is None or evaluates
 
 
+def require_fit(recipe: Recipe, policy: Policy) -> None:
+    """Raise UserError if the policy does not fit the recipe's environments, as far as that is known
+    before a simulator starts."""
+    plugin = plugins.choose("env", recipe.env.name, plugins.envs())
+    known = plugin.outline(fitted(recipe.env, policy.spec)) if isinstance(plugin, HasOutline) else None
+    if known is not None:
+        check_fit(policy, known)
+
+
 @contextmanager
 def open_envs(recipe: Recipe, policy: Policy | None, groups: int) -> Iterator[Sequence[VectorEnv]]:
     """Open the recipe's environments in ``groups`` groups and check that the policy fits them.
@@ -194,6 +206,8 @@ def open_envs(recipe: Recipe, policy: Policy | None, groups: int) -> Iterator[Se
     Keys of ``env`` that are null get the values that the policy needs. It may be the ``outline``.
     """
     config = recipe.env if policy is None else fitted(recipe.env, policy.spec)
+    if policy is not None:
+        require_fit(recipe, policy)
     envs = plugins.choose("env", recipe.env.name, plugins.envs()).create(config, groups)
     try:
         if policy is not None:

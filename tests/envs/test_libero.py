@@ -8,8 +8,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -49,9 +50,15 @@ def create(groups: int = 1, **config: Any) -> list[VectorEnv]:
 
 @pytest.mark.simulator
 class TestConformance(VectorEnvConformance):
+    config: ClassVar[dict[str, Any]] = {"suite": "libero_goal", "episode_limit": EPISODE_LIMIT, "rendering": "fast", "image_size": 64}
+
     @classmethod
     def make(cls) -> list[VectorEnv]:
-        return create(2, suite="libero_goal", episode_limit=EPISODE_LIMIT, rendering="fast", image_size=64)
+        return create(2, **cls.config)
+
+    def test_the_spec_is_known_before_it_starts(self, env: VectorEnv) -> None:
+        known = plugin.outline(LiberoConfig(num_envs=NUM_ENVS, **self.config))
+        assert replace(known, stack=env.spec.stack) == env.spec
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import check_values
-from rlinf_vla.core.protocols import VectorEnv
+from rlinf_vla.core.protocols import ToolUnits, VectorEnv
 from rlinf_vla.envs.maniskill import vulkan
 from rlinf_vla.envs.maniskill.config import ManiSkillConfig
 from rlinf_vla.envs.maniskill.plugin import plugin, simulator_options
@@ -30,11 +31,22 @@ pytestmark = [
 ]
 
 
+def outlined(env: VectorEnv, config: ManiSkillConfig) -> bool:
+    """Whether the spec of ``env`` was known before it started, but for its share of ``num_envs``, and its stack."""
+    known = plugin.outline(config)
+    assert known is not None
+    return replace(known, num_envs=env.spec.num_envs, stack=env.spec.stack) == env.spec
+
+
 class TestPushCube(VectorEnvConformance):
+    config = ManiSkillConfig(task="PushCube", num_envs=2 * NUM_ENVS, processes=2, episode_limit=EPISODE_LIMIT, backend="cpu")
+
     @classmethod
     def make(cls) -> list[VectorEnv]:
-        config = ManiSkillConfig(task="PushCube", num_envs=2 * NUM_ENVS, processes=2, episode_limit=EPISODE_LIMIT, backend="cpu")
-        return plugin.create(config, groups=2)
+        return plugin.create(cls.config, groups=2)
+
+    def test_the_spec_is_known_before_it_starts(self, env: VectorEnv) -> None:
+        assert outlined(env, self.config)
 
     def test_a_killed_process_does_not_change_the_episodes(self, env: ProcessVectorEnv) -> None:
         actions = random_actions(env, 6, seed=10)
@@ -62,10 +74,33 @@ class TestPushCube(VectorEnvConformance):
 class TestPutOnPlate25(VectorEnvConformance):
     """With an overlay, which depends on the episode and on the tool."""
 
+    config = ManiSkillConfig(
+        task="PutOnPlate25NoiseWeak",
+        control_mode="pd_ee_delta_pose",
+        num_envs=2 * NUM_ENVS,
+        processes=2,
+        episode_limit=EPISODE_LIMIT,
+        backend="cpu",
+    )
+
     @classmethod
     def make(cls) -> list[VectorEnv]:
-        task = "PutOnPlate25NoiseWeak"
-        return plugin.create(ManiSkillConfig(task=task, num_envs=2 * NUM_ENVS, processes=2, episode_limit=EPISODE_LIMIT, backend="cpu"), 2)
+        return plugin.create(cls.config, 2)
+
+    def test_the_spec_is_known_before_it_starts(self, env: VectorEnv) -> None:
+        assert outlined(env, self.config)
+
+
+def test_an_outline_is_of_tasks_and_modes_that_are_known_without_a_simulator() -> None:
+    known = plugin.outline(ManiSkillConfig(control_mode="pd_ee_target_delta_pose", image_size=96, num_envs=3))
+    assert known is not None
+    assert (known.action_dim, known.state_dim, known.num_envs, known.images) == (7, 8, 3, {"base": (96, 96)})
+    assert known.tool == ToolUnits(0.1, 0.1)
+    assert plugin.outline(ManiSkillConfig(control_mode="pd_joint_pos")) is None
+    assert plugin.outline(ManiSkillConfig(task="PegInsertionSide", control_mode="pd_ee_delta_pose")) is None, "another robot"
+    for wrong, words in ((ManiSkillConfig(task="PushCub"), "PushCube"), (ManiSkillConfig(control_mode="pd_ee"), "env.control_mode")):
+        with pytest.raises(UserError, match=words):
+            plugin.outline(wrong)
 
 
 def test_importing_the_plugin_imports_no_simulator() -> None:

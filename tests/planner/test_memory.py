@@ -286,7 +286,7 @@ def test_a_published_checkpoint_that_is_not_here_is_counted_all_the_same(
 ) -> None:
     monkeypatch.setattr(OpenVLAPolicy, "sizes", {"": "asset://openvla_oft_plus_tiny_libero"})
     directory = "/data/openvla-7b-oft-finetuned-libero-spatial"
-    wanted = ["recipe=maniskill_ppo", "model=openvla_oft", f"model.checkpoint={directory}", "model.options.head=l1", "cluster=1gpu"]
+    wanted = ["recipe=libero_grpo", f"model.checkpoint={directory}", "model.options.head=l1", "cluster=1gpu"]
     with pytest.raises(
         UserError, match=rf"^model.checkpoint={directory} is not there: .*; this machine has no CUDA .*; model.options.head=l1"
     ):

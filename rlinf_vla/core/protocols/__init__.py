@@ -14,6 +14,7 @@ from .convention import Convention as Convention
 from .convention import ToolUnits as ToolUnits
 from .env import EnvPlugin as EnvPlugin
 from .env import EnvSpec as EnvSpec
+from .env import HasOutline as HasOutline
 from .env import HasSuites as HasSuites
 from .env import Reward as Reward
 from .env import RewardPlugin as RewardPlugin

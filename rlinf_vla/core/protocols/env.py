@@ -112,6 +112,15 @@ class VectorEnv(Protocol):
 
 
 @runtime_checkable
+class HasOutline(Protocol):
+    """An ``EnvPlugin`` whose specs are known before a simulator starts, or is installed."""
+
+    def outline(self, config: Any) -> EnvSpec | None:
+        """Return the spec of ``create(config, 1)``, without its stack; None if only the simulator
+        knows it. Raises UserError for mistakes of the user."""
+
+
+@runtime_checkable
 class HasSuites(Protocol):
     """An ``EnvPlugin`` whose tasks may need more than one kind of vector environment."""
 
