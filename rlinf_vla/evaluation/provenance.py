@@ -41,11 +41,13 @@ def identities(recipe: Recipe, policies: Sequence[EvalPolicy]) -> dict[str, Any]
         known: dict[str, Any] = {"policy": policy.source, **weights, "mode": policy.mode, "model": recipe.model.name}
         if recipe.rollout.backbone.url is not None:
             known |= backbone.provenance(recipe.rollout.backbone)
+        model = directory
         if (directory / COMPLETE).exists():
             verify(directory)
-            known["model_sha256"] = digest(directory_of(recipe, START))
+            model = directory_of(recipe, START)
+            known["model_sha256"] = digest(model)
         known["temperature"] = temperature_of(recipe, policy.mode)
-        known["unnorm_key"] = plugin.dataset_of(directory, recipe.model.options) if hasattr(plugin, "dataset_of") else None
+        known["unnorm_key"] = plugin.dataset_of(model, recipe.model.options) if hasattr(plugin, "dataset_of") else None
         found[policy.name] = known
     return found
 
