@@ -47,14 +47,17 @@ class Card:
     layout: str | None = None
     """Layout of the files (``openpi``, ``lerobot``), where the same name has several."""
 
-    def meaning(self, dataset: str | None) -> Convention:
-        """Return the convention of actions that are un-normalised as those of ``dataset``."""
-        return replace(self.convention, tool=self.tools.get(dataset or "", self.convention.tool))
+    def meaning(self, dataset: str, inherited: bool) -> Convention:
+        """Return the convention of actions that are un-normalised as those of ``dataset``.
 
-    def remarks(self, dataset: str | None = None) -> tuple[str, ...]:
-        """Return lines that a user should read."""
+        ``inherited``: it is a dataset of the base model, which the card does not describe.
+        """
+        return replace(self.convention, tool=self.tools.get(dataset, None if inherited else self.convention.tool))
+
+    def remarks(self, dataset: str = "", inherited: bool = False) -> tuple[str, ...]:
+        """Return lines that a user should read; arguments as of ``meaning``."""
         found = () if self.assumed is None else (f"card {self.name} assumes: {self.assumed}",)
-        if not self.tools or dataset in self.tools:
+        if dataset in self.tools or not (self.tools or inherited):
             return found
         return (*found, f"card {self.name} does not know the action units of dataset {dataset}: they are not checked")
 

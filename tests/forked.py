@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
@@ -35,11 +36,13 @@ class Forked:
             known = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH_")}  # Ray is imported there
             request = {"words": words, "folder": folder, "environment": known | environment, "path": sys.path, "files": files}
             print(json.dumps(request, default=str), file=self._server.stdin, flush=True)
-            child = int(self._server.stdout.readline())
+            child = None
             try:
+                child = int(self._server.stdout.readline())
                 code = int(self._server.stdout.readline())
             except BaseException:  # such as the time limit of a test; the next test is answered again
-                os.killpg(child, signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.killpg(child or int(self._server.stdout.readline()), signal.SIGKILL)
                 self._server.stdout.readline()
                 raise
             return subprocess.CompletedProcess(words, code, *(file.read_text() for file in files))

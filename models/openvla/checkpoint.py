@@ -28,21 +28,27 @@ def read_statistics(directory: Path, config: dict[str, Any], key: str | None, ca
     """Return the dataset that actions are un-normalised as, and its statistics.
 
     Datasets are those of ``norm_stats`` in config.json and of a fine-tune's
-    dataset_statistics.json, whose statistics win. ``key`` chooses one. None selects the card's,
-    else that of the LIBERO suite in the repository's name, else the only one of
-    dataset_statistics.json, else the only one. Raises UserError if ``key`` is missing or ambiguous.
+    dataset_statistics.json, whose statistics win. ``key`` chooses one. None selects the card's, if
+    the fine-tune's data is known to the card; else, first of dataset_statistics.json and then of
+    both, that of the LIBERO suite in the repository's name, or the only one. Raises UserError if
+    ``key`` is missing or ambiguous.
     """
-    path = directory / STATISTICS
-    own = read_json(path) if path.exists() else {}
+    own = own_statistics(directory)
     statistics = {**(config.get("norm_stats") or {}), **own}
-    if key is None:
-        preferred = None if card is None else card.dataset
-        key = preferred if preferred in statistics else suite_key(directory, statistics)
-    if key is None:
-        key = next((next(iter(each)) for each in (own, statistics) if len(each) == 1), None)
+    known = card is not None and (not own or any(name in card.tools for name in own))
+    if key is None and card is not None and known and card.dataset in statistics:
+        key = card.dataset
+    for each in (own, statistics):
+        key = key or suite_key(directory, each) or (next(iter(each)) if len(each) == 1 else None)
     if key is None or key not in statistics:
         raise UserError(f"model.options.unnorm_key={key}: {directory} has statistics for {sorted(statistics)}, choose one")
     return key, statistics[key]
+
+
+def own_statistics(directory: Path) -> dict[str, Any]:
+    """Return the statistics that a fine-tune added to those of its base model."""
+    path = directory / STATISTICS
+    return read_json(path) if path.exists() else {}
 
 
 def read_conventions(directory: Path, config: dict[str, Any], options: Any) -> dict[str, Any]:

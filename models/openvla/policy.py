@@ -24,7 +24,7 @@ from ..config_file import read_config
 from ..pretrained import PretrainedPolicy
 from .actions import BOUNDS, ActionTokenizer, ProprioNormalizer
 from .cards import CARDS
-from .checkpoint import STATISTICS, read_conventions, read_statistics
+from .checkpoint import STATISTICS, own_statistics, read_conventions, read_statistics
 from .decoding import Decoder, StaticCache, generate_reference_tokens
 from .options import OpenVLAOptions
 from .prismatic import PrismaticVLA
@@ -80,6 +80,7 @@ class OpenVLAPolicy(PretrainedPolicy):
     cards = CARDS
     sizes: ClassVar[dict[str, str]] = {"": "asset://openvla_7b"}
     dataset_option: ClassVar[str] = "unnorm_key"
+    described_by_json: ClassVar[bool] = True
     lora_targets: ClassVar[tuple[str, ...]] = OpenVLAOptions.lora_targets
     vision_modules: ClassVar[tuple[str, ...]] = ("vision_backbone",)
     language_modules: ClassVar[tuple[str, ...]] = ("language_model",)
@@ -122,7 +123,9 @@ class OpenVLAPolicy(PretrainedPolicy):
         )
         height, width = config["image_sizes"]
         images = dict.fromkeys(cameras or [options.image or "base"], (height, width))
-        meaning = Convention() if card is None else card.meaning(self.dataset)
+        own = own_statistics(directory)
+        inherited = bool(own) and self.dataset not in own
+        meaning = Convention() if card is None else card.meaning(self.dataset, inherited)
         self.spec = PolicySpec(
             chunk=chunk or config.get("chunk", 1),
             action_dim=self.action_tokens.action_dim,
@@ -130,7 +133,7 @@ class OpenVLAPolicy(PretrainedPolicy):
             images=images,
             convention=replace(meaning, gripper=self.action_tokens.gripper_convention, jpeg=config["resize"] == "rlds"),
             env={} if card is None else card.env_for(images),
-            remarks=() if card is None else card.remarks(self.dataset),
+            remarks=() if card is None else card.remarks(self.dataset, inherited),
         )
 
     @classmethod

@@ -17,7 +17,7 @@ from rlinf_vla.planner.monitor import planned
 from rlinf_vla.planner.preview import Preview
 from rlinf_vla.planner.search import plan_of
 from rlinf_vla.runtime import builders, recipes, run_directory
-from rlinf_vla.runtime.recipes import HUB, asset_path
+from rlinf_vla.runtime.recipes import ASSET, HUB, asset_path
 
 
 def run(config: DictConfig) -> None:
@@ -57,6 +57,23 @@ def _look_for_simulator(recipe: Recipe, preview: Preview) -> None:
         preview.missing.append(f"env={recipe.env.name}: {found[0].detail.removeprefix('optional: ')}: {found[0].fix}")
 
 
+def _require_fit(preview: Preview) -> None:
+    """Raise UserError if the policy does not fit what is known of the environments.
+
+    The package has sizes of published checkpoints, without weights and with made-up statistics:
+    such a policy need not have the checkpoint's spec, and is not checked.
+    """
+    recipe, model = preview.recipe, preview.model
+    if model is None or recipe.robot is not None or not builders.needs_environments(recipe):
+        return
+    if recipe.model.checkpoint.startswith(ASSET):
+        described = any(asset_path(recipe.model.checkpoint).glob("*.safetensors"))
+    else:
+        described = model.missing is None or builders.is_described_by_json(builders.model_of(recipe))
+    if described:
+        builders.require_fit(recipe, model.policy)
+
+
 def choose_rows(config: DictConfig, resumed: Path | None = None) -> tuple[Recipe, Preview]:
     """Set ``cluster.micro_batch_size`` in ``config`` if it is null: to what fits the device.
 
@@ -67,8 +84,7 @@ def choose_rows(config: DictConfig, resumed: Path | None = None) -> tuple[Recipe
     if resumed is not None and config.cluster.micro_batch_size is None:
         config.cluster.micro_batch_size = run_directory.saved_recipe(resumed).get("cluster", {}).get("micro_batch_size")
     preview = Preview(recipes.read(config))
-    if preview.model is not None and preview.recipe.robot is None and builders.needs_environments(preview.recipe):
-        builders.require_fit(preview.recipe, preview.model.policy)
+    _require_fit(preview)
     if preview.recipe.cluster.plan == GIVEN or preview.recipe.algorithm.family != ON_POLICY:
         config.cluster.micro_batch_size = preview.rows()
     return recipes.read(config), preview

@@ -75,10 +75,13 @@ def outline(recipe: Recipe) -> Policy:
     if not model.learns and recipe.model.checkpoint != NO_MODEL:
         raise UserError(f"model.checkpoint={recipe.model.checkpoint}: model={name} reads none, its server does: set model.checkpoint=none")
     with torch.random.fork_rng(devices=[]):
-        try:
-            return model.without_weights(asset_path(recipe.model.checkpoint, weights=False), recipe.model.options)
-        except UserError:  # of some layouts, statistics or the layout itself are in the files of the weights
-            return model.without_weights(asset_path(recipe.model.checkpoint), recipe.model.options)
+        location = asset_path(recipe.model.checkpoint, weights=not is_described_by_json(model))
+        return model.without_weights(location, recipe.model.options)
+
+
+def is_described_by_json(model: type[Policy]) -> bool:
+    """Return whether JSON files and the tokenizer say all of a checkpoint but its weights."""
+    return getattr(model, "described_by_json", False)
 
 
 def model_of(recipe: Recipe) -> type[Policy]:

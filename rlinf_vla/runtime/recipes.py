@@ -228,7 +228,7 @@ def asset_path(location: str, weights: bool = True) -> Path:
         return download(location, DATA if weights else DESCRIPTION)
     if not location.startswith(ASSET):
         path = Path(location).expanduser()
-        if re.fullmatch(r"[\w.-]+/[\w.-]+", location) and not path.exists():
+        if re.fullmatch(r"[\w.-]+/[\w.-]+", location) and not path.parent.exists():
             raise UserError(f"{location}: no such directory; if it is a repository of the Hub, write {HUB}{location}")
         return path
     path = Path(str(files("rlinf_vla.assets"))) / location[len(ASSET) :]

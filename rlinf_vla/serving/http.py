@@ -90,6 +90,7 @@ class Http:
             raise MessageError("the body is no map")
         service = self.state.service
         key, ours = message.get("unnorm_key"), getattr(service.policy, "dataset", None)
+        ours = ours or getattr(service.recipe.model.options, "unnorm_key", None)  # of a policy in another one
         if None not in (key, ours) and key != ours:
             raise MessageError(f"unnorm_key: this policy acts by {ours!r}")
         others = iter(sorted(name for name in message if "wrist" in name))

@@ -165,6 +165,7 @@ BASE = ("bridge_orig", "fractal20220817_data")
         ("RLinf/RLinf-OpenVLA-GRPO-ManiSkill-25ood", OpenVLAPolicy, ("bridge_orig",), (), None, "bridge_orig"),
         ("RLinf/RLinf-OpenVLAOFT-ManiSkill-Base-Main", OpenVLAOFTPolicy, BASE, (), None, "bridge_orig"),
         ("openvla/openvla-7b", OpenVLAPolicy, (), BASE[:1], None, "bridge_orig"),
+        ("gen-robot/openvla-7b-rlvla-mine", OpenVLAPolicy, ("mine", "warmup"), BASE, None, "bridge_orig"),
     ],
 )
 def test_units_are_those_of_the_dataset_that_was_resolved(
@@ -187,6 +188,33 @@ def test_units_that_a_card_does_not_know_are_said(tmp_path: Path) -> None:
     directory = cached(tmp_path, "openvla/openvla-7b", BASE)
     policy = OpenVLAPolicy.load(directory, OpenVLAOptions(random_weights=True, unnorm_key=BASE[1]))
     assert policy.spec.remarks == (f"card openvla does not know the action units of dataset {BASE[1]}: they are not checked",)
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "base"),
+    [
+        ("openvla-7b-rlvla-mypick", "mypick", BASE),
+        ("my-libero-10-finetune", "libero_10_mine", ("libero_10_no_noops", *BASE)),
+        ("openvla-7b-finetuned-libero-goal", "libero_goal", ("libero_goal_no_noops",)),
+    ],
+)
+def test_a_fine_tune_on_other_data_is_not_un_normalised_as_its_base_model(
+    tmp_path: Path, name: str, own: str, base: tuple[str, ...]
+) -> None:
+    directory = cached(tmp_path, name, (own,)).rename(tmp_path / name)
+    other = {"action": LIBERO_ACTION | {"q99": [9.0] * 7}}
+    edit(directory / "config.json", norm_stats=dict.fromkeys(base, other))
+    policy = OpenVLAPolicy.load(directory, OpenVLAOptions(random_weights=True))
+    assert policy.dataset == own and policy.statistics == LIBERO_STATISTICS
+    assert policy.spec.convention.tool == (ToolUnits(0.05, 0.5) if own == "libero_goal" else None)
+
+
+def test_a_dataset_of_the_base_model_does_not_have_the_units_of_the_fine_tune(tmp_path: Path) -> None:
+    directory = cached(tmp_path, "openvla/openvla-7b-finetuned-libero-spatial", ("libero_spatial",))
+    edit(directory / "config.json", norm_stats=dict.fromkeys(BASE, LIBERO_STATISTICS))
+    policy = OpenVLAPolicy.load(directory, OpenVLAOptions(random_weights=True, unnorm_key="bridge_orig"))
+    assert policy.spec.convention.tool is None
+    assert policy.spec.remarks == ("card openvla_libero does not know the action units of dataset bridge_orig: they are not checked",)
 
 
 def test_a_fine_tune_s_own_statistics_win(tmp_path: Path) -> None:
