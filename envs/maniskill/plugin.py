@@ -11,7 +11,7 @@ from rlinf_vla.core.tasks import Diagnosis, Suite, Task
 from ..options import Package, divide, one_each, one_of, processes_per_group, refuse_several
 from . import vulkan
 from .config import ManiSkillConfig
-from .tasks import EXPERT_MODES, TASKS, TaskEntry, asset_dir, missing_assets
+from .tasks import EXPERT_MODES, STATE_DIM, TASKS, TOOL_MODES, TaskEntry, asset_dir, missing_assets
 
 if TYPE_CHECKING:
     from rlinf_vla.core.protocols import EnvSpec, VectorEnv
@@ -86,11 +86,10 @@ class ManiSkill:
 
 def simulator_options(config: ManiSkillConfig) -> dict[str, Any]:
     """Options of a simulator, JSON values only. Raises UserError for invalid ones."""
-    one_of(config.task, TASKS, "env.task")
-    missing = missing_assets(TASKS[config.task], config.asset_dir)
-    if missing:
+    entry = entry_of(config)
+    if missing := missing_assets(entry, config.asset_dir):
         raise UserError(f"env.task={config.task} needs assets that are not on this machine ({missing[0]}): {BRIDGE_DOWNLOAD}")
-    entry = checked_entry(config)
+    require_choices(config, entry)
     return {
         "gym_id": entry.gym_id,
         "robot": entry.robot,
@@ -106,13 +105,16 @@ def simulator_options(config: ManiSkillConfig) -> dict[str, Any]:
     }
 
 
-def checked_entry(config: ManiSkillConfig) -> TaskEntry:
-    """Return the entry of the task. Raises UserError for keys that it does not have."""
+def entry_of(config: ManiSkillConfig) -> TaskEntry:
+    """Return the entry of the task. Raises UserError if there is no such task."""
     one_of(config.task, TASKS, "env.task")
-    entry = TASKS[config.task]
+    return TASKS[config.task]
+
+
+def require_choices(config: ManiSkillConfig, entry: TaskEntry) -> None:
+    """Raise UserError for a control mode or reward that the task does not have."""
     one_of(config.control_mode, entry.control_modes, f"env.control_mode for {config.task}")
     one_of(config.reward, entry.rewards, f"env.reward for {config.task}")
-    return entry
 
 
 def outline(config: ManiSkillConfig) -> SimulatorSpec | None:
@@ -122,10 +124,10 @@ def outline(config: ManiSkillConfig) -> SimulatorSpec | None:
     """
     from ..serving import PICTURE_SIZE
     from ..shared_arrays import SimulatorSpec
-    from .tasks import STATE_DIM, TOOL_MODES
 
-    entry = checked_entry(config)
-    if config.control_mode not in TOOL_MODES or entry.robot not in ("panda", None) or (entry.robot is None and not entry.bridge):
+    entry = entry_of(config)
+    require_choices(config, entry)
+    if config.control_mode not in TOOL_MODES or not (entry.robot == "panda" or entry.bridge):
         return None
     action_dim, tool = TOOL_MODES[config.control_mode]
     return SimulatorSpec(

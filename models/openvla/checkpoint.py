@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,8 +24,17 @@ CONVENTIONS: dict[str, tuple[Any, ...]] = {
 """``model.options`` that must match the training of a checkpoint -> their choices."""
 
 
-def read_statistics(directory: Path, config: dict[str, Any], key: str | None, card: Card | None) -> tuple[str, dict[str, Any]]:
-    """Return the dataset that actions are un-normalised as, and its statistics.
+class Dataset(NamedTuple):
+    """What the actions of a policy are un-normalised as."""
+
+    name: str
+    statistics: dict[str, Any]
+    inherited: bool
+    """It is not of a fine-tune's own data, but of its base model's."""
+
+
+def read_statistics(directory: Path, config: dict[str, Any], key: str | None, card: Card | None) -> Dataset:
+    """Return the dataset that actions are un-normalised as.
 
     Datasets are those of ``norm_stats`` in config.json and of a fine-tune's
     dataset_statistics.json, whose statistics win. ``key`` chooses one. None selects the card's, if
@@ -33,22 +42,16 @@ def read_statistics(directory: Path, config: dict[str, Any], key: str | None, ca
     both, that of the LIBERO suite in the repository's name, or the only one. Raises UserError if
     ``key`` is missing or ambiguous.
     """
-    own = own_statistics(directory)
+    path = directory / STATISTICS
+    own = read_json(path) if path.exists() else {}
     statistics = {**(config.get("norm_stats") or {}), **own}
-    known = card is not None and (not own or any(name in card.tools for name in own))
-    if key is None and card is not None and known and card.dataset in statistics:
+    if key is None and card is not None and card.dataset in statistics and (not own or card.tools.keys() & own):
         key = card.dataset
     for each in (own, statistics):
         key = key or suite_key(directory, each) or (next(iter(each)) if len(each) == 1 else None)
     if key is None or key not in statistics:
         raise UserError(f"model.options.unnorm_key={key}: {directory} has statistics for {sorted(statistics)}, choose one")
-    return key, statistics[key]
-
-
-def own_statistics(directory: Path) -> dict[str, Any]:
-    """Return the statistics that a fine-tune added to those of its base model."""
-    path = directory / STATISTICS
-    return read_json(path) if path.exists() else {}
+    return Dataset(key, statistics[key], inherited=bool(own) and key not in own)
 
 
 def read_conventions(directory: Path, config: dict[str, Any], options: Any) -> dict[str, Any]:

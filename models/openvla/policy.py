@@ -24,7 +24,7 @@ from ..config_file import read_config
 from ..pretrained import PretrainedPolicy
 from .actions import BOUNDS, ActionTokenizer, ProprioNormalizer
 from .cards import CARDS
-from .checkpoint import STATISTICS, own_statistics, read_conventions, read_statistics
+from .checkpoint import STATISTICS, read_conventions, read_statistics
 from .decoding import Decoder, StaticCache, generate_reference_tokens
 from .options import OpenVLAOptions
 from .prismatic import PrismaticVLA
@@ -103,7 +103,8 @@ class OpenVLAPolicy(PretrainedPolicy):
         self.config = config = read_config(directory)
         card = self.take_card(config)
         options = self.options
-        self.dataset, self.statistics = read_statistics(directory, config, options.unnorm_key, card)
+        dataset = read_statistics(directory, config, options.unnorm_key, card)
+        self.dataset, self.statistics = dataset.name, dataset.statistics
         config |= read_conventions(directory, config, options)
         text = config["text_config"]
         proprio_dim = len(self.statistics["proprio"][BOUNDS[config["bounds"]][0]]) if proprio else 0
@@ -123,9 +124,7 @@ class OpenVLAPolicy(PretrainedPolicy):
         )
         height, width = config["image_sizes"]
         images = dict.fromkeys(cameras or [options.image or "base"], (height, width))
-        own = own_statistics(directory)
-        inherited = bool(own) and self.dataset not in own
-        meaning = Convention() if card is None else card.meaning(self.dataset, inherited)
+        meaning = Convention() if card is None else card.meaning(dataset.name, dataset.inherited)
         self.spec = PolicySpec(
             chunk=chunk or config.get("chunk", 1),
             action_dim=self.action_tokens.action_dim,
@@ -133,14 +132,14 @@ class OpenVLAPolicy(PretrainedPolicy):
             images=images,
             convention=replace(meaning, gripper=self.action_tokens.gripper_convention, jpeg=config["resize"] == "rlds"),
             env={} if card is None else card.env_for(images),
-            remarks=() if card is None else card.remarks(self.dataset, inherited),
+            remarks=() if card is None else card.remarks(dataset.name, dataset.inherited),
         )
 
     @classmethod
     def dataset_of(cls, directory: Path, options: Any) -> str:
         """Return the dataset that a checkpoint's actions are un-normalised as. Raises UserError."""
         config = read_config(directory)
-        return read_statistics(directory, config, options.unnorm_key, cls.card(directory, options, config))[0]
+        return read_statistics(directory, config, options.unnorm_key, cls.card(directory, options, config)).name
 
     def save(self, checkpoint: Path, dtype: torch.dtype | None = None) -> None:
         for name in COMPANIONS:

@@ -228,8 +228,11 @@ def asset_path(location: str, weights: bool = True) -> Path:
         return download(location, DATA if weights else DESCRIPTION)
     if not location.startswith(ASSET):
         path = Path(location).expanduser()
-        if re.fullmatch(r"[\w.-]+/[\w.-]+", location) and not path.parent.exists():
-            raise UserError(f"{location}: no such directory; if it is a repository of the Hub, write {HUB}{location}")
+        if not path.parent.exists():
+            from rlinf_vla.runtime.hub import REPOSITORY
+
+            if re.fullmatch(REPOSITORY, location):
+                raise UserError(f"{location}: no such directory; if it is a repository of the Hub, write {HUB}{location}")
         return path
     path = Path(str(files("rlinf_vla.assets"))) / location[len(ASSET) :]
     if not path.exists():

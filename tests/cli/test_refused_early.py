@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from huggingface_hub import constants
 
 from rlinf_vla.cli import compose, dry_run
 from rlinf_vla.config.errors import UserError
@@ -17,7 +15,7 @@ from rlinf_vla.envs.libero.plugin import Libero
 from rlinf_vla.envs.maniskill.plugin import ManiSkill
 from rlinf_vla.runtime import hub
 from tests.cli.conftest import CommandLine
-from tests.models.tiny_openvla import ASSETS, smaller_config
+from tests.models.tiny_openvla import smaller_config, smaller_directory
 
 WARMUP = "gen-robot/openvla-7b-rlvla-warmup"
 MANISKILL = ("recipe=maniskill_ppo", "model=openvla")
@@ -43,15 +41,13 @@ def downloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Sequence[
     """Patterns of the files that were asked for of the Hub, which has that checkpoint, without weights."""
     asked: list[Sequence[str]] = []
     there = tmp_path / "hub" / f"models--{WARMUP.replace('/', '--')}" / "snapshots" / "1"
-    there.mkdir(parents=True)
     statistics = {"action": {"q01": [-0.03] * 6 + [0.0], "q99": [0.03] * 6 + [1.0], "mask": [True] * 6 + [False]}}
     config = smaller_config() | {"norm_stats": {"bridge_orig": statistics, "fractal": statistics}, "image_sizes": [224, 224]}
     for tower in config["vision_config"].values():
         tower["img_size"] = 224
     del config["chunk"]
-    (there / "config.json").write_text(json.dumps(config))
+    smaller_directory(there, config)
     (there / "dataset_statistics.json").write_text(json.dumps({"warmup": statistics}))
-    shutil.copyfile(ASSETS / "openvla_tiny" / "tokenizer.json", there / "tokenizer.json")
 
     def download(location: str, patterns: Sequence[str] = hub.DATA) -> Path:
         assert location == f"hf://{WARMUP}"
@@ -59,7 +55,6 @@ def downloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Sequence[
         return there
 
     monkeypatch.setattr(hub, "download", download)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     return asked
 
 

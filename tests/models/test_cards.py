@@ -100,8 +100,7 @@ def test_checkpoints_of_rl_projects_differ_in_the_stop_token(tmp_path: Path, rep
 )
 def test_rlinf_neither_crops_nor_compresses_images(tmp_path: Path, repository: str, kind: Any, dataset: str) -> None:
     directory = cached(tmp_path, repository, (dataset,))
-    config = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps(config | {"norm_stats": {dataset: LIBERO_STATISTICS}}))
+    edit(directory / "config.json", norm_stats={dataset: LIBERO_STATISTICS})
     known, guessed = (kind.load(directory, kind.Config(random_weights=True, card=card)) for card in (None, "none"))
     assert (known.config["center_crop"], known.config["resize"]) == (False, "processor") and not known.spec.convention.jpeg
     assert guessed.config["center_crop"] and guessed.spec.convention.jpeg, "as files of an official fine-tune"
@@ -262,8 +261,7 @@ def test_the_statistics_are_those_of_the_suite_in_the_name(tmp_path: Path, name:
 def test_a_pi0_of_libero_needs_no_further_key(tmp_path: Path, repository: str, delta: list[int], in_prompt: bool | None) -> None:
     directory = tmp_path / f"models--{repository.replace('/', '--')}" / "snapshots" / "1"
     shutil.copytree(ASSETS / "pi0_tiny_libero", directory)
-    config = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps(config | {"action_horizon": 10, "pi05": "pi05" in repository}))
+    edit(directory / "config.json", action_horizon=10, pi05="pi05" in repository)
     policy = Pi0Policy.load(directory, Pi0Options(random_weights=True))
     assert policy.delta == delta and policy.options.state_in_prompt is in_prompt
     assert list(policy.spec.images) == ["base", "wrist"] and policy.spec.chunk == 5

@@ -153,9 +153,9 @@ def test_a_gripper_outside_the_mask_is_not_unnormalised() -> None:
 def test_the_statistics_of_another_dataset(tmp_path: Path) -> None:
     both = {name: {"action": {"q01": [-scale], "q99": [scale]}} for name, scale in (("mine", 0.05), ("bridge_orig", 1.0))}
     (tmp_path / "dataset_statistics.json").write_text(json.dumps({"mine": both["mine"]}))
-    name, fine_tuned = read_statistics(tmp_path, {"norm_stats": both}, None, None)
-    assert name == "mine"
-    assert ActionTokenizer(32000, 256, fine_tuned["action"]).denormalise(torch.ones(1)) == pytest.approx(0.05)
+    fine_tuned = read_statistics(tmp_path, {"norm_stats": both}, None, None)
+    assert fine_tuned.name == "mine"
+    assert ActionTokenizer(32000, 256, fine_tuned.statistics["action"]).denormalise(torch.ones(1)) == pytest.approx(0.05)
     (tmp_path / "dataset_statistics.json").unlink()
     for wrong in (None, "libero"):
         with pytest.raises(UserError, match=r"'bridge_orig', 'mine'.*choose one"):
