@@ -14,7 +14,7 @@ export OMP_WAIT_POLICY ?= passive
 # Installed modules are compiled when first imported. Without this, where images set it, each process would compile PyTorch anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: docs release-check install install-all install-peers quickstart test test-all test-changed test-nightly test-order portability lint type format prove-all prove-putonplate25 sft-putonplate25 prove-cost prove-deadline prove-gpu prove-plans gpu-packages rehearse-7b robot-demo robot-chaos robot-deadlines prove-franka prove-delay sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-rewordings libero-reference mutants serve-clients lerobot metaworld metaworld-expert prove-metaworld prove-serve screenshots clean
+.PHONY: docs release-check install install-all install-peers quickstart test test-all test-changed test-nightly test-order portability lint type format prove-all prove-putonplate25 sft-putonplate25 prove-cost prove-deadline prove-gpu prove-plans gpu-packages rehearse-7b robot-demo robot-chaos robot-deadlines prove-franka prove-delay sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-rewordings libero-reference scene25-recordings mutants serve-clients lerobot metaworld metaworld-expert prove-metaworld prove-serve screenshots clean
 
 install: $(INSTALLED)
 
@@ -248,6 +248,11 @@ libero-rewordings: install
 	$(BIN)/python tools/libero_rewordings.py docs/results/libero_rewordings.md
 
 # Compares with LIBERO on the MuJoCo of published checkpoints, in a separate environment: env.python=$(REFERENCE)/bin/python
+RECORDINGS ?= ../shared/put_on_plate_in_scene25
+
+scene25-recordings: install
+	$(BIN)/python -m tools.scene25_recordings $(RECORDINGS) docs/results/put_on_plate_in_scene25.md
+
 REFERENCE := .venv-libero-reference
 
 libero-reference: install $(REFERENCE)/.installed

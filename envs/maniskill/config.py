@@ -9,6 +9,8 @@ from rlinf_vla.config.ranges import OUTSIDE, Count, EnvCount, ImageSize, Name, O
 
 BACKENDS = ("auto", "cpu", "gpu")
 CAMERAS = ("close", "stock")
+STATES = ("tool", "qpos")
+VERSIONS = ("rlinf", "rl4vla")
 VISUALS = ("low_poly", "stock")
 REWARDS = ("sparse", "normalized_dense", "dense", "progress")
 
@@ -28,7 +30,12 @@ class ManiSkillConfig:
     control_mode: ManiSkill control mode. ``pd_ee_delta_pos`` is (dx, dy, dz, gripper),
         ``pd_ee_delta_pose`` (dx, dy, dz, rx, ry, rz, gripper); 1 is 0.1 m or +0.1 rad about that
         axis of the robot's base; gripper 1 opens and -1 closes.
-    image_size: height and width of the image ``base`` in pixels.
+    image_size: height and width of the image ``base`` in pixels; null: the published 640 x 480 of
+        tasks before a photograph (bridge tasks and PutOnPlateInScene25).
+    state: the robot's state. ``tool``: pose of the tool and the last gripper joint, 8 numbers.
+        ``qpos``: all joints (rad, m), as RLinf's policies for ManiSkill expect.
+    version: of PutOnPlateInScene25: ``rlinf`` starts with objects in the air, ``rl4vla`` after they
+        came to rest; the textures of its Vision tasks differ, too.
     camera: ``close`` views the middle of the table from 0.5 m, so that a 4 cm cube covers 4 or 5 of
         64 pixels; ``stock`` is the task's own camera, also used by tasks whose objects lie
         elsewhere.
@@ -37,7 +44,8 @@ class ManiSkillConfig:
     reward: reward of a control step. ``sparse``: 1 on success, -1 on failure, else 0. ``dense`` and
         ``normalized_dense``: ManiSkill's, positive at every step, which rewards delay.
         ``progress``: change of ``normalized_dense``, so that an episode sums to the progress made
-        (potential-based shaping, Ng et al. 1999).
+        (potential-based shaping, Ng et al. 1999). In PutOnPlateInScene25 it is the published
+        reward: 0.1 for a grasp, 0.1 for a grasp of five steps, 1 on success after a grasp.
     processes: total number of simulator processes (cpu backend); null: one per CPU core, at least
         one per group.
     step_timeout_s: seconds that a command may take before its process counts as hung and is
@@ -52,7 +60,9 @@ class ManiSkillConfig:
     episode_limit: Optional[Count] = None  # noqa: UP045  (OmegaConf reads this spelling on every Python version)
     backend: Annotated[str, OneOf(*BACKENDS)] = "auto"
     control_mode: Name = "pd_ee_delta_pos"
-    image_size: ImageSize = 64
+    image_size: Optional[ImageSize] = 64  # noqa: UP045
+    state: Annotated[str, OneOf(*STATES)] = "tool"
+    version: Annotated[str, OneOf(*VERSIONS)] = "rlinf"
     camera: Annotated[str, OneOf(*CAMERAS)] = "close"
     robot_visuals: Annotated[str, OneOf(*VISUALS)] = "low_poly"
     reward: Annotated[str, OneOf(*REWARDS)] = "sparse"

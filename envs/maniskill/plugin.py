@@ -9,9 +9,21 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.tasks import Diagnosis, Suite, Task
 
 from ..options import Package, divide, one_each, one_of, processes_per_group, refuse_several
-from . import vulkan
-from .config import ManiSkillConfig
-from .tasks import EXPERT_MODES, STATE_DIM, TASKS, TOOL_MODES, TaskEntry, asset_dir, missing_assets
+from . import scene25_assets, vulkan
+from .config import VERSIONS, ManiSkillConfig
+from .tasks import (
+    EXPERT_MODES,
+    PANDA_JOINTS,
+    PHOTOGRAPH,
+    STATE_DIM,
+    TASKS,
+    TOOL_MODES,
+    WIDOWX_JOINTS,
+    TaskEntry,
+    asset_dir,
+    download,
+    missing_assets,
+)
 
 if TYPE_CHECKING:
     from rlinf_vla.core.protocols import EnvSpec, VectorEnv
@@ -19,9 +31,6 @@ if TYPE_CHECKING:
     from ..shared_arrays import SimulatorSpec
 
 PACKAGE = Package("ManiSkill", "mani_skill", "pip install 'rlinf-vla[maniskill]'")
-BRIDGE_DOWNLOAD = (
-    "python -m mani_skill.utils.download_asset -y bridge_v2_real2sim && python -m mani_skill.utils.download_asset -y widowx250s"
-)
 
 
 class ManiSkill:
@@ -41,7 +50,7 @@ class ManiSkill:
         limit, tasks, no_expert = episode_limit(config), (config.task,), why_no_expert(config)
         program, device = ["-m", "rlinf_vla.envs.maniskill.simulator"], None
         if use_gpu(config.backend, config.num_envs, why_not_on_gpu(config)):
-            program, processes = [*program, "batch"], 1
+            program, processes = ["-m", "rlinf_vla.envs.maniskill.batch"], 1
             device, environment = current_gpu()
             environment["MS_ASSET_DIR"] = str(asset_dir(config.asset_dir))
             options |= {"sim_backend": "physx_cuda", "render_backend": "gpu"}
@@ -88,7 +97,9 @@ def simulator_options(config: ManiSkillConfig) -> dict[str, Any]:
     """Options of a simulator, JSON values only. Raises UserError for invalid ones."""
     entry = entry_of(config)
     if missing := missing_assets(entry, config.asset_dir):
-        raise UserError(f"env.task={config.task} needs assets that are not on this machine ({missing[0]}): {BRIDGE_DOWNLOAD}")
+        raise UserError(
+            f"env.task={config.task} needs assets that are not on this machine ({missing[0]}): {download(entry, config.asset_dir)}"
+        )
     require_choices(config, entry)
     return {
         "gym_id": entry.gym_id,
@@ -98,9 +109,11 @@ def simulator_options(config: ManiSkillConfig) -> dict[str, Any]:
         "close_view": entry.close_view if config.camera == "close" else None,
         "low_poly": config.robot_visuals == "low_poly" and not entry.bridge,
         "bridge": entry.bridge,
+        "scene25": scene25_options(config, entry),
         "control_mode": config.control_mode,
-        "reward": config.reward,
-        "image_size": config.image_size,
+        "reward": None if entry.bridge and entry.scene25 is None else config.reward,
+        "image": picture_size(config),
+        "state": config.state,
         "instruction": entry.instruction,
     }
 
@@ -115,6 +128,25 @@ def require_choices(config: ManiSkillConfig, entry: TaskEntry) -> None:
     """Raise UserError for a control mode or reward that the task does not have."""
     one_of(config.control_mode, entry.control_modes, f"env.control_mode for {config.task}")
     one_of(config.reward, entry.rewards, f"env.reward for {config.task}")
+    if config.image_size is None and not entry.bridge:
+        raise UserError(f"env.image_size=null is the size of a photograph, which env.task={config.task} does not have: choose a number")
+    if config.version != VERSIONS[0] and entry.scene25 is None:
+        raise UserError(f"env.version={config.version} is of the tasks PutOnPlateInScene25, not of env.task={config.task}")
+
+
+def picture_size(config: ManiSkillConfig) -> list[int]:
+    """Height and width of the image, pixels."""
+    return list(PHOTOGRAPH) if config.image_size is None else [config.image_size] * 2
+
+
+def scene25_options(config: ManiSkillConfig, entry: TaskEntry) -> dict[str, str] | None:
+    """Return arguments of ``scene25.Scene25Env``; None for other tasks. Raises UserError."""
+    if entry.scene25 is None:
+        return None
+    task, obj_set = entry.scene25
+    carrot = scene25_assets.directory(asset_dir(config.asset_dir))
+    scene25_assets.read(carrot)
+    return {"task": task, "obj_set": obj_set, "version": config.version, "carrot": str(carrot)}
 
 
 def outline(config: ManiSkillConfig) -> SimulatorSpec | None:
@@ -130,14 +162,18 @@ def outline(config: ManiSkillConfig) -> SimulatorSpec | None:
     if config.control_mode not in TOOL_MODES or not (entry.robot == "panda" or entry.bridge):
         return None
     action_dim, tool = TOOL_MODES[config.control_mode]
+    joints = WIDOWX_JOINTS if entry.bridge else PANDA_JOINTS
+    instructions = [] if entry.draws_instruction else [entry.instruction]
+    if entry.scene25 is not None and not missing_assets(entry, config.asset_dir):
+        instructions = scene25_assets.instructions(*entry.scene25, scene25_assets.directory(asset_dir(config.asset_dir)))
     return SimulatorSpec(
         action_dim=action_dim,
-        state_dim=STATE_DIM,
+        state_dim=joints if config.state == "qpos" else STATE_DIM,
         control_hz=entry.control_hz,
-        images={"base": [config.image_size] * 2},
+        images={"base": picture_size(config)},
         picture=[PICTURE_SIZE] * 2,
         tool=list(tool),
-        instructions=[] if entry.draws_instruction else [entry.instruction],
+        instructions=instructions,
     )
 
 
@@ -157,10 +193,11 @@ def why_not_on_gpu(config: ManiSkillConfig) -> str | None:
 
     if (reason := batched.why_not_on_gpu()) is not None:
         return reason
-    if TASKS[config.task].bridge:
+    entry = TASKS[config.task]
+    if entry.scene25 is not None and config.image_size is not None:
+        return f"env.image_size={config.image_size} scales a photograph, which env.backend=cpu does: use env.image_size=null"
+    if entry.bridge and entry.scene25 is None:
         return f"env.task={config.task} cannot reset single environments of a batch: use env.backend=cpu"
-    if "target" in config.control_mode:
-        return f"env.control_mode={config.control_mode} loses its targets when another environment is reset: use env.backend=cpu"
     return None
 
 
@@ -196,14 +233,14 @@ def checks() -> Iterator[Diagnosis]:
         gpu,
         "possible" if gpu else "optional: needs an NVIDIA GPU with its Vulkan driver; the cpu backend works without",
     )
-    bridge = next(entry for entry in TASKS.values() if entry.bridge)
-    missing = missing_assets(bridge, None)
-    yield Diagnosis(
-        "ManiSkill bridge tasks",
-        not missing,
-        f"optional: {missing[0]} is missing" if missing else f"assets in {asset_dir(None)}",
-        BRIDGE_DOWNLOAD,
-    )
+    for what, task in (("ManiSkill bridge tasks", "PutCarrotOnPlate"), ("PutOnPlateInScene25", "PutOnPlateInScene25Main-v3")):
+        missing = missing_assets(TASKS[task], None)
+        yield Diagnosis(
+            what,
+            not missing,
+            f"optional: {missing[0]} is missing" if missing else f"assets in {asset_dir(None)}",
+            download(TASKS[task], None),
+        )
 
 
 plugin = ManiSkill()

@@ -22,6 +22,8 @@ from mani_skill.utils.structs import Actor, Pose
 from numpy.typing import NDArray
 from torch import Tensor
 
+from .rows import by_row
+
 COLOURS = {"red": (0.9, 0.05, 0.05), "green": (0.05, 0.75, 0.1), "blue": (0.05, 0.15, 0.95)}
 CUBE_HALF_SIZE = 0.02
 PLATE_RADIUS = 0.07
@@ -129,11 +131,7 @@ class PutOnPlateEnv(BaseEnv):
 
     def of_target(self, question: Callable[[Actor], Tensor]) -> Tensor:
         """Apply ``question`` to the instructed object of each environment: ``[num_envs, ...]``."""
-        first, *others = self.target.unique().tolist()
-        found = question(self.objects[first])
-        for i in others:
-            found = torch.where((self.target == i).view(-1, *[1] * (found.ndim - 1)), question(self.objects[i]), found)
-        return found
+        return by_row(self.target.tolist(), lambda index: question(self.objects[index]))
 
     def evaluate(self) -> dict[str, Tensor]:
         cube = self.of_target(lambda cube: cube.pose.p)

@@ -1,4 +1,4 @@
-"""ManiSkill's environments: single ones in a process on the CPU, or one batch on the GPU."""
+"""ManiSkill's environments, and the cpu backend: single ones in a process."""
 
 from __future__ import annotations
 
@@ -17,13 +17,11 @@ from torch import Tensor
 
 from rlinf_vla.config.errors import UserError
 
-from ..batch_serving import BatchServer
 from ..serving import PICTURE_SIZE, Seen, Step, serve
 from ..shared_arrays import SimulatorSpec
 from . import fast_paths
 from .experts import expert_actions
 from .lowpoly import low_poly_visuals
-from .tasks import STATE_DIM
 from .vulkan import NO_DRIVER
 
 
@@ -33,17 +31,19 @@ def make(options: dict[str, Any], num_envs: int, sim_backend: str, render_backen
     import mani_skill.envs  # noqa: F401  (registers the tasks)
     from mani_skill.utils import sapien_utils
 
-    from . import put_on_plate, put_on_plate_25  # noqa: F401  (registers the tasks)
+    from . import put_on_plate, put_on_plate_25, scene25  # noqa: F401  (registers the tasks)
 
     fast_paths.install_shared()
     sensors: dict[str, Any] = {}
     if not options["bridge"]:  # bridge tasks overlay a photograph of fixed size
-        sensors = {"width": options["image_size"], "height": options["image_size"], "shader_pack": "minimal"}
+        height, width = options["image"]
+        sensors = {"width": width, "height": height, "shader_pack": "minimal"}
     if options["close_view"]:
         eye, target, fov = options["close_view"]
         sensors |= {"pose": sapien_utils.look_at(eye, target), "fov": fov}
-    reward_mode = "none" if options["bridge"] else "normalized_dense" if options["reward"] == "progress" else options["reward"]
-    keywords = ({"robot_uids": options["robot"]} if options["robot"] else {}) | ({"split": options["split"]} if options["split"] else {})
+    reward_mode = {None: "none", "progress": "normalized_dense"}.get(options["reward"], options["reward"])
+    keywords = {key: options[name] for key, name in (("robot_uids", "robot"), ("split", "split")) if options[name]}
+    keywords |= options["scene25"] or {}
     try:
         env: Any = gymnasium.make(
             options["gym_id"],
@@ -110,22 +110,29 @@ def stack(env: Any) -> dict[str, str]:
 
 
 def tool_pose(env: Any) -> Tensor:
-    """Tool centre point x y z (m, table frame), quaternion w x y z: float32 ``[num_envs, 7]``."""
+    """Tool centre point x y z (m), quaternion w x y z: float32 ``[num_envs, 7]``.
+
+    In the frame of the table; a WidowX's, whose actions are in the frame of its base, in that one.
+    """
     agent = env.agent
     if hasattr(agent, "tcp_pose"):
         return agent.tcp_pose.raw_pose
-    link = agent.tcp if hasattr(agent, "tcp") else agent.robot.links_map["ee_gripper_link"]
-    return link.pose.raw_pose
+    if hasattr(agent, "tcp"):
+        return agent.tcp.pose.raw_pose
+    return (agent.robot.pose.inv() * agent.robot.links_map["ee_gripper_link"].pose).raw_pose
 
 
 def proprioception(env: Any) -> Tensor:
     """``tool_pose`` and the last gripper joint: float32 ``[num_envs, 8]``.
 
-    The joint is in m or rad, and 0 for a robot without a gripper.
+    The joint is in m from closed or in rad, and 0 for a robot without a gripper.
     """
-    gripper = env.agent.robot.get_qpos()[:, -1:]
+    robot = env.agent.robot
+    gripper = robot.get_qpos()[:, -1:]
     if not getattr(env.agent, "gripper_joint_names", None):
         gripper = torch.zeros_like(gripper)
+    elif tool_units(env) is not None:
+        gripper = gripper - robot.get_qlimits()[:, -1:, 0]
     return torch.cat([tool_pose(env), gripper], dim=1).float()
 
 
@@ -142,16 +149,23 @@ class ManiSkillEnv:
 
     @cached_property
     def spec(self) -> SimulatorSpec:
+        instructions = [] if hasattr(self.env, "get_language_instruction") else [self.options["instruction"]]
+        if self.options["scene25"]:
+            instructions = self.env.instructions
         return SimulatorSpec(
             action_dim=len(self._signs),
-            state_dim=STATE_DIM,
+            state_dim=self.state().shape[1],
             control_hz=float(self.env.control_freq),
-            images={"base": [self.options["image_size"]] * 2},
+            images={"base": self.options["image"]},
             picture=[PICTURE_SIZE] * 2,
             tool=tool_units(self.env),
-            instructions=[] if hasattr(self.env, "get_language_instruction") else [self.options["instruction"]],
+            instructions=instructions,
             stack=stack(self.env),
         )
+
+    def state(self) -> Tensor:
+        """The robot's state, float32 ``[num_envs, D]``."""
+        return proprioception(self.env) if self.options["state"] == "tool" else self.env.agent.robot.get_qpos().float()
 
     def begun(self, rows: list[int]) -> list[str]:
         """Record that episodes began in ``rows``; return the present instruction of each row."""
@@ -169,16 +183,16 @@ class ManiSkillEnv:
         """Run one control step; return what ``Batch.step`` does."""
         _, reward, terminated, _, info = self.env.step(actions * self._signs)
         success = info.get("success", torch.zeros_like(reward, dtype=torch.bool)).bool()
-        if self.options["bridge"]:  # bridge tasks define no reward
+        if self.options["reward"] is None:  # bridge tasks define none
             reward = success
         elif self.options["reward"] == "progress":
             reward, self._dense = reward - self._dense, reward.clone()
         return reward.float(), terminated, success
 
     def observe(self, rows: list[int]) -> tuple[Tensor, dict[str, Tensor]]:
-        """State float32 ``[R, 8]`` and image uint8 ``[R, H, W, 3]`` of ``R`` rows."""
+        """State float32 ``[R, D]`` and image uint8 ``[R, H, W, 3]`` of ``R`` rows."""
         image = self.env._get_obs_sensor_data()[self.options["camera"]]["rgb"]
-        return proprioception(self.env)[rows], {"base": image.to(self.env.device)[rows]}
+        return self.state()[rows], {"base": image.to(self.env.device)[rows]}
 
     def expert(self) -> Tensor:
         return expert_actions(self.env)
@@ -186,50 +200,6 @@ class ManiSkillEnv:
     def render(self, index: int) -> Tensor:
         picture: Tensor = self.env.render()[index].cpu()
         return picture
-
-
-class ManiSkillBatch(ManiSkillEnv):
-    """The gpu backend: implements ``Batch``; each process makes its own scene on the GPU.
-
-    Tested without a GPU, as a batch of one on the CPU, where it is bit-identical to the cpu
-    backend. Untested: ``physx_cuda`` itself, its speed and its memory. GPU trajectories differ from
-    CPU ones, and PhysX does not guarantee that they repeat.
-    """
-
-    def __init__(self, options: dict[str, Any], num_envs: int, sim_backend: str, render_backend: str) -> None:
-        with ExitStack() as visuals:
-            if options["low_poly"]:
-                visuals.enter_context(low_poly_visuals())
-            super().__init__(options, num_envs, sim_backend, render_backend)
-        self.device = torch.device(self.env.device)
-        self._initialize, self.env._initialize_episode = self.env._initialize_episode, self._initialize_one_by_one
-        self._is_grasping, self.env.agent.is_grasping = self.env.agent.is_grasping, self._is_grasping_now
-
-    def reset(self, seeds: list[int], rows: list[int]) -> list[str]:
-        self.env.reset(seed=seeds, options={"env_idx": torch.tensor(rows, device=self.device)})
-        return self.begun(rows)
-
-    def _is_grasping_now(self, *arguments: Any, **keywords: Any) -> Tensor:
-        """Answer no until an episode's first step: PhysX still has the last episode's contacts."""
-        found: Tensor = self._is_grasping(*arguments, **keywords)
-        return found & (self.env.elapsed_steps > 0)
-
-    def _initialize_one_by_one(self, rows: Tensor, options: dict[str, Any]) -> None:
-        """Initialise each row separately, with its own generators.
-
-        ManiSkill draws the layouts of all rows from the seed of environment 0, but an episode must
-        depend on its own seed alone.
-        """
-        env = self.env
-        for row in rows.tolist():
-            torch.manual_seed(int(env._episode_seed[row]))  # ManiSkill restores the global generator after the reset
-            env._episode_rng = env._batched_episode_rng[row]
-            env.scene._reset_mask = torch.zeros_like(env.scene._reset_mask)
-            env.scene._reset_mask[row] = True
-            self._initialize(torch.tensor([row], device=self.device), options)
-
-    def close(self) -> None:
-        self.env.close()
 
 
 class ManiSkillSimulator:
@@ -274,13 +244,6 @@ class ManiSkillSimulator:
         return self.slots[slot].render(0).numpy()
 
 
-def create_batch(options: dict[str, Any], slots: int) -> ManiSkillBatch:
-    return ManiSkillBatch(options, slots, options["sim_backend"], options["render_backend"])
-
-
 if __name__ == "__main__":
     os.environ["MS_SKIP_ASSET_DOWNLOAD_PROMPT"] = "1"
-    if sys.argv[1] == "batch":
-        serve(create_batch, BatchServer)
-    else:
-        serve(ManiSkillSimulator)
+    serve(ManiSkillSimulator)

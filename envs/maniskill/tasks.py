@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from . import scene25_assets
 from .config import REWARDS
+from .scene25_episodes import OBJECT_SETS, PREFIX, TRAIN
+from .scene25_episodes import TASKS as SCENE25_TASKS
 
 PANDA_MODES = (
     "pd_ee_delta_pos",
@@ -34,14 +37,17 @@ TOOL_MODES: dict[str, tuple[int, tuple[float, float]]] = {
 """Control modes that move the tool of an arm with a gripper: numbers of an action, and what 1 means
 in it (m, rad)."""
 STATE_DIM = 8
+"""Pose of the tool and a finger."""
+PANDA_JOINTS, WIDOWX_JOINTS = 9, 8
+PHOTOGRAPH = (480, 640)
+"""Height and width of the picture of tasks before a photograph, pixels."""
 EXPERT_MODES = ("pd_ee_delta_pos", "pd_ee_delta_pose")
 """Control modes that the scripted experts support."""
 
-BRIDGE_MARKERS = (
-    "data/tasks/bridge_v2_real2sim_dataset/custom/info_bridge_custom_v0.json",
-    "data/robots/widowx/wx250s.urdf",
-)
-"""Files of the bridge tasks, relative to the asset directory.
+WIDOWX_MARKER = "data/robots/widowx/wx250s.urdf"
+BRIDGE_MARKERS = ("data/tasks/bridge_v2_real2sim_dataset/custom/info_bridge_custom_v0.json", WIDOWX_MARKER)
+SCENE25_MARKERS = ("data/tasks/bridge_v2_real2sim_dataset/stages/bridge_table_1_v1.glb", WIDOWX_MARKER)
+"""Files of the bridge tasks and of PutOnPlateInScene25, relative to the asset directory.
 
 ManiSkill checks directories only, and accepts the empty one that a failed download leaves.
 """
@@ -87,9 +93,11 @@ class TaskEntry:
     close_view: View | None = ((0.55, 0.0, 0.55), (0.05, 0.0, 0.03), 1.0)
     """The camera ``close``; None if only the task's own camera sees everything."""
     bridge: bool = False
-    """A digital twin of BridgeData V2: needs assets, and has its own reward and image names."""
+    """A digital twin of BridgeData V2: needs assets, and has its own picture and image names."""
     split: str | None = None
     """Of PutOnPlate25."""
+    scene25: tuple[str, str] | None = None
+    """Task and set of objects of PutOnPlateInScene25."""
     control_hz: float = 20.0
     draws_instruction: bool = False
     note: str = ""
@@ -125,6 +133,13 @@ def _bridge(gym_id: str, instruction: str, limit: int = 60) -> TaskEntry:
         draws_instruction=True,
         note="WidowX; needs downloaded assets",
     )
+
+
+def _scene25(task: str, obj_set: str) -> tuple[str, TaskEntry]:
+    """Name and entry of a published task; a set other than that of training ends its name."""
+    name = PREFIX + task + ("" if obj_set == TRAIN else f"-{obj_set}")
+    bridge = _bridge(f"{PREFIX}-v1", "put carrot on plate", 80)
+    return name, replace(bridge, rewards=("sparse", "progress"), scene25=(task, obj_set))
 
 
 TASKS: dict[str, TaskEntry] = {
@@ -177,6 +192,7 @@ TASKS: dict[str, TaskEntry] = {
     "PutSpoonOnTowel": _bridge("PutSpoonOnTableClothInScene-v1", "put the spoon on the towel"),
     "StackGreenOnYellow": _bridge("StackGreenCubeOnYellowCubeBakedTexInScene-v1", "stack the green block on the yellow block"),
     "PutEggplantInBasket": _bridge("PutEggplantInBasketScene-v1", "put eggplant into yellow basket", 120),
+    **dict(_scene25(task, obj_set) for task in SCENE25_TASKS for obj_set in OBJECT_SETS),
 }
 
 
@@ -187,5 +203,17 @@ def asset_dir(configured: str | None) -> Path:
 
 def missing_assets(entry: TaskEntry, configured_dir: str | None) -> list[Path]:
     """Files that the task needs and that are missing."""
-    markers = BRIDGE_MARKERS if entry.bridge else ()
-    return [path for path in (asset_dir(configured_dir) / marker for marker in markers) if not path.exists()]
+    directory = asset_dir(configured_dir)
+    needed = [directory / marker for marker in BRIDGE_MARKERS if entry.bridge and entry.scene25 is None]
+    if entry.scene25 is not None:
+        needed = [*(directory / marker for marker in SCENE25_MARKERS), *scene25_assets.markers(directory)]
+    return [path for path in needed if not path.exists()]
+
+
+def download(entry: TaskEntry, configured_dir: str | None) -> str:
+    """Return the command that fetches what the task needs."""
+    directory = asset_dir(configured_dir)
+    fetch = "python -m mani_skill.utils.download_asset -y"
+    prefix = "" if configured_dir is None else f"MS_ASSET_DIR={directory} "
+    command = " && ".join(f"{prefix}{fetch} {name}" for name in ("bridge_v2_real2sim", "widowx250s"))
+    return f"{command} && {scene25_assets.download(directory)}" if entry.scene25 else command

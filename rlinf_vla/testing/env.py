@@ -43,8 +43,7 @@ def assert_same(a: StepResult, b: StepResult) -> None:
 
 
 def turned(before: Tensor, after: Tensor) -> Tensor:
-    """Return the rotation vector, float32 ``[B, 3]`` (rad, axes of the base), between two
-    quaternions ``[B, 4]`` (w x y z)."""
+    """Return rotation vectors ``[B, 3]`` (rad, base axes) between quaternions ``[B, 4]`` (wxyz)."""
     w0, v0, w1, v1 = before[:, :1], before[:, 1:], after[:, :1], after[:, 1:]
     w = w1 * w0 + (v1 * v0).sum(1, keepdim=True)  # after times the conjugate of before
     v = w0 * v1 - w1 * v0 - torch.cross(v1, v0, dim=1)
@@ -71,6 +70,11 @@ def expert_episodes(env: VectorEnv, *seeds: int) -> tuple[Tensor, StepResult]:
 
 class VectorEnvConformance:
     """Subclasses override ``make``. Tests share its environments: simulators start slowly."""
+
+    reach = 0.5
+    """Of a step that moves the tool, in units of ``spec.tool``."""
+    open_m = (0.03, 0.05)
+    """How far a finger of an open gripper may be from closed."""
 
     @classmethod
     def make(cls) -> list[VectorEnv]:
@@ -228,8 +232,7 @@ class VectorEnvConformance:
         expected = env.step(actions)
         env.reset(episodes(101, 102, 103))
         picture = env.render(1)
-        assert picture.dtype == torch.uint8
-        assert (picture.ndim, picture.shape[-1]) == (3, 3)
+        assert (picture.dtype, picture.ndim, picture.shape[-1]) == (torch.uint8, 3, 3)
         try:
             advice = env.expert_actions()
         except UserError:
@@ -249,10 +252,10 @@ class VectorEnvConformance:
         for axis in range(dim - 1):
             for sign in (1.0, -1.0):
                 command = torch.zeros(NUM_ENVS, steps, dim, device=env.spec.device)
-                command[:, : steps // 2, axis] = sign * 0.5  # the rest of the time the arm comes to a stand
+                command[:, : steps // 2, axis] = sign * self.reach  # the rest of the time the arm comes to a stand
                 before = env.reset(episodes(111, 112, 113)).state
                 after = env.step(command).observation.state
-                told = sign * 0.5 * (steps // 2) * (tool.translation_m if axis < 3 else tool.rotation_rad)
+                told = sign * self.reach * (steps // 2) * (tool.translation_m if axis < 3 else tool.rotation_rad)
                 moved = after[:, :3] - before[:, :3] if axis < 3 else turned(before[:, 3:7], after[:, 3:7])
                 along = moved[:, axis % 3] / told
                 assert ((along > 0.2) & (along < 1.2)).all(), f"axis {axis}, told {told}: {moved}"
@@ -264,14 +267,14 @@ class VectorEnvConformance:
             pytest.skip("actions do not move a tool")
         half = EPISODE_LIMIT // 2
         command = torch.zeros(NUM_ENVS, half, env.spec.action_dim, device=env.spec.device)
-        command[:, :, 2] = 0.5  # away from things that would keep the fingers apart
+        command[:, :, 2] = self.reach  # away from things that would keep the fingers apart
         command[:, :, -1] = -1
         env.reset(episodes(111, 112, 113))
         closed = env.step(command).observation.state[:, 7]
         command[:, :, -1] = 1
         opened = env.step(command[:, : half - 1]).observation.state[:, 7]
         assert (closed.abs() < 0.01).all(), "gripper -1 does not close"
-        assert ((opened > 0.03) & (opened < 0.05)).all(), "gripper +1 does not open, or a finger's way is not in metres"
+        assert ((opened > self.open_m[0]) & (opened < self.open_m[1])).all(), "gripper +1 does not open, or a finger's way is not in metres"
 
     def test_bad_input_is_refused(self, env: VectorEnv) -> None:
         spec = env.spec
@@ -280,12 +283,9 @@ class VectorEnvConformance:
         for wrong in (action[:, 0], action[:-1], action[:, :, :-1], action[:, :0], action * torch.nan):
             with pytest.raises(ValueError, match="actions"):
                 env.step(wrong)
-        with pytest.raises(ValueError, match="seed"):
-            env.reset(episodes(1, 2))
-        with pytest.raises(ValueError, match="seed"):
-            env.reset(episodes(-1, 2, 3))
-        with pytest.raises(ValueError, match="seed"):
-            env.reset(episodes(2**32, 2, 3))
+        for seeds in ((1, 2), (-1, 2, 3), (2**32, 2, 3)):
+            with pytest.raises(ValueError, match="seed"):
+                env.reset(episodes(*seeds))
         with pytest.raises(ValueError, match="task_id"):
             env.reset(episodes(1, 2, 3, task_id=len(spec.tasks)))
         with pytest.raises(ValueError, match="mask"):

@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
+from mani_skill.agents.controllers import PDEEPoseController, PDJointPosController
 from mani_skill.utils.geometry import rotation_conversions
 from mani_skill.utils.structs import Pose
 from mani_skill.utils.structs.render_camera import RenderCamera
@@ -20,9 +22,10 @@ from torch import Tensor
 
 from rlinf_vla.core.types import Episodes
 from rlinf_vla.envs.maniskill import put_on_plate
+from rlinf_vla.envs.maniskill.batch import ManiSkillBatch, Targets
 from rlinf_vla.envs.maniskill.config import ManiSkillConfig
 from rlinf_vla.envs.maniskill.plugin import simulator_options
-from rlinf_vla.envs.maniskill.simulator import ManiSkillBatch, ManiSkillSimulator
+from rlinf_vla.envs.maniskill.simulator import ManiSkillSimulator
 from rlinf_vla.envs.processes import SimulatorPool
 from rlinf_vla.envs.vector_env import ProcessVectorEnv
 
@@ -92,7 +95,7 @@ def a_batch_of_one_is_the_cpu_backend() -> bool:
     config = {"task": "PushCube", "reward": "progress"}
     actions = torch.randn(1, 9, 4, generator=torch.Generator().manual_seed(0)) * 0.5
     options = {**simulator_options(ManiSkillConfig(**config)), "sim_backend": "physx_cpu", "render_backend": "cpu"}
-    program = ["-m", "rlinf_vla.envs.maniskill.simulator", "batch"]
+    program = ["-m", "rlinf_vla.envs.maniskill.batch"]
     env = ProcessVectorEnv(SimulatorPool(program, options, slots=1, processes=1, episode_limit=8), ("PushCube",))
     result = [env.reset(Episodes.first_attempts(torch.zeros(1).long(), torch.tensor([seed]))) for seed in (3, 4)] and env.step(actions)
     seen = result.observation
@@ -133,6 +136,24 @@ def reset_while_grasping() -> dict[str, float]:
     found = {"before": before, "after": grasping(), "reward": float(batch.step(torch.zeros(1, 4))[0])}
     batch.close()
     return found
+
+
+def targets_after_a_reset() -> dict[str, list[bool]]:
+    """Of three environments of which the second is reset: whose targets its controllers set anew."""
+    scene = SimpleNamespace(_reset_mask=torch.ones(3, dtype=torch.bool))
+    began: dict[str, list[bool]] = {}
+    for kind in (PDJointPosController, PDEEPoseController):
+        here = {"qpos": torch.zeros(3, 2), "ee_pose_at_base": Pose(raw_pose=torch.zeros(3, 7))}
+        controller = object.__new__(type("Still", (kind,), here))
+        controller.scene, controller.config = scene, SimpleNamespace(use_target=True)
+        controller._start_qpos = controller._target_qpos = None
+        controller.reset()
+        controller._target_qpos, controller._target_pose = torch.ones(3, 2), Pose(raw_pose=torch.ones(3, 7))
+        with Targets(controller, scene).of_rows(torch.tensor([1])):
+            controller.reset()
+        reached = controller._target_qpos if kind is PDJointPosController else controller._target_pose.raw_pose
+        began[kind.__name__] = (reached == 0).all(dim=1).tolist()
+    return began | {"mask": scene._reset_mask.tolist()}
 
 
 def quaternion_products(multiply: Callable[[Tensor, Tensor], Tensor]) -> list[bytes]:
@@ -211,6 +232,7 @@ def facts() -> dict[str, Any]:
         "low_poly_is_the_same_physics": low_poly_is_the_same_physics(),
         "a_batch_of_one_is_the_cpu_backend": a_batch_of_one_is_the_cpu_backend(),
         "reset_while_grasping": reset_while_grasping(),
+        "targets_after_a_reset": targets_after_a_reset(),
         "poses_have_the_same_bits": stock == quaternion_products(rotation_conversions.quaternion_raw_multiply) + pose_products(),
         "pictures_have_the_same_bits": stock_pictures == pictures(),
         "kinematics": type(warm.slots[0].env.agent.controller.controllers["arm"].kinematics.pmodel).__module__,

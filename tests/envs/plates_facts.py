@@ -93,7 +93,7 @@ def a_batch_of_one_is_the_cpu_backend(split: str, sim: ManiSkillSimulator) -> bo
     actions = torch.randn(1, 9, 4, generator=torch.Generator().manual_seed(0)) * 0.5
     config = ManiSkillConfig(task=NAMES[split], reward="progress")
     options = {**simulator_options(config), "sim_backend": "physx_cpu", "render_backend": "cpu"}
-    pool = SimulatorPool(["-m", "rlinf_vla.envs.maniskill.simulator", "batch"], options, slots=1, processes=1, episode_limit=9)
+    pool = SimulatorPool(["-m", "rlinf_vla.envs.maniskill.batch"], options, slots=1, processes=1, episode_limit=9)
     env = ProcessVectorEnv(pool, (NAMES[split],))
     result = [env.reset(Episodes.first_attempts(torch.zeros(1).long(), torch.tensor([seed]))) for seed in (3, SEED)] and env.step(actions)
     env.close()

@@ -19,10 +19,11 @@ from rlinf_vla.core.protocols import ToolUnits, VectorEnv
 from rlinf_vla.envs.maniskill import vulkan
 from rlinf_vla.envs.maniskill.config import ManiSkillConfig
 from rlinf_vla.envs.maniskill.plugin import plugin, simulator_options
-from rlinf_vla.envs.maniskill.tasks import BRIDGE_MARKERS, TASKS
+from rlinf_vla.envs.maniskill.tasks import BRIDGE_MARKERS, TASKS, WIDOWX_MODES
 from rlinf_vla.envs.processes import SimulatorPool
 from rlinf_vla.envs.vector_env import ProcessVectorEnv
 from rlinf_vla.testing.env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, assert_same, episodes, random_actions
+from tests.envs.scene25 import needs_recordings, published_folder
 from tests.skips import needs
 
 pytestmark = [
@@ -89,6 +90,40 @@ class TestPutOnPlate25(VectorEnvConformance):
 
     def test_the_spec_is_known_before_it_starts(self, env: VectorEnv) -> None:
         assert outlined(env, self.config)
+
+
+@needs_recordings
+@pytest.mark.slow
+class TestPutOnPlateInScene25(VectorEnvConformance):
+    """A photograph, unscaled; the arm follows targets; rewards are changes of what was reached."""
+
+    reach, open_m = 0.008, (0.02, 0.025)  # an action is in metres
+    config = ManiSkillConfig(
+        task="PutOnPlateInScene25Single-v1",
+        control_mode=WIDOWX_MODES[0],
+        image_size=None,
+        reward="progress",
+        num_envs=2 * NUM_ENVS,
+        processes=2,
+        episode_limit=EPISODE_LIMIT,
+        backend="cpu",
+    )
+
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def assets(cls, tmp_path_factory: pytest.TempPathFactory) -> None:
+        cls.config = replace(cls.config, asset_dir=str(published_folder(tmp_path_factory.mktemp("assets"))))
+
+    @classmethod
+    def make(cls) -> list[VectorEnv]:
+        return plugin.create(cls.config, 2)
+
+    def test_the_spec_is_known_before_it_starts(self, env: VectorEnv) -> None:
+        assert outlined(env, self.config)
+
+    def test_a_tool_is_before_its_base_and_above_the_table(self, env: VectorEnv) -> None:
+        state = env.reset(episodes(1, 2, 3)).state
+        assert ((state[:, 0] > 0.2) & (state[:, 1].abs() < 0.05) & (state[:, 2] > 0.05)).all()
 
 
 def test_an_outline_is_of_tasks_and_modes_that_are_known_without_a_simulator() -> None:
@@ -166,7 +201,8 @@ def test_bridge_tasks_need_their_assets(tmp_path: Path, monkeypatch: pytest.Monk
     for marker in BRIDGE_MARKERS:
         (tmp_path / marker).parent.mkdir(parents=True)
         (tmp_path / marker).touch()
-    assert all(task.available for task in plugin.tasks())
+    published = {name for name, entry in TASKS.items() if entry.scene25}
+    assert {task.name for task in plugin.tasks() if not task.available} == published, "these need further assets"
     assert simulator_options(config)["bridge"]
 
 

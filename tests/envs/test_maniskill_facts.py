@@ -69,6 +69,12 @@ def test_a_batch_forgets_the_contacts_of_the_last_episode(facts: dict[str, Any])
     assert facts["reset_while_grasping"] == {"before": 1.0, "after": 0.0, "reward": 0.0}
 
 
+def test_a_reset_of_one_environment_keeps_the_targets_of_the_others(facts: dict[str, Any]) -> None:
+    only_the_second = [False, True, False]
+    every = [True] * 3
+    assert facts["targets_after_a_reset"] == {"PDJointPosController": only_the_second, "PDEEPoseController": only_the_second, "mask": every}
+
+
 def test_fast_paths_have_the_bits_of_maniskill(facts: dict[str, Any]) -> None:
     """So do whole episodes, in another test: a batch does not use them."""
     assert facts["poses_have_the_same_bits"]

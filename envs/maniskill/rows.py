@@ -1,0 +1,22 @@
+"""Ask about what differs between the environments of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def by_row(chosen: Sequence[Any], question: Callable[[Any], Tensor]) -> Tensor:
+    """Answer for each row the question about what is chosen in it: ``[num_envs, ...]``.
+
+    A question is answered for all rows at once.
+    """
+    first, *others = dict.fromkeys(chosen)
+    found = question(first)
+    for other in others:
+        rows = torch.tensor([each == other for each in chosen], device=found.device)
+        found = torch.where(rows.view(-1, *[1] * (found.ndim - 1)), question(other), found)
+    return found
