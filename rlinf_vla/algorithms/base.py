@@ -79,8 +79,14 @@ class Algorithm:
     def optimizers(self, parameters: Mapping[str, Tensor]) -> dict[str, Optimizer]:
         """Return the optimisers, by name, of the trainable ``parameters``: one AdamW by default."""
         config, rate = self.config, self.config.learning_rate
-        rates, betas = (rate, getattr(config, "value_learning_rate", rate)), (0.9, getattr(config, "adam_beta2", 0.95))
-        return OptimizerConfig(*rates, self.max_grad_norm, getattr(config, "weight_decay", 0.0), betas).optimizers(parameters)
+        return OptimizerConfig(
+            learning_rate=rate,
+            value_learning_rate=getattr(config, "value_learning_rate", rate),
+            max_grad_norm=self.max_grad_norm,
+            weight_decay=getattr(config, "weight_decay", 0.0),
+            betas=(0.9, getattr(config, "adam_beta2", 0.95)),
+            epsilon=getattr(config, "adam_eps", 1e-8),
+        ).optimizers(parameters)
 
     def iteration(self, flow: Any) -> None:
         """Compose an iteration of the operations of the family's flow."""
@@ -107,6 +113,7 @@ class OptimizerConfig:
     max_grad_norm: float
     weight_decay: float = 0.0
     betas: tuple[float, float] = (0.9, 0.95)
+    epsilon: float = 1e-8
     averaged: ClassVar[tuple[str, ...]] = ()
 
     def optimizers(self, parameters: Mapping[str, Tensor]) -> dict[str, Optimizer]:
@@ -115,7 +122,7 @@ class OptimizerConfig:
         groups = [{"params": actor, "lr": self.learning_rate}, {"params": critic, "lr": self.value_learning_rate}]
         # on a GPU the default would take as much memory in a step as the weights
         fused = all(value.is_cuda for value in parameters.values()) or None
-        return {"policy": torch.optim.AdamW(groups, betas=self.betas, eps=1e-8, weight_decay=self.weight_decay, fused=fused)}
+        return {"policy": torch.optim.AdamW(groups, betas=self.betas, eps=self.epsilon, weight_decay=self.weight_decay, fused=fused)}
 
 
 class Trainable(Protocol):

@@ -85,6 +85,10 @@ class OnPolicyConfig(CostConfig):
     learning_rate: LearningRate = 1e-4
     adam_beta2: Annotated[float, Range(0, 1, below=True)] = 0.95
     """Adam's beta2; beta1 is 0.9."""
+    adam_eps: Annotated[float, Range(0, 1, above=True)] = 1e-8
+    """Adam's epsilon."""
+    weight_decay: Probability = 0.0
+    """AdamW's weight decay, of policy and critic."""
     max_grad_norm: Positive = 0.5
 
 

@@ -167,7 +167,9 @@ class EvaluationConfig:
     """What is evaluated, and when."""
 
     modes: list[Annotated[str, OneOf(*MODES)]] = field(default_factory=lambda: list(MODES))
-    """sampled: act at rollout.temperature; greedy: act at temperature 0."""
+    """sampled: act at ``temperature``; greedy: act at temperature 0."""
+    temperature: Annotated[float, Range(0, 100, above=True)] | None = None
+    """Of the mode sampled; null: rollout.temperature."""
     probes: list[Annotated[str, OneOf(*PROBES)]] = field(default_factory=list)
     """Evaluate the same episodes again, once for each of these changes of what the policy observes:
     blank_instruction: no text; shuffled_instruction: its words in an order drawn from the episode's

@@ -58,7 +58,10 @@ def _counts(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def temperature_of(recipe: Recipe, mode: str | None) -> float:
     """Return the temperature of an evaluation mode."""
-    return recipe.rollout.temperature if mode == "sampled" else 0.0
+    if mode != "sampled":
+        return 0.0
+    chosen = recipe.evaluation.temperature
+    return recipe.rollout.temperature if chosen is None else chosen
 
 
 def rates(document: dict[str, Any]) -> dict[str, float]:

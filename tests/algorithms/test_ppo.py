@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from rlinf_vla.algorithms.advantages import GAMMA_UNITS, gae
+from rlinf_vla.algorithms.base import CRITIC
 from rlinf_vla.algorithms.on_policy import Batch
 from rlinf_vla.algorithms.ppo import PPO, PPOConfig
 from rlinf_vla.config.errors import UserError
@@ -34,6 +35,19 @@ def test_row_groups_divide_a_minibatch() -> None:
     PPO(replace(CONFIG, minibatch_size=12, row_groups=4), 1.0)
     with pytest.raises(UserError, match=r"algorithm.row_groups=8 does not divide algorithm.minibatch_size=12"):
         PPO(replace(CONFIG, minibatch_size=12, row_groups=8), 1.0)
+
+
+@pytest.mark.parametrize(("epsilon", "decay"), [(1e-8, 0.0), (0.5, 0.0), (1e-8, 0.3), (0.02, 0.01)])
+def test_the_first_step_is_that_of_adamw(epsilon: float, decay: float) -> None:
+    """Adam's moments cancel in the first step: w (1 - rate decay) - rate g / (|g| + epsilon)."""
+    config = replace(CONFIG, adam_eps=epsilon, weight_decay=decay, learning_rate=0.1, value_learning_rate=0.05)
+    start, slope = 2.0, -0.25
+    actor, critic = (torch.nn.Parameter(torch.tensor(start, dtype=torch.float64)) for _ in range(2))
+    (optimizer,) = PPO(config, 1.0).optimizers({"head.weight": actor, f"{CRITIC}head.weight": critic}).values()
+    actor.grad, critic.grad = (torch.tensor(slope, dtype=torch.float64) for _ in range(2))
+    optimizer.step()
+    for weight, rate in ((actor, 0.1), (critic, 0.05)):
+        assert weight.item() == pytest.approx(start * (1 - rate * decay) - rate * slope / (abs(slope) + epsilon), abs=1e-9)
 
 
 def moved(policy: LinearPolicy, by: float = 0.02) -> LinearPolicy:

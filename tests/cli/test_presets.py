@@ -16,6 +16,7 @@ from rlinf_vla.cli import compose
 from rlinf_vla.cli import list as list_command
 from rlinf_vla.config.recipe import PresetConfig
 from rlinf_vla.core import plugins
+from rlinf_vla.evaluation.evaluate import temperature_of
 from rlinf_vla.runtime import recipes
 from rlinf_vla.telemetry.metrics import read_metrics
 from rlinf_vla.testing.toy_policy import LinearPolicy
@@ -87,6 +88,13 @@ def test_it_composes_with_its_recipes(preset: str, model: str) -> None:
             assert OmegaConf.select(config, key) == value, f"{key}: a later source overrides it"
     if found.algorithm.name == "ppo":
         assert found.algorithm.horizon % found.env.episode_limit == 0
+
+
+def test_evaluations_sample_at_the_published_temperature() -> None:
+    published, ours = recipes.read(composed("rl4vla", "openvla")), recipes.read(composed("pirl_flow_sde", "pi0"))
+    assert (temperature_of(published, "sampled"), published.rollout.temperature) == (0.6, 1.0)
+    assert temperature_of(published, "greedy") == temperature_of(ours, "greedy") == 0.0
+    assert temperature_of(ours, "sampled") == ours.rollout.temperature
 
 
 @pytest.mark.parametrize("preset", PRESETS)
