@@ -155,7 +155,7 @@ BUDGETS = {
     "rlinf_vla": 32_830,
     "rlinf_vla/testing": 2_095,
     "models": 6_570,
-    "envs": 9_640,
+    "envs": 9_650,
     "robots": 7_140,
     "rewards": 110,
     "benchmarks": 2_810,

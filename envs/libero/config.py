@@ -17,6 +17,7 @@ CAMERAS = {"base": "agentview", "wrist": "robot0_eye_in_hand"}
 """Camera name -> name in LIBERO."""
 
 
+WAIT_GRIPPERS = ("open", "hold")
 CONVENTIONS: dict[str, dict[str, Any]] = {
     "common": {"flip": "upright", "state": "quaternion", "gripper": "plus_opens", "image_size": 128},
     "openvla": {"flip": "rot180", "state": "axis_angle", "gripper": "minus_opens", "image_size": 256},
@@ -54,6 +55,8 @@ class LiberoConfig:
         times faster on a CPU, but unlike the images in training data.
     renderer: ``egl``, ``osmesa``, or ``auto``, the first of them that works.
     wait_steps: no-op control steps at the start of an episode, while objects settle.
+    wait_gripper: what the gripper does meanwhile: ``open``, as in most evaluations and in RLinf's
+        of π₀, or ``hold``: it stays half closed, as in RLinf's of OpenVLA-OFT (15 steps).
     init_states: ``drawn``: evaluation episode k starts in stored state k of the task's 50, and from
         the 51st on, as in training and demonstrations, in states that are drawn as those were, so
         that training never sees them; ``official``: all episodes start in the stored states.
@@ -83,6 +86,7 @@ class LiberoConfig:
     rendering: Annotated[str, OneOf(*RENDERINGS)] = "lazy"
     renderer: Annotated[str, OneOf(*RENDERERS)] = "auto"
     wait_steps: CountOrZero = 10
+    wait_gripper: Annotated[str, OneOf(*WAIT_GRIPPERS)] = "open"
     init_states: Annotated[str, OneOf(*INIT_STATES)] = "drawn"
     seed: Seed = 0
     instruction: Annotated[str, OneOf(*INSTRUCTIONS)] = "auto"

@@ -114,6 +114,7 @@ def simulator_options(config: LiberoConfig) -> dict[str, Any]:
         "cameras": cameras,
         "rendering": config.rendering,
         "wait_steps": config.wait_steps,
+        "wait_gripper": config.wait_gripper,
         "seed": config.seed,
         "stored_below": STORED if config.init_states == "drawn" else None,
         "scenes": config.scenes,

@@ -28,6 +28,8 @@ from .placement import deep_contacts, drawn_from, until_placed
 
 SUBSTEPS = int(PERIOD / TIMESTEP)
 WAIT = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])
+HOLD = np.zeros(7)
+"""Actions while objects settle: the gripper opens, or stays as it is."""
 """No-op action at the start of an episode, gripper open."""
 
 LOOKED_AT = [
@@ -112,6 +114,7 @@ class Scene:
         drawn: bool = False,
         perturbed: Draw | None = None,
         suite: str = "",
+        wait_gripper: str = "open",
     ) -> Episode:
         """Begin an episode from the stored initial state ``number``, or one ``drawn`` by this seed.
 
@@ -142,7 +145,7 @@ class Scene:
         env._post_process()
         self._look(episode)
         for _ in range(wait_steps):
-            self.step(episode, WAIT)
+            self.step(episode, WAIT if wait_gripper == "open" else HOLD)
         return episode
 
     def _perturb_look(self, episode: Episode, perturbed: Draw) -> None:

@@ -48,7 +48,7 @@ def stack(options: dict[str, Any]) -> dict[str, str]:
         why.append(f"MuJoCo {found['mujoco']} renders darker than 2.3.7, on which checkpoints were published")
     if options["rendering"] == "fast":
         why.append("no antialiasing, no reflections")
-    names = {name: str(options[name]) for name in ("renderer", "rendering", "convention", "wait_steps")}
+    names = {name: str(options[name]) for name in ("renderer", "rendering", "convention", "wait_steps", "wait_gripper")}
     return found | {"python": platform.python_version()} | names | {"differs_from_reference": "; ".join(why) or "no"}
 
 
@@ -69,8 +69,8 @@ class LiberoSimulator:
     """Implements ``serving.Simulator``.
 
     options: ``tasks`` (each with the fields of ``plugin.files_of``), ``cameras`` (name -> LIBERO's
-        name), ``image_size``, ``flip``, ``state``, ``gripper``, ``rendering``,
-        ``wait_steps``, ``seed``, ``scenes``, ``convention``, ``renderer``, ``tool``,
+        name), ``image_size``, ``flip``, ``state``, ``gripper``, ``rendering``, ``wait_steps``,
+        ``wait_gripper``, ``seed``, ``scenes``, ``convention``, ``renderer``, ``tool``,
         ``stored_below`` (seeds from this one on draw initial states; None: none does).
     """
 
@@ -100,7 +100,8 @@ class LiberoSimulator:
         elif perturbed is not None and perturbed.dimension == "sensor_noise":
             noise = SensorNoise(perturbed)
         number = seed if drawn else seed % len(scene.init_states)
-        episode = scene.begin(number, self._options["wait_steps"], again, drawn, perturbed, chosen["base"])
+        waiting = self._options["wait_steps"], self._options["wait_gripper"]
+        episode = scene.begin(number, waiting[0], again, drawn, perturbed, chosen["base"], waiting[1])
         self._slots[slot] = Playing(scene_of(chosen), episode, noise)
         return str(instruction)
 

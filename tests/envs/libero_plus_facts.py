@@ -29,6 +29,7 @@ OPTIONS: dict[str, Any] = {
     "image_size": 64,
     "rendering": "fast",
     "wait_steps": 0,
+    "wait_gripper": "open",
 }
 WAIT = np.array([0, 0, 0, 0, 0, 0, 1], np.float32)
 ACTIONS = np.random.RandomState(0).uniform(-1, 1, (STEPS, 7)).astype(np.float32)

@@ -165,7 +165,13 @@ def test_the_horizon_is_the_published_one_without_waiting_steps(monkeypatch: pyt
     assert {suite: limit(suite) for suite in PUBLISHED} != PUBLISHED
 
 
-STACK = {"renderer": "egl: llvmpipe", "rendering": "exact", "convention": "rot180, axis_angle, minus_opens", "wait_steps": 10}
+STACK = {
+    "renderer": "egl: llvmpipe",
+    "rendering": "exact",
+    "convention": "rot180, axis_angle, minus_opens",
+    "wait_steps": 10,
+    "wait_gripper": "open",
+}
 
 
 @pytest.mark.parametrize(
