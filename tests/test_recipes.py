@@ -28,6 +28,8 @@ EARLIER = {
     "maniskill_sft_putonplate": ("maniskill_sft_putonplate_reach", "runs/putonplate/reach"),
 }
 """Recipes that start from the result of another, which is in a run directory."""
+HERE = [name for name in recipe_names() if not name.startswith("repro_")]
+"""The others start from checkpoints of the Hub: tests/cli/test_reproductions.py."""
 GIVEN = {"maniskill_sft_putonplate25": ["model.checkpoint=asset://openvla_oft_tiny_putonplate"]}
 """Keys of recipes that start from what another program writes."""
 
@@ -116,7 +118,7 @@ def require_simulator(name: str) -> None:
     assert not lacking, lacking
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in OTHER_SIMULATORS)) for name in recipe_names()])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in OTHER_SIMULATORS)) for name in HERE])
 def test_a_recipe_runs_an_iteration(run: Run, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     require_simulator(name)
     if recipes.read(compose.load("train", [f"recipe={name}", "cluster=laptop"])).algorithm.name == "none":

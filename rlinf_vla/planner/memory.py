@@ -67,7 +67,7 @@ def meta_policy(recipe: Recipe, directory: Path, options: Any, algorithm: Algori
     inputs = policy.prepare(synthetic.observation(policy.spec, 1))
     policy.to(META)
     with torch.device(META):
-        add_lora(policy, located(recipe.model.lora), recipe.seed)
+        add_lora(policy, located(recipe.model.lora, weights=False), recipe.seed)
     if type(algorithm).wrap is Algorithm.wrap:  # no networks of its own
         return policy, inputs
     with torch.no_grad():

@@ -211,9 +211,9 @@ def _check_choice(group: str, node: Any, name: Any) -> None:
         raise UserError(f"{group}.name={name} does not go with the other keys of {group}: choose with {group}={name}, which sets them too")
 
 
-def located(lora: LoraOptions) -> LoraOptions:
-    """Return ``model.lora`` with its adapter as a directory of this machine. Raises UserError."""
-    return lora if lora.adapter is None else replace(lora, adapter=str(asset_path(lora.adapter)))
+def located(lora: LoraOptions, weights: bool = True) -> LoraOptions:
+    """Return ``model.lora`` with its adapter as a directory of this machine, as ``asset_path``."""
+    return lora if lora.adapter is None else replace(lora, adapter=str(asset_path(lora.adapter, weights)))
 
 
 def asset_path(location: str, weights: bool = True) -> Path:

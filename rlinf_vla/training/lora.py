@@ -55,7 +55,7 @@ def add_lora(policy: Policy, options: LoraOptions, seed: int) -> None:
         for name, roots in switched_off.items():
             if any(is_lora(part) and _inside(part, roots) for part, _ in policy.backbone.named_parameters()):
                 raise UserError(f"model.lora.{name}=false: {directory} has adapters in the {name} modules; set model.lora.{name}=true")
-        with torch.no_grad():
+        if not next(policy.backbone.parameters()).is_meta:  # memory is counted without weights
             load_adapter(policy.backbone, directory)
         return
     modules = dict(policy.backbone.named_modules())
@@ -243,11 +243,11 @@ def save_adapter(backbone: nn.Module, factors: Tensors, directory: Path) -> None
     write_tensors(factors, directory / _FACTORS)
 
 
+@torch.no_grad()
 def load_adapter(backbone: nn.Module, directory: Path) -> None:
-    """Load the adapter of a PEFT directory into ``backbone``.
+    """Load a PEFT directory's adapter, perhaps with an adapted output layer, into ``backbone``.
 
-    The adapter may include the weight of an adapted output layer, as peft writes it. Raises
-    UserError if rank and alpha, hence the scale of the factors, differ from those of the training.
+    Raises UserError if rank and alpha, hence the scale of the factors, differ from the training's.
     """
     stored = _read_adapter(backbone, directory)
     repeated = {_PREFIX + name: value for name, value in backbone.state_dict().items() if name.endswith(_BASE)}

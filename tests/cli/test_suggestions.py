@@ -23,7 +23,7 @@ KNOWN = recipes.keys()
         ("algorithm.bs", ["algorithm.batch_size"]),
         ("n_envs", ["env.num_envs"]),
         ("wd", ["algorithm.weight_decay"]),
-        ("temp", ["serve.temperature", "rollout.temperature"]),
+        ("temp", ["serve.temperature", "rollout.temperature", "evaluation.temperature"]),
         ("clip", ["algorithm.clip_low", "algorithm.clip_high"]),
         ("lora_rank", ["model.lora.rank"]),
         ("checkpoint_every", ["checkpoints.every"]),
