@@ -28,9 +28,9 @@ from .placement import deep_contacts, drawn_from, until_placed
 
 SUBSTEPS = int(PERIOD / TIMESTEP)
 WAIT = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])
-HOLD = np.zeros(7)
-"""Actions while objects settle: the gripper opens, or stays as it is."""
 """No-op action at the start of an episode, gripper open."""
+HOLD = np.zeros(7)
+"""The same, but the gripper stays as it is."""
 
 LOOKED_AT = [
     *("qpos", "xpos", "xquat", "xmat", "geom_xpos", "geom_xmat", "site_xpos", "site_xmat"),

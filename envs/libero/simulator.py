@@ -100,8 +100,8 @@ class LiberoSimulator:
         elif perturbed is not None and perturbed.dimension == "sensor_noise":
             noise = SensorNoise(perturbed)
         number = seed if drawn else seed % len(scene.init_states)
-        waiting = self._options["wait_steps"], self._options["wait_gripper"]
-        episode = scene.begin(number, waiting[0], again, drawn, perturbed, chosen["base"], waiting[1])
+        steps, gripper = self._options["wait_steps"], self._options["wait_gripper"]
+        episode = scene.begin(number, steps, again, drawn, perturbed, chosen["base"], gripper)
         self._slots[slot] = Playing(scene_of(chosen), episode, noise)
         return str(instruction)
 

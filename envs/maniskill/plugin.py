@@ -11,6 +11,7 @@ from rlinf_vla.core.tasks import Diagnosis, Suite, Task
 from ..options import Package, divide, one_each, one_of, processes_per_group, refuse_several
 from . import scene25_assets, vulkan
 from .config import VERSIONS, ManiSkillConfig
+from .scene25_episodes import Episodes25
 from .tasks import (
     EXPERT_MODES,
     PANDA_JOINTS,
@@ -165,7 +166,8 @@ def outline(config: ManiSkillConfig) -> SimulatorSpec | None:
     joints = WIDOWX_JOINTS if entry.bridge else PANDA_JOINTS
     instructions = [] if entry.draws_instruction else [entry.instruction]
     if entry.scene25 is not None and not missing_assets(entry, config.asset_dir):
-        instructions = scene25_assets.instructions(*entry.scene25, scene25_assets.directory(asset_dir(config.asset_dir)))
+        found = scene25_assets.read(scene25_assets.directory(asset_dir(config.asset_dir)))
+        instructions = scene25_assets.instructions(found, Episodes25(*entry.scene25))
     return SimulatorSpec(
         action_dim=action_dim,
         state_dim=joints if config.state == "qpos" else STATE_DIM,

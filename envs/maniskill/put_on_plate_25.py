@@ -23,6 +23,7 @@ from .plates_parts import OBJECTS, RECEPTACLES, Part
 from .plates_splits import CENTRE, MOVE_STEP, SPLITS, Episode, draw
 from .plates_tables import overlay, table_texture
 from .put_on_plate import PutOnPlateEnv
+from .rows import stacked_poses
 
 TABLE_CENTRE, TABLE_HALF_SIZES = (-0.135, 0.0, 0.0005), (1.2, 0.6)
 """Of the table tops, metres: they cover the table. The half sizes are those along y and x."""
@@ -125,7 +126,7 @@ class PutOnPlate25Env(PutOnPlateEnv):
             self._show(actor, [_receptacle_pose(each, i) for each in drawn])
         for i, actor in self.tables.items():
             self._show(actor, [sapien.Pose(TABLE_CENTRE) if each.table == i else None for each in drawn])
-        self.camera_mount.set_pose(Pose.create(_stacked([_camera_turn(*each.camera) for each in drawn], self.device)))
+        self.camera_mount.set_pose(Pose.create(stacked_poses([_camera_turn(*each.camera) for each in drawn], self.device)))
         self.target[env_idx] = torch.tensor([each.object for each in drawn], device=self.device)
         surfaces = [[*each.receptacle_place, RECEPTACLES[each.receptacle].surface] for each in drawn]
         self.receptacle_place[env_idx] = torch.tensor(np.array(surfaces), dtype=torch.float32, device=self.device)
@@ -142,7 +143,7 @@ class PutOnPlate25Env(PutOnPlateEnv):
     def _show(self, actor: Actor, poses: list[sapien.Pose | None]) -> None:
         """Put an actor where each episode has it, or where it is parked."""
         parked = actor.initial_pose.sp
-        actor.set_pose(Pose.create(_stacked([pose or parked for pose in poses], self.device)))
+        actor.set_pose(Pose.create(stacked_poses([pose or parked for pose in poses], self.device)))
 
     def _before_control_step(self) -> None:
         if not self.split.moves:
@@ -153,7 +154,7 @@ class PutOnPlate25Env(PutOnPlateEnv):
             pose = sapien.Pose([*episode.third_place, OBJECTS[episode.object].grip], euler2quat(0, 0, episode.yaw))
             self.scene._reset_mask = torch.zeros_like(self.scene._reset_mask)
             self.scene._reset_mask[row] = True
-            self.objects[episode.object].set_pose(Pose.create(_stacked([pose], self.device)))
+            self.objects[episode.object].set_pose(Pose.create(stacked_poses([pose], self.device)))
         if rows:
             self.scene._reset_mask = torch.ones_like(self.scene._reset_mask)
             if self.gpu_sim_enabled:
@@ -203,11 +204,6 @@ class PutOnPlate25Env(PutOnPlateEnv):
 
     def at_rest(self, thing: Actor) -> Tensor:
         return super().at_rest(thing) & ~self.agent.is_grasping(thing)
-
-
-def _stacked(poses: list[sapien.Pose], device: torch.device) -> Tensor:
-    """Positions and quaternions ``[b, 7]``."""
-    return torch.tensor(np.stack([np.concatenate([pose.p, pose.q]) for pose in poses]), dtype=torch.float32, device=device)
 
 
 def _receptacle_pose(episode: Episode, index: int) -> sapien.Pose | None:

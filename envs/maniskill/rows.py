@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,3 +21,8 @@ def by_row(chosen: Sequence[Any], question: Callable[[Any], Tensor]) -> Tensor:
         rows = torch.tensor([each == other for each in chosen], device=found.device)
         found = torch.where(rows.view(-1, *[1] * (found.ndim - 1)), question(other), found)
     return found
+
+
+def stacked_poses(poses: Sequence[Any], device: torch.device) -> Tensor:
+    """Positions and quaternions of SAPIEN's poses, one per row: float32 ``[b, 7]``."""
+    return torch.tensor(np.stack([np.concatenate([pose.p, pose.q]) for pose in poses]), dtype=torch.float32, device=device)

@@ -25,7 +25,7 @@ from mani_skill.utils.structs.types import SimConfig
 from torch import Tensor
 
 from . import scene25_assets, scene25_pictures
-from .rows import by_row
+from .rows import by_row, stacked_poses
 from .scene25_assets import Model
 from .scene25_episodes import (
     JUMP_STEP,
@@ -75,8 +75,7 @@ class Scene25Env(BaseEnv):
         self.task, self.obj_set, self.version = task, obj_set, version
         self.whole, self.strength = "Whole" in task, 0.3 if "03" in task else 0.5
         """How a Vision task disturbs pictures: all of them or what is shown, and by which share."""
-        self.carrot = Path(carrot)
-        self.assets = scene25_assets.read(self.carrot, counts)
+        self.assets = scene25_assets.read(Path(carrot), counts)
         self.present: list[Scene25Episode] = []
         """Of each environment."""
         super().__init__(*args, robot_uids=WidowX250SBridgeDatasetFlatTable.uid, **kwargs)
@@ -124,11 +123,11 @@ class Scene25Env(BaseEnv):
         things = [*self.objects, *self.plates, *self.agent.robot.get_links()]
         self._foreground = torch.cat([thing.per_scene_id for thing in things]).unique().to(torch.int16)
         tables = self.assets.tables
-        self._photographs = scene25_pictures.stacked([table.photograph for table in tables]).to(self.device)
+        self._photographs = scene25_pictures.stacked(tuple(table.photograph for table in tables)).to(self.device)
         self._textures: Tensor | None = None
         if self.episodes.kind.extra == "texture":
             scale = 2 if self.whole else 1
-            self._textures = scene25_pictures.stacked([table.texture for table in tables], scale).to(self.device)
+            self._textures = scene25_pictures.stacked(tuple(table.texture for table in tables), scale).to(self.device)
 
     def _initialize_episode(self, env_idx: Tensor, options: dict[str, Any]) -> None:
         rows = env_idx.tolist()
@@ -182,8 +181,7 @@ class Scene25Env(BaseEnv):
 
     def _put(self, actor: Actor, poses: list[sapien.Pose]) -> None:
         """Put an actor into the rows that are being reset."""
-        numbers = np.stack([np.concatenate([pose.p, pose.q]) for pose in poses])
-        actor.set_pose(Pose.create(torch.tensor(numbers, dtype=torch.float32, device=self.device)))
+        actor.set_pose(Pose.create(stacked_poses(poses, self.device)))
 
     def _settle(self, env_idx: Tensor) -> None:
         """Let the objects of these environments come to rest, and leave the others as they are."""
@@ -265,7 +263,7 @@ class Scene25Env(BaseEnv):
     @property
     def instructions(self) -> list[str]:
         """All that the task's episodes have."""
-        return scene25_assets.instructions(self.task, self.obj_set, self.carrot)
+        return scene25_assets.instructions(self.assets, self.episodes)
 
     def get_language_instruction(self) -> list[str]:
         return [self._instruction(episode) for episode in self.present]

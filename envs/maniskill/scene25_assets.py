@@ -92,9 +92,8 @@ def read(carrot: Path, assets: Assets = PUBLISHED) -> AssetFolder:
     return found
 
 
-def instructions(task: str, obj_set: str, carrot: Path) -> list[str]:
-    """Return all instructions of a task, each once."""
-    found, episodes = read(carrot), Episodes25(task, obj_set)
+def instructions(found: AssetFolder, episodes: Episodes25) -> list[str]:
+    """Return all instructions of a task's episodes, each once."""
     wordings = [WORDINGS[number] for number in episodes.extras] if episodes.kind.extra == "wording" else WORDINGS[:1]
     names = [(found.objects[i].name, found.plates[j].name) for i in episodes.objects for j in episodes.plates]
     return list(dict.fromkeys(wording.format(object=one, plate=other) for wording in wordings for one, other in names))

@@ -5,7 +5,7 @@ As RLinf's tasks at a3816b59 compute it; ``Texture`` and ``Whole`` disturb it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -73,5 +73,7 @@ def mixed(picture: Tensor, texture: Tensor, share: float) -> Tensor:
     return mixture.clamp(0, 255).to(torch.uint8)
 
 
-def stacked(paths: Sequence[Path], scale: int = 1) -> Tensor:
+@cache
+def stacked(paths: tuple[Path, ...], scale: int = 1) -> Tensor:
+    """Read pictures ``[K, H, W, 3]``, once in a process: each episode on a CPU has a new scene."""
     return torch.stack([read(path, scale) for path in paths])

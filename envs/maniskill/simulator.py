@@ -122,17 +122,20 @@ def tool_pose(env: Any) -> Tensor:
     return (agent.robot.pose.inv() * agent.robot.links_map["ee_gripper_link"].pose).raw_pose
 
 
-def proprioception(env: Any) -> Tensor:
+def closed_gripper(env: Any) -> Tensor:
+    """Where the last gripper joint of an arm that moves a tool is closed (m); 0 of other robots."""
+    lowest: Tensor = env.agent.robot.get_qlimits()[:, -1:, 0]
+    return torch.zeros_like(lowest) if tool_units(env) is None else lowest
+
+
+def proprioception(env: Any, closed: Tensor) -> Tensor:
     """``tool_pose`` and the last gripper joint: float32 ``[num_envs, 8]``.
 
-    The joint is in m from closed or in rad, and 0 for a robot without a gripper.
+    The joint is in m from ``closed`` or in rad, and 0 for a robot without a gripper.
     """
-    robot = env.agent.robot
-    gripper = robot.get_qpos()[:, -1:]
+    gripper = env.agent.robot.get_qpos()[:, -1:] - closed
     if not getattr(env.agent, "gripper_joint_names", None):
         gripper = torch.zeros_like(gripper)
-    elif tool_units(env) is not None:
-        gripper = gripper - robot.get_qlimits()[:, -1:, 0]
     return torch.cat([tool_pose(env), gripper], dim=1).float()
 
 
@@ -144,6 +147,7 @@ class ManiSkillEnv:
         """ManiSkill's own."""
         self.options, self.num_envs = options, num_envs
         self._signs = torch.from_numpy(rotation_signs(self.env)).to(self.env.device)
+        self._closed = closed_gripper(self.env)
         self._dense: Any = None
         """Dense reward ``[num_envs]`` of the present state, for ``progress``."""
 
@@ -165,7 +169,7 @@ class ManiSkillEnv:
 
     def state(self) -> Tensor:
         """The robot's state, float32 ``[num_envs, D]``."""
-        return proprioception(self.env) if self.options["state"] == "tool" else self.env.agent.robot.get_qpos().float()
+        return proprioception(self.env, self._closed) if self.options["state"] == "tool" else self.env.agent.robot.get_qpos().float()
 
     def begun(self, rows: list[int]) -> list[str]:
         """Record that episodes began in ``rows``; return the present instruction of each row."""
