@@ -101,7 +101,7 @@ class Worker:
                 done = None if resetting[group] else left[group].popleft()
                 if done is not None:
                     if self.rewards:
-                        reward = self.host.profile.cost("reward").of(self.size)
+                        reward = done.calls * self.host.profile.cost("reward").of(self.size)
                         thread = tasks.run(self.host, "reward", policy, self.device, reward, [thread])
                     if done.valued:
                         thread = self._infer(tasks, "value", policy, thread)
@@ -113,40 +113,43 @@ class Worker:
                 if done is not None and done.resets:
                     pending[group] = self._simulator(tasks, "reset", group, done.resets, [thread])
                 else:
-                    thread = self._infer(tasks, "act", policy, thread)
-                    pending[group] = self._simulator(tasks, "simulate", group, range(self.size), [thread])
+                    calls = left[group][0].calls
+                    thread = self._infer(tasks, "act", policy, thread, calls)
+                    pending[group] = self._simulator(tasks, "simulate", group, range(self.size), [thread], calls)
                 if self.host.profile.inline:
                     thread = pending[group]
         return ready
 
-    def _simulator(self, tasks: Tasks, operation: str, group: int, environments: Sequence[int], after: Sequence[int]) -> int:
+    def _simulator(
+        self, tasks: Tasks, operation: str, group: int, environments: Sequence[int], after: Sequence[int], calls: int = 1
+    ) -> int:
         """Each process steps its environments one after the other; all wait for the slowest."""
         cost, track = self.host.profile.cost(operation), f"{self.prefix}simulator {group}"
         count = len(environments)
         if cost.on == GPU:
-            return tasks.run(self.host, operation, track, self.device, cost.of(count), after)
+            return tasks.run(self.host, operation, track, self.device, calls * cost.of(count), after)
         load = Counter(((slot + 1) * self.processes - 1) // self.size for slot in environments)
         total = len(load) * cost.fixed + count * cost.per_item
         width = total / cost.of(max(load.values())) * cost.cores if total else 1.0
         alone = total / self.host.profile.crowded(cost.cores, self.host.profile.cores)
-        return tasks.add(operation, track, self.host.cpu, alone, after, width)
+        return tasks.add(operation, track, self.host.cpu, calls * alone, after, width)
 
-    def _infer(self, tasks: Tasks, operation: str, track: str, thread: int) -> int:
-        """Add one call (``act`` or ``value``) for all environments of a group."""
+    def _infer(self, tasks: Tasks, operation: str, track: str, thread: int, calls: int = 1) -> int:
+        """Add ``calls`` calls (``act`` or ``value``) for all environments of a group."""
         profile, rows = self.host.profile, self.size
         cost = profile.cost(operation)
         if self.backbone is None:
-            return tasks.run(self.host, operation, track, self.device, cost.of(rows), [thread])
+            return tasks.run(self.host, operation, track, self.device, calls * cost.of(rows), [thread])
         there, device = self.backbone
         encode = there.profile.cost("encode").of(rows)
-        thread = self._moved(tasks, there, rows * profile.bytes.inputs, track, thread)
-        thread = tasks.run(there, "encode", f"{track} backbone", device, self.host.copies / there.copies * encode, [thread])
-        thread = self._moved(tasks, there, rows * profile.bytes.features, track, thread)
-        head = max(0.0, cost.of(rows) - profile.cost("encode").of(rows))
+        thread = self._moved(tasks, there, rows * profile.bytes.inputs, track, thread, calls)
+        thread = tasks.run(there, "encode", f"{track} backbone", device, calls * self.host.copies / there.copies * encode, [thread])
+        thread = self._moved(tasks, there, rows * profile.bytes.features, track, thread, calls)
+        head = calls * max(0.0, cost.of(rows) - profile.cost("encode").of(rows))
         return tasks.run(self.host, operation, track, self.device, head, [thread], name="head")
 
-    def _moved(self, tasks: Tasks, there: Host, size: float, track: str, thread: int) -> int:
-        thread = tasks.wait([thread], there.latency, "features", track)
+    def _moved(self, tasks: Tasks, there: Host, size: float, track: str, thread: int, calls: int) -> int:
+        thread = tasks.wait([thread], calls * there.latency, "features", track)
         if there.index == self.host.index:
             return thread
-        return tasks.add("features", track, there.link, self.host.copies * there.transfer(size), [thread])
+        return tasks.add("features", track, there.link, calls * self.host.copies * there.transfer(size), [thread])

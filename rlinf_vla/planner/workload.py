@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 
@@ -91,21 +91,42 @@ class Workload:
 
 @dataclass(frozen=True)
 class Round:
-    """One policy call of an environment group, and what follows.
+    """Policy calls of an environment group, and what follows the last of them.
 
     ``valued``: bootstrap values are computed. ``resets``: environments that begin another episode.
     """
 
     valued: bool
     resets: tuple[int, ...]
+    calls: int = 1
+
+
+MOST_ROUNDS = 400
+"""Rounds of a group that are simulated one by one: of a longer rollout several calls are one round,
+because its simulation would take minutes."""
 
 
 @lru_cache(maxsize=4096)
 def rounds(workload: Workload, part: range, size: int, depth: int) -> list[list[Round]]:
     """Rounds of ``depth`` groups of ``size`` environments that a worker runs for a ``part``."""
     if workload.calls is None:
-        return _listed(workload, part, size, depth)
-    return [_slots(workload, part[group * size : (group + 1) * size]) for group in range(depth)]
+        found = _listed(workload, part, size, depth)
+    else:
+        found = [_slots(workload, part[group * size : (group + 1) * size]) for group in range(depth)]
+    calls = workload.calls or -(-workload.listed // workload.envs) * workload.episode_calls
+    return [_joined(each, -(-calls // MOST_ROUNDS)) for each in found]
+
+
+def _joined(rounds: Sequence[Round], most: int) -> list[Round]:
+    """Join up to ``most`` rounds of which nothing follows the first ones."""
+    found: list[Round] = []
+    for each in rounds:
+        before = found[-1] if found else None
+        if before is not None and before.calls < most and not (before.valued or before.resets):
+            each = replace(each, calls=before.calls + 1)
+            found.pop()
+        found.append(each)
+    return found
 
 
 def _slots(workload: Workload, environments: Sequence[int]) -> list[Round]:

@@ -18,7 +18,7 @@ from rlinf_vla.planner.plan import Plan
 from rlinf_vla.planner.prediction import Prediction
 from rlinf_vla.planner.profile import Bytes, Cost, Profile
 from rlinf_vla.planner.simulate import STORE, simulate, update_seconds
-from rlinf_vla.planner.workload import Workload
+from rlinf_vla.planner.workload import Workload, rounds
 from tests.planner.made_up import BYTES, COSTS, cluster, on_gpu, ppo, problem, profile, workload
 
 RAY = Plan("ray")
@@ -54,6 +54,22 @@ def test_two_groups_overlap_inference_with_simulation() -> None:
     serial, pipelined = (played(Plan(pipeline_depth=depth), long).seconds for depth in (1, 2))
     assert serial == pytest.approx(0.5 + 40 * (0.5 + 0.8) + 2.0 + 0.25 + 5 * UPDATE)
     assert pipelined == pytest.approx(0.5 + 40 * (0.3 + 0.8) + 2.0 + 5 * UPDATE, rel=0.03)
+
+
+@pytest.mark.parametrize("plan", [Plan(), Plan(pipeline_depth=2), Plan("ray", pipeline_depth=2), Plan("ray", split="head")])
+def test_a_long_rollout_takes_as_long_in_fewer_rounds(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several calls of a long rollout are simulated as one: neither resets nor values are lost."""
+    long = workload(processes=2, calls=400, episode_calls=100)
+    found = []
+    for most in (400, 100):
+        monkeypatch.setattr("rlinf_vla.planner.workload.MOST_ROUNDS", most)
+        rounds.cache_clear()
+        found.append(played(plan, long))
+    rounds.cache_clear()
+    whole, joined = found
+    assert joined.seconds == pytest.approx(whole.seconds, rel=0.02) and joined.steps == whole.steps
+    resets = "resets in the simulators"
+    assert joined.critical.get(resets, 0) == pytest.approx(whole.critical.get(resets, 0))
 
 
 def test_a_simulator_in_the_policys_process_does_not_overlap() -> None:
