@@ -39,6 +39,7 @@ ALLOWED = {
     "make serve-clients": "clients of other projects in environments of their own; make test-nightly makes them",
     "make lerobot": "LeRobot's robots in an environment of their own; make test-nightly makes it",
     "LEROBOT_PYTHON names no Python": "lerobot wants Python 3.12 and another torch",
+    "beside the checkout": "recordings of published environments are not in the repository",
     "gymnasium-robotics is not installed": "it fails on the MuJoCo of the extras (docs/metaworld.md)",
     "Chromium is not installed": "no package of Python brings it; apt-get install chromium, then tests/view/test_browser.py runs",
     "zsh is not installed": "its completion is tested where it is: apt-get install zsh",

@@ -14,7 +14,8 @@ from rlinf_vla.envs.maniskill.scene25_episodes import PUBLISHED
 RECORDINGS = Path(os.environ.get("RECORDINGS") or Path(__file__).parents[3] / "shared" / "put_on_plate_in_scene25").absolute()
 """Lies beside the checkout; RECORDINGS names another folder of the same layout."""
 
-needs_recordings = pytest.mark.skipif(not RECORDINGS.is_dir(), reason="no recordings of PutOnPlateInScene25 beside the checkout")
+NO_RECORDINGS = "no recordings of PutOnPlateInScene25 beside the checkout"
+needs_recordings = pytest.mark.skipif(not RECORDINGS.is_dir(), reason=NO_RECORDINGS)
 
 
 def published_folder(folder: Path) -> Path:

@@ -166,6 +166,7 @@ class TestRecordings:
 
     @pytest.mark.simulator
     @pytest.mark.slow
+    @pytest.mark.timeout(1200)  # a minute on a machine that does nothing else
     @needs("maniskill")
     def test_with_the_simulator(self) -> None:
         from tools.scene25_recordings import with_simulator

@@ -118,7 +118,8 @@ def test_only_the_version_that_is_held_is_sent() -> None:
 @pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
 def test_a_member_lost_while_it_receives(how: signal.Signals) -> None:
     """The others return after the timeout; the next generation works without it."""
-    large = {"weights": torch.arange(float(1 << 20)), "steps": torch.arange(1 << 20)}
+    count = 1 << 22  # more than the kernel takes for a process that does not read
+    large = {"weights": torch.arange(float(count)), "steps": torch.arange(count)}
     with receivers(3) as (lost, first, third):
         outbox, layout = Outbox("cpu", HOST), layout_of(large)
         order = order_of(outbox, 0, size=4, timeout_s=10.0)  # it is also the time to meet
