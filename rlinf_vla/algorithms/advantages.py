@@ -34,14 +34,14 @@ def gae(trajectory: Trajectory, gamma: float, gae_lambda: float, unit: str = "st
 
     Schulman et al. 2016, eq. 16. ``gamma`` is per control step (or per chunk: ``unit``),
     ``gae_lambda`` per policy call. The value after a terminated episode is 0; after one that was
-    cut (truncated, or by the end of the rollout) it is ``bootstrap_value``. Episodes do not affect
-    each other.
+    cut (truncated, by the end of the rollout, or terminated under ``bootstrap=always``) it is
+    ``bootstrap_value``. Episodes do not affect each other.
     """
     reward, discount = chunk_rewards(trajectory.reward, trajectory.valid, gamma, unit)
     terminated = (trajectory.terminated & trajectory.valid).any(-1)
     following = torch.cat([trajectory.value[1:], torch.zeros_like(trajectory.value[:1])])
     following = torch.where(trajectory.cut, trajectory.bootstrap_value, following)
-    delta = reward + discount * torch.where(terminated, 0, following) - trajectory.value
+    delta = reward + discount * torch.where(terminated & ~trajectory.cut, 0, following) - trajectory.value
     carry = torch.where(terminated | trajectory.cut, 0, discount * gae_lambda)
     advantage = torch.zeros_like(delta)
     running = torch.zeros_like(delta[0])

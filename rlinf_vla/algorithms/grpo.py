@@ -38,6 +38,9 @@ class GRPOConfig(OnPolicyConfig):
     """Divisor of the advantages: group_std, batch_std or none."""
     success_range: Annotated[list[Probability], Interval()] | None = None
     """Train only on groups with a success rate in this interval; null: no such limit."""
+    uninformative: Annotated[str, OneOf("dropped", "counted")] = "dropped"
+    """Groups of equal returns, and those outside success_range: ``dropped`` from the update, or
+    ``counted`` in its denominators, with an advantage of 0, as in RLinf."""
     resample: Annotated[int, Range(0, 1000)] = 0
     """Replace uninformative groups by new ones up to this many times per iteration."""
     groups_per_step: Count | None = None
@@ -69,6 +72,8 @@ class GRPO(OnPolicy):
             raise UserError("algorithm.group_size=1 has no group statistics: use algorithm.baseline=batch_mean and scale=batch_std")
         if config.groups_per_step is not None and config.epochs != 1:
             raise UserError(f"algorithm.groups_per_step={config.groups_per_step} uses each group once: set algorithm.epochs=1")
+        if config.uninformative == "counted" and config.resample:
+            raise UserError("algorithm.resample replaces the groups that algorithm.uninformative=counted keeps: set resample=0")
         if config.staleness and config.resample:
             raise UserError(
                 "algorithm.resample needs an iteration's rollouts, which algorithm.staleness collects earlier: set one of them to 0"
@@ -83,9 +88,10 @@ class GRPO(OnPolicy):
             rollouts = flow.collect_groups(wanted - informative, self.config.group_size, draw)
             for group in groups_of(self.prepared(flow, rollouts)):
                 drawn += 1
-                if not self.informative(group).any():
+                teaches = bool(self.informative(group).any())
+                if not teaches and self.config.uninformative == "dropped":
                     continue
-                informative += 1
+                informative += teaches
                 waiting.append(group)
                 if len(waiting) == self.config.groups_per_step:
                     far_enough = far_enough or self._learn(flow, waiting)
@@ -105,10 +111,9 @@ class GRPO(OnPolicy):
         return self.config.minibatch_size if self.config.groups_per_step is None else len(batch)
 
     def informative(self, rollouts: Trajectory) -> Tensor:
-        """Return which groups an update uses, bool ``[G]``.
+        """Return which groups an update learns from, bool ``[G]``.
 
-        Other groups do not count in its denominators either. Unless the baseline is that of the
-        batch, a group of equal returns is uninformative.
+        Unless the baseline is that of the batch, a group of equal returns is uninformative.
         """
         group = rollouts.group_of_episode()
         if self.config.baseline == "batch_mean":
@@ -124,7 +129,10 @@ class GRPO(OnPolicy):
     def advantages(self, calls: Trajectory) -> Tensor:
         """Return the advantage ``[N]`` of each call, which is that of its episode."""
         config = self.config
-        per_episode = relative_advantages(self._scores(calls), calls.group_of_episode(), config.baseline, config.scale)
+        group = calls.group_of_episode()
+        per_episode = relative_advantages(self._scores(calls), group, config.baseline, config.scale)
+        if config.uninformative == "counted":
+            per_episode = torch.where(self.informative(calls)[group], per_episode, 0)
         return per_episode.to(calls.reward.dtype)[calls.episode_ids()]
 
     def _scores(self, calls: Trajectory) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Annotated
 from rlinf_vla.algorithms.advantages import explained_variance, gae, standardise
 from rlinf_vla.algorithms.on_policy import Batch, Flow, OnPolicy, OnPolicyConfig
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.ranges import Count, CountOrZero, LearningRate, Name, NonNegative, Positive, Probability, Range
+from rlinf_vla.config.ranges import Count, CountOrZero, LearningRate, Name, NonNegative, OneOf, Positive, Probability, Range
 from rlinf_vla.core.protocols import EnvSpec
 from rlinf_vla.core.types import Trajectory, gather
 
@@ -22,6 +22,9 @@ class PPOConfig(OnPolicyConfig):
     """Control steps per environment and iteration; a multiple of the episode limit."""
     gae_lambda: Probability = 0.95
     """Decay of generalised advantage estimation, per policy call."""
+    bootstrap: Annotated[str, OneOf("truncated", "always")] = "truncated"
+    """After which ends the critic estimates what would follow: of ``truncated`` episodes, or
+    ``always``, so that a success is worth its reward and a value, as in RLinf's bootstrap_type."""
     normalize_advantages: bool = True
     """Standardise the advantages of an iteration to mean 0 and deviation 1."""
     value_clip: Positive | None = None

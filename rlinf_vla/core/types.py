@@ -196,7 +196,7 @@ class Trajectory(Batched):
 
     Per call ``[T, B, ...]``: inputs, latent, log_prob ``[T, B, C, D]``, value, policy_version, and
     its episode: task_id, seed, attempt, step (control steps already executed in that episode).
-    cut ``[T, B]``: bool, the episode was cut after the call (truncated, or the rollout ended).
+    cut ``[T, B]``: bool, cut after the call (truncated, rollout ended; or ``bootstrap=always``).
     bootstrap_value ``[T, B]``: where ``cut``, the critic's estimate for the observation after the
     call; zero elsewhere.
     Per control step ``[T, B, C]``: reward, terminated, truncated, success, valid.

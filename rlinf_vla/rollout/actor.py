@@ -25,6 +25,7 @@ class Settings:
     temperature: sampling temperature; 0 is greedy.
     batch_size: environments per policy call, so that every placement makes calls of one shape.
     rounded: act with, and transfer, trainable weights in the dtype of the network's other weights.
+    values_ends: the critic values what is seen after a termination, too.
     """
 
     run_seed: int
@@ -32,6 +33,7 @@ class Settings:
     batch_size: int
     cuda_graphs: bool = True
     rounded: bool = False
+    values_ends: bool = False
 
 
 def rows_chosen(where: Tensor, new: Observation, old: Observation) -> Observation:

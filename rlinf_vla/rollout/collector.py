@@ -59,9 +59,8 @@ def collect(
             progress(sum(map(len, parts)) / total)
             return False
 
-        players.append(
-            rollout_generator(actor, env, following(torch.zeros_like(slots))[0], following, on_call, spans, f"simulator {index}", calls)
-        )
+        begun, always = following(torch.zeros_like(slots))[0], actor.settings.values_ends
+        players.append(rollout_generator(actor, env, begun, following, on_call, spans, f"simulator {index}", calls, always))
     try:
         interleave(players)
     finally:

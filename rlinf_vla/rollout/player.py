@@ -63,12 +63,14 @@ def rollout_generator(
     spans: Spans,
     track: str,
     calls: int | None = None,
+    values_ends: bool = False,
 ) -> Generator[None, None, None]:
     """Make ``calls`` policy calls in a group, or continue until ``on_call`` returns true.
 
     Yields while the simulator works. ``next_episodes(done)`` returns the next episodes, and where
     in ``done`` (bool ``[B]``) one begins; other environments rest. With ``calls``, the critic
-    values the observations at which a time limit or the end of the rollout cuts an episode.
+    values the observations at which a time limit or the end of the rollout cuts an episode, and
+    with ``values_ends`` those after a termination, which then count as cut.
     """
     episodes, step, count, last = first, torch.zeros(len(first), dtype=torch.int64), 0, False
     rest = step.bool()
@@ -87,7 +89,8 @@ def rollout_generator(
         count += 1
         last = count == calls
         done, terminated = result.done, (result.terminated & result.valid).any(dim=1)
-        cut = ~terminated if last else done & ~terminated
+        final = torch.zeros_like(done) if values_ends else terminated  # nothing follows
+        cut = ~final if last else done & ~final
         bootstrap_value = torch.zeros_like(sample.value)
         if calls is not None and cut.any():
             with spans.span("value", "policy"):

@@ -75,13 +75,15 @@ def outline(recipe: Recipe) -> Policy:
     if not model.learns and recipe.model.checkpoint != NO_MODEL:
         raise UserError(f"model.checkpoint={recipe.model.checkpoint}: model={name} reads none, its server does: set model.checkpoint=none")
     with torch.random.fork_rng(devices=[]):
-        location = asset_path(recipe.model.checkpoint, weights=not is_described_by_json(model))
-        return model.without_weights(location, recipe.model.options)
+        return model.without_weights(description(recipe), recipe.model.options)
 
 
-def is_described_by_json(model: type[Policy]) -> bool:
-    """Return whether JSON files and the tokenizer say all of a checkpoint but its weights."""
-    return getattr(model, "described_by_json", False)
+def description(recipe: Recipe) -> Path:
+    """Return the directory of the recipe's checkpoint; one of the Hub without its weights, if the
+    model can be built from its other files."""
+    is_described = getattr(model_of(recipe), "is_described", lambda directory: False)
+    found = asset_path(recipe.model.checkpoint, weights=False)
+    return found if is_described(found) else asset_path(recipe.model.checkpoint)
 
 
 def model_of(recipe: Recipe) -> type[Policy]:
@@ -268,7 +270,8 @@ def build_reward_shaper(recipe: Recipe, env: EnvSpec) -> RewardShaper:
 
 def actor_settings(recipe: Recipe, temperature: float) -> Settings:
     """Return the settings of actors that sample at ``temperature``."""
-    return Settings(recipe.seed, temperature, recipe.rollout.batch_size, recipe.cluster.cuda_graphs, recipe.rollout.rounded_weights)
+    rollout, always = recipe.rollout, getattr(recipe.algorithm, "bootstrap", None) == "always"
+    return Settings(recipe.seed, temperature, rollout.batch_size, recipe.cluster.cuda_graphs, rollout.rounded_weights, always)
 
 
 @contextmanager

@@ -103,6 +103,24 @@ def test_gae_is_the_sum_over_the_rest_of_each_episode(rollouts: Trajectory, gamm
     assert_close(target, advantage + rollouts.value)
 
 
+@given(trajectories(), gammas, lambdas, units)
+def test_a_termination_that_is_cut_is_worth_what_the_critic_says(rollouts: Trajectory, gamma: float, gae_lambda: float, unit: str) -> None:
+    """As RLinf's bootstrap_type=always: what is known of the end is added to its reward, and nothing follows."""
+    terminated = (rollouts.terminated & rollouts.valid).any(-1)
+    after = torch.where(terminated, 3.0, rollouts.bootstrap_value)
+    valued = replace(rollouts, cut=rollouts.cut | terminated, bootstrap_value=after)
+    *_, position = torch.broadcast_tensors(rollouts.valid, torch.arange(rollouts.valid.shape[-1]))
+    final = position == torch.where(rollouts.valid, position, -1).amax(-1, keepdim=True)
+    elapsed = torch.where(torch.tensor(unit == "chunk"), 0, (rollouts.valid.cumsum(-1) - 1).clamp(min=0))
+    _, discount = chunk_rewards(rollouts.reward, rollouts.valid, gamma, unit)
+    share = discount[..., None] / torch.where(elapsed > 0, gamma ** elapsed.double(), 1.0)
+    if gamma == 0 and unit == "step":
+        return  # nothing later counts
+    paid = replace(rollouts, reward=rollouts.reward + torch.where(final & terminated[..., None], 3.0 * share, 0.0))
+    for found, expected in zip(gae(valued, gamma, gae_lambda, unit), gae(paid, gamma, gae_lambda, unit), strict=True):
+        assert_close(found, expected)
+
+
 @given(trajectories(), gammas)
 def test_lambda_one_gives_the_discounted_return_of_control_steps(rollouts: Trajectory, gamma: float) -> None:
     """Computed step by step, without chunks."""

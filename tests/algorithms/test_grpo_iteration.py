@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rlinf_vla.algorithms.grpo import GRPO, GRPOConfig, groups_of
+from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.types import Trajectory
 
 ATTEMPTS = 4
@@ -119,6 +120,19 @@ def test_new_groups_replace_uninformative_groups() -> None:
     assert flow.metrics == {"grpo/groups": 6, "grpo/frac_informative": 0.5}
     assert iterate([[0, 2, 4], [1, 4]], resample=1).learnt == [[1, 100]]
     assert iterate([[0, 2, 4]]).asked == [3]
+
+
+def test_uninformative_groups_count_in_the_denominators_if_told() -> None:
+    """With an advantage of 0, those outside the range of success rates, too."""
+    dropped, counted = (iterate([[0, 1, 2, 4]], success_range=[0.4, 0.6], uninformative=kind) for kind in ("dropped", "counted"))
+    assert (dropped.learnt, counted.learnt) == ([[2]], [[0, 1, 2, 3]])
+    batch, alone = counted.batches[0], dropped.batches[0]
+    of_second = batch.calls.seed == 2
+    assert not batch.advantage[~of_second].any() and torch.equal(batch.advantage[of_second], alone.advantage)
+    assert torch.equal(batch.weight.bool(), torch.ones(len(batch)).bool()), "each call has a share of the mean"
+    assert len(batch) == 4 * len(alone)
+    with pytest.raises(UserError, match=r"algorithm.resample replaces the groups that algorithm.uninformative=counted keeps"):
+        GRPO(replace(CONFIG, uninformative="counted", resample=1), 1.0)
 
 
 def normalised(won: int) -> list[float]:

@@ -121,6 +121,16 @@ def test_the_relevant_cases_occur(policy: Policy) -> None:
 
 
 @every_policy
+def test_the_critic_values_what_is_seen_after_a_termination_only_if_told(policy: Policy) -> None:
+    plain, valued = (rollout(policy, groups(8, 2), settings=replace(SETTINGS, values_ends=always)) for always in (False, True))
+    terminated = (plain.terminated & plain.valid).any(-1)
+    assert torch.equal(valued.cut, plain.cut | terminated) and terminated.any()
+    assert torch.equal(valued.bootstrap_value[plain.cut], plain.bootstrap_value[plain.cut])
+    assert (valued.bootstrap_value[terminated] != 0).all() and (plain.bootstrap_value[terminated] == 0).all()
+    assert_same(replace(valued, cut=plain.cut, bootstrap_value=plain.bootstrap_value), plain)
+
+
+@every_policy
 def test_pipeline_depth_does_not_change_the_result(policy: Policy) -> None:
     """With policy calls of one shape: bit for bit."""
     whole = rollout(policy, groups(8, 1))
