@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from rlinf_vla.config.errors import UserError
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+FULL_WEIGHTS = "full_weights.pt"
+"""What RLinf writes of a trained network, to be put beside the other files of its start."""
 TOKENIZER = "tokenizer.json"
 SHARD_BYTES = 5 * 10**9
 
@@ -33,6 +35,20 @@ class Stored:
         """Memory-map the tensor; the mapping lives as long as the tensor. Copy one at a time."""
         with safe_open(self.path, "pt") as file:
             return file.get_tensor(self.key)
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """A tensor of a memory-mapped pickle."""
+
+    tensor: Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.tensor.shape
+
+    def read(self) -> Tensor:
+        return self.tensor
 
 
 class Unread(Protocol):
@@ -120,8 +136,13 @@ def padded_prompts(prompts: Sequence[tuple[str, Sequence[int]]], length: int) ->
     return ids, mask
 
 
-def read_weights(directory: Path) -> dict[str, Stored]:
-    """Return the tensors of one safetensors file or of its shards, unread. Raises UserError."""
+def read_weights(directory: Path) -> Mapping[str, Unread]:
+    """Return the tensors of one safetensors file or of its shards, unread, or of RLinf's pickle.
+
+    Raises UserError.
+    """
+    if (directory / FULL_WEIGHTS).exists():
+        return {name: Mapped(tensor) for name, tensor in read_pickle(directory / FULL_WEIGHTS).items()}
     if (directory / INDEX).exists():
         names = _shards(directory / INDEX)
     elif (directory / WEIGHTS).exists():
@@ -131,6 +152,21 @@ def read_weights(directory: Path) -> dict[str, Stored]:
     state: dict[str, Stored] = {}
     for name in names:
         state |= read_safetensors(directory / name)
+    return state
+
+
+def read_pickle(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a pickle, which is loaded so that no code in it runs.
+
+    Raises UserError if it holds anything else.
+    """
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        if not isinstance(state, dict) or not all(isinstance(each, Tensor) for each in state.values()):
+            raise ValueError("a map of names to tensors is expected")
+    except Exception as error:  # a damaged or malicious pickle can raise anything
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{path} cannot be read as tensors ({reason}): it is damaged or holds code, copy it again") from None
     return state
 
 

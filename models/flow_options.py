@@ -7,10 +7,12 @@ from typing import Annotated, ClassVar
 
 from rlinf_vla.config.ranges import Interval, Label, Name, NonEmpty, OneOf, Positive, Range, Size
 
+from .gripper import GRIPPERS
 from .options import LLAMA_LINEARS, WeightOptions
 
 SAMPLERS = ("flow_sde", "flow_sde_all", "flow_noise")
 CRITICS = ("expert", "vlm", "both")
+CHAINS = ("sum", "mean")
 
 
 @dataclass
@@ -28,6 +30,10 @@ class FlowOptions(WeightOptions):
     chunk: Annotated[int, Range(1, 1024)] | None = None
     """Actions to execute of a denoised horizon; null: as the card says, else ``n_action_steps`` of
     lerobot's config.json, else all."""
+    gripper: Annotated[str, OneOf(*GRIPPERS)] | None = None
+    """What the last number of an action becomes. ``open_positive``, ``close_positive``: ±1 for an
+    environment in which +1 opens or closes, from a dataset of 0 (closed) to 1 (open). ``raw``: it
+    stays. null: as the card says, else raw."""
     prompt_length: Size | None = None
     """Token ids per prompt, padding included. null: 48 (200 with the state in the prompt), or more
     if an instruction of the environment needs more."""
@@ -43,5 +49,10 @@ class FlowOptions(WeightOptions):
     """Input of the critic. ``expert``: the expert's states at x = 0 and t = 1, which include the
     robot state. ``vlm``: mean state of the tokens that the expert attends to. ``both``: one after
     the other."""
+    detach_critic: bool = False
+    """The critic's gradient stops before its input, so that it trains the value head alone."""
+    chain_log_prob: Annotated[str, OneOf(*CHAINS)] = "sum"
+    """Log-probability and entropy of a chain, ``flow_sde_all`` or ``flow_noise``: the ``sum`` over
+    its draws, the initial noise among them, or their ``mean``, as in πRL."""
     frozen_vlm: bool = True
     """Train only the action expert and its projections; the language model has no gradients."""

@@ -23,6 +23,7 @@ from rlinf_vla.core.types import ActionEval, ActionSample, Inputs, Tensors
 from . import flow, real_time
 from .cards import Card
 from .flow_network import NoiseHead, Prefix, Velocity, mlp
+from .gripper import GRIPPERS, to_dataset, to_environment
 from .normalizer import Normalizer, absolute, relative
 from .pretrained import PretrainedPolicy
 
@@ -80,9 +81,11 @@ class FlowPolicy(PretrainedPolicy):
     def _spec_of(self, chunk: int, size: ImageSize, card: Card | None) -> PolicySpec:
         images = dict.fromkeys(self.options.images or ["base"], size)
         spec = PolicySpec(chunk, len(self.action_normalizer), len(self.state_normalizer), images, bars=self.bars)
-        if card is None:
-            return spec
-        return replace(spec, convention=card.convention, env=card.env_for(images), remarks=card.remarks())
+        if card is not None:
+            spec = replace(spec, convention=card.convention, env=card.env_for(images), remarks=card.remarks())
+        if self._gripper:
+            spec = replace(spec, convention=replace(spec.convention, gripper=self.options.gripper))
+        return spec
 
     @abstractmethod
     def encode_prefix(self, inputs: Inputs) -> Prefix:
@@ -111,7 +114,8 @@ class FlowPolicy(PretrainedPolicy):
             critics.append(self._velocity(prefix, state, x, state.new_ones(1))[1].mean(1))
         if self.options.value_on != "expert":
             critics.append((prefix.states * prefix.mask[..., None]).sum(1) / prefix.mask.sum(1, keepdim=True))
-        return Features(prefix, state, torch.cat(critics, dim=1))
+        critic = torch.cat(critics, dim=1)
+        return Features(prefix, state, critic.detach() if self.options.detach_critic else critic)
 
     def pooled(self, features: Features) -> Tensor:
         return features.critic.float()
@@ -131,7 +135,7 @@ class FlowPolicy(PretrainedPolicy):
         """See ``RealTimeChunking``. The log-probability is that of the guided or conditioned chain.
         Of a longer delay than the simulated ones, the model is given the actions of the longest."""
         count = committed.shape[1]
-        known = self.action_normalizer(relative(committed, self._robot_state(features), self.delta))
+        known = self._model_units(committed, features)
         target = F.pad(known, (0, self.noise_dim - known.shape[-1], 0, self.horizon - count))
         if self.simulated_delay:
             flow_onto = real_time.conditioned_velocity(self._flow(features), target, min(frozen, self.simulated_delay))
@@ -170,7 +174,7 @@ class FlowPolicy(PretrainedPolicy):
         if self._one_step:
             rows = torch.arange(batch, device=device)
             latent = {"before": latent["chain"][rows, index], "after": latent["chain"][rows, index + 1], "index": index}
-        return ActionSample(self._actions(chain[-1], features), latent, self._executed(log_prob), self.value(features))
+        return ActionSample(self._actions(chain[-1], features), latent, self._executed(log_prob / self._draws), self.value(features))
 
     def act_from_noise(self, features: Features, noise: Tensor) -> Tensor:
         """See ``Policy``. Uses the same noise for every action of the horizon."""
@@ -181,7 +185,13 @@ class FlowPolicy(PretrainedPolicy):
 
     def _actions(self, x: Tensor, features: Features) -> Tensor:
         """Convert denoised ``x`` ``[B, H, A]`` to actions in environment units ``[B, C, D]``."""
-        return absolute(self.action_normalizer.inverse(self._executed(x)), self._robot_state(features), self.delta)
+        actions = absolute(self.action_normalizer.inverse(self._executed(x)), self._robot_state(features), self.delta)
+        return to_environment(actions, self._gripper)
+
+    def _model_units(self, actions: Tensor, features: Features) -> Tensor:
+        """Invert ``_actions``."""
+        dataset = to_dataset(actions, self._gripper)
+        return self.action_normalizer(relative(dataset, self._robot_state(features), self.delta))
 
     def evaluate(self, inputs: Inputs, latent: dict[str, Tensor], temperature: float) -> ActionEval:
         features = self.encode(inputs)
@@ -194,7 +204,8 @@ class FlowPolicy(PretrainedPolicy):
             for i, time in enumerate(times):
                 parts = self._evaluate(features, chain[:, i], chain[:, i + 1], time.expand(len(chain)), temperature)
                 log_prob, entropy = log_prob + parts[0], entropy + parts[1]
-        return ActionEval(self._executed(log_prob), self._executed(entropy), self.value(features))
+        log_prob, entropy = (self._executed(each / self._draws) for each in (log_prob, entropy))
+        return ActionEval(log_prob, entropy, self.value(features))
 
     def reference_actions(self, inputs: Inputs) -> Tensor | None:
         """Denoise greedily, encoding images and text again at each step."""
@@ -203,7 +214,7 @@ class FlowPolicy(PretrainedPolicy):
     def supervised_loss(self, inputs: Inputs, actions: Tensor, noise: Noise) -> Tensor:
         """Return the conditional flow-matching loss."""
         features = self.encode(inputs)
-        target = self.action_normalizer(relative(actions, self._robot_state(features), self.delta))
+        target = self._model_units(actions, features)
         target = F.pad(target, (0, self.noise_dim - target.shape[2]))
         time = flow.training_times(noise.uniform(1)[:, 0])
         if self.simulated_delay:
@@ -214,8 +225,17 @@ class FlowPolicy(PretrainedPolicy):
         return flow.matching_loss(found[..., :count], velocity[..., :count], time)
 
     @property
+    def _gripper(self) -> int:
+        return GRIPPERS[self.options.gripper or "raw"]
+
+    @property
     def _one_step(self) -> bool:
         return self.options.sampler == "flow_sde"
+
+    @property
+    def _draws(self) -> int:
+        """By what the sums over a chain are divided."""
+        return self.options.denoise_steps + 1 if self.options.chain_log_prob == "mean" and not self._one_step else 1
 
     def _executed(self, chunk: Tensor) -> Tensor:
         return chunk[:, : self.spec.chunk, : self.spec.action_dim]

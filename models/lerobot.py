@@ -13,7 +13,7 @@ from typing import Any
 
 from rlinf_vla.config.errors import UserError
 
-from .files import Stored, read_json, read_safetensors, read_weights
+from .files import Stored, Unread, read_json, read_safetensors, read_weights
 
 FEATURES = {"state": "observation.state", "actions": "action"}
 PROCESSORS = {
@@ -34,7 +34,8 @@ def read_statistics(directory: Path, document: Mapping[str, Any], other_remedy: 
     """
     statistics: dict[str, Any] = {}
     normalization: dict[str, Any] = {"epsilon": 1e-8}
-    weights: Mapping[str, Stored] | None = None
+    weights: Mapping[str, Unread] | None = None
+    tensors: Mapping[str, Unread]
     for name, (file, step_name) in PROCESSORS.items():
         if (directory / file).exists():
             step = _step(directory / file, step_name)

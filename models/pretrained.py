@@ -18,6 +18,10 @@ from . import files
 from .cards import Card, find_card, with_card
 from .config_file import building_errors
 
+CRITIC = "value_head.mlp."
+HEADS = ("value_head.", "noise_head.")
+"""Prefixes of RLinf's heads; its critic of OpenVLA has the layers of ours."""
+
 
 class PretrainedPolicy(Policy):
     """A policy whose ``backbone`` is built without weights, unless it begins with random ones."""
@@ -76,6 +80,14 @@ class PretrainedPolicy(Policy):
         found = next((files for part, files in cls.sizes.items() if part in card.name), None)
         return None if found is None else (found, replace(config, card=card.name, **{cls.dataset_option: None}))
 
+    described_by_json: ClassVar[bool] = False
+    """Whether JSON files and the tokenizer say all of a checkpoint but its weights."""
+
+    @classmethod
+    def is_described(cls, directory: Path) -> bool:
+        """Return whether the files without weights suffice to build the network."""
+        return cls.described_by_json
+
     @classmethod
     def without_weights(cls, checkpoint: Path, config: Any) -> Self:
         policy = cls._build(checkpoint, replace(config, random_weights=False))
@@ -101,10 +113,32 @@ class PretrainedPolicy(Policy):
             parameter.data = parameter.data.to(self.dtype_of(name))
 
     def load_weights(self, checkpoint: Path) -> None:
-        self.stored_dtypes = files.load_weights(self.backbone, self.read_state(checkpoint), checkpoint, self.dtype_of)
+        network, heads = self._parts(checkpoint)
+        self.stored_dtypes = files.load_weights(self.backbone, network, checkpoint, self.dtype_of)
+        remarks = [f"weights: {files.FULL_WEIGHTS}"] if (checkpoint / files.FULL_WEIGHTS).exists() else []
+        remarks += [self._take_critic(heads, checkpoint)] if heads else []
+        self.spec = replace(self.spec, remarks=(*self.spec.remarks, *remarks))
 
     def stored_weights(self, checkpoint: Path) -> dict[str, Callable[[], Tensor]]:
-        return self.readers("backbone.", self.read_state(checkpoint), checkpoint)
+        return self.readers("backbone.", self._parts(checkpoint)[0], checkpoint)
+
+    def _parts(self, checkpoint: Path) -> tuple[files.State, files.State]:
+        """Return the weights of the backbone, and those of heads that RLinf stores beside them."""
+        state = self.read_state(checkpoint)
+        heads = {name: value for name, value in state.items() if name.startswith(HEADS)}
+        return {name: value for name, value in state.items() if name not in heads}, heads
+
+    def _take_critic(self, heads: files.State, checkpoint: Path) -> str:
+        """Load RLinf's value head if it has the shape of the critic; return a line on the heads."""
+        wanted = self.value_head.state_dict()
+        given = {name.removeprefix(CRITIC): value for name, value in heads.items() if name.startswith(CRITIC)}
+        *_, bias = (name for name in wanted if name.endswith("bias"))  # RLinf's last layer has none
+        fits = given.keys() | {bias} == wanted.keys() and all(value.shape == wanted[name].shape for name, value in given.items())
+        if not fits:
+            return f"{len(heads)} weights of heads in the checkpoint ({min(heads)}, ...) are left out: training begins with new ones"
+        read = {name: files.read_weight(name, value, checkpoint).float() for name, value in given.items()}
+        self.value_head.load_state_dict({bias: torch.zeros_like(wanted[bias])} | read)
+        return f"the critic is the checkpoint's ({min(heads)}, ...)"
 
     @staticmethod
     def readers(prefix: str, state: files.State, checkpoint: Path) -> dict[str, Callable[[], Tensor]]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from rlinf_vla.config.errors import UserError
 
 from ..config_file import check_sizes, read_config
-from ..files import CONFIG, TOKENIZER, State, Stored, Unread, read_json, read_weights
+from ..files import CONFIG, TOKENIZER, State, Unread, read_json, read_weights
 from .dit import HeadConfig, TransformerSizes
 from .eagle import EagleConfig
 from .options import GR00TOptions
@@ -172,7 +172,7 @@ def read_statistics(directory: Path, tag: str, kind: str, parts: list[str] | Non
 class Row:
     """One embodiment's part of a projector that is stored for all."""
 
-    stored: Stored
+    stored: Unread
     index: int
 
     @property

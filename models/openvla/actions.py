@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-GRIPPERS = {"raw": 0, "open_positive": 1, "close_positive": -1}
+from ..gripper import GRIPPERS, to_dataset, to_environment
+
 BOUNDS = {"q99": ("q01", "q99"), "min_max": ("min", "max")}
 """Statistics that become -1 and 1: BOUNDS_Q99 and, for ALOHA, BOUNDS of openvla-oft's constants."""
 
@@ -92,17 +93,9 @@ class ActionTokenizer(nn.Module):
         What is beyond is clipped, and a constant dimension is 0, as in the official training data:
         ``prismatic/vla/datasets/rlds/utils/data_utils.py``, ``normalize_action_and_proprio``.
         """
-        if self.gripper:
-            actions = torch.cat([actions[..., :-1], (1 + self.gripper * actions[..., -1:]) / 2], dim=-1)
+        actions = to_dataset(actions, self.gripper)
         return torch.where(self.scale > 0, (actions - self.offset) / self.scale, 0).clamp(-1, 1)
 
     def denormalise(self, normalised: Tensor) -> Tensor:
-        """Convert model units ``[..., D]`` to environment units.
-
-        Source of the gripper's: openvla ``robot_utils.py`` (``normalize_gripper_action``,
-        ``invert_gripper_action``).
-        """
-        actions = normalised * self.scale + self.offset
-        if self.gripper:
-            actions = torch.cat([actions[..., :-1], self.gripper * (2 * actions[..., -1:] - 1).sign()], dim=-1)
-        return actions
+        """Convert model units ``[..., D]`` to environment units."""
+        return to_environment(normalised * self.scale + self.offset, self.gripper)

@@ -60,7 +60,7 @@ CARDS = (
     # the script sets center_crop=True, use_proprio=False, one image and chunks of 8
     Card(
         "simplevla_libero",
-        ("haozhan72/openvla-oft-sft-*libero*",),
+        ("haozhan72/openvla-oft-*libero*",),
         ("openvla_oft",),
         source="SimpleVLA-RL d1622a91: verl/workers/rollout/rob_rollout.py; 462f23d9: examples/run_openvla_oft_rl_libero.sh",
         options={**ONE_CAMERA, "stop_token": True, **LIBERO_EVALUATION},
@@ -95,7 +95,8 @@ CARDS = (
     ),
 )
 
-_SUITE = re.compile(r"libero[-_]?(spatial|object|goal|10|90|130)(?![a-z0-9])(?!.*(spatial|object|goal|-10))", re.IGNORECASE)
+_OF_ONE_SUITE = re.compile(r"(libero_(?:spatial|object|goal|10|90))(?:_no_noops(?:_trajall)?)?")
+_SUITE = re.compile(r"libero[-_]?(spatial|object|goal|10|long|90|130)(?![a-z0-9])(?!.*(spatial|object|goal|-10))", re.IGNORECASE)
 
 
 def suite_key(directory: Path, statistics: dict[str, Any]) -> str | None:
@@ -106,5 +107,12 @@ def suite_key(directory: Path, statistics: dict[str, Any]) -> str | None:
     """
     found = _SUITE.search(repository_of(directory))
     endings = ("", "_no_noops", "_no_noops_trajall")
-    names = [] if found is None else [f"libero_{found[1].lower()}{ending}" for ending in endings]
+    suite = "" if found is None else found[1].lower().replace("long", "10")
+    names = [f"libero_{suite}{ending}" for ending in endings]
     return next((name for name in names if name in statistics), None)
+
+
+def suite_of(dataset: str) -> str | None:
+    """Return the suite of LIBERO whose data alone a dataset has; None if it is another dataset."""
+    found = _OF_ONE_SUITE.fullmatch(dataset)
+    return None if found is None else found[1]

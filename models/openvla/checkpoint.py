@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from rlinf_vla.config.errors import UserError
 
 from ..cards import Card
-from ..files import State, read_json, read_safetensors
-from .actions import BOUNDS, GRIPPERS
+from ..files import State, read_json, read_pickle, read_safetensors
+from ..gripper import GRIPPERS
+from .actions import BOUNDS
 from .cards import suite_key
 
 STATISTICS = "dataset_statistics.json"
@@ -83,12 +82,7 @@ def read_component(directory: Path, name: str) -> State | None:
     found = sorted(directory.glob(f"{name}--*_checkpoint.pt"), key=_step)
     if not found:
         return None
-    try:
-        state = torch.load(found[-1], map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged or malicious pickle can raise anything
-        reason = str(error).splitlines()[0]
-        raise UserError(f"{found[-1]} cannot be read as tensors ({reason}): it is damaged or holds code, copy it again") from None
-    return {key.removeprefix("module."): value for key, value in state.items()}
+    return {key.removeprefix("module."): value for key, value in read_pickle(found[-1]).items()}
 
 
 def _step(path: Path) -> float:

@@ -23,7 +23,7 @@ from .. import files
 from ..config_file import read_config
 from ..pretrained import PretrainedPolicy
 from .actions import BOUNDS, ActionTokenizer, ProprioNormalizer
-from .cards import CARDS
+from .cards import CARDS, suite_of
 from .checkpoint import STATISTICS, read_conventions, read_statistics
 from .decoding import Decoder, StaticCache, generate_reference_tokens
 from .options import OpenVLAOptions
@@ -132,6 +132,7 @@ class OpenVLAPolicy(PretrainedPolicy):
             images=images,
             convention=replace(meaning, gripper=self.action_tokens.gripper_convention, jpeg=config["resize"] == "rlds"),
             env={} if card is None else card.env_for(images),
+            suite=None if options.unnorm_key else suite_of(dataset.name),
             remarks=() if card is None else card.remarks(dataset.name, dataset.inherited),
         )
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from rlinf_vla.core.protocols import Convention, ToolUnits
+
 from ..cards import LIBERO_CONVENTION, Card
 
 LIBERO: dict[str, Any] = {"models": ("pi0",), "convention": LIBERO_CONVENTION, "env": {"convention": "openvla"}}
@@ -18,6 +20,17 @@ extra_delta_transform=False) and ``pi0_libero`` (the default of 50, extra_delta_
 OPENPI_SOURCE = "openpi: src/openpi/training/config.py, src/openpi/policies/libero_policy.py, examples/libero/main.py"
 RLINF_SOURCE = "RLinf 0939558f: rlinf/models/embodiment/openpi/dataconfig/__init__.py, which repeats openpi's configs"
 LEROBOT_SOURCE = "lerobot: src/lerobot/processor/env_processor.py (cameras turned by 180 degrees, state), docs/source/libero.mdx"
+MANISKILL: dict[str, Any] = {
+    "models": ("pi0",),
+    "convention": Convention(ToolUnits(1.0, 1.0), state="qpos", images="upright"),
+    "source": (
+        "RLinf a3816b59: rlinf/models/embodiment/openpi/dataconfig (pi0_maniskill, pi05_maniskill), rlinf/envs/action_utils.py; "
+        "ef8d0c16: examples/embodiment/config/maniskill_ppo_openpi.yaml, ..._pi05.yaml (action_horizon, num_action_chunks)"
+    ),
+    "layout": "openpi",
+}
+"""One camera, in black bars; all joints; metres and radians; above 0.5 the gripper opens."""
+OF_MANISKILL = {"images": ["base"], "chunk": 5, "action_horizon": 8, "delta_mask": [], "gripper": "open_positive"}
 CONVERTED: dict[str, Any] = {
     **LIBERO,
     "source": OPENPI_SOURCE,
@@ -32,6 +45,8 @@ CARDS = (
     Card("pi0_libero", ("*/pi0_libero*",), source=OPENPI_SOURCE, options=PI0, layout="openpi", **LIBERO),
     Card("rlinf_pi05_libero", ("rlinf/rlinf-pi05-*libero*",), source=RLINF_SOURCE, options=PI05, layout="openpi", **LIBERO),
     Card("rlinf_pi0_libero", ("rlinf/rlinf-pi0-*libero*",), source=RLINF_SOURCE, options=PI0, layout="openpi", **LIBERO),
+    Card("rlinf_pi05_maniskill", ("rlinf/rlinf-pi05-*maniskill*",), options={**OF_MANISKILL, "state_in_prompt": False}, **MANISKILL),
+    Card("rlinf_pi0_maniskill", ("rlinf/rlinf-pi0-*maniskill*",), options=OF_MANISKILL, **MANISKILL),
     # fine-tuned by lerobot: LIBERO's actions as they are; the mode of normalisation is in the files
     Card(
         "lerobot_pi05_libero",

@@ -7,8 +7,9 @@ from typing import Any
 
 from rlinf_vla.config.errors import UserError
 
+from ..cards import repository_of
 from ..config_file import read_config
-from ..files import CONFIG, INDEX, WEIGHTS, State, read_json, read_weights
+from ..files import CONFIG, FULL_WEIGHTS, INDEX, WEIGHTS, State, read_json, read_weights
 from ..lerobot import BUFFER_PREFIXES, read_statistics
 from ..normalizer import Normalizer
 from . import lerobot
@@ -30,14 +31,14 @@ def read_document(directory: Path) -> dict[str, Any]:
     if JaxCheckpoint.is_one(directory.parent) and directory.name == PARAMS:
         raise UserError(f"{directory} has only the arrays of a checkpoint: set model.checkpoint={directory.parent}")
     jax = JaxCheckpoint.is_one(directory)
-    optional = jax or any((directory / name).exists() for name in (INDEX, WEIGHTS))
+    optional = jax or any((directory / name).exists() for name in (INDEX, WEIGHTS, FULL_WEIGHTS))
     given = {} if optional and not (directory / CONFIG).exists() else read_config(directory)
     if lerobot.is_one(given):
         return lerobot.with_our_keys(given)
     if jax:
         return JaxCheckpoint(directory).config | given
-    if optional and "pi05" not in given:
-        given["pi05"] = "time_mlp_in.weight" in read_weights(directory)
+    if "pi05" not in given:  # without weights, as in a dry run, only the name tells
+        given["pi05"] = "time_mlp_in.weight" in read_weights(directory) if optional else "pi05" in repository_of(directory).lower()
     return given
 
 

@@ -19,6 +19,9 @@ RENAMED = {
 }
 """Prefixes before transformers 4.52 -> those since."""
 
+MEMORIES = ("use_visual_memory", "use_proprioceptive_memory")
+"""Keys of a π₀.₅ that is given earlier images or states, too."""
+
 
 def is_one(document: Mapping[str, Any]) -> bool:
     return "chunk_size" in document
@@ -33,7 +36,10 @@ def layout_of(config: Mapping[str, Any]) -> str | None:
 
 def with_our_keys(document: dict[str, Any]) -> dict[str, Any]:
     """Return lerobot's config.json with our keys beside its own; ours win. Raises UserError."""
+    if memories := [name for name in MEMORIES if document.get(name)]:
+        raise UserError(f"config.json: {memories[0]} is set, and a policy here sees only the present: choose another model.checkpoint")
     keys = {
+        "simulated_delay": document.get("rtc_training_max_delay") or 0,
         "action_horizon": document["chunk_size"],
         "action_dim": document.get("max_action_dim", 32),
         "pi05": document.get("type") == "pi05",

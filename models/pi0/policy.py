@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from rlinf_vla.core.types import Inputs, Observation
 
 from .. import files
+from ..config_file import read_config
 from ..flow_network import Prefix
 from ..flow_policy import FlowPolicy
 from . import lerobot
@@ -76,6 +77,11 @@ class Pi0Policy(FlowPolicy):
         self.spec = self._spec_of(chunk, (config.vision["image_size"],) * 2, card)
         if options.frozen_vlm:
             self.backbone.paligemma_with_expert.paligemma.requires_grad_(False)
+
+    @classmethod
+    def is_described(cls, directory: Path) -> bool:
+        """JAX's arrays have their own sizes, and lerobot's statistics are beside its weights."""
+        return (directory / files.CONFIG).exists() and not lerobot.is_one(read_config(directory))
 
     def read_state(self, checkpoint: Path) -> files.State:
         return read_state(checkpoint)

@@ -15,7 +15,7 @@ GREATEST = {"chunk": 1024, "action_dim": 4096, "state_dim": 4096}
 SIDE, IMAGES, REMARKS, LONGEST = 4096, 16, 16, 300
 MEANINGS = {
     "gripper": ("open_positive", "close_positive", "zero_to_one"),
-    "state": ("quaternion", "axis_angle"),
+    "state": ("quaternion", "axis_angle", "qpos"),
     "images": ("upright", "rot180", "none"),
 }
 ENV = ("convention",)
@@ -60,7 +60,9 @@ def _spec(said: Mapping[str, Any]) -> PolicySpec:
     if bars is not None and not (type(bars) in (int, float) and 0 <= bars <= 1):
         raise _Wrong("bars")
     convention = _convention(_map(said.get("convention", {}), "convention"))
-    return PolicySpec(chunk, action_dim, state_dim, sizes, convention, env | cameras, lines, bars)
+    suite = said.get("suite")
+    known = None if suite is None else _text(suite, "suite")
+    return PolicySpec(chunk, action_dim, state_dim, sizes, convention, env | cameras, lines, bars, known)
 
 
 def _convention(said: Mapping[str, Any]) -> Convention:

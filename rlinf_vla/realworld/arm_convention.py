@@ -28,7 +28,8 @@ class ArmConvention:
         """``policy``: what it expects; None in a part means the arm's own convention."""
         self.axis_angle = policy.state == "axis_angle"
         self._scale, self._offset = GRIPPERS[policy.gripper or "open_positive"]
-        self.native = Convention(gripper=policy.gripper, state=policy.state, images="upright")
+        state = policy.state if policy.state in (None, "axis_angle") else "quaternion"
+        self.native = Convention(gripper=policy.gripper, state=state, images="upright")
         """What the policy gets after the conversion."""
 
     def seen(self, observation: Observation) -> Observation:

@@ -236,6 +236,7 @@ def described(recipe: Recipe, policy: Policy, checkpoint: Path | None) -> dict[s
             "env": dict(spec.env),
             "remarks": list(spec.remarks),
             "bars": spec.bars,
+            "suite": spec.suite,
         },
         "policy": known,
         "env": {name: env[name] for name in ("name", "convention", "control_mode") if name in env},

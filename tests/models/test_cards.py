@@ -115,7 +115,9 @@ def test_values_of_the_recipe_and_of_our_config_win(tmp_path: Path) -> None:
     saved.mkdir()
     policy.save(saved)
     again = OpenVLAOFTPolicy.load(saved, OpenVLAOFTOptions(images=["base"], unnorm_key="other"))
-    assert again.config == policy.config and again.spec == policy.spec, "its own config.json names the card and overrides its values"
+    assert again.config == policy.config and again.spec == replace(policy.spec, suite=None), (
+        "its own config.json names the card and overrides its values"
+    )
 
 
 def test_a_copied_directory_has_the_card_of_its_name_or_option(tmp_path: Path) -> None:
@@ -253,6 +255,15 @@ def test_the_statistics_are_those_of_the_suite_in_the_name(tmp_path: Path, name:
     names = ("spatial_no_noops", "10", "10_no_noops", "90_no_noops", "goal", "130_no_noops_trajall")
     known = {f"libero_{name}": None for name in names}
     assert suite_key(directory, known) == key
+
+
+def test_a_policy_of_one_suite_says_so(tmp_path: Path) -> None:
+    assert oft(cached(tmp_path, MOOJINK)).spec.suite == "libero_spatial"
+    alone = cached(tmp_path, "Haozhan72/Openvla-oft-SFT-libero10-trajall", ("libero_10_no_noops",))
+    assert oft(alone).spec.suite == "libero_10"
+    assert oft(alone, unnorm_key="libero_10_no_noops").spec.suite is None, "who names the dataset has chosen"
+    of_all = cached(tmp_path, "RLinf/RLinf-OpenVLAOFT-LIBERO-130", ("libero_130_no_noops_trajall",))
+    assert oft(of_all).spec.suite is None
 
 
 @pytest.mark.parametrize(

@@ -179,6 +179,19 @@ def test_relative_actions_are_those_of_config_json(tmp_path: Path) -> None:
         load(directory(tmp_path / "unnamed", **names))
 
 
+def test_delays_that_lerobot_trained_with_are_known(tmp_path: Path) -> None:
+    assert load(directory(tmp_path / "trained", rtc_training_max_delay=2)).simulated_delay == 2
+    assert load(directory(tmp_path / "plain", rtc_training_max_delay=0)).simulated_delay == 0
+    assert load(directory(tmp_path / "asked", rtc_training_max_delay=2), simulated_delay=1).simulated_delay == 1
+
+
+@pytest.mark.parametrize("memory", ["use_visual_memory", "use_proprioceptive_memory"])
+def test_a_policy_with_a_memory_is_refused(tmp_path: Path, memory: str) -> None:
+    assert load(directory(tmp_path / "without", **{memory: False})).spec.chunk
+    with pytest.raises(UserError, match=f"{memory} is set, and a policy here sees only the present"):
+        load(directory(tmp_path / "with", **{memory: True}))
+
+
 def test_the_state_in_the_prompt_can_be_padded(tmp_path: Path) -> None:
     """lerobot padded before it put the state into bins; 128 is that of 0."""
     policy = load(directory(tmp_path / "lerobot", pi05=True), prompt_state_dim=8)

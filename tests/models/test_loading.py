@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -197,3 +197,53 @@ def test_official_companions_are_kept_and_code_is_not(tmp_path: Path) -> None:
     reload(tiny(directory=directory), tmp_path / "saved")
     written = {path.name for path in (tmp_path / "saved").iterdir()}
     assert written == {*kept, "config.json", "dataset_statistics.json", "model.safetensors", "tokenizer.json"}
+
+
+def with_heads(directory: Path, widths: tuple[int, ...]) -> dict[str, torch.Tensor]:
+    """Put a value head as RLinf's, whose last layer has no bias, beside the weights; return it."""
+    heads = {}
+    for place, (before, after) in enumerate(pairwise(widths)):
+        heads[f"value_head.mlp.{2 * place}.weight"] = torch.randn(after, before)
+        if place < len(widths) - 2:
+            heads[f"value_head.mlp.{2 * place}.bias"] = torch.randn(after)
+    save_file(load_file(directory / files.WEIGHTS) | heads, directory / files.WEIGHTS, metadata={"format": "pt"})
+    return heads
+
+
+def test_rlinf_s_value_head_becomes_the_critic_or_is_left_out_with_a_line(tmp_path: Path) -> None:
+    policy = tiny()
+    for name, widths in (("fits", (policy.backbone.hidden_size, 512, 128, 1)), ("other", (policy.backbone.hidden_size, 64, 1))):
+        (tmp_path / name).mkdir()
+        policy.save(tmp_path / name, torch.float32)
+        heads = with_heads(tmp_path / name, widths)
+        found = OpenVLAPolicy.load(tmp_path / name, type(policy.options)())
+        assert all(torch.equal(one, other) for one, other in zip(found.backbone.parameters(), policy.backbone.parameters(), strict=True))
+        weights = found.value_head.state_dict()
+        line = found.spec.remarks[-1]
+        if name == "fits":
+            assert line.startswith("the critic is the checkpoint's (value_head.mlp.0.bias")
+            assert all(torch.equal(weights[key.removeprefix("value_head.mlp.")], value) for key, value in heads.items())
+            assert not weights["4.bias"].any()
+        else:
+            assert "3 weights of heads in the checkpoint (value_head.mlp.0.bias, ...) are left out" in line
+            assert not weights["4.weight"].any(), "a new critic"
+
+
+def test_rlinf_s_trained_weights_are_read_beside_the_files_of_their_start(tmp_path: Path) -> None:
+    start, trained = tiny(), tiny(seed=1)
+    start.save(tmp_path)
+    torch.save(trained.backbone.state_dict(), tmp_path / "full_weights.pt")
+    found = OpenVLAPolicy.load(tmp_path, type(start.options)())
+    assert all(torch.equal(one, other) for one, other in zip(found.backbone.parameters(), trained.backbone.parameters(), strict=True))
+    assert found.spec.remarks[-1] == "weights: full_weights.pt"
+    (tmp_path / "model.safetensors").unlink()
+    assert OpenVLAPolicy.load(tmp_path, type(start.options)()).spec.remarks == found.spec.remarks
+
+
+@pytest.mark.parametrize("held", [{"step": 3}, [1], Path("a")])
+def test_a_pickle_of_anything_else_is_refused(tmp_path: Path, held: Any) -> None:
+    policy = tiny()
+    policy.save(tmp_path)
+    torch.save(held, tmp_path / "full_weights.pt")
+    with pytest.raises(UserError, match=r"full_weights\.pt cannot be read as tensors"):
+        OpenVLAPolicy.load(tmp_path, type(policy.options)())

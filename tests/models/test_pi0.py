@@ -17,7 +17,7 @@ from rlinf_vla.core.types import ActionSample
 from rlinf_vla.models.pi0.network import Pi0Network
 from rlinf_vla.models.pi0.policy import Pi0Options, Pi0Policy
 from rlinf_vla.testing.policy import PolicyConformance
-from rlinf_vla.testing.policy_calls import act, gradients, observations
+from rlinf_vla.testing.policy_calls import act, gradients, observations, with_critic
 from tests.models.frozen_part import assert_computed_once
 from tests.models.tiny_openvla import ASSET, ASSETS
 from tools.tiny_checkpoints import write_pi0
@@ -188,6 +188,31 @@ def test_a_critic_on_both_reads_what_each_of_the_others_reads(tmp_path: Path) ->
         found[value_on] = policy.pooled(policy.encode(policy.prepare(observations(policy, 3))))
         assert found[value_on].shape == (3, policy.pooled_width)
     assert torch.equal(found["both"], torch.cat([found["expert"], found["vlm"]], dim=1))
+
+
+@pytest.mark.parametrize("value_on", ["expert", "vlm", "both"])
+def test_a_detached_critic_trains_its_head_alone(tmp_path: Path, value_on: str) -> None:
+    learning = {}
+    for detached in (False, True):
+        policy = with_critic(small(tmp_path / str(detached), value_on=value_on, detach_critic=detached))
+        inputs = policy.prepare(observations(policy, 2))
+        policy.evaluate(inputs, act(policy, inputs).latent, 1.0).value.sum().backward()
+        learning[detached] = (bool(gradients(policy.backbone)), bool(gradients(policy.value_head)))
+    assert learning == {False: (True, True), True: (False, True)}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("sampler", "draws"), [("flow_sde", 1), ("flow_sde_all", 4), ("flow_noise", 4)])
+def test_the_mean_over_a_chain_is_its_sum_over_the_draws(tmp_path: Path, sampler: str, draws: int) -> None:
+    found = {}
+    for kind in ("sum", "mean"):
+        policy = small(tmp_path / kind, sampler=sampler, chain_log_prob=kind)
+        inputs = policy.prepare(observations(policy, 2))
+        sample = act(policy, inputs)
+        again = policy.evaluate(inputs, sample.latent, 1.0)
+        found[kind] = (sample.log_prob, again.log_prob, again.entropy)
+    for total, mean in zip(found["sum"], found["mean"], strict=True):
+        torch.testing.assert_close(mean, total / draws)
 
 
 def test_features_of_trained_parts_are_not_reused(tmp_path: Path) -> None:

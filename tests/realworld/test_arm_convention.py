@@ -31,3 +31,10 @@ def test_the_state_is_in_the_policys_layout() -> None:
         torch.testing.assert_close(row[:3], before[:3])
         torch.testing.assert_close(row[3:6], torch.tensor(axis_angle(before[3:7].tolist())))
         assert row[6:].tolist() == [before[7], -before[7]]
+
+
+def test_the_state_of_joints_is_not_given_the_tool_s() -> None:
+    """Both have eight numbers: what the arm offers differs, so that ``check_meaning`` refuses."""
+    assert ArmConvention(Convention(state="qpos")).native.state == "quaternion"
+    for state in (None, "axis_angle", "quaternion"):
+        assert ArmConvention(Convention(state=state)).native.state == state

@@ -31,7 +31,7 @@ class Convention:
     closes, 1 opens."""
     state: str | None = None
     """``quaternion``: as docs/conventions.md; ``axis_angle``: position, rotation vector and both
-    fingers."""
+    fingers; ``qpos``: the positions of all joints."""
     images: str | None = None
     """``upright``; ``rot180``: LIBERO's images rotated by 180 degrees, which are mirrored;
     ``none``: as LIBERO renders them, upside down."""

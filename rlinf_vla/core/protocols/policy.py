@@ -71,6 +71,8 @@ class PolicySpec:
     bars: float | None = None
     """Share of black bars at the top or the left, if images of other shapes are brought to the
     policy's with such bars, and small ones enlarged; None: they are stretched, and not enlarged."""
+    suite: str | None = None
+    """The only suite of LIBERO whose data it learned; None: several, or not known."""
 
 
 class Policy(nn.Module):
@@ -260,8 +262,7 @@ class RealTimeChunking(Protocol):
 
         committed: float32 ``[B, N, D]``, N <= C: what the robot will execute from this observation
         on unless a new chunk arrives; with N = 0 this is ``act``. frozen: how many of these actions
-        will have been executed when this chunk arrives. Not in inference mode: it may need
-        gradients.
+        will have been executed when this chunk arrives. Not in inference mode.
         """
 
 
@@ -273,7 +274,7 @@ class RewardModel(nn.Module):
 
     @property
     def spec(self) -> PolicySpec:
-        """The spec of a policy with the same inputs and no actions."""
+        """That of a policy with the same inputs and no actions."""
         return PolicySpec(chunk=1, action_dim=0, state_dim=0, images=self.images)
 
     @abstractmethod
