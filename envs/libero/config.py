@@ -31,9 +31,10 @@ CONVENTIONS: dict[str, dict[str, Any]] = {
 class LiberoConfig:
     """LIBERO on robosuite 1.4 and MuJoCo.
 
-    suite: libero_spatial, libero_object, libero_goal, libero_10, libero_90, one of the 16
-        LIBERO-PRO suites such as libero_spatial_swap (``rlinf-vla list tasks``), or a perturbed
-        suite such as libero_spatial_plus_camera_3 (docs/libero.md).
+    suite: libero_spatial, libero_object, libero_goal, libero_10, libero_90, libero_130 (these
+        together, an evaluation plays each by itself), one of the 16 LIBERO-PRO suites such as
+        libero_spatial_swap (``rlinf-vla list tasks``), or a perturbed suite such as
+        libero_spatial_plus_camera_3 (docs/libero.md).
     suites: several suites instead of ``suite``; each is a part of an evaluation sweep.
     tasks: task numbers in each suite; null: all.
     num_envs: total number of environments over all groups. Those of a task and process share a

@@ -16,7 +16,7 @@ from ..options import existing_python, processes_per_group
 from .config import CAMERAS, CONVENTIONS, LiberoConfig
 from .conventions import STORED
 from .perturbations import CAMERA
-from .suites import INSTALL, PLUS, SUITES, LiberoTask, is_installed, known, limit, of_suite, root, selected_tasks, suites
+from .suites import INSTALL, PLUS, SUITES, TOGETHER, LiberoTask, is_installed, known, limit, of_suite, root, selected_tasks, suites
 
 if TYPE_CHECKING:
     from rlinf_vla.core.protocols import EnvSpec, VectorEnv
@@ -61,9 +61,10 @@ class Libero:
 
     def suites(self, config: LiberoConfig) -> list[Suite]:
         """One entry per suite, because their episodes differ in length."""
-        if twice := sorted({suite for suite in suites(config) if suites(config).count(suite) > 1}):
+        names = [part for suite in suites(config) for part in (TOGETHER.get(suite, (suite,)) if config.tasks is None else (suite,))]
+        if twice := sorted({suite for suite in names if names.count(suite) > 1}):
             raise UserError(f"env.suites names {twice[0]} twice")
-        alone = [replace(config, suite=suite, suites=None) for suite in suites(config)]
+        alone = [replace(config, suite=suite, suites=None) for suite in names]
         for each in alone:
             simulator_options(each)
         return [Suite(each.suite, tuple(task.name for task in selected_tasks(each)), each) for each in alone]

@@ -19,6 +19,8 @@ from .perturbations import DIMENSIONS, SEVERITIES, Perturbation
 
 LIMITS = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_10": 520, "libero_90": 400}
 """Control steps per episode, as in run_libero_eval.py of OpenVLA and OpenVLA-OFT."""
+TOGETHER = {"libero_130": ("libero_spatial", "libero_object", "libero_goal", "libero_90", "libero_10")}
+"""Suite -> those whose tasks it has, in the order of RLinf's ``libero_130``."""
 REWORDED = ("lan", "task")
 """LIBERO-PRO variants whose file name no longer states the instruction."""
 VARIANTS = (*REWORDED, "object", "swap")
@@ -53,6 +55,8 @@ class LiberoTask(NamedTuple):
 
 
 def limit(suite: str) -> int:
+    if suite in TOGETHER:
+        return max(limit(part) for part in TOGETHER[suite])
     suite, _ = PLUS.get(suite, (suite, None))
     return next(LIMITS[name] for name in LIMITS if suite == name or suite.removeprefix(name)[1:] in VARIANTS)
 
@@ -113,6 +117,8 @@ def _task_map(folder: Path) -> dict[str, list[str]]:
 def of_suite(suite: str, python: str | None = None, instruction: str = "auto") -> list[LiberoTask]:
     """All tasks of a suite, in its default order. Raises UserError for an unknown suite."""
     known(suite, "env.suite")
+    if suite in TOGETHER:
+        return [task for part in TOGETHER[suite] for task in of_suite(part, python, instruction)]
     base, perturbation = PLUS.get(suite, (suite, None))
     folder = root(python)
     tasks = []
@@ -127,8 +133,8 @@ def of_suite(suite: str, python: str | None = None, instruction: str = "auto") -
 
 def known(suite: str, key: str) -> None:
     """Raise UserError unless there is such a suite; the message names the nearest one."""
-    if suite not in PLUS:
-        one_of(suite, (*SUITES, *PLUS) if "_plus" in suite else SUITES, key)
+    if suite not in PLUS and suite not in TOGETHER:
+        one_of(suite, (*SUITES, *TOGETHER, *(PLUS if "_plus" in suite else ())), key)
 
 
 def _words_of(bddl: Path) -> str:

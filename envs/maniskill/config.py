@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Optional
+from typing import Annotated, Any, Optional
 
 from rlinf_vla.config.ranges import OUTSIDE, Count, EnvCount, ImageSize, Name, OneOf, Seconds, Size
 
@@ -46,6 +46,7 @@ class ManiSkillConfig:
         ``progress``: change of ``normalized_dense``, so that an episode sums to the progress made
         (potential-based shaping, Ng et al. 1999). In PutOnPlateInScene25 it is the published
         reward: 0.1 for a grasp, 0.1 for a grasp of five steps, 1 on success after a grasp.
+    success_ends: whether a success ends an episode; false: it goes on to its limit, as in RL4VLA.
     processes: total number of simulator processes (cpu backend); null: one per CPU core, at least
         one per group.
     step_timeout_s: seconds that a command may take before its process counts as hung and is
@@ -66,6 +67,17 @@ class ManiSkillConfig:
     camera: Annotated[str, OneOf(*CAMERAS)] = "close"
     robot_visuals: Annotated[str, OneOf(*VISUALS)] = "low_poly"
     reward: Annotated[str, OneOf(*REWARDS)] = "sparse"
+    success_ends: bool = True
     processes: Optional[Size] = None  # noqa: UP045
     step_timeout_s: Seconds = 120.0
     asset_dir: Optional[str] = field(default=None, metadata=OUTSIDE)  # noqa: UP045
+
+
+def meaning(state: str, tool: list[float] | None) -> dict[str, Any]:
+    """Return ``tool`` and ``native`` of the ``SimulatorSpec`` for a choice of ``env.state``.
+
+    ``tool``: m and rad that 1 means in an action; None if actions do not move a tool.
+    """
+    if tool is None or state == "tool":
+        return {"tool": tool}
+    return {"native": {"tool": tool, "gripper": "open_positive", "state": state, "images": "upright"}}

@@ -10,7 +10,7 @@ from rlinf_vla.core.tasks import Diagnosis, Suite, Task
 
 from ..options import Package, divide, one_each, one_of, processes_per_group, refuse_several
 from . import scene25_assets, vulkan
-from .config import VERSIONS, ManiSkillConfig
+from .config import VERSIONS, ManiSkillConfig, meaning
 from .scene25_episodes import Episodes25
 from .tasks import (
     EXPERT_MODES,
@@ -113,6 +113,7 @@ def simulator_options(config: ManiSkillConfig) -> dict[str, Any]:
         "scene25": scene25_options(config, entry),
         "control_mode": config.control_mode,
         "reward": None if entry.bridge and entry.scene25 is None else config.reward,
+        "success_ends": config.success_ends,
         "image": picture_size(config),
         "state": config.state,
         "instruction": entry.instruction,
@@ -174,7 +175,7 @@ def outline(config: ManiSkillConfig) -> SimulatorSpec | None:
         control_hz=entry.control_hz,
         images={"base": picture_size(config)},
         picture=[PICTURE_SIZE] * 2,
-        tool=list(tool),
+        **meaning(config.state, list(tool)),
         instructions=instructions,
     )
 

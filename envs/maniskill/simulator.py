@@ -20,6 +20,7 @@ from rlinf_vla.config.errors import UserError
 from ..serving import PICTURE_SIZE, Seen, Step, serve
 from ..shared_arrays import SimulatorSpec
 from . import fast_paths
+from .config import meaning
 from .experts import expert_actions
 from .lowpoly import low_poly_visuals
 from .vulkan import NO_DRIVER
@@ -162,7 +163,7 @@ class ManiSkillEnv:
             control_hz=float(self.env.control_freq),
             images={"base": self.options["image"]},
             picture=[PICTURE_SIZE] * 2,
-            tool=tool_units(self.env),
+            **meaning(self.options["state"], tool_units(self.env)),
             instructions=instructions,
             stack=stack(self.env),
         )
@@ -191,6 +192,8 @@ class ManiSkillEnv:
             reward = success
         elif self.options["reward"] == "progress":
             reward, self._dense = reward - self._dense, reward.clone()
+        if not self.options["success_ends"]:
+            terminated = terminated & ~success
         return reward.float(), terminated, success
 
     def observe(self, rows: list[int]) -> tuple[Tensor, dict[str, Tensor]]:

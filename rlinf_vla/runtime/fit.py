@@ -54,6 +54,7 @@ def check_fit(policy: Policy, env: EnvSpec) -> None:
                 f"set env.image_size={size[0]}"
             )
     check_meaning(spec, env)
+    check_suite(spec, env)
     policy.fit_instructions(env.instructions)
 
 
@@ -76,6 +77,19 @@ def check_meaning(policy: PolicySpec, env: EnvSpec) -> None:
         raise UserError(
             f"the policy's gripper action means: {GRIPPERS[str(ours.gripper)]}; the environment's: {GRIPPERS[str(theirs.gripper)]}: "
             f"set model.options.gripper={theirs.gripper}, or {_change(policy, 'env.gripper', None)}"
+        )
+
+
+def check_suite(policy: PolicySpec, env: EnvSpec) -> None:
+    """Raise UserError if the policy is of a suite of LIBERO, and the environment of another one.
+
+    As the official evaluations, which look for the suite's name among the statistics.
+    """
+    others = [task for task in env.tasks if task.startswith("libero_") and not task.startswith(f"{policy.suite}")]
+    if policy.suite is not None and others:
+        raise UserError(
+            f"the policy was trained on {policy.suite} alone, env.suite has {others[0]}: set env.suite={policy.suite}, "
+            "or name the dataset in model.options.unnorm_key to play it there"
         )
 
 

@@ -50,6 +50,18 @@ def expert_success(task: str, control_mode: str = "pd_ee_delta_pos", episodes: i
     return successes / episodes
 
 
+def after_a_success() -> dict[str, list[bool]]:
+    """Of the expert's steps: whether the first success ended the episode, and whether a later step was a success, too."""
+    found = {}
+    for ends in (True, False):
+        sim = simulator(task="PushCube", success_ends=ends)
+        sim.reset(0, 0, 0)
+        steps = [sim.step(0, sim.expert(0)) for _ in range(50)]
+        successes = [step for step in steps if step.success]
+        found[str(ends)] = [successes[0].terminated, any(step.terminated for step in steps), len(successes) > 1]
+    return found
+
+
 def rotation_vector(before: NDArray[np.float32], after: NDArray[np.float32]) -> list[float]:
     """Of the turn from one unit quaternion (w, x, y, z) to another, in the fixed frame, radians (small angles)."""
     w, x, y, z = after
@@ -229,6 +241,7 @@ def facts() -> dict[str, Any]:
     RenderCamera.create = ours
     return {
         "turns": turns(),
+        "after_a_success": after_a_success(),
         "low_poly_is_the_same_physics": low_poly_is_the_same_physics(),
         "a_batch_of_one_is_the_cpu_backend": a_batch_of_one_is_the_cpu_backend(),
         "reset_while_grasping": reset_while_grasping(),

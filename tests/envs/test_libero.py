@@ -232,6 +232,18 @@ def test_tasks_have_the_published_order_and_instructions() -> None:
         assert of_suite(suite)[int(number)].instruction == instruction
 
 
+def test_130_tasks_are_the_suites_in_the_published_order() -> None:
+    names = [task.name for task in of_suite("libero_130")]
+    parts = ("libero_spatial", "libero_object", "libero_goal", "libero_90", "libero_10")
+    assert names == [f"{suite}-{number}" for suite in parts for number in range(90 if suite == "libero_90" else 10)]
+    assert limit("libero_130") == 520
+    assert [part.name for part in plugin.suites(LiberoConfig(suite="libero_130"))] == list(parts), "each with its own length"
+    (some,) = plugin.suites(LiberoConfig(suite="libero_130", tasks=[0, 129]))
+    assert some.tasks == ("libero_spatial-0", "libero_10-9")
+    with pytest.raises(UserError, match=r"env\.suites names libero_10 twice"):
+        plugin.suites(LiberoConfig(suites=["libero_130", "libero_10"]))
+
+
 def test_every_task_has_its_stored_initial_states() -> None:
     for suite, number, length, _ in TABLE:
         with np.load(of_suite(suite)[int(number)].init_states, allow_pickle=False) as stored:

@@ -57,6 +57,10 @@ def test_a_positive_rotation_turns_in_the_positive_direction(facts: dict[str, An
         assert all(abs(part) < 0.1 for other, part in enumerate(turn) if other != axis), facts["turns"]
 
 
+def test_an_episode_ends_with_its_success_unless_told_otherwise(facts: dict[str, Any]) -> None:
+    assert facts["after_a_success"] == {"True": [True, True, True], "False": [False, False, True]}
+
+
 def test_low_poly_visuals_do_not_change_the_physics(facts: dict[str, Any]) -> None:
     assert facts["low_poly_is_the_same_physics"]
 

@@ -96,6 +96,15 @@ def test_a_state_of_the_same_size_and_another_layout_is_refused() -> None:
     check_fit(Policy(Convention(state="axis_angle")), libero(state="quaternion"))  # type: ignore[arg-type]  # reads no state
 
 
+def test_a_policy_of_one_suite_of_libero_does_not_play_another() -> None:
+    policy = Policy(suite="libero_10")
+    others = replace(libero(), tasks=("libero_10-0", "libero_spatial-0"))
+    assert "the policy was trained on libero_10 alone, env.suite has libero_spatial-0: set env.suite=libero_10" in refusal(policy, others)
+    for tasks in (("libero_10-0", "libero_10_swap-1"), ("PushCube",)):
+        check_fit(policy, replace(libero(), tasks=tasks))  # type: ignore[arg-type]
+    check_fit(Policy(), others)  # type: ignore[arg-type]
+
+
 def test_a_state_of_another_size_is_refused() -> None:
     assert "the policy's state has 9 numbers, the environment's 8" in refusal(Policy(state_dim=9), env())
 
