@@ -33,8 +33,8 @@ def run(config: DictConfig) -> None:
     print(f"cluster {recipe.cluster.name} ({recipe.cluster.device}): {plan_of(recipe)}")
     preview.show(recipe)
     _look_for_weights(recipe, preview)
-    if recipe.robot is None:
-        _look_for_simulator(recipe, preview)
+    if recipe.robot is None and (missing := missing_simulator(recipe)) is not None:
+        preview.missing.append(missing)
     preview.require_nothing()
     print("dry run: nothing was loaded or started")
 
@@ -50,11 +50,13 @@ def _look_for_weights(recipe: Recipe, preview: Preview) -> None:
         preview.missing.append(str(error))
 
 
-def _look_for_simulator(recipe: Recipe, preview: Preview) -> None:
-    """Add the simulator if it is not installed, in this environment or in ``env.python``'s."""
+def missing_simulator(recipe: Recipe) -> str | None:
+    """Return a line on the recipe's simulator if it is not installed, neither here nor for
+    ``env.python``; None if it is there or not known to be missing."""
     found = plugins.choose("env", recipe.env.name, plugins.envs()).diagnose()[:1]
-    if found and not found[0].ok and getattr(recipe.env, "python", None) is None:
-        preview.missing.append(f"env={recipe.env.name}: {found[0].detail.removeprefix('optional: ')}: {found[0].fix}")
+    if not found or found[0].ok or getattr(recipe.env, "python", None) is not None:
+        return None
+    return f"env={recipe.env.name}: {found[0].detail.removeprefix('optional: ')}: {found[0].fix}"
 
 
 def _require_fit(preview: Preview) -> None:
@@ -69,7 +71,7 @@ def _require_fit(preview: Preview) -> None:
     if recipe.model.checkpoint.startswith(ASSET):
         described = any(asset_path(recipe.model.checkpoint).glob("*.safetensors"))
     else:
-        described = model.missing is None or builders.is_described_by_json(builders.model_of(recipe))
+        described = model.missing is None or getattr(builders.model_of(recipe), "described_by_json", False)
     if described:
         builders.require_fit(recipe, model.policy)
 

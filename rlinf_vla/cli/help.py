@@ -47,7 +47,7 @@ HELP: dict[str, Help] = {
     ),
     "eval": Help(
         WITH_RECIPE,
-        (*RECIPE, *JSON),
+        (*RECIPE, ("--dry-run", "print what would be played; load nothing"), *JSON),
         ("run=RUN", "recipe=maniskill_eval episodes=50", "run=RUN/checkpoints/step_000030 --json"),
         "run=RUN evaluates its newest checkpoint; sweep.policies makes a sweep.",
     ),

@@ -25,6 +25,7 @@ from rlinf_vla.core.interrupt import Interrupted, exit_at_once, raise_at_once
 
 HELP = ("-h", "--help")
 DRY_RUN, JSON, LOG_LEVEL = "--dry-run", "--json", "--log-level"
+DRY = {"train": "cli.dry_run", "eval": "cli.dry_eval"}
 LOG_LEVELS = ("debug", "info", "warning", "error")
 WITH_DOCUMENT = ("eval", "plan")
 """Verbs with a recipe whose result JSON prints; verbs without one read the option themselves."""
@@ -144,9 +145,9 @@ def _dispatch(arguments: Sequence[str]) -> int:
             raise UserError(f"bench needs a benchmark ({', '.join(benches)}): rlinf-vla bench rollout recipe=NAME")
         bench = rest.pop(0)
         verb, module, composed = f"bench_{bench}", f"{module}.{bench}", bench not in UNCOMPOSED_BENCHES
-    if verb == "train" and DRY_RUN in rest:
+    if verb in DRY and DRY_RUN in rest:
         rest.remove(DRY_RUN)
-        module = "cli.dry_run"
+        module = DRY[verb]
 
     def begin(argument: Any) -> Any:
         command: Callable[..., Any] = import_module(f"rlinf_vla.{module}").run

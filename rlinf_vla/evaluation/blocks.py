@@ -7,8 +7,9 @@ therefore be played again.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rlinf_vla.config.checks import NO_MODEL
 from rlinf_vla.config.errors import UserError
@@ -85,12 +86,15 @@ class Sweep:
 
     @staticmethod
     def of(recipe: Recipe) -> Sweep:
-        """Start a simulator only if its plug-in cannot list its suites.
+        """Start a simulator only if its plug-in cannot list its suites; fetch no weights.
 
-        Raises UserError if a policy needs a model and the recipe has none, or a directory is
-        missing.
+        Raises UserError if a policy needs a model and the recipe has none, if it does not fit a
+        suite, or if a directory is missing.
         """
-        policies, suites, settings = _policies(recipe), _suites(recipe), recipe.sweep
+        suites, settings = _suites(recipe), recipe.sweep
+        if set(settings.policies) - set(SCRIPTED):
+            require_fit(recipe, [suite.config for suite in suites])
+        policies = _policies(recipe)
         if settings.stop_when_decided and len(policies) != 2:
             raise UserError(
                 f"sweep.stop_when_decided compares two policies, this sweep has {len(policies)} "
@@ -133,6 +137,16 @@ def directory_of(recipe: Recipe, source: str) -> Path:
     return asset_path(recipe.model.checkpoint if source == START else source)
 
 
+def require_fit(recipe: Recipe, envs: Sequence[Any]) -> None:
+    """Raise UserError if the recipe's model does not fit one of these nodes ``env``, as far as that
+    is known without its weights and before a simulator starts."""
+    if recipe.model.name == NO_MODEL or not builders.model_of(recipe).learns:
+        return
+    policy = builders.outline(recipe)
+    for env in envs:
+        builders.require_fit(replace(recipe, env=env), policy)
+
+
 def fixed(policies: Sequence[str]) -> list[str]:
     """Return ``policies`` with each run's newest checkpoint in place of its directory.
 
@@ -172,7 +186,9 @@ def _policies(recipe: Recipe) -> list[EvalPolicy]:
             raise UserError(f"sweep.policies names {policy}, but recipe={recipe.name} has no model: set model=NAME model.checkpoint=DIR")
         if policy != START:
             builders.require_weights(recipe, f"no use for {policy} in sweep.policies")
-        if (policy == START and not builders.model_of(recipe).learns) or directory_of(recipe, policy).is_dir():
+        if policy == START and (not builders.model_of(recipe).learns or builders.description(recipe).is_dir()):
+            continue
+        if policy != START and directory_of(recipe, policy).is_dir():
             continue
         if policy == START:
             raise UserError(f"model.checkpoint={model.checkpoint}: no such directory")
