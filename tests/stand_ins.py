@@ -6,6 +6,7 @@ What is assumed of a repository, because it could not be read, is in its ``assum
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,46 +17,97 @@ from rlinf_vla.config.recipe import LoraOptions
 from rlinf_vla.models.openvla.oft import OpenVLAOFTPolicy
 from rlinf_vla.models.openvla.options import OpenVLAOFTOptions, OpenVLAOptions
 from rlinf_vla.models.openvla.policy import OpenVLAPolicy
+from rlinf_vla.models.pi0.options import Pi0Options
+from rlinf_vla.models.pi0.policy import Pi0Policy
 from rlinf_vla.training.lora import adapter_state, add_lora, save_adapter
-from tools.tiny_checkpoints import write_openvla
+from tools.tiny_checkpoints import write_openvla, write_pi0
 
 ACTION_DIM = 7
+STATISTICS, NORM_STATS, TOKENIZER = "dataset_statistics.json", "norm_stats.json", "tokenizer.json"
+OURS = ("chunk", "center_crop", "resize", "gripper", "bounds", "oft", "card", "action_horizon", "delta_mask", "pi05")
+"""Keys of config.json that only this package writes."""
 
 
 @dataclass(frozen=True)
 class StandIn:
-    """A repository of the Hub that holds a model of seven-dimensional actions, or adapters of one."""
+    """A repository of the Hub that holds a model of seven-dimensional actions, or a part of one."""
 
     kind: str
-    """openvla, openvla_oft or adapter."""
-    norm_stats: tuple[str, ...] = ()
-    """Datasets in config.json."""
-    statistics: tuple[str, ...] = ()
+    """A key of ``WRITERS``."""
+    datasets: tuple[str, ...] = ()
+    """Of the statistics in config.json (OpenVLA), or the folder of norm_stats.json (π)."""
+    own: tuple[str, ...] = ()
     """Datasets in dataset_statistics.json."""
     source: str = ""
     assumed: str = ""
 
 
+def libero_oft(*own: str) -> StandIn:
+    return StandIn(
+        "openvla_oft",
+        ("bridge_orig",),
+        own,
+        source="RLinf a0048e85: examples/embodiment/config/libero_*_grpo_openvlaoft.yaml (unnorm_key)",
+        assumed="that both files of statistics are there, and the datasets of the base model",
+    )
+
+
+def pi(kind: str, folder: str) -> StandIn:
+    return StandIn(
+        kind,
+        (f"physical-intelligence/{folder}",),
+        source="RLinf a3816b59: rlinf/models/embodiment/openpi/dataconfig",
+        assumed="model.safetensors and config.json of openpi's PyTorch layout, statistics in this folder, no tokenizer",
+    )
+
+
+BASE_SOURCE = "RLinf a3816b59: examples/embodiment/config/maniskill_ppo_openvlaoft.yaml"
+TRAINED = "RLinf: docs/source-en/rst_source/examples/embodied/maniskill.rst"
+OFT_MANISKILL = StandIn("openvla_oft", ("bridge_orig",), source=f"{BASE_SOURCE} (unnorm_key)", assumed="its files and datasets")
 STAND_INS = {
-    "openvla/openvla-7b": StandIn("openvla", norm_stats=("bridge_orig", "fractal20220817_data"), source="its config.json"),
+    "openvla/openvla-7b": StandIn("openvla", ("bridge_orig", "fractal20220817_data"), source="its config.json"),
     "gen-robot/openvla-7b-rlvla-warmup": StandIn(
         "openvla",
-        norm_stats=("bridge_orig",),
-        statistics=("warmup",),
+        ("bridge_orig",),
+        ("warmup",),
         source="RL4VLA 55f966d6: openvla/vla-scripts/finetune.py, merge script",
-        assumed="that both files are there, and their datasets",
+        assumed="that both files of statistics are there, and their datasets",
     ),
-    "RLinf/RLinf-OpenVLAOFT-ManiSkill-Base-Main": StandIn(
-        "openvla_oft",
-        norm_stats=("bridge_orig",),
-        source="RLinf a3816b59: examples/embodiment/config/maniskill_ppo_openvlaoft.yaml (unnorm_key)",
-        assumed="its files and datasets",
-    ),
+    "gen-robot/openvla-7b-rlvla-rl": StandIn("openvla", ("bridge_orig",), ("warmup",), TRAINED, "as of the warm-up"),
+    **{
+        f"RLinf/RLinf-OpenVLA-{name}-ManiSkill3-25ood": StandIn("openvla", ("bridge_orig",), source=TRAINED, assumed="its files")
+        for name in ("PPO", "GRPO")
+    },
+    "RLinf/RLinf-OpenVLAOFT-ManiSkill-Base-Main": OFT_MANISKILL,
+    **{f"RLinf/RLinf-OpenVLAOFT-{name}-ManiSkill3-25ood": OFT_MANISKILL for name in ("PPO", "GRPO")},
     "RLinf/RLinf-OpenVLAOFT-ManiSkill-Base-Lora": StandIn(
-        "adapter",
-        source="RLinf a3816b59: examples/embodiment/config/maniskill_ppo_openvlaoft.yaml (lora_path)",
-        assumed="a PEFT directory, and the modules that it adapts",
+        "adapter", source=f"{BASE_SOURCE} (lora_path)", assumed="a PEFT directory, and the modules that it adapts"
     ),
+    **{
+        f"Haozhan72/Openvla-oft-SFT-{name}-{data}": libero_oft(f"{suite}_no_noops")
+        for name, suite in (
+            *((f"libero-{each}", f"libero_{each}") for each in ("spatial", "object", "goal")),
+            ("libero10", "libero_10"),
+        )
+        for data in ("traj1", "trajall")
+    },
+    "Haozhan72/openvla-oft-libero10-traj1-rl": libero_oft("libero_10_no_noops"),
+    **{
+        f"RLinf/RLinf-OpenVLAOFT-GRPO-LIBERO-{name}": libero_oft(f"libero_{name.replace('long', '10')}_no_noops")
+        for name in ("spatial", "object", "goal", "long", "90")
+    },
+    "RLinf/RLinf-OpenVLAOFT-LIBERO-90-Base-Lora": libero_oft("libero_90_no_noops_trajall"),
+    "RLinf/RLinf-OpenVLAOFT-LIBERO-130-Base-Lora": libero_oft("libero_130_no_noops_trajall"),
+    "RLinf/RLinf-OpenVLAOFT-LIBERO-130": libero_oft("libero_130_no_noops_trajall"),
+    "RLinf/RLinf-Pi0-LIBERO-Spatial-Object-Goal-SFT": pi("pi0", "libero"),
+    "RLinf/RLinf-Pi0-LIBERO-Long-SFT": pi("pi0", "libero"),
+    "RLinf/RLinf-Pi05-LIBERO-SFT": pi("pi05", "libero"),
+    **{
+        f"RLinf/RLinf-{name}-ManiSkill-25Main-{stage}": pi(kind, "maniskill")
+        for name, kind in (("Pi0", "pi0"), ("Pi05", "pi05"))
+        for stage in ("SFT", "RL-FlowSDE", "RL-FlowNoise")
+    },
+    "google/paligemma-3b-pt-224": StandIn("tokenizer", source="openpi: src/openpi/models/tokenizer.py"),
 }
 
 
@@ -63,27 +115,75 @@ STAND_INS = {
 def files(name: str) -> dict[str, bytes]:
     """What the repository holds, by path."""
     stand_in = STAND_INS[name]
+    held = dict(saved(stand_in.kind))
+    statistics = held.pop(STATISTICS, held.pop(NORM_STATS, b""))
+    if stand_in.kind in ("pi0", "pi05"):
+        (folder,) = stand_in.datasets
+        held[f"{folder}/{NORM_STATS}"] = statistics
+    elif stand_in.kind in ("openvla", "openvla_oft"):
+        (numbers,) = json.loads(statistics).values()
+        held["config.json"] = text(json.loads(held["config.json"]) | {"norm_stats": dict.fromkeys(stand_in.datasets, numbers)})
+        if stand_in.own:
+            held[STATISTICS] = text(dict.fromkeys(stand_in.own, numbers))
+    return held
+
+
+@cache
+def saved(kind: str) -> dict[str, bytes]:
+    """Files of a small model with random weights, in the official layout."""
     with TemporaryDirectory() as folder:
         bare, whole = Path(folder) / "bare", Path(folder) / "whole"
-        write_openvla(bare, action_dim=ACTION_DIM)
-        (statistics,) = json.loads((bare / "dataset_statistics.json").read_text()).values()
-        write(bare / "dataset_statistics.json", {"toy": statistics})
-        policy: Any = OpenVLAPolicy.load(bare, OpenVLAOptions(random_weights=True))
-        if stand_in.kind != "openvla":
-            policy = OpenVLAOFTPolicy.load(bare, OpenVLAOFTOptions(random_weights=True, head="discrete", images=["base"], chunk=8))
-        if stand_in.kind == "adapter":
-            add_lora(policy, LoraOptions(rank=4), seed=0)
-            save_adapter(policy.backbone, adapter_state(policy.backbone), whole)
-        else:
-            whole.mkdir()
-            policy.save(whole)
-            config = json.loads((whole / "config.json").read_text())
-            write(whole / "config.json", config | {"norm_stats": dict.fromkeys(stand_in.norm_stats, statistics)})
-            (whole / "dataset_statistics.json").unlink()
-            if stand_in.statistics:
-                write(whole / "dataset_statistics.json", dict.fromkeys(stand_in.statistics, statistics))
-        return {path.relative_to(whole).as_posix(): path.read_bytes() for path in whole.rglob("*") if path.is_file()}
+        WRITERS[kind](kind, bare, whole)
+        found = {path.relative_to(whole).as_posix(): path.read_bytes() for path in whole.rglob("*") if path.is_file()}
+    if "config.json" in found:
+        found["config.json"] = text({key: value for key, value in json.loads(found["config.json"]).items() if key not in OURS})
+    return found
 
 
-def write(path: Path, document: dict[str, Any]) -> None:
-    path.write_text(json.dumps(document, indent=1) + "\n")
+def openvla(kind: str, bare: Path, whole: Path) -> None:
+    policy = bare_openvla(kind, bare)
+    whole.mkdir()
+    policy.save(whole)
+
+
+def bare_openvla(kind: str, bare: Path) -> Any:
+    write_openvla(bare, action_dim=ACTION_DIM)
+    if kind == "openvla":
+        return OpenVLAPolicy.load(bare, OpenVLAOptions(random_weights=True))
+    return OpenVLAOFTPolicy.load(bare, OpenVLAOFTOptions(random_weights=True, head="discrete", images=["base"], chunk=8))
+
+
+def adapter(kind: str, bare: Path, whole: Path) -> None:
+    policy = bare_openvla("openvla_oft", bare)
+    add_lora(policy, LoraOptions(rank=4), seed=0)
+    save_adapter(policy.backbone, adapter_state(policy.backbone), whole)
+
+
+def flow(kind: str, bare: Path, whole: Path) -> None:
+    write_pi0(bare, action_dim=ACTION_DIM)
+    config = json.loads((bare / "config.json").read_text())
+    (bare / "config.json").write_bytes(text(config | {"pi05": kind == "pi05", "action_horizon": 10}))
+    policy = Pi0Policy.load(bare, Pi0Options(random_weights=True))
+    whole.mkdir()
+    policy.save(whole)
+    (whole / TOKENIZER).unlink()  # openpi's checkpoints have none
+
+
+def tokenizer(kind: str, bare: Path, whole: Path) -> None:
+    write_pi0(bare)
+    whole.mkdir()
+    (bare / TOKENIZER).rename(whole / TOKENIZER)
+
+
+WRITERS: dict[str, Callable[[str, Path, Path], None]] = {
+    "openvla": openvla,
+    "openvla_oft": openvla,
+    "adapter": adapter,
+    "pi0": flow,
+    "pi05": flow,
+    "tokenizer": tokenizer,
+}
+
+
+def text(document: dict[str, Any]) -> bytes:
+    return (json.dumps(document, indent=1) + "\n").encode()

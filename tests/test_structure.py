@@ -148,14 +148,14 @@ def test_the_main_job_imports_no_feature_and_no_other_plugin() -> None:
         "models.compact",
     )
     assert [name for name in loaded if name.startswith(tuple(f"rlinf_vla.{each}" for each in others))] == []
-    assert len(loaded) <= 99
+    assert len(loaded) <= 100
 
 
 BUDGETS = {
-    "rlinf_vla": 32_830,
+    "rlinf_vla": 32_960,
     "rlinf_vla/testing": 2_095,
-    "models": 6_570,
-    "envs": 9_650,
+    "models": 6_725,
+    "envs": 9_700,
     "robots": 7_140,
     "rewards": 110,
     "benchmarks": 2_810,

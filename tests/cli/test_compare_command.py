@@ -122,7 +122,8 @@ def test_names_are_printed_as_given(rlinf_vla: CommandLine, record: Record, tmp_
 
 def test_a_paper_beside_ours(rlinf_vla: CommandLine, record: Record, tmp_path: Path) -> None:
     """Rows of which a task is missing are left out; a method of the paper's is compared with it."""
-    names = [f"PutOnPlate25{name}" for name in ("", "Position", "RobotPose", "MovedObject", "NoiseWeak")]
+    kinds = ("Main-v3", "Position-v1-test", "EEPose-v1-test", "PositionChangeTo-v1-test", "VisionImage-v1-test")
+    names = [f"PutOnPlateInScene25{kind}" for kind in kinds]
     files = [record(f"{n}.json", greedy=played(range(n), tasks=tuple(names))) for n in (20, 39)]
     methods = f"ppo={files[1]}", f"mine={files[0]}"
     found = rlinf_vla("compare", *methods, "--published", "rlinf_openvla", "--output", "all.json")
