@@ -83,6 +83,11 @@ class FlowPolicy(PretrainedPolicy):
         spec = PolicySpec(chunk, len(self.action_normalizer), len(self.state_normalizer), images, bars=self.bars)
         if card is not None:
             spec = replace(spec, convention=card.convention, env=card.env_for(images), remarks=card.remarks())
+        if self._gripper and spec.convention.gripper is not None:
+            raise UserError(
+                f"model.options.gripper={self.options.gripper}: the gripper's numbers of this checkpoint are signs already "
+                f"({spec.convention.gripper}), not from 0 to 1: leave it out"
+            )
         if self._gripper:
             spec = replace(spec, convention=replace(spec.convention, gripper=self.options.gripper))
         return spec

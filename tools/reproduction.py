@@ -32,7 +32,8 @@ RUNS: dict[str, dict[str, str]] = {
         **{f"repro_rlinf_openvla_{method}": method for method in METHODS},
     },
     "rlinf_openvla_oft": {f"repro_rlinf_oft_{method}": method for method in METHODS},
-    "rlinf_libero": {f"repro_rlinf_libero_{suite}_grpo": "grpo" for suite in ("130", *SUITES, "90")},
+    "rlinf_libero": {"repro_rlinf_libero_130_grpo": "grpo"},
+    "rlinf_libero_traj1": {f"repro_rlinf_libero_{suite}_grpo": "grpo" for suite in SUITES},
     "simplevla_rl": {f"repro_simplevla_{suite}": "grpo" for suite in SUITES},
     "simplevla_rl_traj1": {"repro_simplevla_10_traj1": "grpo"},
     **{
@@ -48,8 +49,9 @@ RUNS: dict[str, dict[str, str]] = {
 HEAD = """# Reproduction sheets
 
 What published runs reported, and the commands that repeat them. **None of these runs has been made
-with this package and the official weights.** Each command is composed, checked and run for an
-iteration on stand-ins of the repositories that it names (`tests/cli/test_reproductions.py`).
+with this package and the official weights.** Each training command is composed and checked, and has
+run an iteration, on stand-ins of the repositories that it names (`tests/cli/test_reproductions.py`,
+where the three commands of a run are played in sequence, too).
 `python tools/reproduction.py` writes this page. Settings, each with its source, are in the recipes
 (`recipes/recipe/NAME.yaml`) and in the [presets](../presets.md) that they name; what cannot be
 expressed is there, too.
@@ -116,11 +118,13 @@ def commands(table: str, name: str, method: str) -> Iterator[str]:
     recipe, run = recipe_of(name), f"runs/{name}"
     sampled = recipe.model.name != "pi0" and recipe.evaluation.temperature is not None
     keys = f"checkpoint=null sweep.policies=[start,{run}] evaluation.modes=[{'sampled' if sampled else 'greedy'}]"
+    count = 50 if recipe.env.name == "libero" else 64
+    together = f"env.num_envs={count} rollout.batch_size={count} sweep.block={count} model.options.prompt_length=null"
     episodes = "episodes=50" if recipe.env.name == "libero" else f"episodes=320 {evaluation_tasks()}"
     yield f"rlinf-vla train recipe={name} cluster=8gpu run_dir={run}"
-    yield f"rlinf-vla eval run={run} {keys} {episodes} run_dir={run}/sweep"
-    result = f"{run}/sweep/result.json"
-    yield f"rlinf-vla compare start={result}:start {method}={result}:{name} --published {table} --output {name}.json"
+    yield f"rlinf-vla eval run={run} {keys} {episodes} {together} run_dir={run}/sweep"
+    result, last = f"{run}/sweep/result.json", f"step_{recipe.iterations:06d}"
+    yield f"rlinf-vla compare start={result}:start {method}={result}:{last} --published {table} --output {name}.json"
 
 
 def sheet(table: str) -> Iterator[str]:

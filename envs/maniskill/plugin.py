@@ -76,6 +76,7 @@ class ManiSkill:
 
         from ..checks import spec_of
 
+        refuse_several(config.tasks)
         found = outline(config)
         return None if found is None else spec_of(found, config.num_envs, episode_limit(config), (config.task,), torch.device("cpu"))
 

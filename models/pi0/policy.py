@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from rlinf_vla.core.types import Inputs, Observation
 
 from .. import files
+from ..cards import repository_of
 from ..config_file import read_config
 from ..flow_network import Prefix
 from ..flow_policy import FlowPolicy
@@ -80,8 +81,11 @@ class Pi0Policy(FlowPolicy):
 
     @classmethod
     def is_described(cls, directory: Path) -> bool:
-        """JAX's arrays have their own sizes, and lerobot's statistics are beside its weights."""
-        return (directory / files.CONFIG).exists() and not lerobot.is_one(read_config(directory))
+        """JAX's arrays have their own sizes; lerobot's statistics are beside its weights. openpi's
+        config.json does not tell π₀.₅ from π₀, but the names of published checkpoints do."""
+        if not (directory / files.CONFIG).exists() or lerobot.is_one(config := read_config(directory)):
+            return False
+        return "pi05" in config or "pi0" in repository_of(directory).lower()
 
     def read_state(self, checkpoint: Path) -> files.State:
         return read_state(checkpoint)

@@ -146,6 +146,8 @@ def _dispatch(arguments: Sequence[str]) -> int:
         bench = rest.pop(0)
         verb, module, composed = f"bench_{bench}", f"{module}.{bench}", bench not in UNCOMPOSED_BENCHES
     if verb in DRY and DRY_RUN in rest:
+        if JSON in rest:
+            raise UserError(f"{DRY_RUN} prints no document: leave {JSON} out")
         rest.remove(DRY_RUN)
         module = DRY[verb]
 

@@ -86,15 +86,14 @@ class Sweep:
 
     @staticmethod
     def of(recipe: Recipe) -> Sweep:
-        """Start a simulator only if its plug-in cannot list its suites; fetch no weights.
+        """Start a simulator only if its plug-in cannot list its suites; fetch no weights of START.
 
-        Raises UserError if a policy needs a model and the recipe has none, if it does not fit a
+        Raises UserError if a policy needs a model and the recipe has none, if START does not fit a
         suite, or if a directory is missing.
         """
-        suites, settings = _suites(recipe), recipe.sweep
-        if set(settings.policies) - set(SCRIPTED):
+        policies, suites, settings = _policies(recipe), _suites(recipe), recipe.sweep
+        if any(policy.source == START for policy in policies):
             require_fit(recipe, [suite.config for suite in suites])
-        policies = _policies(recipe)
         if settings.stop_when_decided and len(policies) != 2:
             raise UserError(
                 f"sweep.stop_when_decided compares two policies, this sweep has {len(policies)} "

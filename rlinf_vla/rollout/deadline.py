@@ -87,7 +87,7 @@ class DeadlineEnv(WrappedEnv):
 
     def __init__(self, env: VectorEnv, deadline: Deadline, run_seed: int) -> None:
         """Raises UserError if an arm cannot be held in ``env``: its actions are not motions."""
-        if env.spec.tool is None:
+        if env.spec.motion is None:
             raise UserError("rollout.deadline: actions of this environment do not move a tool, so that none holds it: leave it out")
         super().__init__(env)
         self.spec = replace(env.spec, steps_per_call=deadline.horizon)

@@ -62,14 +62,15 @@ class LimitedEnv(WrappedEnv):
 
     def __init__(self, env: VectorEnv, config: LimitsConfig) -> None:
         """Raises UserError if the actions of ``env`` do not move a tool, or do not rotate it."""
-        if env.spec.tool is None:
+        motion = env.spec.motion
+        if motion is None:
             raise UserError("rollout.limits: actions of this environment do not move a tool, so nothing limits them: leave it out")
         if config.rotation is not None and env.spec.action_dim < 7:
             raise UserError(f"rollout.limits.rotation: this environment's {env.spec.action_dim} action numbers do not rotate: leave it out")
-        if config.workspace and env.spec.state_dim < 3:
+        if config.workspace and (env.spec.state_dim < 3 or env.spec.tool is None):
             raise UserError("rollout.limits.workspace: this environment's states do not begin with the tool's position: leave it out")
         super().__init__(env)
-        self._config, self._unit_m = config, env.spec.tool.translation_m
+        self._config, self._unit_m = config, motion.translation_m
 
     _seen: Observation
     _cost: Tensor

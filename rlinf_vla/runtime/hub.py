@@ -15,6 +15,7 @@ DATA = (
     # components of OpenVLA-OFT, published as pickles; their reader admits tensors only
     *("action_head--*.pt", "proprio_projector--*.pt", "vision_backbone--*.pt"),
     "params/*",  # openpi's checkpoints in JAX
+    "full_weights.pt",  # RLinf's, of which only tensors are unpickled
 )
 """Patterns of the files to download."""
 DESCRIPTION = ("*.json", "tokenizer.model")

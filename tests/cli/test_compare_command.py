@@ -120,15 +120,22 @@ def test_names_are_printed_as_given(rlinf_vla: CommandLine, record: Record, tmp_
     assert found.code == 0 and "ppo[x] → ppo[/y] (95 %): +0.0 points" in found.out and (tmp_path / "new" / "all.svg").exists(), found.err
 
 
-def test_a_paper_beside_ours(rlinf_vla: CommandLine, record: Record, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("task", "kinds"),
+    [
+        ("PutOnPlateInScene25", ("Main-v3", "Position-v1-test", "EEPose-v1-test", "PositionChangeTo-v1-test", "VisionImage-v1-test")),
+        ("PutOnPlate25", ("", "Position", "RobotPose", "MovedObject", "NoiseWeak")),
+    ],
+)
+def test_a_paper_beside_ours(rlinf_vla: CommandLine, record: Record, tmp_path: Path, task: str, kinds: tuple[str, ...]) -> None:
     """Rows of which a task is missing are left out; a method of the paper's is compared with it."""
-    kinds = ("Main-v3", "Position-v1-test", "EEPose-v1-test", "PositionChangeTo-v1-test", "VisionImage-v1-test")
-    names = [f"PutOnPlateInScene25{kind}" for kind in kinds]
+    names = [f"{task}{kind}" for kind in kinds]
     files = [record(f"{n}.json", greedy=played(range(n), tasks=tuple(names))) for n in (20, 39)]
     methods = f"ppo={files[1]}", f"mine={files[0]}"
     found = rlinf_vla("compare", *methods, "--published", "rlinf_openvla", "--output", "all.json")
     assert found.code == 0, found.err
     paper = json.loads((tmp_path / "all.json").read_text())["published"]
+    assert ("ours is PutOnPlate25" in paper["note"]) == (task == "PutOnPlate25")
     assert list(paper["rows"]) == ["In distribution", "Execution"] and paper["missing"] == ["Vision", "Semantics"]
     row = paper["rows"]["Execution"]
     assert row["paper"]["ppo"] == 85.42 and row["ours"]["ppo"]["pc_success"] == 97.5 and row["ours"]["mine"]["pc_success"] == 50

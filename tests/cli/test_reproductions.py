@@ -131,10 +131,22 @@ def settings(text: str) -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_dry_run_says_that_it_fits(rlinf_vla: CommandLine, name: str, hub: Hub, tmp_path: Path) -> None:
-    plan = [] if verb(name) == "eval" or name in OF_EACH_KIND else ["cluster.plan=given"]  # its search takes seconds
+    plan = ["cluster.plan=given"] * (verb(name) == "train")  # its search takes seconds: the next test
     found = rlinf_vla(verb(name), *of_simulator(name, tmp_path), "cluster=8gpu", *plan, "--dry-run")
     assert found.code == 0, found.out + found.err
-    assert not any("/resolve/" in request and request.endswith(".safetensors") for request in hub.requests), "weights were fetched"
+    assert not fetched_weights(hub)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["repro_rl4vla_ppo", "repro_rlinf_libero_130_grpo", "repro_pirl_pi05_maniskill_noise"])
+def test_a_dry_run_finds_a_plan(rlinf_vla: CommandLine, name: str, hub: Hub, tmp_path: Path) -> None:
+    found = rlinf_vla("train", *of_simulator(name, tmp_path), "cluster=8gpu", "--dry-run")
+    assert found.code == 0 and "PREDICTED from published numbers" in found.out, found.out + found.err
+    assert not fetched_weights(hub)
+
+
+def fetched_weights(hub: Hub) -> bool:
+    return any("/resolve/" in request and request.endswith(".safetensors") for request in hub.requests)
 
 
 @pytest.mark.slow
@@ -166,4 +178,22 @@ def test_what_does_not_fit_is_refused_before_weights_are_fetched(rlinf_vla: Comm
     name, keys, words = WRONG[what]
     found = rlinf_vla("train", *of_simulator(name, tmp_path), "cluster=8gpu", "cluster.plan=given", *keys.split(), "--dry-run")
     assert words in found.complaint
-    assert not any(request.endswith(".safetensors") and "/resolve/" in request for request in hub.requests), "weights were fetched"
+    assert not fetched_weights(hub)
+
+
+@pytest.mark.slow
+@pytest.mark.simulator
+def test_the_commands_of_a_sheet_in_sequence(rlinf_vla: CommandLine, hub: Hub, tmp_path: Path) -> None:
+    """Training, evaluation and comparison, as docs/results/reproduction.md gives them, at a small size."""
+    from tools.reproduction import commands
+
+    name = "repro_pirl_pi0_10_ppo"
+    of_simulator(name, tmp_path)
+    train, evaluate, compare = (line.split()[1:] for line in commands("pirl_pi0", name, "ppo"))
+    sizes = ("env.num_envs=2", "rollout.batch_size=2", "sweep.block=2")
+    done = rlinf_vla(*train, "iterations=1", "cluster=laptop", *(key for key in QUICK if "cluster" not in key), *SMALL["ppo"])
+    assert done.code == 0, done.out + done.err
+    done = rlinf_vla(*evaluate, "env.tasks=[0]", "episodes=2", *sizes, "evaluation.filmed=0")
+    assert done.code == 0, done.out + done.err
+    done = rlinf_vla(*(word.replace("step_001000", "step_000001") for word in compare))
+    assert done.code == 0 and "1 of 10 tasks" in done.out, done.out + done.err

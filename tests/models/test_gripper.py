@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlinf_vla.config.errors import UserError
 from rlinf_vla.models.gripper import GRIPPERS, to_dataset, to_environment
 from rlinf_vla.models.pi0.policy import Pi0Options, Pi0Policy
 from rlinf_vla.testing.policy_calls import act, noise, observations
@@ -39,6 +41,15 @@ def flow(path: Path, gripper: str | None) -> Pi0Policy:
         torch.manual_seed(0)
         options = Pi0Options(random_weights=True, denoise_steps=2, prompt_length=32, gripper=gripper)
         return Pi0Policy.load(path, options)
+
+
+def test_signs_are_not_taken_for_numbers_from_0_to_1(tmp_path: Path) -> None:
+    """LIBERO's data are ±1 already, and the message of a gripper of the opposite sign names this option."""
+    path = directory(tmp_path)
+    options = Pi0Options(random_weights=True, card="pi0_libero", gripper="open_positive", chunk=4, delta_mask=[])
+    with pytest.raises(UserError, match=r"model\.options\.gripper=open_positive: .* are signs already \(close_positive\), not from 0 to 1"):
+        Pi0Policy.load(path, options)
+    assert Pi0Policy.load(path, replace(options, gripper="raw")).spec.convention.gripper == "close_positive"
 
 
 @pytest.mark.parametrize(("gripper", "sign"), [("open_positive", 1), ("close_positive", -1)])

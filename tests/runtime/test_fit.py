@@ -96,6 +96,13 @@ def test_a_state_of_the_same_size_and_another_layout_is_refused() -> None:
     check_fit(Policy(Convention(state="axis_angle")), libero(state="quaternion"))  # type: ignore[arg-type]  # reads no state
 
 
+def test_motions_are_known_whatever_the_states_are() -> None:
+    """A deadline and limits act on motions; LIBERO's own gripper has the other sign."""
+    joints = Convention(BRIDGE, "open_positive", "qpos", "upright")
+    assert env(tool=PANDA).motion == PANDA and env(native=joints).motion == BRIDGE
+    assert libero().motion is None and env().motion is None
+
+
 def test_a_policy_of_one_suite_of_libero_does_not_play_another() -> None:
     policy = Policy(suite="libero_10")
     others = replace(libero(), tasks=("libero_10-0", "libero_spatial-0"))

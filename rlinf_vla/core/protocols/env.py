@@ -48,6 +48,12 @@ class EnvSpec:
         return self.steps_per_call or chunk
 
     @property
+    def motion(self) -> ToolUnits | None:
+        """What 1 means in actions of docs/conventions.md, whatever the states are; None: others."""
+        known = self.convention
+        return self.tool or (known.tool if known.gripper == "open_positive" else None)
+
+    @property
     def convention(self) -> Convention:
         if self.native is not None:
             return self.native
