@@ -187,3 +187,29 @@ WRITERS: dict[str, Callable[[str, Path, Path], None]] = {
 
 def text(document: dict[str, Any]) -> bytes:
     return (json.dumps(document, indent=1) + "\n").encode()
+
+
+PAGE = Path(__file__).parents[1] / "docs" / "results" / "assumed_repositories.md"
+HEAD = """# What is assumed of published repositories
+
+The recipes of [published runs](../presets.md#recipes-of-whole-runs) are tested on stand-ins: small
+models with random weights under the published names, with the files and statistics below. No
+repository could be read where they were made. **If one differs, please open an issue**: with its list
+of files, and the names of its datasets. `python -m tests.stand_ins` writes this page.
+
+| repository | files of the stand-in | source | assumed |
+|---|---|---|---|
+"""
+
+
+def page() -> str:
+    rows = []
+    for name, stand_in in sorted(STAND_INS.items(), key=lambda item: item[0].lower()):
+        held = ", ".join(f"`{path}`" for path in sorted(files(name)))
+        datasets = ", ".join(stand_in.own or stand_in.datasets)
+        rows.append(f"| {name} | {held}{f'; {datasets}' if datasets else ''} | {stand_in.source} | {stand_in.assumed or '–'} |")
+    return HEAD + "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

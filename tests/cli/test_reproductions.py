@@ -18,7 +18,7 @@ from tests.cli.conftest import CommandLine
 from tests.envs.scene25 import NO_RECORDINGS, RECORDINGS, published_folder
 from tests.hub_server import Hub, serving
 from tests.skips import require
-from tests.stand_ins import STAND_INS, files
+from tests.stand_ins import PAGE, STAND_INS, files, page
 
 FOLDER = Path(__file__).parents[2] / "recipes" / "recipe"
 NAMES = [name for name in list_command.recipe_names("recipe") if name.startswith("repro_")]
@@ -127,6 +127,10 @@ def settings(text: str) -> Iterator[tuple[str, str]]:
         if found := re.match(r"( *)(\w+):[^#]*(?:# (.*))?$", line):
             above = [*above[: len(found[1]) // 2], found[2]]
             yield ".".join(above), found[3] or ""
+
+
+def test_the_page_of_what_is_assumed_is_current() -> None:
+    assert PAGE.read_text() == page(), "python -m tests.stand_ins"
 
 
 @pytest.mark.parametrize("name", NAMES)
