@@ -7,8 +7,7 @@ from typing import Annotated, ClassVar
 
 from rlinf_vla.config.ranges import Interval, Label, Name, NonEmpty, OneOf, Positive, Range, Size
 
-from .gripper import GRIPPERS
-from .options import LLAMA_LINEARS, WeightOptions
+from .options import GRIPPERS, LLAMA_LINEARS, WeightOptions
 
 SAMPLERS = ("flow_sde", "flow_sde_all", "flow_noise")
 CRITICS = ("expert", "vlm", "both")

@@ -23,8 +23,9 @@ from rlinf_vla.core.types import ActionEval, ActionSample, Inputs, Tensors
 from . import flow, real_time
 from .cards import Card
 from .flow_network import NoiseHead, Prefix, Velocity, mlp
-from .gripper import GRIPPERS, to_dataset, to_environment
+from .gripper import to_dataset, to_environment
 from .normalizer import Normalizer, absolute, relative
+from .options import GRIPPERS
 from .pretrained import PretrainedPolicy
 
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-GRIPPERS = {"raw": 0, "open_positive": 1, "close_positive": -1}
-"""``model.options.gripper`` -> the sign of an action that opens; 0 leaves the dataset's numbers."""
-
 
 def to_environment(actions: Tensor, sign: int) -> Tensor:
     """Convert actions ``[..., D]`` of a dataset: above 0.5 the gripper opens, below it closes.

@@ -10,6 +10,9 @@ from rlinf_vla.config.ranges import OneOf
 LLAMA_LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """Linear layers of a Llama-like layer by their names in transformers."""
 
+GRIPPERS = {"raw": 0, "open_positive": 1, "close_positive": -1}
+"""``model.options.gripper`` -> the sign of an action that opens; 0 leaves the dataset's numbers."""
+
 
 @dataclass
 class WeightOptions:

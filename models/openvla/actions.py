@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..gripper import GRIPPERS, to_dataset, to_environment
+from ..gripper import to_dataset, to_environment
+from ..options import GRIPPERS
 
 BOUNDS = {"q99": ("q01", "q99"), "min_max": ("min", "max")}
 """Statistics that become -1 and 1: BOUNDS_Q99 and, for ALOHA, BOUNDS of openvla-oft's constants."""

@@ -9,7 +9,7 @@ from rlinf_vla.config.errors import UserError
 
 from ..cards import Card
 from ..files import State, read_json, read_pickle, read_safetensors
-from ..gripper import GRIPPERS
+from ..options import GRIPPERS
 from .actions import BOUNDS
 from .cards import suite_key
 

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.models.gripper import GRIPPERS, to_dataset, to_environment
+from rlinf_vla.models.gripper import to_dataset, to_environment
+from rlinf_vla.models.options import GRIPPERS
 from rlinf_vla.models.pi0.policy import Pi0Options, Pi0Policy
 from rlinf_vla.testing.policy_calls import act, noise, observations
 from tests.models.test_pi0 import directory
