@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+from zipfile import is_zipfile
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -161,7 +162,7 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
     Raises UserError if it holds anything else.
     """
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
         if not isinstance(state, dict) or not all(isinstance(each, Tensor) for each in state.values()):
             raise ValueError("a map of names to tensors is expected")
     except Exception as error:  # a damaged or malicious pickle can raise anything

@@ -46,6 +46,8 @@ RUNS: dict[str, dict[str, str]] = {
     },
 }
 """Table of PUBLISHED -> the recipes that repeat it, and their columns."""
+PREDICTED: dict[str, tuple[Prediction, int]] = {}
+"""Settings that the time depends on -> what is predicted."""
 HEAD = """# Reproduction sheets
 
 What published runs reported, and the commands that repeat them. **None of these runs has been made
@@ -66,6 +68,7 @@ checkpoint, where they published one.
 """
 
 
+@cache
 def recipe_of(name: str, *keys: str) -> Recipe:
     verb = "eval" if name.endswith("_eval") else "train"
     return recipes.read(compose.load(verb, [f"recipe={name}", "cluster=8gpu", *keys]))
@@ -79,24 +82,18 @@ def size_of(name: str) -> str:
 
 
 def predict(name: str) -> tuple[Prediction, int]:
-    """Return the fastest plan on ``cluster=8gpu``, and the control steps of an iteration."""
-    recipe = recipe_of(name)
-    settings = (recipe.preset, recipe.rollout, recipe.algorithm, recipe.cluster, recipe.model.options, recipe.model.lora, size_of(name))
-    length, count = recipe.env.episode_limit, recipe.env.num_envs
-    return _predict(f"{settings} {length} {count}", name)
+    """Return the fastest plan on ``cluster=8gpu``, and the control steps of an iteration.
 
-
-_found: dict[str, tuple[Prediction, int]] = {}
-
-
-def _predict(settings: str, name: str) -> tuple[Prediction, int]:
-    """Recipes that differ in suite and checkpoint alone take the same time."""
-    if settings not in _found:
-        found = recipe_of(name, f"model.checkpoint={size_of(name)}", "model.lora.adapter=null")
-        problem, _ = plan_problem(found)
+    Recipes that differ in suite and checkpoint alone take the same time.
+    """
+    recipe, size = recipe_of(name), size_of(name)
+    trained = (recipe.preset, recipe.rollout, recipe.algorithm, recipe.cluster, recipe.model.options, recipe.model.lora)
+    settings = f"{trained} {size} {recipe.env.episode_limit} {recipe.env.num_envs}"
+    if settings not in PREDICTED:
+        problem, _ = plan_problem(recipe_of(name, f"model.checkpoint={size}", "model.lora.adapter=null"))
         best = choose(problem).best
-        _found[settings] = best, round(best.steps_per_s * best.seconds)
-    return _found[settings]
+        PREDICTED[settings] = best, round(best.steps_per_s * best.seconds)
+    return PREDICTED[settings]
 
 
 def predicted(name: str) -> str:

@@ -20,6 +20,7 @@ def run(config: DictConfig) -> None:
     if recipe.sweep.policies:
         recipe.sweep.policies = fixed(recipe.sweep.policies)
         sweep = Sweep.of(recipe)
+        sweep.require_fit()
         for suite in sweep.suites:
             print(f"{suite.name}: {len(suite.tasks)} tasks, {recipe.episodes} episodes each")
         print(f"policies: {', '.join(policy.column for policy in sweep.policies)}")

@@ -88,12 +88,10 @@ class Sweep:
     def of(recipe: Recipe) -> Sweep:
         """Start a simulator only if its plug-in cannot list its suites; fetch no weights of START.
 
-        Raises UserError if a policy needs a model and the recipe has none, if START does not fit a
-        suite, or if a directory is missing.
+        Raises UserError if a policy needs a model and the recipe has none, or a directory is
+        missing.
         """
         policies, suites, settings = _policies(recipe), _suites(recipe), recipe.sweep
-        if any(policy.source == START for policy in policies):
-            require_fit(recipe, [suite.config for suite in suites])
         if settings.stop_when_decided and len(policies) != 2:
             raise UserError(
                 f"sweep.stop_when_decided compares two policies, this sweep has {len(policies)} "
@@ -101,6 +99,11 @@ class Sweep:
             )
         blocks = split_into_blocks(len(policies), [len(suite.tasks) for suite in suites], recipe.episodes, settings.block)
         return Sweep(recipe, policies, suites, blocks)
+
+    def require_fit(self) -> None:
+        """Raise UserError if START is played and does not fit a suite; see ``require_fit``."""
+        if any(policy.source == START for policy in self.policies):
+            require_fit(self.recipe, [suite.config for suite in self.suites])
 
     def until_decided(self, suite: int, play: Callable[[Sequence[Block]], Sequence[Episode]]) -> list[Block]:
         """Return the blocks of a suite that are played; ``play``: plays blocks, returns episodes.

@@ -38,6 +38,7 @@ def run(recipe: Recipe, config: DictConfig) -> dict[str, Any]:
     """
     recipe.sweep.policies = config.sweep.policies = fixed(recipe.sweep.policies)
     sweep = Sweep.of(recipe)
+    sweep.require_fit()
     directory = run_directory.for_sweep(config)
     with run_directory.opened_for_sweep(directory, config):
         document = SweepRun(sweep, directory, to_plain(config)).carry_out()

@@ -23,17 +23,17 @@ from tests.stand_ins import PAGE, STAND_INS, files, page
 FOLDER = Path(__file__).parents[2] / "recipes" / "recipe"
 NAMES = [name for name in list_command.recipe_names("recipe") if name.startswith("repro_")]
 TRAINED = [name for name in NAMES if not name.endswith("_eval")]
-EVALUATED = [name for name in NAMES if name.endswith("_eval")]
 SMALL = {
     "ppo": ("algorithm.horizon=${episodes:1}", "algorithm.minibatch_size=1"),
     "grpo": ("algorithm.episodes=4", "algorithm.group_size=2", "algorithm.minibatch_size=1", "algorithm.resample=0"),
 }
 """Sizes for which published runs need eight GPUs, by algorithm."""
-QUICK = (
-    *("episodes=2", "env.num_envs=2", "env.episode_limit=10", "rollout.batch_size=2", "evaluation.filmed=0"),
-    *("model.options.dtype=float32", "cluster=laptop", "cluster.trainer_sharding=none"),
-    *("rollout.pipeline_depth=1", "env.processes=1", "evaluation.before_and_after=false"),
+PLAYED = (
+    *("episodes=2", "env.num_envs=2", "env.processes=1", "env.episode_limit=10", "rollout.batch_size=2"),
+    *("rollout.pipeline_depth=1", "evaluation.filmed=0", "model.options.dtype=float32"),
 )
+"""Sizes of an evaluation."""
+TRAINING = (*PLAYED, "iterations=1", "cluster.trainer_sharding=none", "evaluation.before_and_after=false")
 ONE_TASK = {
     "repro_rlinf_oft_ppo_eval": "env.tasks=[PutOnPlateInScene25MultiCarrot-v1-test]",
     "repro_rlinf_libero_10_grpo_eval": "env.tasks=[3]",
@@ -159,7 +159,7 @@ def fetched_weights(hub: Hub) -> bool:
 def test_an_iteration_on_stand_ins(rlinf_vla: CommandLine, name: str, hub: Hub, tmp_path: Path) -> None:
     keys = of_simulator(name, tmp_path)
     algorithm = str(compose.load("train", [f"recipe={name}", "cluster=laptop"]).algorithm.name)
-    found = rlinf_vla("train", *keys, f"run_dir={tmp_path}/run", "iterations=1", *QUICK, *SMALL[algorithm])
+    found = rlinf_vla("train", *keys, f"run_dir={tmp_path}/run", "cluster=laptop", *TRAINING, *SMALL[algorithm])
     assert found.code == 0, found.out + found.err
     lines = read_metrics(tmp_path / "run")
     assert [line["rollout/steps"] > 0 for line in lines if "rollout/steps" in line] == [True]
@@ -169,9 +169,8 @@ def test_an_iteration_on_stand_ins(rlinf_vla: CommandLine, name: str, hub: Hub, 
 @pytest.mark.simulator
 @pytest.mark.parametrize("name", ONE_TASK)
 def test_an_evaluation_on_stand_ins(rlinf_vla: CommandLine, name: str, hub: Hub, tmp_path: Path) -> None:
-    small = ("episodes=2", "env.num_envs=2", "env.episode_limit=10", "rollout.batch_size=2", "rollout.pipeline_depth=1", "env.processes=1")
-    keys = (*of_simulator(name, tmp_path), ONE_TASK[name], *small, "evaluation.filmed=0", "model.options.dtype=float32")
-    found = rlinf_vla("eval", *keys, f"run_dir={tmp_path}/run", "cluster=laptop")
+    keys = (*of_simulator(name, tmp_path), ONE_TASK[name], f"run_dir={tmp_path}/run", "cluster=laptop")
+    found = rlinf_vla("eval", *keys, *PLAYED)
     assert found.code == 0, found.out + found.err
     document = json.loads((tmp_path / "run" / "result.json").read_text())
     assert [episode["seed"] for episode in document["episodes"]] == [0, 1]
@@ -195,7 +194,7 @@ def test_the_commands_of_a_sheet_in_sequence(rlinf_vla: CommandLine, hub: Hub, t
     of_simulator(name, tmp_path)
     train, evaluate, compare = (line.split()[1:] for line in commands("pirl_pi0", name, "ppo"))
     sizes = ("env.num_envs=2", "rollout.batch_size=2", "sweep.block=2")
-    done = rlinf_vla(*train, "iterations=1", "cluster=laptop", *(key for key in QUICK if "cluster" not in key), *SMALL["ppo"])
+    done = rlinf_vla(*train, "cluster=laptop", *TRAINING, *SMALL["ppo"])
     assert done.code == 0, done.out + done.err
     done = rlinf_vla(*evaluate, "env.tasks=[0]", "episodes=2", *sizes, "evaluation.filmed=0")
     assert done.code == 0, done.out + done.err

@@ -229,10 +229,11 @@ def test_rlinf_s_value_head_becomes_the_critic_or_is_left_out_with_a_line(tmp_pa
             assert not weights["4.weight"].any(), "a new critic"
 
 
-def test_rlinf_s_trained_weights_are_read_beside_the_files_of_their_start(tmp_path: Path) -> None:
+@pytest.mark.parametrize("zipped", [True, False])
+def test_rlinf_s_trained_weights_are_read_beside_the_files_of_their_start(tmp_path: Path, zipped: bool) -> None:
     start, trained = tiny(), tiny(seed=1)
     start.save(tmp_path)
-    torch.save(trained.backbone.state_dict(), tmp_path / "full_weights.pt")
+    torch.save(trained.backbone.state_dict(), tmp_path / "full_weights.pt", _use_new_zipfile_serialization=zipped)
     found = OpenVLAPolicy.load(tmp_path, type(start.options)())
     assert all(torch.equal(one, other) for one, other in zip(found.backbone.parameters(), trained.backbone.parameters(), strict=True))
     assert found.spec.remarks[-1] == "weights: full_weights.pt"
