@@ -15,7 +15,7 @@ from rlinf_vla.cli import list as list_command
 from rlinf_vla.runtime import recipes
 from rlinf_vla.telemetry.metrics import read_metrics
 from tests.cli.conftest import CommandLine
-from tests.envs.scene25 import NO_RECORDINGS, RECORDINGS, published_folder
+from tests.envs.scene25 import published_folder
 from tests.hub_server import Hub, serving
 from tests.skips import require
 from tests.stand_ins import PAGE, STAND_INS, files, page
@@ -87,15 +87,13 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
 
 
 def of_simulator(name: str, tmp_path: Path) -> list[str]:
-    """Keys of a recipe for a test. Skips where its simulator or its assets are not there."""
+    """Keys of a recipe for a test. Skips where its simulator is not there."""
     keys = ["env.backend=cpu", f"env.asset_dir={tmp_path}"]
     if recipes.read(compose.load(verb(name), [f"recipe={name}", "cluster=laptop"])).env.name == "libero":
         require("libero")
         keys = []
     else:
         require("maniskill")
-        if not RECORDINGS.is_dir():
-            pytest.skip(NO_RECORDINGS)
         published_folder(tmp_path)
     return [f"recipe={name}", *keys]
 

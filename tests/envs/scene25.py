@@ -11,19 +11,20 @@ import pytest
 from rlinf_vla.envs.maniskill.scene25_assets import OBJECTS, PLATES, TABLES, database
 from rlinf_vla.envs.maniskill.scene25_episodes import PUBLISHED
 
+KEPT = Path(__file__).parents[1] / "recordings" / "put_on_plate_in_scene25"
+"""In the repository: a few assets, and recorded numbers."""
 RECORDINGS = Path(os.environ.get("RECORDINGS") or Path(__file__).parents[3] / "shared" / "put_on_plate_in_scene25").absolute()
-"""Lies beside the checkout; RECORDINGS names another folder of the same layout."""
+"""All recordings. They lie beside the checkout; RECORDINGS names another folder of the same layout."""
 
-NO_RECORDINGS = "no recordings of PutOnPlateInScene25 beside the checkout"
-needs_recordings = pytest.mark.skipif(not RECORDINGS.is_dir(), reason=NO_RECORDINGS)
+needs_recordings = pytest.mark.skipif(not RECORDINGS.is_dir(), reason="no recordings of PutOnPlateInScene25 beside the checkout")
 
 
 def published_folder(folder: Path) -> Path:
-    """Fill ``folder`` with as many models as are published: those of the recordings, again and again under other names.
+    """Fill ``folder`` with as many models as are published: those of the repository, again and again under other names.
 
     Return the folder, which is one for ``env.asset_dir``: ManiSkill's own assets lie in it, too.
     """
-    assets = RECORDINGS / "assets"
+    assets = KEPT / "assets"
     (folder / "data").symlink_to(assets / "ms" / "data")
     for kind, wanted in ((OBJECTS, PUBLISHED.objects), (PLATES, PUBLISHED.plates), (TABLES, PUBLISHED.tables)):
         source = assets / "carrot" / kind

@@ -23,7 +23,7 @@ from rlinf_vla.envs.maniskill.tasks import BRIDGE_MARKERS, TASKS, WIDOWX_MODES
 from rlinf_vla.envs.processes import SimulatorPool
 from rlinf_vla.envs.vector_env import ProcessVectorEnv
 from rlinf_vla.testing.env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, assert_same, episodes, random_actions
-from tests.envs.scene25 import needs_recordings, published_folder
+from tests.envs.scene25 import published_folder
 from tests.skips import needs
 
 pytestmark = [
@@ -92,7 +92,6 @@ class TestPutOnPlate25(VectorEnvConformance):
         assert outlined(env, self.config)
 
 
-@needs_recordings
 @pytest.mark.slow
 class TestPutOnPlateInScene25(VectorEnvConformance):
     """A photograph, unscaled; the arm follows targets; rewards are changes of what was reached."""

@@ -21,7 +21,7 @@ from rlinf_vla.envs.maniskill.scene25_episodes import OBJECT_SETS, TASKS, Episod
 from rlinf_vla.envs.maniskill.scene25_rules import Progress
 from rlinf_vla.envs.maniskill.tasks import TASKS as ALL_TASKS
 from rlinf_vla.envs.maniskill.tasks import WIDOWX_MODES
-from tests.envs.scene25 import RECORDINGS, needs_recordings, published_folder
+from tests.envs.scene25 import KEPT, RECORDINGS, needs_recordings, published_folder
 from tests.skips import needs
 
 MAIN = "PutOnPlateInScene25Main-v3"
@@ -111,7 +111,6 @@ def test_the_gpu_backend_plays_it_unscaled(monkeypatch: pytest.MonkeyPatch) -> N
     assert "use env.image_size=null" in str(why_not_on_gpu(configured(image_size=224)))
 
 
-@needs_recordings
 class TestAssets:
     def test_the_outline_lists_every_instruction(self, tmp_path: Path) -> None:
         folder = published_folder(tmp_path)
@@ -154,16 +153,17 @@ class TestAssets:
         assert known is not None and known.instructions
 
 
-@needs_recordings
 class TestRecordings:
     """As `make scene25-recordings`, whose page has the numbers."""
 
-    def test_without_a_simulator(self) -> None:
+    @pytest.mark.parametrize("folder", [KEPT, pytest.param(RECORDINGS, marks=needs_recordings)], ids=["kept", "all"])
+    def test_without_a_simulator(self, folder: Path) -> None:
         from tools.scene25_recordings import without_simulator
 
-        compared = without_simulator(RECORDINGS)
+        compared = without_simulator(folder)
         assert compared and all(row.count and row.largest <= row.limit for row in compared), compared
 
+    @needs_recordings
     @pytest.mark.simulator
     @pytest.mark.slow
     @pytest.mark.timeout(1200)  # a minute on a machine that does nothing else
