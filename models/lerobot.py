@@ -27,6 +27,11 @@ BUFFER_PREFIXES = ("normalize_inputs.", "normalize_targets.", "unnormalize_outpu
 KINDS = {"state": "STATE", "actions": "ACTION"}
 
 
+def has_processors(directory: Path) -> bool:
+    """Return whether its statistics are in files of their own, and not among the weights."""
+    return all((directory / file).exists() for file, _ in PROCESSORS.values())
+
+
 def read_statistics(directory: Path, document: Mapping[str, Any], other_remedy: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
     """Return ``norm_stats`` as openpi has them, and ``normalization``: a mode of each, ``epsilon``.
 

@@ -13,14 +13,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
+
 from rlinf_vla.config.recipe import LoraOptions
+from rlinf_vla.models.files import WEIGHTS, read_safetensors, write_safetensors
 from rlinf_vla.models.openvla.oft import OpenVLAOFTPolicy
 from rlinf_vla.models.openvla.options import OpenVLAOFTOptions, OpenVLAOptions
 from rlinf_vla.models.openvla.policy import OpenVLAPolicy
 from rlinf_vla.models.pi0.options import Pi0Options
 from rlinf_vla.models.pi0.policy import Pi0Policy
 from rlinf_vla.training.lora import adapter_state, add_lora, save_adapter
-from tools.tiny_checkpoints import write_openvla, write_pi0
+from tools.tiny_checkpoints import unit_statistics, write_openvla, write_pi0, write_processors
 
 ACTION_DIM = 7
 STATISTICS, NORM_STATS, TOKENIZER = "dataset_statistics.json", "norm_stats.json", "tokenizer.json"
@@ -61,11 +64,37 @@ def pi(kind: str, folder: str) -> StandIn:
     )
 
 
+def lerobot(kind: str, source: str, assumed: str = "its files, and quantiles among its statistics") -> StandIn:
+    return StandIn(kind, source=source, assumed=assumed)
+
+
+OPENVLA_EVALUATION = "openvla: experiments/robot/libero/run_libero_eval.py (unnorm_key)"
+OFT_EVALUATION = "openvla-oft: experiments/robot/libero/run_libero_eval.py (unnorm_key), experiments/robot/openvla_utils.py (files)"
 BASE_SOURCE = "RLinf a3816b59: examples/embodiment/config/maniskill_ppo_openvlaoft.yaml"
 TRAINED = "RLinf: docs/source-en/rst_source/examples/embodied/maniskill.rst"
+SUITES = ("spatial", "object", "goal", "10")
 OFT_MANISKILL = StandIn("openvla_oft", ("bridge_orig",), source=f"{BASE_SOURCE} (unnorm_key)", assumed="its files and datasets")
 STAND_INS = {
     "openvla/openvla-7b": StandIn("openvla", ("bridge_orig", "fractal20220817_data"), source="its config.json"),
+    **{
+        f"openvla/openvla-7b-finetuned-libero-{suite}": StandIn(
+            "openvla", ("bridge_orig",), (f"libero_{suite}",), OPENVLA_EVALUATION, "that both files of statistics are there"
+        )
+        for suite in SUITES
+    },
+    **{
+        f"moojink/openvla-7b-oft-finetuned-libero-{suite}": StandIn(
+            "openvla_oft_l1", ("bridge_orig",), (f"libero_{suite}_no_noops",), OFT_EVALUATION, "the step in the names of its files"
+        )
+        for suite in SUITES
+    },
+    "moojink/openvla-7b-oft-finetuned-libero-spatial-object-goal-10": StandIn(
+        "openvla_oft_l1",
+        ("bridge_orig",),
+        tuple(f"libero_{suite}_no_noops" for suite in SUITES),
+        OFT_EVALUATION,
+        "the step in the names of its files",
+    ),
     "gen-robot/openvla-7b-rlvla-warmup": StandIn(
         "openvla",
         ("bridge_orig",),
@@ -107,6 +136,13 @@ STAND_INS = {
         for name, kind in (("Pi0", "pi0"), ("Pi05", "pi05"))
         for stage in ("SFT", "RL-FlowSDE", "RL-FlowNoise")
     },
+    **{f"lerobot/{kind}_libero_finetuned": lerobot(f"lerobot_{kind}", "lerobot: docs/source/libero.mdx") for kind in ("pi0", "pi05")},
+    "lerobot/pi05-libero": lerobot("lerobot_pi05", "lerobot: docs/source/libero.mdx", "that there is such a repository"),
+    **{
+        f"lerobot/{kind}_{name}": lerobot(f"lerobot_{kind}_base", "lerobot#1910", "that its processors hold no statistics")
+        for kind in ("pi0", "pi05")
+        for name in ("base", "libero", "libero_base")
+    },
     "google/paligemma-3b-pt-224": StandIn("tokenizer", source="openpi: src/openpi/models/tokenizer.py"),
 }
 
@@ -120,7 +156,7 @@ def files(name: str) -> dict[str, bytes]:
     if stand_in.kind in ("pi0", "pi05"):
         (folder,) = stand_in.datasets
         held[f"{folder}/{NORM_STATS}"] = statistics
-    elif stand_in.kind in ("openvla", "openvla_oft"):
+    elif stand_in.kind.startswith("openvla"):
         (numbers,) = json.loads(statistics).values()
         held["config.json"] = text(json.loads(held["config.json"]) | {"norm_stats": dict.fromkeys(stand_in.datasets, numbers)})
         if stand_in.own:
@@ -169,6 +205,36 @@ def flow(kind: str, bare: Path, whole: Path) -> None:
     (whole / TOKENIZER).unlink()  # openpi's checkpoints have none
 
 
+def regression(kind: str, bare: Path, whole: Path) -> None:
+    """Two cameras; the head and the projector of the state are files of PyTorch, as openvla-oft saves them."""
+    write_openvla(bare, action_dim=ACTION_DIM)
+    options = OpenVLAOFTOptions(random_weights=True, head="l1", proprio=True, images=["base", "wrist"], chunk=8)
+    policy = OpenVLAOFTPolicy.load(bare, options)
+    whole.mkdir()
+    policy.save(whole)
+    (whole / "action_head.safetensors").unlink()
+    parts = {"action_head": policy.action_head, "proprio_projector": policy.backbone.proprio_projector}
+    weights = {name: value.read() for name, value in read_safetensors(whole / WEIGHTS).items()}
+    write_safetensors({name: value for name, value in weights.items() if not name.startswith("proprio_projector.")}, whole / WEIGHTS)
+    for name, part in parts.items():
+        assert part is not None
+        torch.save({f"module.{key}": value for key, value in part.state_dict().items()}, whole / f"{name}--150000_checkpoint.pt")
+
+
+def lerobot_flow(kind: str, bare: Path, whole: Path) -> None:
+    """In lerobot's layout; a base model (``..._base``) has no statistics."""
+    _, name, *base = kind.split("_")
+    flow(name, bare, whole)
+    (whole / NORM_STATS).unlink()
+    config = json.loads((whole / "config.json").read_text())
+    modes = {"VISUAL": "IDENTITY", **dict.fromkeys(("STATE", "ACTION"), "QUANTILES" if name == "pi05" else "MEAN_STD")}
+    sizes = {"max_state_dim": 32, "max_action_dim": config.pop("action_dim"), "chunk_size": 50, "n_action_steps": 50}
+    (whole / "config.json").write_bytes(text(config | sizes | {"type": name, "normalization_mapping": modes}))
+    write_processors(whole, modes, {part: {} if base else numbers for part, numbers in unit_statistics(ACTION_DIM).items()})
+    weights = {f"model.{name}": value.read() for name, value in read_safetensors(whole / WEIGHTS).items()}
+    write_safetensors(weights, whole / WEIGHTS)
+
+
 def tokenizer(kind: str, bare: Path, whole: Path) -> None:
     write_pi0(bare)
     whole.mkdir()
@@ -181,6 +247,8 @@ WRITERS: dict[str, Callable[[str, Path, Path], None]] = {
     "adapter": adapter,
     "pi0": flow,
     "pi05": flow,
+    "openvla_oft_l1": regression,
+    **{f"lerobot_{kind}{base}": lerobot_flow for kind in ("pi0", "pi05") for base in ("", "_base")},
     "tokenizer": tokenizer,
 }
 

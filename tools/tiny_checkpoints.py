@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -247,12 +248,20 @@ def write_smolvla(directory: Path, action_dim: int = 4) -> None:
     """Its statistics leave actions unchanged. They are where lerobot writes them since 0.4."""
     config = smolvla_config(action_dim)
     _write(directory, config, VLM_CONFIG, smolvlm_config())
+    numbers = unit_statistics(action_dim)
+    means = {name: {kind: values[kind] for kind in ("mean", "std")} for name, values in numbers.items()}
+    write_processors(directory, config["normalization_mapping"], means)
+
+
+def write_processors(directory: Path, modes: Mapping[str, str], statistics: Mapping[str, Mapping[str, list[float]]]) -> None:
+    """Write lerobot's files that normalise states and actions. ``modes``: how, by kind of feature."""
     for name, (file, step) in PROCESSORS.items():
-        state_file = f"{file.removesuffix('.json')}_step_0_{step}.safetensors"
-        normalizer = {"registry_name": step, "config": {"eps": 1e-8, "norm_map": config["normalization_mapping"]}, "state_file": state_file}
-        (directory / file).write_text(json.dumps({"name": file.removesuffix(".json"), "steps": [normalizer]}, indent=1) + "\n")
-        numbers = unit_statistics(action_dim)[name]
-        write_safetensors({f"{FEATURES[name]}.{kind}": torch.tensor(numbers[kind]) for kind in ("mean", "std")}, directory / state_file)
+        stem = file.removesuffix(".json")
+        state_file = f"{stem}_step_0_{step}.safetensors"
+        normalizer = {"registry_name": step, "config": {"eps": 1e-8, "norm_map": modes}, "state_file": state_file}
+        (directory / file).write_text(json.dumps({"name": stem, "steps": [normalizer]}, indent=1) + "\n")
+        numbers = {f"{FEATURES[name]}.{kind}": torch.tensor(values) for kind, values in statistics[name].items()}
+        write_safetensors(numbers, directory / state_file)
 
 
 def write_gr00t(directory: Path, action_dim: int = 4) -> None:

@@ -5,6 +5,7 @@ What simulates is behind ``SceneWorld``: Genesis here, Newton in ``envs.newton``
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -75,21 +76,25 @@ def scene_and_views(options: dict[str, Any]) -> tuple[Scene, Views]:
     return scene, {name: (scene.cameras[name], size) for name in options["cameras"]} | {"": (first, (PICTURE_SIZE,) * 2)}
 
 
+def outline(options: dict[str, Any]) -> SimulatorSpec:
+    """Return the spec of a ``SceneBatch`` with these options, but for its stack."""
+    return SimulatorSpec(
+        action_dim=7 if options["rotations"] else 4,
+        state_dim=8,
+        control_hz=CONTROL_HZ,
+        images={name: [options["image_size"]] * 2 for name in options["cameras"]},
+        picture=[PICTURE_SIZE] * 2,
+        tool=[TRANSLATION_M, ROTATION_RAD * options["rotations"]],
+    )
+
+
 class SceneBatch:
     """Implements ``Batch``. ``options``: JSON values by the plug-in's ``simulator_options``."""
 
     def __init__(self, options: dict[str, Any], scene: Scene, world: SceneWorld, stack: dict[str, str]) -> None:
         self._options, self.scene, self._world = options, scene, world
         self.num_envs, self.device = world.num_envs, world.device
-        self.spec = SimulatorSpec(
-            action_dim=7 if options["rotations"] else 4,
-            state_dim=8,
-            control_hz=CONTROL_HZ,
-            images={name: [options["image_size"]] * 2 for name in options["cameras"]},
-            picture=[PICTURE_SIZE] * 2,
-            tool=[TRANSLATION_M, ROTATION_RAD * options["rotations"]],
-            stack=stack,
-        )
+        self.spec = replace(outline(options), stack=stack)
         self._progress = torch.zeros(self.num_envs, device=self.device)
         self.now = self._world.read()
         """What the world was like after the last reset or control step."""

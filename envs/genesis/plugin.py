@@ -19,7 +19,7 @@ from .loading import read_scene
 from .scene import Scene, why_no_expert
 
 if TYPE_CHECKING:
-    from rlinf_vla.core.protocols import VectorEnv
+    from rlinf_vla.core.protocols import EnvSpec, VectorEnv
 
 PACKAGE = Package("Genesis", "genesis", "pip install 'rlinf-vla[genesis]'")
 NO_GL = "Genesis renders with OpenGL (EGL or OSMesa), which is missing: apt-get install libegl1 libgl1 libgl1-mesa-dri"
@@ -67,6 +67,10 @@ class Genesis:
             start_timeout=START_TIMEOUT_S,
         )
 
+    def outline(self, config: GenesisConfig) -> EnvSpec:
+        refuse_several(config.tasks)
+        return scene_spec(config, *simulator_options(config))
+
     def suites(self, config: GenesisConfig) -> list[Suite]:
         if config.tasks and config.scene is not None:
             raise UserError("env.tasks and env.scene cannot be played in one sweep: give one of them")
@@ -111,6 +115,16 @@ def scene_options(config: Any, own: str | None = None) -> tuple[Scene, dict[str,
         "cameras": cameras,
         "reward": config.reward,
     }
+
+
+def scene_spec(config: Any, scene: Scene, options: dict[str, Any]) -> EnvSpec:
+    """Return what is known of the environments of a scene before they start."""
+    import torch
+
+    from ..checks import spec_of
+    from .batch import outline
+
+    return spec_of(outline(options), config.num_envs, episode_limit(config, scene), (scene.name,), torch.device("cpu"))
 
 
 def packaged_tasks() -> list[Task]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rlinf_vla.core import bootstrap
@@ -13,7 +14,7 @@ from .config import CAMERAS, MOUNTED, OFFICIAL_LIMIT, MetaWorldConfig
 from .tasks import INSTRUCTIONS, selected
 
 if TYPE_CHECKING:
-    from rlinf_vla.core.protocols import VectorEnv
+    from rlinf_vla.core.protocols import EnvSpec, VectorEnv
 
 PACKAGE = Package("Meta-World", "metaworld", "pip install metaworld, or in an environment of its own for env.python (docs/metaworld.md)")
 
@@ -44,6 +45,15 @@ class MetaWorld:
             environment=mujoco_gl.environment(renderer.backend),
             python=config.python,
         )
+
+    def outline(self, config: MetaWorldConfig) -> EnvSpec:
+        import torch
+
+        from ..checks import spec_of
+        from .outline import outline
+
+        options = simulator_options(replace(config, python=None))  # it may be on another machine
+        return spec_of(outline(options), config.num_envs, episode_limit(config), tuple(options["tasks"]), torch.device("cpu"))
 
     def tasks(self) -> list[Task]:
         return [Task(name, instruction, True, True) for name, instruction in INSTRUCTIONS.items()]

@@ -6,6 +6,7 @@ Needs numpy and metaworld only: it may run in a Python environment without the t
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
@@ -13,14 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..serving import PICTURE_SIZE, Seen, Step, serve
-from ..shared_arrays import SimulatorSpec
 from .config import CAMERAS, STATES
 from .conventions import to_common, to_world, tool_state
+from .outline import outline
 from .world import World
-
-STEP_HZ = 80.0
-TRANSLATION_M = 0.01
-"""Motion of the hand's target that 1 means in an action, per step of Meta-World."""
 
 
 class MetaWorldSimulator:
@@ -37,21 +34,9 @@ class MetaWorldSimulator:
         """Task -> worlds that no slot uses, least recently used first."""
         self._value = [0.0] * slots
         """Progress of each slot's episode, 0 to 1."""
-        units = [TRANSLATION_M * options["action_repeat"], 0.0]
-        state = "quaternion" if options["state"] == "tool" else options["state"]
-        gripper = "open_positive" if self._common else "close_positive"
-        self.spec = SimulatorSpec(
-            action_dim=4,
-            state_dim=STATES[options["state"]],
-            control_hz=STEP_HZ / options["action_repeat"],
-            images=dict.fromkeys(options["cameras"], [options["image_size"]] * 2),
-            picture=[PICTURE_SIZE] * 2,
-            tool=units if self._common and options["state"] == "tool" else None,
-            native={"tool": units, "gripper": gripper, "state": state, "images": "upright"},
-            instructions=list(dict.fromkeys(options["tasks"].values())),
-            stack={name: version(name) for name in ("metaworld", "mujoco", "gymnasium", "numpy")}
-            | {name: str(options[name]) for name in ("renderer", "rendering", "convention", "state", "action_repeat")},
-        )
+        stack = {name: version(name) for name in ("metaworld", "mujoco", "gymnasium", "numpy")}
+        stack |= {name: str(options[name]) for name in ("renderer", "rendering", "convention", "state", "action_repeat")}
+        self.spec = replace(outline(options), stack=stack)
 
     def reset(self, slot: int, seed: int, task: int) -> str:
         name = self._tasks[task]

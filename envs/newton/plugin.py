@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 from rlinf_vla.core.tasks import Diagnosis, Suite, Task
 
-from ..genesis.plugin import episode_limit, packaged_tasks, scene_options
+from ..genesis.plugin import episode_limit, packaged_tasks, scene_options, scene_spec
 from ..genesis.scene import why_no_expert
 from ..options import Package, one_each, processes_per_group, refuse_several
 from .config import NewtonConfig
 
 if TYPE_CHECKING:
-    from rlinf_vla.core.protocols import VectorEnv
+    from rlinf_vla.core.protocols import EnvSpec, VectorEnv
 
 PACKAGE = Package("Newton", "newton", "pip install 'rlinf-vla[newton]'")
 START_TIMEOUT_S = 1800.0
@@ -44,6 +44,10 @@ class Newton:
             environment={},
             start_timeout=START_TIMEOUT_S,
         )
+
+    def outline(self, config: NewtonConfig) -> EnvSpec:
+        refuse_several(config.tasks)
+        return scene_spec(config, *scene_options(config))
 
     def suites(self, config: NewtonConfig) -> list[Suite]:
         return [Suite(self.name, (scene_options(each)[0].name,), each) for each in one_each(config)]

@@ -17,6 +17,7 @@ from ..cards import repository_of
 from ..config_file import read_config
 from ..flow_network import Prefix
 from ..flow_policy import FlowPolicy
+from ..lerobot import has_processors
 from . import lerobot
 from .cards import CARDS
 from .checkpoint import PALIGEMMA, network_config, read_document, read_normalizers, read_state
@@ -81,10 +82,14 @@ class Pi0Policy(FlowPolicy):
 
     @classmethod
     def is_described(cls, directory: Path) -> bool:
-        """JAX's arrays have their own sizes; lerobot's statistics are beside its weights. openpi's
-        config.json does not tell π₀.₅ from π₀, but the names of published checkpoints do."""
-        if not (directory / files.CONFIG).exists() or lerobot.is_one(config := read_config(directory)):
+        """JAX's arrays have their own sizes; early versions of lerobot kept statistics among the
+        weights. openpi's config.json does not tell π₀.₅ from π₀, but the names of published
+        checkpoints do."""
+        if not (directory / files.CONFIG).exists():
             return False
+        config = read_config(directory)
+        if lerobot.is_one(config):
+            return "norm_stats" in config or has_processors(directory)
         return "pi05" in config or "pi0" in repository_of(directory).lower()
 
     def read_state(self, checkpoint: Path) -> files.State:

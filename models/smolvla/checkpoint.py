@@ -14,7 +14,7 @@ from rlinf_vla.config.errors import UserError
 
 from ..config_file import check_sizes, read_config
 from ..files import CONFIG, TOKENIZER, State, read_json, read_weights
-from ..lerobot import BUFFER_PREFIXES, PROCESSORS
+from ..lerobot import BUFFER_PREFIXES, has_processors
 from .network import SmolVLAConfig
 
 VLM_CONFIG = "vlm_config.json"
@@ -120,7 +120,7 @@ def read_state(directory: Path) -> State:
 
 def read_buffers(directory: Path) -> dict[str, Tensor]:
     """Return statistics among the weights, where lerobot kept them before it had processors."""
-    if all((directory / file).exists() for file, _ in PROCESSORS.values()):
+    if has_processors(directory):
         return {}
     return {name: value.read().clone() for name, value in read_weights(directory).items() if name.startswith(BUFFER_PREFIXES)}
 

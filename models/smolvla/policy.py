@@ -17,7 +17,7 @@ from rlinf_vla.core.types import Inputs
 from .. import files
 from ..cards import Card
 from ..flow_network import Prefix
-from ..lerobot import read_statistics
+from ..lerobot import has_processors, read_statistics
 from ..normalizer import Normalizer
 from ..prompted_flow_policy import PromptedFlowPolicy
 from . import checkpoint as layout
@@ -67,6 +67,10 @@ class SmolVLAPolicy(PromptedFlowPolicy):
         self.spec = self._spec_of(chunk, (config.vision["image_size"],) * 2, None)
         if options.frozen_vlm:
             self.backbone.vlm_with_expert.vlm.requires_grad_(False)
+
+    @classmethod
+    def is_described(cls, directory: Path) -> bool:
+        return has_processors(directory)
 
     def read_state(self, checkpoint: Path) -> files.State:
         return layout.read_state(checkpoint)

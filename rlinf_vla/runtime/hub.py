@@ -18,7 +18,7 @@ DATA = (
     "full_weights.pt",  # RLinf's, of which only tensors are unpickled
 )
 """Patterns of the files to download."""
-DESCRIPTION = ("*.json", "tokenizer.model")
+DESCRIPTION = ("*.json", "tokenizer.model", "policy_*processor_step_*.safetensors")
 """Those from which a model is built without weights."""
 REPOSITORY = r"[\w.-]+/[\w.-]+"
 REPOSITORY_AT = rf"({REPOSITORY})(?:@([\w./-]+))?"

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,11 @@ import pytest
 
 from rlinf_vla.cli import main as cli
 from rlinf_vla.core import plugins
+from rlinf_vla.core.protocols import Learner
+from rlinf_vla.rollout import actor
+from rlinf_vla.runtime import builders
 from rlinf_vla.testing.algorithm import as_before
+from rlinf_vla.testing.simulated_gpu import GPU, paused, recorder, simulated_gpu
 from rlinf_vla.testing.toy_env import CounterPlugin
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from tests.cli.counting_plugins import announce
@@ -60,6 +65,22 @@ def rlinf_vla(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: p
         return Outcome(code, *capsys.readouterr())
 
     return run
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The policies and reward models of recipes are on the simulated GPU."""
+
+    def on_the_gpu(build: Callable[..., Learner], *arguments: Any, **options: Any) -> Learner:
+        with paused():
+            learner = build(*arguments, **options)
+        return learner.to(GPU)
+
+    for name in ("build_policy", "build_reward_model"):
+        monkeypatch.setattr(builders, name, partial(on_the_gpu, getattr(builders, name)))
+    monkeypatch.setitem(actor.RECORDERS, GPU.type, recorder)
+    with simulated_gpu():
+        yield
 
 
 COUNTING = """# @package _global_

@@ -72,6 +72,8 @@ OF_EACH_KIND = {
     *("repro_simplevla_10", "repro_pirl_pi0_10_ppo", "repro_pirl_pi05_spatial_grpo", "repro_pirl_pi05_maniskill_noise"),
 }
 """One for each preset and kind of model; the others differ in suite, repository and numbers."""
+ON_A_GPU = {"repro_rlinf_oft_ppo", "repro_simplevla_10", "repro_pirl_pi05_maniskill_noise"}
+"""One for each kind of model and simulator."""
 
 
 def verb(name: str) -> str:
@@ -148,7 +150,7 @@ def test_a_dry_run_finds_a_plan(rlinf_vla: CommandLine, name: str, hub: Hub, tmp
 
 
 def fetched_weights(hub: Hub) -> bool:
-    return any("/resolve/" in request and request.endswith(".safetensors") for request in hub.requests)
+    return any("/resolve/" in request and request.endswith("/model.safetensors") for request in hub.requests)
 
 
 @pytest.mark.slow
@@ -161,6 +163,19 @@ def test_an_iteration_on_stand_ins(rlinf_vla: CommandLine, name: str, hub: Hub, 
     assert found.code == 0, found.out + found.err
     lines = read_metrics(tmp_path / "run")
     assert [line["rollout/steps"] > 0 for line in lines if "rollout/steps" in line] == [True]
+
+
+@pytest.mark.slow
+@pytest.mark.simulator
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in ON_A_GPU else pytest.mark.nightly) for name in TRAINED])
+def test_an_iteration_on_a_simulated_gpu(rlinf_vla: CommandLine, name: str, hub: Hub, tmp_path: Path, gpu: None) -> None:
+    """In bfloat16, as published."""
+    keys = of_simulator(name, tmp_path)
+    algorithm = str(compose.load("train", [f"recipe={name}", "cluster=laptop"]).algorithm.name)
+    sizes = [key for key in (*TRAINING, *SMALL[algorithm]) if not key.startswith("model.options.dtype")]
+    found = rlinf_vla("train", *keys, f"run_dir={tmp_path}/run", "cluster=laptop", *sizes)
+    assert found.code == 0, found.out + found.err
+    assert any(line.get("rollout/steps") for line in read_metrics(tmp_path / "run"))
 
 
 @pytest.mark.slow

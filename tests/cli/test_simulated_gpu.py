@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +14,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rlinf_vla.core.devices import CPU
-from rlinf_vla.core.protocols import Learner
 from rlinf_vla.core.types import Observation, StepResult
-from rlinf_vla.rollout import actor
-from rlinf_vla.runtime import builders
-from rlinf_vla.testing.simulated_gpu import GPU, paused, recorder, simulated_gpu
+from rlinf_vla.testing.simulated_gpu import GPU
 from rlinf_vla.testing.toy_env import CounterWorld
 from rlinf_vla.training.lora import read_tensors
 from tests.cli.conftest import CLASSIFIER, CommandLine
@@ -126,22 +121,6 @@ class GpuWorld(CounterWorld):
 
     def expert_actions(self) -> Tensor:
         return super().expert_actions().to(GPU)
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The policies and reward models of recipes are on the simulated GPU."""
-
-    def on_the_gpu(build: Callable[..., Learner], *arguments: Any, **options: Any) -> Learner:
-        with paused():
-            learner = build(*arguments, **options)
-        return learner.to(GPU)
-
-    for name in ("build_policy", "build_reward_model"):
-        monkeypatch.setattr(builders, name, partial(on_the_gpu, getattr(builders, name)))
-    monkeypatch.setitem(actor.RECORDERS, GPU.type, recorder)
-    with simulated_gpu():
-        yield
 
 
 def arguments(folder: Path, run: str, directory: str) -> list[str]:

@@ -24,6 +24,7 @@ from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.testing.env import NUM_ENVS
 from rlinf_vla.testing.policy_calls import with_critic
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
+from tests.envs.outlined import outlined
 from tests.envs.pick_cube import PICK_CUBE, PickCubeConformance, PutOnPlateTests
 from tests.skips import needs
 
@@ -49,6 +50,9 @@ class TestPickCube(PickCubeConformance):
     @classmethod
     def make(cls) -> list[VectorEnv]:
         return make(groups=2, **PICK_CUBE)
+
+    def test_the_spec_is_known_before_it_starts(self, env: VectorEnv) -> None:
+        assert outlined(plugin, env, GenesisConfig(**PICK_CUBE))
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ from rlinf_vla.envs.maniskill.tasks import BRIDGE_MARKERS, TASKS, WIDOWX_MODES
 from rlinf_vla.envs.processes import SimulatorPool
 from rlinf_vla.envs.vector_env import ProcessVectorEnv
 from rlinf_vla.testing.env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, assert_same, episodes, random_actions
+from tests.envs.outlined import outlined
 from tests.envs.scene25 import published_folder
 from tests.skips import needs
 
@@ -30,13 +31,6 @@ pytestmark = [
     pytest.mark.simulator,
     needs("maniskill"),
 ]
-
-
-def outlined(env: VectorEnv, config: ManiSkillConfig) -> bool:
-    """Whether the spec of ``env`` was known before it started, but for its share of ``num_envs``, and its stack."""
-    known = plugin.outline(config)
-    assert known is not None
-    return replace(known, num_envs=env.spec.num_envs, stack=env.spec.stack) == env.spec
 
 
 class TestPushCube(VectorEnvConformance):
@@ -47,7 +41,7 @@ class TestPushCube(VectorEnvConformance):
         return plugin.create(cls.config, groups=2)
 
     def test_the_spec_is_known_before_it_starts(self, env: VectorEnv) -> None:
-        assert outlined(env, self.config)
+        assert outlined(plugin, env, self.config)
 
     def test_a_killed_process_does_not_change_the_episodes(self, env: ProcessVectorEnv) -> None:
         actions = random_actions(env, 6, seed=10)
@@ -89,7 +83,7 @@ class TestPutOnPlate25(VectorEnvConformance):
         return plugin.create(cls.config, 2)
 
     def test_the_spec_is_known_before_it_starts(self, env: VectorEnv) -> None:
-        assert outlined(env, self.config)
+        assert outlined(plugin, env, self.config)
 
 
 @pytest.mark.slow
@@ -118,7 +112,7 @@ class TestPutOnPlateInScene25(VectorEnvConformance):
         return plugin.create(cls.config, 2)
 
     def test_the_spec_is_known_before_it_starts(self, env: VectorEnv) -> None:
-        assert outlined(env, self.config)
+        assert outlined(plugin, env, self.config)
 
     def test_a_tool_is_before_its_base_and_above_the_table(self, env: VectorEnv) -> None:
         state = env.reset(episodes(1, 2, 3)).state

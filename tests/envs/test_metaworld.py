@@ -25,6 +25,7 @@ from rlinf_vla.envs.metaworld.conventions import to_common, to_world, tool_state
 from rlinf_vla.envs.metaworld.plugin import plugin
 from rlinf_vla.envs.metaworld.tasks import BENCHMARKS, INSTRUCTIONS, selected
 from rlinf_vla.testing.env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, assert_same_row, episodes, random_actions
+from tests.envs.outlined import outlined
 from tests.skips import python_with_metaworld
 
 FACTS = Path(__file__).with_name("metaworld_facts.py")
@@ -41,6 +42,9 @@ class TestReach(VectorEnvConformance):
     def make(cls) -> list[VectorEnv]:
         return make(groups=2, episode_limit=EPISODE_LIMIT, action_repeat=5)
 
+    def test_the_spec_is_known_before_it_starts(self, env: VectorEnv) -> None:
+        assert outlined(plugin, env, MetaWorldConfig(image_size=32, episode_limit=EPISODE_LIMIT, action_repeat=5))
+
 
 @pytest.mark.simulator
 class TestDrawer(VectorEnvConformance):
@@ -50,6 +54,12 @@ class TestDrawer(VectorEnvConformance):
     def make(cls) -> list[VectorEnv]:
         tasks = ["drawer-close-v3", "push-v3"]
         return make(groups=2, tasks=tasks, episode_limit=EPISODE_LIMIT, action_repeat=5, cameras=[], state="full", reward="progress")
+
+    def test_the_spec_is_known_before_it_starts(self, env: VectorEnv) -> None:
+        config = MetaWorldConfig(
+            tasks=["drawer-close-v3", "push-v3"], image_size=32, episode_limit=EPISODE_LIMIT, action_repeat=5, cameras=[], state="full"
+        )
+        assert outlined(plugin, env, config)
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.envs.newton.config import NewtonConfig
 from rlinf_vla.envs.newton.plugin import plugin
 from rlinf_vla.testing.env import NUM_ENVS, assert_same_row, episodes, random_actions
+from tests.envs.outlined import outlined
 from tests.envs.pick_cube import PICK_CUBE, PickCubeConformance, PutOnPlateTests
 from tests.skips import needs
 
@@ -36,6 +37,9 @@ class TestPickCube(PickCubeConformance):
     @classmethod
     def make(cls) -> list[VectorEnv]:
         return make(groups=2, **PICK_CUBE)
+
+    def test_the_spec_is_known_before_it_starts(self, env: VectorEnv) -> None:
+        assert outlined(plugin, env, NewtonConfig(**PICK_CUBE))
 
 
 @pytest.fixture(scope="module")

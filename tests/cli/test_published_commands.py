@@ -1,0 +1,125 @@
+"""Commands of the documentation that name published checkpoints: each fits, and runs, on stand-ins of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from rlinf_vla.cli import compose
+from rlinf_vla.models.openvla.cards import CARDS as OPENVLA
+from rlinf_vla.models.pi0.cards import CARDS as PI0
+from tests.cli.conftest import CommandLine
+from tests.cli.test_reproductions import PLAYED, SMALL, TRAINING, fetched_weights, hub  # noqa: F401
+from tests.hub_server import Hub
+from tests.skips import require
+from tests.stand_ins import STAND_INS, files
+from tests.test_documentation import PAGES, ROOT, commands
+
+FORMS = {"ORG/NAME", "me/push-cube-merged"}
+"""Repositories of the reader."""
+LOCAL = {"/data/pi05_libero": "RLinf/RLinf-Pi05-LIBERO-SFT"}
+"""Folders of the reader -> a repository with the same layout."""
+CARDS = [*OPENVLA, *PI0]
+BASES = sorted(name for name, stand_in in STAND_INS.items() if stand_in.kind.endswith("_base"))
+EVALUATED = sorted(name for name, stand_in in STAND_INS.items() if stand_in.kind in ("openvla_oft_l1", "lerobot_pi0", "lerobot_pi05"))
+EVALUATED += sorted(name for name in STAND_INS if name.startswith("openvla/") and "libero" in name)
+
+
+def named() -> Iterator[tuple[str, str]]:
+    """Yield the page and the command, each command once."""
+    seen = set()
+    for page in PAGES:
+        for words in commands(page.read_text()):
+            line = " ".join(word for word in words if word != "--dry-run")
+            repository = re.search(r"hf://([^ ]+)", line)
+            if line not in seen and ((repository and repository[1] not in FORMS) or any(place in line for place in LOCAL)):
+                seen.add(line)
+                yield str(page.relative_to(ROOT)), line
+
+
+COMMANDS = list(named())
+
+
+@pytest.fixture
+def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch says that there is a GPU of 24 GB."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: SimpleNamespace(name="NVIDIA A10", total_memory=24e9))
+
+
+def with_folders(words: list[str], tmp_path: Path) -> list[str]:
+    """Put folders of this machine in the place of the reader's."""
+    for place, repository in LOCAL.items():
+        folder = tmp_path / Path(place).name
+        words = [word.replace(place, str(folder)) for word in words]
+        for path, content in files(repository).items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(content)
+    return words
+
+
+def test_each_repository_that_a_page_names_has_a_stand_in() -> None:
+    pages = "".join(page.read_text() for page in PAGES)
+    names = set(re.findall(r"hf://([\w-]+/[\w.-]*\w)", pages)) - FORMS
+    assert COMMANDS and names and names <= STAND_INS.keys()
+
+
+def test_each_card_describes_a_stand_in() -> None:
+    patterns = {pattern for card in CARDS for pattern in card.repositories}
+    assert {pattern for pattern in patterns if not any(fnmatchcase(name.lower(), pattern) for name in STAND_INS)} == set()
+
+
+@pytest.mark.parametrize(("page", "line"), COMMANDS)
+def test_a_command_of_a_page_fits(
+    rlinf_vla: CommandLine,
+    page: str,
+    line: str,
+    hub: Hub,  # noqa: F811
+    tmp_path: Path,
+    one_gpu: None,
+) -> None:
+    require("libero" if "libero" in line else "maniskill")
+    verb, *keys = with_folders(line.split(), tmp_path)
+    found = rlinf_vla(verb, *keys, *(["--dry-run"] if verb in ("train", "eval") else []))
+    assert found.code == 0, found.out + found.err
+
+
+@pytest.mark.slow
+@pytest.mark.simulator
+@pytest.mark.parametrize(("page", "line"), [each for each in COMMANDS if each[1].startswith(("train", "eval"))])
+def test_a_command_of_a_page_runs(rlinf_vla: CommandLine, page: str, line: str, hub: Hub, tmp_path: Path) -> None:  # noqa: F811
+    require("libero")
+    verb, *given = with_folders(line.split(), tmp_path)
+    keys = [key for key in given if not key.startswith("cluster=")]
+    if verb == "train":
+        algorithm = str(compose.load("train", keys).algorithm.name)
+        sizes = (*TRAINING, *SMALL[algorithm])
+    else:
+        sizes = (*PLAYED, "env.tasks=[0]")
+    found = rlinf_vla(verb, *keys, f"run_dir={tmp_path}/run", "cluster=laptop", *sizes)
+    assert found.code == 0, found.out + found.err
+
+
+@pytest.mark.parametrize("repository", EVALUATED)
+def test_a_published_checkpoint_needs_no_further_key(rlinf_vla: CommandLine, repository: str, hub: Hub) -> None:  # noqa: F811
+    require("libero")
+    model = "pi0" if "pi0" in repository else "openvla_oft" if "oft" in repository else "openvla"
+    suite = "libero_10" if "pi0" in repository else f"libero_{repository.rpartition('-')[2]}"
+    keys = ["model.options.unnorm_key=libero_10_no_noops"] if "spatial-object" in repository else []
+    command = ("eval", "recipe=libero_eval", f"model={model}", f"model.checkpoint=hf://{repository}", f"env.suites=[{suite}]")
+    found = rlinf_vla(*command, *keys, "--dry-run")
+    assert found.code == 0, found.out + found.err
+    assert not fetched_weights(hub)
+
+
+@pytest.mark.parametrize("repository", BASES)
+def test_a_base_model_is_refused_with_what_it_lacks(rlinf_vla: CommandLine, repository: str, hub: Hub) -> None:  # noqa: F811
+    found = rlinf_vla("eval", "recipe=libero_eval", "model=pi0", f"model.checkpoint=hf://{repository}", "--dry-run")
+    assert "has no statistics of its state, as lerobot's base models" in found.complaint
+    assert not fetched_weights(hub)
