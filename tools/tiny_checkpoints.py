@@ -254,7 +254,7 @@ def write_smolvla(directory: Path, action_dim: int = 4) -> None:
 
 
 def write_processors(directory: Path, modes: Mapping[str, str], statistics: Mapping[str, Mapping[str, list[float]]]) -> None:
-    """Write lerobot's files that normalise states and actions. ``modes``: how, by kind of feature."""
+    """Write lerobot's normalisation files. ``modes``: how, by kind of feature."""
     for name, (file, step) in PROCESSORS.items():
         stem = file.removesuffix(".json")
         state_file = f"{stem}_step_0_{step}.safetensors"

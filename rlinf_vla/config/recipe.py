@@ -183,6 +183,10 @@ class EvaluationConfig:
     """Episodes per evaluation saved as video; in a sweep per policy and task, failures first."""
 
 
+START = "start"
+"""In ``sweep.policies``: model.checkpoint unchanged."""
+
+
 @dataclass
 class SweepConfig:
     """Sweep of ``rlinf-vla eval``: policies x suites x tasks x seeds (docs/evaluation.md)."""
@@ -191,8 +195,8 @@ class SweepConfig:
     """Policies under evaluation, all on the same episodes: ``start`` (model.checkpoint unchanged),
     a checkpoint of a run, a run (its newest checkpoint), a model directory (or asset://NAME,
     hf://ORG/NAME), ``expert`` (the simulator's script) or ``random``.
-    ``checkpoint`` is added, and the model of a recipe with ``algorithm=none``. Empty: no sweep;
-    ``checkpoint`` alone is evaluated, into its run."""
+    ``checkpoint`` is added. ``${model_or:expert,random}``: the checkpoint or else the model that is
+    given, or these. Empty: no sweep; ``checkpoint`` alone is evaluated, into its run."""
     block: Count = 10
     """Episodes of a task that run and are saved together; a kill loses only unfinished blocks."""
     parallel: Size = 1

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from rlinf_vla.config.recipe import NO_PROBE, Recipe
+from rlinf_vla.config.recipe import NO_PROBE, START, Recipe
 from rlinf_vla.core.io import write_json
 from rlinf_vla.core.protocols import VectorEnv
-from rlinf_vla.evaluation.blocks import EXPERT, SCRIPTED, START, Block, EvalPolicy, Job, Sweep, directory_of
+from rlinf_vla.evaluation.blocks import EXPERT, SCRIPTED, Block, EvalPolicy, Job, Sweep, directory_of, model_location, with_model
 from rlinf_vla.evaluation.evaluate import film, temperature_of
 from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.rollout.episodes import task_episodes
@@ -117,9 +117,8 @@ class BlockPlayer:
 
     def _load(self, source: str) -> _Loaded:
         """Load a policy: START, a checkpoint of a run, or a model directory."""
-        directory = directory_of(self._recipe, source)
+        directory, model = directory_of(self._recipe, source), model_location(self._recipe, source)
         of_run = source != START and (directory / COMPLETE).exists()
-        model = self._recipe.model.checkpoint if of_run or source == START else str(directory)
         if self._loaded is None or self._loaded.model != model:
             self._loaded = None  # free its memory before loading the next one
             self._loaded = _Loaded(self._recipe, model)
@@ -135,7 +134,7 @@ class _Loaded:
 
     def __init__(self, recipe: Recipe, model: str) -> None:
         self.model = model
-        self.policy = builders.build_policy(replace(recipe, model=replace(recipe.model, checkpoint=model)))
+        self.policy = builders.build_policy(with_model(recipe, model))
         self._trained = {name: p.detach().clone() for name, p in self.policy.named_parameters() if p.requires_grad}
         self._is: Path | None = None
         self._actors: dict[float, Actor] = {}

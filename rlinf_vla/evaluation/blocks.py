@@ -7,21 +7,23 @@ therefore be played again.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from rlinf_vla.config.checks import NO_MODEL
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.recipe import NO_ALGORITHM, NO_PROBE, Recipe
+from rlinf_vla.config.recipe import NO_ALGORITHM, NO_PROBE, START, Recipe
 from rlinf_vla.core import plugins
-from rlinf_vla.core.protocols import HasSuites, Suite
+from rlinf_vla.core.protocols import HasSuites, Policy, Suite
 from rlinf_vla.core.tasks import EVALUATION_SEEDS
 from rlinf_vla.evaluation.statistics import Episode, column_of, paired_episodes
 from rlinf_vla.runtime import builders, run_directory
+from rlinf_vla.runtime.fit import fitted
 from rlinf_vla.runtime.recipes import asset_path
+from rlinf_vla.training.checkpoint_files import COMPLETE
 
-START, EXPERT, RANDOM = "start", "expert", "random"
+EXPERT, RANDOM = "expert", "random"
 SCRIPTED = (EXPERT, RANDOM)
 """Sources of actions that need no policy."""
 
@@ -101,9 +103,31 @@ class Sweep:
         return Sweep(recipe, policies, suites, blocks)
 
     def require_fit(self) -> None:
-        """Raise UserError if START is played and does not fit a suite; see ``require_fit``."""
-        if any(policy.source == START for policy in self.policies):
-            require_fit(self.recipe, [suite.config for suite in self.suites])
+        """Raise UserError, before a simulator starts, if a policy does not fit a suite, if policies
+        need different environments, or if a task has no scripted expert."""
+        sources = dict.fromkeys(policy.source for policy in self.policies)
+        if EXPERT in sources:
+            self._require_experts()
+        first: tuple[str, Any] | None = None
+        outlines: dict[str, Policy] = {}
+        for source in sources:
+            env = self.suites[0].config
+            if source not in SCRIPTED:
+                if not builders.model_of(self.recipe).learns:
+                    continue  # only its server knows
+                model = model_location(self.recipe, source)
+                if model not in outlines:
+                    outlines[model] = builders.outline(with_model(self.recipe, model))
+                    require_fit(self.recipe, [suite.config for suite in self.suites], outlines[model])
+                env = fitted(env, outlines[model].spec)
+            first = first or (source, env)
+            _require_equal(first, (source, env))
+
+    def _require_experts(self) -> None:
+        plugin = plugins.choose("env", self.recipe.env.name, plugins.envs())
+        without = {task.name for task in plugin.tasks() if not task.has_expert}
+        if lacking := [task for suite in self.suites for task in suite.tasks if task in without]:
+            raise UserError(f"sweep.policies lists {EXPERT}, and {lacking[0]} has no scripted expert: leave {EXPERT} out")
 
     def until_decided(self, suite: int, play: Callable[[Sequence[Block]], Sequence[Episode]]) -> list[Block]:
         """Return the blocks of a suite that are played; ``play``: plays blocks, returns episodes.
@@ -139,14 +163,38 @@ def directory_of(recipe: Recipe, source: str) -> Path:
     return asset_path(recipe.model.checkpoint if source == START else source)
 
 
-def require_fit(recipe: Recipe, envs: Sequence[Any]) -> None:
-    """Raise UserError if the recipe's model does not fit one of these nodes ``env``, as far as that
-    is known without its weights and before a simulator starts."""
-    if recipe.model.name == NO_MODEL or not builders.model_of(recipe).learns:
-        return
-    policy = builders.outline(recipe)
+def model_location(recipe: Recipe, source: str) -> str:
+    """Return ``model.checkpoint`` of a policy: its own, or that of the run that wrote it."""
+    if source == START or ((directory := directory_of(recipe, source)) / COMPLETE).exists():
+        return recipe.model.checkpoint
+    return str(directory)
+
+
+def with_model(recipe: Recipe, location: str) -> Recipe:
+    return replace(recipe, model=replace(recipe.model, checkpoint=location))
+
+
+def require_fit(recipe: Recipe, envs: Sequence[Any], policy: Policy | None = None) -> None:
+    """Raise UserError if a policy, or the recipe's model, does not fit one of these nodes ``env``,
+    as far as that is known without its weights and before a simulator starts."""
+    if policy is None:
+        if recipe.model.name == NO_MODEL or not builders.model_of(recipe).learns:
+            return
+        policy = builders.outline(recipe)
     for env in envs:
         builders.require_fit(replace(recipe, env=env), policy)
+
+
+def _require_equal(one: tuple[str, Any], other: tuple[str, Any]) -> None:
+    """Raise UserError if two policies, each with its node ``env``, need different environments."""
+    wanted = {}
+    for key in (field.name for field in fields(one[1])):
+        first, second = (getattr(env, key) for _, env in (one, other))
+        if first != second:
+            wanted[key] = second if first in (None, []) else first
+    if wanted:
+        keys = " ".join(f"env.{key}={str(value).replace(' ', '')}" for key, value in wanted.items())
+        raise UserError(f"policies of a sweep play in the same environments, {one[0]} and {other[0]} do not: set {keys}, or leave one out")
 
 
 def fixed(policies: Sequence[str]) -> list[str]:
@@ -167,17 +215,16 @@ def _suites(recipe: Recipe) -> list[Suite]:
 
 
 def _policies(recipe: Recipe) -> list[EvalPolicy]:
-    """Return the policies of ``sweep.policies``, preceded by one that another key names.
+    """Return the policies of ``sweep.policies``, preceded by ``checkpoint``.
 
-    That is ``checkpoint``; or the model, if there is no algorithm and all listed policies are
-    scripted, because the model would otherwise have no effect.
+    Raises UserError for a policy that is not there, and for a model that no policy uses.
     """
     model, listed = recipe.model, list(recipe.sweep.policies)
     if recipe.checkpoint is not None:
         if Path(recipe.checkpoint).resolve() not in [Path(each).expanduser().resolve() for each in listed]:
             listed.insert(0, recipe.checkpoint)
     elif recipe.algorithm.name == NO_ALGORITHM and model.name != NO_MODEL and set(listed) <= set(SCRIPTED):
-        listed.insert(0, START)
+        raise UserError(f"no policy of sweep.policies=[{','.join(listed)}] is model={model.name}: add {START}, or leave the model out")
     found = eval_policies(listed, recipe.evaluation.modes, recipe.evaluation.probes)
     if model.name == NO_MODEL and model.checkpoint != NO_MODEL:
         raise UserError(f"model.checkpoint={model.checkpoint} needs a model, and recipe={recipe.name} has none: set model=NAME, too")

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.recipe import Recipe, flat
+from rlinf_vla.config.recipe import START, Recipe, flat
 from rlinf_vla.core.io import digest_of, write_json
-from rlinf_vla.evaluation.blocks import SCRIPTED, START, EvalPolicy, directory_of
+from rlinf_vla.evaluation.blocks import SCRIPTED, EvalPolicy, directory_of
 from rlinf_vla.evaluation.evaluate import temperature_of
 from rlinf_vla.runtime import backbone, builders
 from rlinf_vla.telemetry.environment import fingerprint

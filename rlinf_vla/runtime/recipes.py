@@ -19,7 +19,7 @@ from rlinf_vla.config.checks import NO_MODEL, check
 from rlinf_vla.config.cluster import ClusterConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import check_values
-from rlinf_vla.config.recipe import NO_ALGORITHM, LoraOptions, ModelConfig, NoAlgorithmConfig, Recipe, RewardConfig
+from rlinf_vla.config.recipe import NO_ALGORITHM, START, LoraOptions, ModelConfig, NoAlgorithmConfig, Recipe, RewardConfig
 from rlinf_vla.config.robot import ROBOT, RobotEnvConfig
 from rlinf_vla.core import plugins
 
@@ -33,6 +33,7 @@ NODES = {"algorithm": "algorithm", "env": "env", "robot": "robot", "reward": "re
 def register() -> None:
     """Register the schemas with Hydra, one choice per plug-in."""
     OmegaConf.register_new_resolver("episodes", _control_steps, replace=True)
+    OmegaConf.register_new_resolver("model_or", _evaluated, replace=True)
     _store(None, "schema", Recipe)
     _store("cluster", "schema", ClusterConfig)
     for group in ("algorithm", "env", "robot"):
@@ -104,6 +105,13 @@ def _control_steps(episodes: int, *, _root_: DictConfig) -> int:
     if (limit := _root_.env.episode_limit) is None:
         raise ValueError("counts whole episodes, so env.episode_limit must be a number of control steps, not null")
     return int(episodes * limit)
+
+
+def _evaluated(*scripted: str, _root_: DictConfig) -> list[str]:
+    """Resolve ``${model_or:NAMES}``: the given checkpoint, or else model, or else ``scripted``."""
+    if _root_.checkpoint is not None:
+        return [_root_.checkpoint]
+    return list(scripted) if _root_.model.name == NO_MODEL else [START]
 
 
 def keys() -> list[str]:

@@ -142,7 +142,7 @@ defaults:
 name: counting_eval
 iterations: 0
 sweep:
-  policies: [expert, random]
+  policies: ${model_or:expert,random}
 """
 COUNTED = """# @package _global_
 defaults:

@@ -34,7 +34,8 @@ def named() -> Iterator[tuple[str, str]]:
     """Yield the page and the command, each command once."""
     seen = set()
     for page in PAGES:
-        for words in commands(page.read_text()):
+        inline = (found.split() for found in re.findall(r"`rlinf-vla ((?:train|eval) [^`]*)`", page.read_text()))
+        for words in (*commands(page.read_text()), *inline):
             line = " ".join(word for word in words if word != "--dry-run")
             repository = re.search(r"hf://([^ ]+)", line)
             if line not in seen and ((repository and repository[1] not in FORMS) or any(place in line for place in LOCAL)):
@@ -46,11 +47,13 @@ COMMANDS = list(named())
 
 
 @pytest.fixture
-def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch says that there is a GPU of 24 GB."""
+def one_gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """PyTorch says that there is a GPU, of 24 GB unless a test changes it."""
+    properties = SimpleNamespace(name="NVIDIA A10", total_memory=24e9)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: SimpleNamespace(name="NVIDIA A10", total_memory=24e9))
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: properties)
+    return properties
 
 
 def with_folders(words: list[str], tmp_path: Path) -> list[str]:
@@ -82,7 +85,7 @@ def test_a_command_of_a_page_fits(
     line: str,
     hub: Hub,  # noqa: F811
     tmp_path: Path,
-    one_gpu: None,
+    one_gpu: SimpleNamespace,
 ) -> None:
     require("libero" if "libero" in line else "maniskill")
     verb, *keys = with_folders(line.split(), tmp_path)
@@ -91,8 +94,35 @@ def test_a_command_of_a_page_fits(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("memory_gb", [24, pytest.param(80, marks=pytest.mark.nightly)])
+def test_the_first_command_of_a_gpu_fits_its_memory(
+    rlinf_vla: CommandLine, memory_gb: int, one_gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the published sizes; the Hub is out of reach."""
+    require("libero")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    one_gpu.total_memory = memory_gb * 1e9
+    (line,) = re.findall(rf"^\| a GPU of {memory_gb} GB .*`rlinf-vla (.*)` \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    refused = rlinf_vla(*line.split(), "--dry-run")
+    assert "is not complete in" in refused.complaint and "; " not in refused.complaint
+    assert re.search(rf"peak: \d\d % of {memory_gb}.0 GB", refused.out), refused.out
+
+
+def often(line: str) -> bool:
+    """Whether a command differs from the recipes of published runs in what it runs: those are run elsewhere."""
+    return "gradient_checkpointing" in line or "moojink" in line
+
+
+@pytest.mark.slow
 @pytest.mark.simulator
-@pytest.mark.parametrize(("page", "line"), [each for each in COMMANDS if each[1].startswith(("train", "eval"))])
+@pytest.mark.parametrize(
+    ("page", "line"),
+    [
+        pytest.param(page, line, marks=() if often(line) else pytest.mark.nightly)
+        for page, line in COMMANDS
+        if line.startswith(("train", "eval"))
+    ],
+)
 def test_a_command_of_a_page_runs(rlinf_vla: CommandLine, page: str, line: str, hub: Hub, tmp_path: Path) -> None:  # noqa: F811
     require("libero")
     verb, *given = with_folders(line.split(), tmp_path)
@@ -115,6 +145,30 @@ def test_a_published_checkpoint_needs_no_further_key(rlinf_vla: CommandLine, rep
     command = ("eval", "recipe=libero_eval", f"model={model}", f"model.checkpoint=hf://{repository}", f"env.suites=[{suite}]")
     found = rlinf_vla(*command, *keys, "--dry-run")
     assert found.code == 0, found.out + found.err
+    assert not fetched_weights(hub)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        (["sweep.policies=[start,random]"], "start and random do not: set env.convention=openvla env.cameras=['base','wrist'], or"),
+        (
+            ["sweep.policies=[random,start]", "env.cameras=[base,wrist]"],
+            "random and start do not: set env.convention=openvla, or leave one out",
+        ),
+        (["sweep.policies=[start,expert]", "env.suites=[libero_10]"], "libero_10-0 has no scripted expert: leave expert out"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_before_it_is_played(
+    rlinf_vla: CommandLine,
+    keys: list[str],
+    words: str,
+    hub: Hub,  # noqa: F811
+) -> None:
+    require("libero")
+    model = ["model=openvla_oft", "model.checkpoint=hf://moojink/openvla-7b-oft-finetuned-libero-spatial"]
+    for verb in (["--dry-run"], ["run_dir=run"]):
+        assert words in rlinf_vla("eval", "recipe=libero_eval", "env.suites=[libero_spatial]", *model, *keys, *verb).complaint
     assert not fetched_weights(hub)
 
 
