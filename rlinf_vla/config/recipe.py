@@ -38,6 +38,9 @@ class LoraOptions:
     """Numerator of the scale alpha / rank; null: rank."""
     targets: list[Name] = field(default_factory=list)
     """Suffixes of the names of adapted backbone modules; empty: the model's default."""
+    init: Annotated[str, OneOf("kaiming", "gaussian")] = "kaiming"
+    """How factors A of new adapters are drawn, as in peft: uniformly, as weights of a linear layer,
+    or normally with the standard deviation 1 / rank."""
     adapter: str | None = None
     """Start from this PEFT directory, or hf://ORG/NAME; it sets rank, alpha, targets."""
     vision: bool = True

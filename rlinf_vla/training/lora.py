@@ -38,11 +38,10 @@ _VARIANTS = ("use_dora", "alora_invocation_tokens", "arrow_config", "kasa_config
 def add_lora(policy: Policy, options: LoraOptions, seed: int) -> None:
     """Freeze the backbone except its ``full_modules``, and add adapters to it.
 
-    The adapters are those of ``options.adapter``, or new ones: factors A random by ``seed``, B
-    zero, so that the policy is unchanged. They are float32, whatever the backbone's dtype, because
-    small steps would be lost otherwise; they multiply in the dtype of their input (see
-    ``factors.py``). Rank 0 trains all weights instead. Modules that the policy has frozen, or that
-    ``options`` switches off, stay frozen. Raises UserError if a setting would have no effect.
+    The adapters are those of ``options.adapter``, or new ones: factors A drawn by ``seed``, B
+    zero, so that the policy is unchanged. They are float32, because small steps would be lost
+    otherwise; they multiply in their input's dtype (``factors.py``). Rank 0: all weights train.
+    Frozen modules and those switched off stay frozen. UserError: a setting would have no effect.
     """
     policy.merge_adapters = options.merge
     switched_off = {name: getattr(policy, f"{name}_modules") for name in ("vision", "language") if not getattr(options, name)}
@@ -76,6 +75,7 @@ def add_lora(policy: Policy, options: LoraOptions, seed: int) -> None:
         r=options.rank,
         lora_alpha=options.alpha or options.rank,
         target_modules=targets,
+        init_lora_weights="gaussian" if options.init == "gaussian" else True,
         exclude_modules=rf"({'|'.join(map(re.escape, excluded))})(\..*)?" if excluded else None,
     )
     _inject(policy, config, seed)

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -74,6 +75,11 @@ OF_EACH_KIND = {
 """One for each preset and kind of model; the others differ in suite, repository and numbers."""
 ON_A_GPU = {"repro_rlinf_oft_ppo", "repro_simplevla_10", "repro_pirl_pi05_maniskill_noise"}
 """One for each kind of model and simulator."""
+
+
+def marked(often: set[str]) -> list[Any]:
+    """Names of recipes that train; those that are not run ``often`` are run nightly."""
+    return [pytest.param(name, marks=() if name in often else pytest.mark.nightly) for name in TRAINED]
 
 
 def verb(name: str) -> str:
@@ -155,7 +161,7 @@ def fetched_weights(hub: Hub) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.simulator
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in OF_EACH_KIND else pytest.mark.nightly) for name in TRAINED])
+@pytest.mark.parametrize("name", marked(OF_EACH_KIND - ON_A_GPU))
 def test_an_iteration_on_stand_ins(rlinf_vla: CommandLine, name: str, hub: Hub, tmp_path: Path) -> None:
     keys = of_simulator(name, tmp_path)
     algorithm = str(compose.load("train", [f"recipe={name}", "cluster=laptop"]).algorithm.name)
@@ -167,7 +173,7 @@ def test_an_iteration_on_stand_ins(rlinf_vla: CommandLine, name: str, hub: Hub, 
 
 @pytest.mark.slow
 @pytest.mark.simulator
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in ON_A_GPU else pytest.mark.nightly) for name in TRAINED])
+@pytest.mark.parametrize("name", marked(ON_A_GPU))
 def test_an_iteration_on_a_simulated_gpu(rlinf_vla: CommandLine, name: str, hub: Hub, tmp_path: Path, gpu: None) -> None:
     """In bfloat16, as published."""
     keys = of_simulator(name, tmp_path)

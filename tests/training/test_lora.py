@@ -167,6 +167,17 @@ def test_rank_zero_trains_everything(directory: Path) -> None:
     assert all(p.requires_grad for p in policy.parameters()) and not any(is_lora(name) for name, _ in policy.named_parameters())
 
 
+@pytest.mark.parametrize("init", ["kaiming", "gaussian"])
+def test_factors_are_drawn_as_stated(directory: Path, init: str) -> None:
+    policy = adapted(directory, init=init, rank=16)
+    layers = [part for part in policy.backbone.modules() if hasattr(part, "lora_A")]
+    spreads = torch.stack([part.lora_A["default"].weight.std() * (16 if init == "gaussian" else part.in_features**0.5) for part in layers])
+    assert len(spreads) > 20
+    # a uniform distribution from -b to b has the deviation b / sqrt(3), and b is 1 / sqrt(in_features)
+    assert spreads.median().item() == pytest.approx(1.0 if init == "gaussian" else 3**-0.5, rel=0.02)
+    assert not any(part.lora_B["default"].weight.any() for part in layers)
+
+
 @pytest.mark.parametrize(("alpha", "scale"), [(None, 1.0), (2, 0.5), (16, 4.0)])
 def test_alpha_over_rank_scales(directory: Path, alpha: int | None, scale: float) -> None:
     policy = adapted(directory, alpha=alpha, targets=["lm_head"], trained=True)
