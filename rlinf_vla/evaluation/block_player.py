@@ -14,8 +14,9 @@ import torch
 from rlinf_vla.config.recipe import NO_PROBE, START, Recipe
 from rlinf_vla.core.io import write_json
 from rlinf_vla.core.protocols import VectorEnv
-from rlinf_vla.evaluation.blocks import EXPERT, SCRIPTED, Block, EvalPolicy, Job, Sweep, directory_of, model_location, with_model
+from rlinf_vla.evaluation.blocks import EXPERT, SCRIPTED, Block, EvalPolicy, Job, Sweep, directory_of
 from rlinf_vla.evaluation.evaluate import film, temperature_of
+from rlinf_vla.evaluation.sweep_fit import model_location, with_model
 from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.rollout.episodes import task_episodes
 from rlinf_vla.rollout.evaluation_episodes import EpisodeResult, play_episode_list, require_starts

@@ -7,21 +7,18 @@ therefore be played again.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rlinf_vla.config.checks import NO_MODEL
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import NO_ALGORITHM, NO_PROBE, START, Recipe
 from rlinf_vla.core import plugins
-from rlinf_vla.core.protocols import HasSuites, Policy, Suite
+from rlinf_vla.core.protocols import HasSuites, Suite
 from rlinf_vla.core.tasks import EVALUATION_SEEDS
 from rlinf_vla.evaluation.statistics import Episode, column_of, paired_episodes
 from rlinf_vla.runtime import builders, run_directory
-from rlinf_vla.runtime.fit import fitted
-from rlinf_vla.runtime.recipes import asset_path
-from rlinf_vla.training.checkpoint_files import COMPLETE
+from rlinf_vla.runtime.recipes import HUB, asset_path
 
 EXPERT, RANDOM = "expert", "random"
 SCRIPTED = (EXPERT, RANDOM)
@@ -102,33 +99,6 @@ class Sweep:
         blocks = split_into_blocks(len(policies), [len(suite.tasks) for suite in suites], recipe.episodes, settings.block)
         return Sweep(recipe, policies, suites, blocks)
 
-    def require_fit(self) -> None:
-        """Raise UserError, before a simulator starts, if a policy does not fit a suite, if policies
-        need different environments, or if a task has no scripted expert."""
-        sources = dict.fromkeys(policy.source for policy in self.policies)
-        if EXPERT in sources:
-            self._require_experts()
-        first: tuple[str, Any] | None = None
-        outlines: dict[str, Policy] = {}
-        for source in sources:
-            env = self.suites[0].config
-            if source not in SCRIPTED:
-                if not builders.model_of(self.recipe).learns:
-                    continue  # only its server knows
-                model = model_location(self.recipe, source)
-                if model not in outlines:
-                    outlines[model] = builders.outline(with_model(self.recipe, model))
-                    require_fit(self.recipe, [suite.config for suite in self.suites], outlines[model])
-                env = fitted(env, outlines[model].spec)
-            first = first or (source, env)
-            _require_equal(first, (source, env))
-
-    def _require_experts(self) -> None:
-        plugin = plugins.choose("env", self.recipe.env.name, plugins.envs())
-        without = {task.name for task in plugin.tasks() if not task.has_expert}
-        if lacking := [task for suite in self.suites for task in suite.tasks if task in without]:
-            raise UserError(f"sweep.policies lists {EXPERT}, and {lacking[0]} has no scripted expert: leave {EXPERT} out")
-
     def until_decided(self, suite: int, play: Callable[[Sequence[Block]], Sequence[Episode]]) -> list[Block]:
         """Return the blocks of a suite that are played; ``play``: plays blocks, returns episodes.
 
@@ -163,40 +133,6 @@ def directory_of(recipe: Recipe, source: str) -> Path:
     return asset_path(recipe.model.checkpoint if source == START else source)
 
 
-def model_location(recipe: Recipe, source: str) -> str:
-    """Return ``model.checkpoint`` of a policy: its own, or that of the run that wrote it."""
-    if source == START or ((directory := directory_of(recipe, source)) / COMPLETE).exists():
-        return recipe.model.checkpoint
-    return str(directory)
-
-
-def with_model(recipe: Recipe, location: str) -> Recipe:
-    return replace(recipe, model=replace(recipe.model, checkpoint=location))
-
-
-def require_fit(recipe: Recipe, envs: Sequence[Any], policy: Policy | None = None) -> None:
-    """Raise UserError if a policy, or the recipe's model, does not fit one of these nodes ``env``,
-    as far as that is known without its weights and before a simulator starts."""
-    if policy is None:
-        if recipe.model.name == NO_MODEL or not builders.model_of(recipe).learns:
-            return
-        policy = builders.outline(recipe)
-    for env in envs:
-        builders.require_fit(replace(recipe, env=env), policy)
-
-
-def _require_equal(one: tuple[str, Any], other: tuple[str, Any]) -> None:
-    """Raise UserError if two policies, each with its node ``env``, need different environments."""
-    wanted = {}
-    for key in (field.name for field in fields(one[1])):
-        first, second = (getattr(env, key) for _, env in (one, other))
-        if first != second:
-            wanted[key] = second if first in (None, []) else first
-    if wanted:
-        keys = " ".join(f"env.{key}={str(value).replace(' ', '')}" for key, value in wanted.items())
-        raise UserError(f"policies of a sweep play in the same environments, {one[0]} and {other[0]} do not: set {keys}, or leave one out")
-
-
 def fixed(policies: Sequence[str]) -> list[str]:
     """Return ``policies`` with each run's newest checkpoint in place of its directory.
 
@@ -215,16 +151,17 @@ def _suites(recipe: Recipe) -> list[Suite]:
 
 
 def _policies(recipe: Recipe) -> list[EvalPolicy]:
-    """Return the policies of ``sweep.policies``, preceded by ``checkpoint``.
+    """Return the policies of ``sweep.policies``, preceded by one that another key names.
 
-    Raises UserError for a policy that is not there, and for a model that no policy uses.
+    That is ``checkpoint``; or the model, if there is no algorithm and all listed policies are
+    scripted, because the model would otherwise have no effect.
     """
     model, listed = recipe.model, list(recipe.sweep.policies)
     if recipe.checkpoint is not None:
         if Path(recipe.checkpoint).resolve() not in [Path(each).expanduser().resolve() for each in listed]:
             listed.insert(0, recipe.checkpoint)
     elif recipe.algorithm.name == NO_ALGORITHM and model.name != NO_MODEL and set(listed) <= set(SCRIPTED):
-        raise UserError(f"no policy of sweep.policies=[{','.join(listed)}] is model={model.name}: add {START}, or leave the model out")
+        listed.insert(0, START)
     found = eval_policies(listed, recipe.evaluation.modes, recipe.evaluation.probes)
     if model.name == NO_MODEL and model.checkpoint != NO_MODEL:
         raise UserError(f"model.checkpoint={model.checkpoint} needs a model, and recipe={recipe.name} has none: set model=NAME, too")
@@ -237,7 +174,7 @@ def _policies(recipe: Recipe) -> list[EvalPolicy]:
             builders.require_weights(recipe, f"no use for {policy} in sweep.policies")
         if policy == START and (not builders.model_of(recipe).learns or builders.description(recipe).is_dir()):
             continue
-        if policy != START and directory_of(recipe, policy).is_dir():
+        if policy.startswith(HUB) or (policy != START and directory_of(recipe, policy).is_dir()):
             continue
         if policy == START:
             raise UserError(f"model.checkpoint={model.checkpoint}: no such directory")

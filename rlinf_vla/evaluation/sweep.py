@@ -22,6 +22,7 @@ from rlinf_vla.evaluation.blocks import Block, Job, Sweep, fixed
 from rlinf_vla.evaluation.provenance import identities, same_provenance
 from rlinf_vla.evaluation.results import FORMAT, as_csv, tables
 from rlinf_vla.evaluation.statistics import Episode
+from rlinf_vla.evaluation.sweep_fit import require_fit
 from rlinf_vla.runtime import builders, run_directory
 from rlinf_vla.runtime.saved_recipe import to_plain
 from rlinf_vla.telemetry.console import stages
@@ -38,7 +39,7 @@ def run(recipe: Recipe, config: DictConfig) -> dict[str, Any]:
     """
     recipe.sweep.policies = config.sweep.policies = fixed(recipe.sweep.policies)
     sweep = Sweep.of(recipe)
-    sweep.require_fit()
+    require_fit(sweep)
     directory = run_directory.for_sweep(config)
     with run_directory.opened_for_sweep(directory, config):
         document = SweepRun(sweep, directory, to_plain(config)).carry_out()

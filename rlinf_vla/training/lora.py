@@ -40,8 +40,7 @@ def add_lora(policy: Policy, options: LoraOptions, seed: int) -> None:
 
     The adapters are those of ``options.adapter``, or new ones: factors A drawn by ``seed``, B
     zero, so that the policy is unchanged. They are float32, because small steps would be lost
-    otherwise; they multiply in their input's dtype (``factors.py``). Rank 0: all weights train.
-    Frozen modules and those switched off stay frozen. UserError: a setting would have no effect.
+    otherwise (``factors.py``). Rank 0 trains all. UserError: a setting would have no effect.
     """
     policy.merge_adapters = options.merge
     switched_off = {name: getattr(policy, f"{name}_modules") for name in ("vision", "language") if not getattr(options, name)}
@@ -58,18 +57,18 @@ def add_lora(policy: Policy, options: LoraOptions, seed: int) -> None:
             load_adapter(policy.backbone, directory)
         return
     modules = dict(policy.backbone.named_modules())
-    closed = [root for roots in switched_off.values() for root in roots if root in modules]
+    switched = [root for roots in switched_off.values() for root in roots if root in modules]
     if options.rank <= 0:
-        for root in closed:
+        for root in switched:
             modules[root].requires_grad_(False)
         return
     from peft import LoraConfig
 
-    closed += [name for name in policy.full_modules if name in modules]
+    closed = [*switched, *(name for name in policy.full_modules if name in modules)]
     closed += [name for name, module in modules.items() if name and _is_frozen(module) and not _inside(name.rpartition(".")[0], closed)]
     targets = options.targets or list(policy.lora_targets)
     found = {target: [name for name in modules if f".{name}".endswith(f".{target}")] for target in targets}
-    _check_targets(policy, options, found, closed)
+    _check_targets(policy, options, found, closed, switched)
     excluded = [root for root in closed if any(_inside(name, [root]) for matches in found.values() for name in matches)]
     config = LoraConfig(
         r=options.rank,
@@ -86,19 +85,19 @@ def _inside(name: str, roots: Sequence[str]) -> bool:
 
 
 def _is_frozen(module: nn.Module) -> bool:
-    parameters = list(module.parameters())
-    return bool(parameters) and not any(parameter.requires_grad for parameter in parameters)
+    learns = [parameter.requires_grad for parameter in module.parameters()]
+    return bool(learns) and not any(learns)
 
 
-def _check_targets(policy: Policy, options: LoraOptions, found: Mapping[str, list[str]], closed: Sequence[str]) -> None:
+def _check_targets(policy: Policy, options: LoraOptions, found: Mapping[str, list[str]], closed: list[str], switched: list[str]) -> None:
     open_ = {target: [name for name in names if not _inside(name, closed)] for target, names in found.items()}
     for target in options.targets:
         if not found[target]:
             raise UserError(f"model.lora.targets: no backbone module's name ends in {target!r}; the default is {list(policy.lora_targets)}")
-        if not open_[target]:
-            raise UserError(f"model.lora.targets: {target!r} is only in modules that are frozen, full or switched off: remove it")
+        if not open_[target] and not any(_inside(name, switched) for name in found[target]):
+            raise UserError(f"model.lora.targets: {target!r} is only in modules that are frozen or full: remove it")
     if not any(open_.values()):
-        raise UserError("model.lora.vision=false and model.lora.language=false leave no module to adapt: keep one of them")
+        raise UserError("model.lora.targets, vision and language leave no module to adapt: switch one on, or name others")
 
 
 def _inject(policy: Policy, config: LoraConfig, seed: int) -> None:

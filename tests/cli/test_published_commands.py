@@ -126,13 +126,13 @@ def often(line: str) -> bool:
 def test_a_command_of_a_page_runs(rlinf_vla: CommandLine, page: str, line: str, hub: Hub, tmp_path: Path) -> None:  # noqa: F811
     require("libero")
     verb, *given = with_folders(line.split(), tmp_path)
-    keys = [key for key in given if not key.startswith("cluster=")]
+    keys = [*(key for key in given if not key.startswith("cluster=")), "cluster=1gpu", "cluster.device=cpu"]  # laptop has own sizes
     if verb == "train":
         algorithm = str(compose.load("train", keys).algorithm.name)
         sizes = (*TRAINING, *SMALL[algorithm])
     else:
         sizes = (*PLAYED, "env.tasks=[0]")
-    found = rlinf_vla(verb, *keys, f"run_dir={tmp_path}/run", "cluster=laptop", *sizes)
+    found = rlinf_vla(verb, *keys, f"run_dir={tmp_path}/run", *sizes)
     assert found.code == 0, found.out + found.err
 
 
@@ -149,27 +149,45 @@ def test_a_published_checkpoint_needs_no_further_key(rlinf_vla: CommandLine, rep
 
 
 @pytest.mark.parametrize(
-    ("keys", "words"),
+    ("keys", "remedy"),
     [
-        (["sweep.policies=[start,random]"], "start and random do not: set env.convention=openvla env.cameras=['base','wrist'], or"),
-        (
-            ["sweep.policies=[random,start]", "env.cameras=[base,wrist]"],
-            "random and start do not: set env.convention=openvla, or leave one out",
-        ),
-        (["sweep.policies=[start,expert]", "env.suites=[libero_10]"], "libero_10-0 has no scripted expert: leave expert out"),
+        (["sweep.policies=[start,random]"], "env.convention=openvla env.cameras=['base','wrist']"),
+        (["sweep.policies=[random,start]", "env.cameras=[base,wrist]"], "env.convention=openvla"),
     ],
 )
-def test_what_cannot_be_compared_is_refused_before_it_is_played(
+def test_policies_that_need_different_environments_are_not_compared(
     rlinf_vla: CommandLine,
     keys: list[str],
-    words: str,
+    remedy: str,
     hub: Hub,  # noqa: F811
 ) -> None:
+    """What the message proposes is accepted."""
     require("libero")
     model = ["model=openvla_oft", "model.checkpoint=hf://moojink/openvla-7b-oft-finetuned-libero-spatial"]
-    for verb in (["--dry-run"], ["run_dir=run"]):
-        assert words in rlinf_vla("eval", "recipe=libero_eval", "env.suites=[libero_spatial]", *model, *keys, *verb).complaint
+    command = ("eval", "recipe=libero_eval", "env.suites=[libero_spatial]", *model, *keys)
+    for verb in ("--dry-run", "run_dir=run"):
+        assert rlinf_vla(*command, verb).complaint.endswith(f"do not: set {remedy}, or leave one out")
+    assert rlinf_vla(*command, *remedy.split(), "--dry-run").code == 0
     assert not fetched_weights(hub)
+
+
+def test_models_that_need_different_environments_are_not_compared(rlinf_vla: CommandLine, hub: Hub) -> None:  # noqa: F811
+    """A model of the Hub is judged by its description, too."""
+    require("libero")
+    names = "Haozhan72/Openvla-oft-SFT-libero-spatial-traj1", "moojink/openvla-7b-oft-finetuned-libero-spatial"
+    command = ("eval", "recipe=libero_eval", "env.suites=[libero_spatial]", "model=openvla_oft", f"model.checkpoint=hf://{names[0]}")
+    other = f"sweep.policies=[start,hf://{names[1]}]"
+    assert rlinf_vla(*command, other, "--dry-run").complaint.endswith(f"start and hf://{names[1]} do not: leave one out")
+    assert rlinf_vla(*command, other, "env.cameras=[base,wrist]", "--dry-run").code == 0
+    same = ("sweep.policies=[start,random]", "env.convention=openvla", "env.cameras=null", "--dry-run")
+    assert rlinf_vla(*command, *same).code == 0, "the camera of the default is that of the card"
+    assert not fetched_weights(hub)
+
+
+def test_a_task_without_an_expert_is_refused_before_others_are_played(rlinf_vla: CommandLine, hub: Hub) -> None:  # noqa: F811
+    require("libero")
+    refused = rlinf_vla("eval", "recipe=libero_eval", "env.suites=[libero_10]", "--dry-run").complaint
+    assert "libero_10-0 has no scripted expert: leave expert out" in refused
 
 
 @pytest.mark.parametrize("repository", BASES)
