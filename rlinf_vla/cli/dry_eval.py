@@ -14,9 +14,10 @@ from rlinf_vla.runtime import recipes, run_directory
 
 def run(config: DictConfig) -> None:
     """Print policies and episodes; load and start nothing. Raises UserError for what is missing."""
-    if config.checkpoint is not None:  # before sweep.policies is read, which can name it
-        config.checkpoint = str(run_directory.checkpoint_at(config.checkpoint, "checkpoint"))
     recipe = recipes.read(config)
+    if recipe.checkpoint is not None:
+        config.checkpoint = str(run_directory.checkpoint_at(recipe.checkpoint, "checkpoint"))
+        recipe = recipes.read(config)  # sweep.policies may name it
     print(f"recipe {recipe.name}: model {recipe.model.name} of {recipe.model.checkpoint}, {recipe.env.name}")
     if recipe.sweep.policies:
         recipe.sweep.policies = fixed(recipe.sweep.policies)

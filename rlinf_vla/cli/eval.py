@@ -24,11 +24,11 @@ def run(config: DictConfig) -> dict[str, Any]:
 
     ``sweep.policies`` selects a sweep, and ``env=robot`` an evaluation on the robot.
     """
-    checkpoint = run_directory.checkpoint_at(config.checkpoint, "checkpoint") if config.checkpoint else None
-    if checkpoint is not None:  # resolved once: a run in training may write newer ones, and sweep.policies can name it
-        config.checkpoint = str(checkpoint)
     recipe = recipes.read(config)
-    if checkpoint is not None:
+    checkpoint = run_directory.checkpoint_at(recipe.checkpoint, "checkpoint") if recipe.checkpoint else None
+    if checkpoint is not None:  # resolved once: a run in training may write newer ones
+        config.checkpoint = str(checkpoint)
+        recipe = recipes.read(config)  # sweep.policies may name it
         builders.require_weights(recipe, f"no use for checkpoint={checkpoint}")
     if recipe.sweep.policies:
         return sweep.run(recipe, config)
