@@ -37,7 +37,7 @@ RUNS: dict[str, dict[str, str]] = {
     "simplevla_rl": {f"repro_simplevla_{suite}": "grpo" for suite in SUITES},
     "simplevla_rl_traj1": {"repro_simplevla_10_traj1": "grpo"},
     **{
-        f"pirl_{model}": {f"repro_pirl_{model}_{suite}_{method}": method for suite in SUITES for method in METHODS}
+        f"pirl_{model}": {f"repro_pirl_{model}_{suite}_{method}": method for suite in SUITES for method in (*METHODS, "noise")}
         for model in ("pi0", "pi05")
     },
     **{
