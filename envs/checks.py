@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rlinf_vla.core.devices import CPU
 from rlinf_vla.core.protocols import Convention, EnvSpec, ToolUnits
 from rlinf_vla.core.types import Episodes
 
 from .shared_arrays import SimulatorSpec
 
 
-def spec_of(found: SimulatorSpec, num_envs: int, episode_limit: int, tasks: tuple[str, ...], device: torch.device) -> EnvSpec:
+def spec_of(found: SimulatorSpec, num_envs: int, episode_limit: int, tasks: tuple[str, ...], device: torch.device = CPU) -> EnvSpec:
     """Return the spec of a vector environment of ``num_envs`` such simulators."""
     return EnvSpec(
         num_envs=num_envs,

@@ -119,12 +119,10 @@ def scene_options(config: Any, own: str | None = None) -> tuple[Scene, dict[str,
 
 def scene_spec(config: Any, scene: Scene, options: dict[str, Any]) -> EnvSpec:
     """Return what is known of the environments of a scene before they start."""
-    import torch
-
     from ..checks import spec_of
     from .batch import outline
 
-    return spec_of(outline(options), config.num_envs, episode_limit(config, scene), (scene.name,), torch.device("cpu"))
+    return spec_of(outline(options), config.num_envs, episode_limit(config, scene), (scene.name,))
 
 
 def packaged_tasks() -> list[Task]:

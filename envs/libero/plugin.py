@@ -49,15 +49,13 @@ class Libero:
         )
 
     def outline(self, config: LiberoConfig) -> EnvSpec:
-        import torch
-
         from ..checks import spec_of
         from .outline import outline
 
         options = simulator_options(replace(config, python=None))  # it may be on another machine
         tasks = selected_tasks(config) if is_installed(config.python) else []
         found = outline(options | {"tasks": [files_of(task) for task in tasks]})
-        return spec_of(found, config.num_envs, episode_limit(config), tuple(task.name for task in tasks), torch.device("cpu"))
+        return spec_of(found, config.num_envs, episode_limit(config), tuple(task.name for task in tasks))
 
     def suites(self, config: LiberoConfig) -> list[Suite]:
         """One entry per suite, because their episodes differ in length."""

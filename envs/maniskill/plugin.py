@@ -72,13 +72,11 @@ class ManiSkill:
         )
 
     def outline(self, config: ManiSkillConfig) -> EnvSpec | None:
-        import torch
-
         from ..checks import spec_of
 
         refuse_several(config.tasks)
         found = outline(config)
-        return None if found is None else spec_of(found, config.num_envs, episode_limit(config), (config.task,), torch.device("cpu"))
+        return None if found is None else spec_of(found, config.num_envs, episode_limit(config), (config.task,))
 
     def suites(self, config: ManiSkillConfig) -> list[Suite]:
         alone = one_each(config)

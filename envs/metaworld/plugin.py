@@ -47,13 +47,11 @@ class MetaWorld:
         )
 
     def outline(self, config: MetaWorldConfig) -> EnvSpec:
-        import torch
-
         from ..checks import spec_of
         from .outline import outline
 
         options = simulator_options(replace(config, python=None))  # it may be on another machine
-        return spec_of(outline(options), config.num_envs, episode_limit(config), tuple(options["tasks"]), torch.device("cpu"))
+        return spec_of(outline(options), config.num_envs, episode_limit(config), tuple(options["tasks"]))
 
     def tasks(self) -> list[Task]:
         return [Task(name, instruction, True, True) for name, instruction in INSTRUCTIONS.items()]

@@ -5,19 +5,18 @@ from __future__ import annotations
 from omegaconf import DictConfig
 
 from rlinf_vla.cli.dry_run import missing_simulator
+from rlinf_vla.cli.eval import read
+from rlinf_vla.config.checks import NO_MODEL
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.robot import ROBOT
 from rlinf_vla.evaluation.blocks import Sweep, fixed
-from rlinf_vla.evaluation.sweep_fit import require_fit, require_model_fits
-from rlinf_vla.runtime import recipes, run_directory
+from rlinf_vla.evaluation.sweep_fit import require_fit
+from rlinf_vla.runtime import builders
 
 
 def run(config: DictConfig) -> None:
     """Print policies and episodes; load and start nothing. Raises UserError for what is missing."""
-    recipe = recipes.read(config)
-    if recipe.checkpoint is not None:
-        config.checkpoint = str(run_directory.checkpoint_at(recipe.checkpoint, "checkpoint"))
-        recipe = recipes.read(config)  # sweep.policies may name it
+    recipe, _ = read(config)
     print(f"recipe {recipe.name}: model {recipe.model.name} of {recipe.model.checkpoint}, {recipe.env.name}")
     if recipe.sweep.policies:
         recipe.sweep.policies = fixed(recipe.sweep.policies)
@@ -28,8 +27,8 @@ def run(config: DictConfig) -> None:
         print(f"policies: {', '.join(policy.column for policy in sweep.policies)}")
     else:
         print(f"{recipe.episodes} episodes, {' and '.join(recipe.evaluation.modes)}")
-        if recipe.env.name != ROBOT:
-            require_model_fits(recipe)
+        if recipe.env.name != ROBOT and recipe.model.name != NO_MODEL and builders.model_of(recipe).learns:
+            builders.require_fit(recipe, builders.outline(recipe))
     if recipe.env.name != ROBOT and (missing := missing_simulator(recipe)) is not None:
         raise UserError(missing)
     print("dry run: nothing was loaded or started")

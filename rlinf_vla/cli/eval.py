@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
+from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.config.robot import ROBOT
 from rlinf_vla.evaluation import sweep
 from rlinf_vla.evaluation.evaluate import evaluate, headline
@@ -17,6 +19,16 @@ from rlinf_vla.telemetry.console import stages
 from rlinf_vla.training.checkpoint import load_checkpoint
 
 
+def read(config: DictConfig) -> tuple[Recipe, Path | None]:
+    """Return the recipe and its checkpoint, looked up once: a run in training writes newer ones."""
+    recipe = recipes.read(config)
+    if not recipe.checkpoint:
+        return recipe, None
+    checkpoint = run_directory.checkpoint_at(recipe.checkpoint, "checkpoint")
+    config.checkpoint = str(checkpoint)
+    return recipes.read(config), checkpoint  # sweep.policies may name it
+
+
 def run(config: DictConfig) -> dict[str, Any]:
     """Write evaluation/<checkpoint>.json and videos to the directory of an evaluation.
 
@@ -24,11 +36,8 @@ def run(config: DictConfig) -> dict[str, Any]:
 
     ``sweep.policies`` selects a sweep, and ``env=robot`` an evaluation on the robot.
     """
-    recipe = recipes.read(config)
-    checkpoint = run_directory.checkpoint_at(recipe.checkpoint, "checkpoint") if recipe.checkpoint else None
-    if checkpoint is not None:  # resolved once: a run in training may write newer ones
-        config.checkpoint = str(checkpoint)
-        recipe = recipes.read(config)  # sweep.policies may name it
+    recipe, checkpoint = read(config)
+    if checkpoint is not None:
         builders.require_weights(recipe, f"no use for checkpoint={checkpoint}")
     if recipe.sweep.policies:
         return sweep.run(recipe, config)

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from rlinf_vla.config.recipe import NO_PROBE, START, Recipe
+from rlinf_vla.config.recipe import NO_PROBE, Recipe
 from rlinf_vla.core.io import write_json
 from rlinf_vla.core.protocols import VectorEnv
-from rlinf_vla.evaluation.blocks import EXPERT, SCRIPTED, Block, EvalPolicy, Job, Sweep, directory_of
+from rlinf_vla.evaluation.blocks import EXPERT, SCRIPTED, Block, EvalPolicy, Job, Sweep
 from rlinf_vla.evaluation.evaluate import film, temperature_of
-from rlinf_vla.evaluation.sweep_fit import model_location, with_model
+from rlinf_vla.evaluation.sweep_fit import model_location, run_checkpoint, with_model
 from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.rollout.episodes import task_episodes
 from rlinf_vla.rollout.evaluation_episodes import EpisodeResult, play_episode_list, require_starts
@@ -26,7 +26,6 @@ from rlinf_vla.runtime import builders, run_directory
 from rlinf_vla.runtime.fit import connect, fitted
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.checkpoint import load_checkpoint
-from rlinf_vla.training.checkpoint_files import COMPLETE
 from rlinf_vla.training.lora import acting, copy_all
 
 Progress = Callable[[float], None]
@@ -118,12 +117,11 @@ class BlockPlayer:
 
     def _load(self, source: str) -> _Loaded:
         """Load a policy: START, a checkpoint of a run, or a model directory."""
-        directory, model = directory_of(self._recipe, source), model_location(self._recipe, source)
-        of_run = source != START and (directory / COMPLETE).exists()
+        model = model_location(self._recipe, source)
         if self._loaded is None or self._loaded.model != model:
             self._loaded = None  # free its memory before loading the next one
             self._loaded = _Loaded(self._recipe, model)
-        self._loaded.become(directory if of_run else None)
+        self._loaded.become(run_checkpoint(self._recipe, source))
         return self._loaded
 
 

@@ -87,8 +87,7 @@ class Sweep:
     def of(recipe: Recipe) -> Sweep:
         """Start a simulator only if its plug-in cannot list its suites; fetch no weights of START.
 
-        Raises UserError if a policy needs a model and the recipe has none, or a directory is
-        missing.
+        Raises UserError if a policy needs a model and there is none, or a directory is missing.
         """
         policies, suites, settings = _policies(recipe), _suites(recipe), recipe.sweep
         if settings.stop_when_decided and len(policies) != 2:

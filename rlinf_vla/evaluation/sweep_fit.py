@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
-from rlinf_vla.config.checks import NO_MODEL
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import START, Recipe
 from rlinf_vla.core import plugins
@@ -36,30 +36,24 @@ def require_fit(sweep: Sweep) -> None:
             model = model_location(recipe, source)
             if model not in outlines:
                 outlines[model] = builders.outline(with_model(recipe, model))
-                _require_fit(recipe, envs, outlines[model])
+                for each in envs:
+                    builders.require_fit(replace(recipe, env=each), outlines[model])
             env = fitted(env, outlines[model].spec)
         played.append((source, env))
         _require_equal(plugin, played[0], played[-1])
 
 
-def require_model_fits(recipe: Recipe) -> None:
-    """Raise UserError if the recipe's model does not fit its environments, as far as is known."""
-    if recipe.model.name != NO_MODEL and builders.model_of(recipe).learns:
-        _require_fit(recipe, [recipe.env], builders.outline(recipe))
-
-
-def _require_fit(recipe: Recipe, envs: Sequence[Any], policy: Policy) -> None:
-    for env in envs:
-        builders.require_fit(replace(recipe, env=env), policy)
+def run_checkpoint(recipe: Recipe, source: str) -> Path | None:
+    """Return the directory of a policy that is a checkpoint of a run; None if it is a model."""
+    if source == START or source.startswith(HUB):
+        return None
+    directory = directory_of(recipe, source)
+    return directory if (directory / COMPLETE).exists() else None
 
 
 def model_location(recipe: Recipe, source: str) -> str:
     """Return ``model.checkpoint`` of a policy: its own, or that of the run that wrote it."""
-    if source.startswith(HUB):
-        return source
-    if source == START or ((directory := directory_of(recipe, source)) / COMPLETE).exists():
-        return recipe.model.checkpoint
-    return str(directory)
+    return recipe.model.checkpoint if source == START or run_checkpoint(recipe, source) is not None else source
 
 
 def with_model(recipe: Recipe, location: str) -> Recipe:

@@ -18,6 +18,7 @@ from rlinf_vla.testing.simulated_gpu import GPU, paused, recorder, simulated_gpu
 from rlinf_vla.testing.toy_env import CounterPlugin
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from tests.cli.counting_plugins import announce
+from tests.hub_server import Hub, serving
 
 
 @dataclass
@@ -81,6 +82,17 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setitem(actor.RECORDERS, GPU.type, recorder)
     with simulated_gpu():
         yield
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    """Serves stand-ins of all published repositories."""
+    from tests.stand_ins import STAND_INS, files  # makes networks
+
+    with serving(monkeypatch, str(tmp_path / "client")) as server:
+        for name in STAND_INS:
+            server.holds("models", name, files(name))
+        yield server
 
 
 COUNTING = """# @package _global_

@@ -14,7 +14,7 @@ from rlinf_vla.cli import compose
 from rlinf_vla.models.openvla.cards import CARDS as OPENVLA
 from rlinf_vla.models.pi0.cards import CARDS as PI0
 from tests.cli.conftest import CommandLine
-from tests.cli.test_reproductions import PLAYED, SMALL, TRAINING, fetched_weights, hub  # noqa: F401
+from tests.cli.test_reproductions import PLAYED, SMALL, TRAINING, fetched_weights
 from tests.hub_server import Hub
 from tests.skips import require
 from tests.stand_ins import STAND_INS, files
@@ -83,7 +83,7 @@ def test_a_command_of_a_page_fits(
     rlinf_vla: CommandLine,
     page: str,
     line: str,
-    hub: Hub,  # noqa: F811
+    hub: Hub,
     tmp_path: Path,
     one_gpu: SimpleNamespace,
 ) -> None:
@@ -123,7 +123,7 @@ def often(line: str) -> bool:
         if line.startswith(("train", "eval"))
     ],
 )
-def test_a_command_of_a_page_runs(rlinf_vla: CommandLine, page: str, line: str, hub: Hub, tmp_path: Path) -> None:  # noqa: F811
+def test_a_command_of_a_page_runs(rlinf_vla: CommandLine, page: str, line: str, hub: Hub, tmp_path: Path) -> None:
     require("libero")
     verb, *given = with_folders(line.split(), tmp_path)
     keys = [*(key for key in given if not key.startswith("cluster=")), "cluster=1gpu", "cluster.device=cpu"]  # laptop has own sizes
@@ -137,7 +137,7 @@ def test_a_command_of_a_page_runs(rlinf_vla: CommandLine, page: str, line: str, 
 
 
 @pytest.mark.parametrize("repository", EVALUATED)
-def test_a_published_checkpoint_needs_no_further_key(rlinf_vla: CommandLine, repository: str, hub: Hub) -> None:  # noqa: F811
+def test_a_published_checkpoint_needs_no_further_key(rlinf_vla: CommandLine, repository: str, hub: Hub) -> None:
     require("libero")
     model = "pi0" if "pi0" in repository else "openvla_oft" if "oft" in repository else "openvla"
     suite = "libero_10" if "pi0" in repository else f"libero_{repository.rpartition('-')[2]}"
@@ -159,7 +159,7 @@ def test_policies_that_need_different_environments_are_not_compared(
     rlinf_vla: CommandLine,
     keys: list[str],
     remedy: str,
-    hub: Hub,  # noqa: F811
+    hub: Hub,
 ) -> None:
     """What the message proposes is accepted."""
     require("libero")
@@ -171,7 +171,7 @@ def test_policies_that_need_different_environments_are_not_compared(
     assert not fetched_weights(hub)
 
 
-def test_models_that_need_different_environments_are_not_compared(rlinf_vla: CommandLine, hub: Hub) -> None:  # noqa: F811
+def test_models_that_need_different_environments_are_not_compared(rlinf_vla: CommandLine, hub: Hub) -> None:
     """A model of the Hub is judged by its description, too."""
     require("libero")
     names = "Haozhan72/Openvla-oft-SFT-libero-spatial-traj1", "moojink/openvla-7b-oft-finetuned-libero-spatial"
@@ -184,14 +184,14 @@ def test_models_that_need_different_environments_are_not_compared(rlinf_vla: Com
     assert not fetched_weights(hub)
 
 
-def test_a_task_without_an_expert_is_refused_before_others_are_played(rlinf_vla: CommandLine, hub: Hub) -> None:  # noqa: F811
+def test_a_task_without_an_expert_is_refused_before_others_are_played(rlinf_vla: CommandLine, hub: Hub) -> None:
     require("libero")
     refused = rlinf_vla("eval", "recipe=libero_eval", "env.suites=[libero_10]", "--dry-run").complaint
     assert "libero_10-0 has no scripted expert: leave expert out" in refused
 
 
 @pytest.mark.parametrize("repository", BASES)
-def test_a_base_model_is_refused_with_what_it_lacks(rlinf_vla: CommandLine, repository: str, hub: Hub) -> None:  # noqa: F811
+def test_a_base_model_is_refused_with_what_it_lacks(rlinf_vla: CommandLine, repository: str, hub: Hub) -> None:
     found = rlinf_vla("eval", "recipe=libero_eval", "model=pi0", f"model.checkpoint=hf://{repository}", "--dry-run")
     assert "has no statistics of its state, as lerobot's base models" in found.complaint
     assert not fetched_weights(hub)

@@ -17,9 +17,9 @@ from rlinf_vla.runtime import recipes
 from rlinf_vla.telemetry.metrics import read_metrics
 from tests.cli.conftest import CommandLine
 from tests.envs.scene25 import published_folder
-from tests.hub_server import Hub, serving
+from tests.hub_server import Hub
 from tests.skips import require
-from tests.stand_ins import PAGE, STAND_INS, files, page
+from tests.stand_ins import PAGE, STAND_INS, page
 
 FOLDER = Path(__file__).parents[2] / "recipes" / "recipe"
 NAMES = [name for name in list_command.recipe_names("recipe") if name.startswith("repro_")]
@@ -84,14 +84,6 @@ def marked(often: set[str]) -> list[Any]:
 
 def verb(name: str) -> str:
     return "eval" if name.endswith("_eval") else "train"
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
-    with serving(monkeypatch, str(tmp_path / "client")) as server:
-        for name in STAND_INS:
-            server.holds("models", name, files(name))
-        yield server
 
 
 def of_simulator(name: str, tmp_path: Path) -> list[str]:
@@ -160,13 +152,10 @@ def fetched_weights(hub: Hub) -> bool:
     return any("_processor_step_" not in request and "normalizer_processor" not in request for request in found)
 
 
-@pytest.mark.slow
-@pytest.mark.simulator
-@pytest.mark.parametrize("name", marked(OF_EACH_KIND - ON_A_GPU))
-def test_an_iteration_on_stand_ins(rlinf_vla: CommandLine, name: str, hub: Hub, tmp_path: Path) -> None:
+def check_an_iteration(rlinf_vla: CommandLine, name: str, tmp_path: Path, *others: str) -> None:
     keys = of_simulator(name, tmp_path)
     algorithm = str(compose.load("train", [f"recipe={name}", "cluster=laptop"]).algorithm.name)
-    found = rlinf_vla("train", *keys, f"run_dir={tmp_path}/run", "cluster=laptop", *TRAINING, *SMALL[algorithm])
+    found = rlinf_vla("train", *keys, f"run_dir={tmp_path}/run", "cluster=laptop", *TRAINING, *SMALL[algorithm], *others)
     assert found.code == 0, found.out + found.err
     lines = read_metrics(tmp_path / "run")
     assert [line["rollout/steps"] > 0 for line in lines if "rollout/steps" in line] == [True]
@@ -174,15 +163,16 @@ def test_an_iteration_on_stand_ins(rlinf_vla: CommandLine, name: str, hub: Hub, 
 
 @pytest.mark.slow
 @pytest.mark.simulator
+@pytest.mark.parametrize("name", marked(OF_EACH_KIND - ON_A_GPU))
+def test_an_iteration_on_stand_ins(rlinf_vla: CommandLine, name: str, hub: Hub, tmp_path: Path) -> None:
+    check_an_iteration(rlinf_vla, name, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.simulator
 @pytest.mark.parametrize("name", marked(ON_A_GPU))
 def test_an_iteration_on_a_simulated_gpu(rlinf_vla: CommandLine, name: str, hub: Hub, tmp_path: Path, gpu: None) -> None:
-    """In bfloat16, as published."""
-    keys = of_simulator(name, tmp_path)
-    algorithm = str(compose.load("train", [f"recipe={name}", "cluster=laptop"]).algorithm.name)
-    sizes = [key for key in (*TRAINING, *SMALL[algorithm]) if not key.startswith("model.options.dtype")]
-    found = rlinf_vla("train", *keys, f"run_dir={tmp_path}/run", "cluster=laptop", *sizes)
-    assert found.code == 0, found.out + found.err
-    assert any(line.get("rollout/steps") for line in read_metrics(tmp_path / "run"))
+    check_an_iteration(rlinf_vla, name, tmp_path, "model.options.dtype=bfloat16")  # as published
 
 
 @pytest.mark.slow
