@@ -76,6 +76,11 @@ class Algorithm:
         """Whether the trainer keeps a copy of the initial weights."""
         return False
 
+    @property
+    def keeps_proximal(self) -> bool:
+        """Whether the trainer copies the weights at the start of an iteration, for later updates."""
+        return False
+
     def optimizers(self, parameters: Mapping[str, Tensor]) -> dict[str, Optimizer]:
         """Return the optimisers, by name, of the trainable ``parameters``: one AdamW by default."""
         config, rate = self.config, self.config.learning_rate

@@ -72,12 +72,21 @@ class GRPO(OnPolicy):
             raise UserError("algorithm.group_size=1 has no group statistics: use algorithm.baseline=batch_mean and scale=batch_std")
         if config.groups_per_step is not None and config.epochs != 1:
             raise UserError(f"algorithm.groups_per_step={config.groups_per_step} uses each group once: set algorithm.epochs=1")
+        if config.groups_per_step is not None and (config.baseline == "batch_mean" or config.scale == "batch_std"):
+            raise UserError(
+                f"algorithm.baseline={config.baseline}, scale={config.scale} need all episodes of an iteration: set "
+                "algorithm.groups_per_step=null"
+            )
         if config.uninformative == "counted" and config.resample:
             raise UserError("algorithm.resample replaces the groups that algorithm.uninformative=counted keeps: set resample=0")
         if config.staleness and config.resample:
             raise UserError(
                 "algorithm.resample needs an iteration's rollouts, which algorithm.staleness collects earlier: set one of them to 0"
             )
+
+    @property
+    def keeps_proximal(self) -> bool:
+        return self.config.decoupled and self.config.groups_per_step is not None
 
     def iteration(self, flow: Flow) -> None:
         waiting: list[Trajectory] = []

@@ -49,8 +49,8 @@ class OnPolicyConfig(CostConfig):
     decoupled: bool = False
     """Decoupled PPO objective, for stale rollouts.
 
-    Clip around the policy at the start of the update, and weight by its ratio to the behaviour
-    policy.
+    Clip around the policy at the start of the iteration's updates, and weight by its ratio to the
+    behaviour policy.
     """
     recompute_log_prob: bool | None = None
     """Recompute the rollout's log-probabilities at the start of an update; null: bfloat16 and TF32.
@@ -97,7 +97,7 @@ class Batch(Batched):
     """Data of an update: ``N`` policy calls, advantages ``[N]``, weights per element ``[N]``.
 
     target: value targets ``[N]``; None: there is no critic. proximal: log-probabilities
-    ``[N, C, D]`` of the executed actions under the policy at the start of the update.
+    ``[N, C, D]`` of the executed actions under the policy at the start of the iteration's updates.
     """
 
     calls: Trajectory
@@ -171,6 +171,10 @@ class OnPolicy(CostLimited):
     @property
     def keeps_reference(self) -> bool:
         return self.config.kl_coef > 0
+
+    @property
+    def keeps_proximal(self) -> bool:
+        return self.config.decoupled
 
     def prepared(self, flow: Flow, rollouts: Rollouts) -> Rollouts:
         """Set each shard's reward, less the cost's penalty; with ``kl_coef`` add ``reference``."""

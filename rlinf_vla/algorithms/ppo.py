@@ -49,6 +49,10 @@ class PPO(OnPolicy):
         super().__init__(config, temperature, iterations)
         self.value_coef, self.value_clip, self.value_huber = config.value_coef, config.value_clip, config.value_huber
 
+    @property
+    def keeps_proximal(self) -> bool:
+        return False  # an iteration is one update
+
     def check(self, env: EnvSpec) -> None:
         horizon, limit = self.config.horizon, env.episode_limit
         if horizon % limit:

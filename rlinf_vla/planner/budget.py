@@ -158,6 +158,7 @@ def _trainer(model: MemoryModel, setting: Setting, role: str, exact: bool) -> li
         "Adam's moments": weights.moments,
         "float32 copies of trained weights": weights.master,
         "reference copy of trained weights": weights.trained * model.algorithm.keeps_reference,
+        "copy of trained weights at the start of an iteration": weights.trained * model.algorithm.keeps_proximal,
         "moving averages": 0 if model.replay is None else model.replay.average_bytes,
     }
     rows = most_rows_of(model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from rlinf_vla.core.devices import device_of, precompute_frozen
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import Trajectory, flattened
 from rlinf_vla.training.ranks import Rows, map_rows, minibatches, rows_of_rank, world_size
-from rlinf_vla.training.trainer import ExtraLoss, Trainer
+from rlinf_vla.training.trainer import PROXIMAL, REFERENCE, ExtraLoss, Trainer
 
 if TYPE_CHECKING:
     from rlinf_vla.algorithms.sft import Demonstrations
@@ -61,9 +62,12 @@ class OnPolicyUpdater:
             batch = replace(batch, calls=replace(batch.calls, inputs=precompute_frozen(self.policy, batch.calls.inputs, rows, mine)))
         first = self._place[1] if self._place[0] == iteration else 0
         if config.decoupled:
+            if algorithm.keeps_proximal and not first:
+                self.trainer.keep(PROXIMAL)
             # of precomputed parts, a rank has only the rows that it learns from
             by_minibatch = rounded or world_size() > 1
-            proximal = self.log_prob_by(first_epoch, batch.calls) if by_minibatch else self.log_prob(batch.calls)
+            with self.trainer.kept_weights(PROXIMAL) if first else nullcontext():
+                proximal = self.log_prob_by(first_epoch, batch.calls) if by_minibatch else self.log_prob(batch.calls)
             batch = replace(batch, proximal=proximal)
         elif not (value_only or first or stale) and (rounded if config.recompute_log_prob is None else config.recompute_log_prob):
             batch = replace(batch, calls=replace(batch.calls, log_prob=self.log_prob_by(first_epoch, batch.calls)))
@@ -82,7 +86,7 @@ class OnPolicyUpdater:
 
     def reference(self, calls: Trajectory) -> Tensor:
         """Initial policy's log-probabilities ``[..., C, D]`` of ``calls`` ``[T, B]`` or ``[N]``."""
-        with self.trainer.reference_weights():
+        with self.trainer.kept_weights(REFERENCE):
             return self.log_prob(flattened(calls)).reshape(calls.log_prob.shape)
 
     @torch.no_grad()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from hashlib import sha256
@@ -79,6 +81,8 @@ class AlgorithmConformance:
     keys: ClassVar[tuple[str, ...]] = ()
     """Recipe keys for a short iteration, such as ``algorithm.horizon=12``: four environments whose
     episodes have at most 6 control steps, and policy calls of 2 actions."""
+    on_ray: ClassVar[bool] = True
+    """Compare with a run on Ray, which takes half a minute."""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -101,6 +105,8 @@ class AlgorithmConformance:
         patch.setattr(plugins, "algorithms", lambda: {name: cls.algorithm})
         patch.setattr(plugins, "envs", lambda: {"counter": CounterPlugin()})
         patch.setattr(plugins, "models", lambda: {"linear": LinearPolicy})
+        announce(cls.algorithm, name, folder / "package")
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(folder / "package"), *sys.path]))
         LinearPolicy(LinearOptions(chunk=2)).save(folder / "model")
         (folder / "recipe").mkdir()
         (folder / "recipe" / "conformance.yaml").write_text(RECIPE.format(name=name, folder=folder))
@@ -139,6 +145,11 @@ class AlgorithmConformance:
         train("parts", "resume=auto")
         assert files(parts, 3) == files(whole, 3)
 
+    def test_a_run_on_ray_ends_in_the_same_bits(self, train: Train, whole: Path) -> None:
+        """What a loss reads of the algorithm, beside its config, belongs into ``state``, too."""
+        if self.on_ray:
+            assert files(train("ray", "cluster.runtime=ray"), 3) == files(whole, 3)
+
     def test_a_loss_is_a_sum_over_calls(self, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
         """So that it does not depend on how a minibatch is divided. Only if it is ``OnPolicy``."""
         if not issubclass(self.algorithm, OnPolicy):
@@ -163,6 +174,19 @@ class AlgorithmConformance:
         train("run", "algorithm.no_such_key=1", code=2)
         said = capsys.readouterr().err
         assert "algorithm.no_such_key is not a key" in said and said.count("\n") == 1
+
+
+def announce(algorithm: type[Algorithm], name: str, folder: Path) -> None:
+    """Write a package to ``folder`` by which Ray's workers find the plug-ins of the suite."""
+    package = folder / "conformance-0.dist-info"
+    package.mkdir(parents=True)
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: conformance\nVersion: 0\n")
+    points = {
+        "algorithms": f"{name} = {algorithm.__module__}:{algorithm.__qualname__}",
+        "envs": "counter = rlinf_vla.testing.toy_env:plugin",
+        "models": "linear = rlinf_vla.testing.toy_policy:LinearPolicy",
+    }
+    (package / "entry_points.txt").write_text("".join(f"[rlinf_vla.{group}]\n{point}\n" for group, point in points.items()))
 
 
 def weights(directory: Path, step: int) -> dict[str, Tensor]:

@@ -25,6 +25,8 @@ from rlinf_vla.training.masters import Masters
 
 _STEP, _MASTER = "step", "master"
 _TARGET = "target."
+REFERENCE, PROXIMAL = "reference", "proximal"
+"""Names of kept weights: those before the first update of the run, and of the iteration."""
 
 LossFunction = Callable[[Any, Any], tuple[Tensor, dict[str, Tensor]]]
 """Maps a network and a micro-batch to a summed loss and summed statistics. The trainer divides by
@@ -56,8 +58,8 @@ class Trainer:
     def __init__(self, policy: nn.Module, settings: OptimizerSettings, micro_batch_size: int, keep_reference: bool = False) -> None:
         """Create the optimisers for ``policy``; every trainer rank creates one.
 
-        ``keep_reference``: copy the trainable weights now, for ``reference_weights``. Raises
-        UserError if the policies of the ranks differ.
+        ``keep_reference``: keep the trainable weights as ``REFERENCE`` now. Raises UserError if the
+        policies of the ranks differ.
         """
         self.policy, self.settings, self.micro_batch_size = policy, settings, micro_batch_size
         self.parameters = {name: parameter for name, parameter in policy.named_parameters() if parameter.requires_grad}
@@ -65,7 +67,9 @@ class Trainer:
         if not self.sharded:
             ranks.require_alike(dict(policy.named_parameters()))
         self._own = {name: ranks.local_shard(parameter) for name, parameter in self.parameters.items()}
-        self._reference = self.copies() if keep_reference else None
+        self._kept = dict[str, Tensors]()
+        if keep_reference:
+            self.keep(REFERENCE)
         self._masters = Masters(self.parameters, self._own)
         self.trained = self._masters.trained
         """The tensors by name that the optimisers step on, with the gradients of the last step."""
@@ -75,10 +79,13 @@ class Trainer:
         self.target = nn.ModuleDict({name: copy.deepcopy(getattr(policy, name)) for name in settings.averaged}).requires_grad_(False)
         """Moving averages of the modules that ``settings.averaged`` names."""
 
-    def reference_weights(self) -> AbstractContextManager[None]:
-        """Set the policy's weights to those before the first update within the context."""
-        assert self._reference is not None, "create the Trainer with keep_reference=True"
-        return self.swapped_weights(self._reference)
+    def keep(self, name: str) -> None:
+        """Copy the trainable weights, in place of those that were kept by this ``name``."""
+        self._kept[name] = self.copies()
+
+    def kept_weights(self, name: str) -> AbstractContextManager[None]:
+        """Set the policy's weights to those that were kept by this ``name`` within the context."""
+        return self.swapped_weights(self._kept[name])
 
     @contextmanager
     def swapped_weights(self, weights: Tensors) -> Iterator[None]:
@@ -219,7 +226,7 @@ class Trainer:
                 parameter.requires_grad_(True)
 
     def move(self, device: torch.device | str) -> None:
-        """Move the policy, optimiser state, averages and reference weights to ``device``.
+        """Move the policy, optimiser state, averages and kept weights to ``device``.
 
         Gradients are freed. A sharded policy cannot be called while it is not on its ranks' device,
         but its weights and state can be read.
@@ -234,8 +241,8 @@ class Trainer:
         for optimizer in self.optimizers.values():
             for slots in optimizer.state.values():
                 slots |= {name: value if name == _STEP and not _fused(optimizer) else value.to(device) for name, value in slots.items()}
-        if self._reference is not None:
-            self._reference = {name: value.to(device) for name, value in self._reference.items()}
+        for kept in self._kept.values():
+            kept |= {name: value.to(device) for name, value in kept.items()}
 
     def weights(self) -> Tensors:
         """Return the trainable weights by name.

@@ -283,6 +283,8 @@ def test_reinforce_needs_no_groups() -> None:
     [
         ({"episodes": 10}, "algorithm.episodes=10 is not a multiple of algorithm.group_size=4: use 8"),
         ({"group_size": 1}, "algorithm.group_size=1 has no group statistics"),
+        ({"baseline": "batch_mean", "scale": "batch_std", "groups_per_step": 2}, "need all episodes of an iteration"),
+        ({"scale": "batch_std", "groups_per_step": 1}, "algorithm.groups_per_step=null"),
         ({"baseline": "batch_mean"}, "a group of equal returns has standard deviation 0; use scale=batch_std"),
     ],
 )

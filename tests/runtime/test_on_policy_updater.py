@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rlinf_vla.algorithms.base import OptimizerConfig
+from rlinf_vla.algorithms.grpo import GRPO, GRPOConfig
 from rlinf_vla.algorithms.on_policy import Batch
 from rlinf_vla.algorithms.ppo import PPO, PPOConfig
 from rlinf_vla.algorithms.sft import Demonstrations
@@ -46,9 +47,9 @@ class Watched(LinearPolicy):
         return super().supervised_loss(inputs, actions, noise)
 
 
-def learning(policy: LinearPolicy | None = None, run_seed: int = 0) -> OnPolicyUpdater:
+def learning(policy: LinearPolicy | None = None, run_seed: int = 0, rate: float = 0.05) -> OnPolicyUpdater:
     found = policy or LinearPolicy(LinearOptions(chunk=2))
-    return OnPolicyUpdater(Trainer(found, OptimizerConfig(0.05, 0.05, 10.0), 100, keep_reference=True), run_seed, 1.0, reuse_frozen=True)
+    return OnPolicyUpdater(Trainer(found, OptimizerConfig(rate, rate, 10.0), 100, keep_reference=True), run_seed, 1.0, reuse_frozen=True)
 
 
 def calls(policy: LinearPolicy) -> Trajectory:
@@ -208,3 +209,22 @@ def test_log_probabilities_are_recomputed_only_where_they_are_those_of_the_prese
     assert times(value_only=True) == 0
     with pytest.raises(UserError, match="the decoupled objective needs the rollout's"):
         times(recompute_log_prob=True, decoupled=True)
+
+
+def test_later_updates_of_an_iteration_are_clipped_around_the_policy_at_its_start() -> None:
+    """Each step has groups of its own, and the policy has moved since the first."""
+    config = GRPOConfig(decoupled=True, groups_per_step=1, aggregation="token_mean")
+    algorithm, subject = GRPO(config, 1.0), learning(rate=0.002)
+    rollouts = calls(subject.policy)  # type: ignore[arg-type]
+    counts = rollouts.valid.any(-1)
+    start = subject.log_prob(rollouts)
+    for iteration in range(2):
+        for step in range(3):
+            present = subject.log_prob(rollouts)
+            given = algorithm.weighted(rollouts, torch.linspace(-1, 1, len(rollouts)))
+            metrics = subject.update(given, algorithm, False, iteration, version=9)
+            start = start if step else present
+            moved = torch.where(rollouts.valid[..., None], present - start, 0).sum((1, 2))
+            expected = (moved.exp() - 1 - moved)[counts].mean()
+            assert metrics["actor/approx_kl"] == pytest.approx(float(expected), abs=1e-5)
+            assert (metrics["actor/approx_kl"] > 1e-3) == (step > 0)

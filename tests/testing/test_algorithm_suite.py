@@ -30,32 +30,36 @@ def no_report() -> Iterator[None]:
         yield
 
 
-class TestPPO(AlgorithmConformance):
+class Suite(AlgorithmConformance):
+    on_ray = False  # test_algorithm_on_ray.py, tests/cli/test_other_algorithms.py
+
+
+class TestPPO(Suite):
     algorithm = PPO
     keys = ("algorithm.horizon=12", *ON_POLICY)
 
 
-class TestGRPO(AlgorithmConformance):
+class TestGRPO(Suite):
     algorithm = GRPO
     keys = ("algorithm.episodes=8", "algorithm.group_size=4", *ON_POLICY)
 
 
-class TestSAC(AlgorithmConformance):
+class TestSAC(Suite):
     algorithm = SAC
     keys = ("algorithm.critics=3", *REPLAY)
 
 
-class TestSFT(AlgorithmConformance):
+class TestSFT(Suite):
     algorithm = SFT
     keys = ("algorithm.batch_size=8", "algorithm.warmup_steps=1", "algorithm.demonstrations.episodes=6")
 
 
-class TestA2C(AlgorithmConformance):
+class TestA2C(Suite):
     algorithm = A2C
     keys = ON_POLICY
 
 
-class TestTD3(AlgorithmConformance):
+class TestTD3(Suite):
     algorithm = TD3
     keys = REPLAY
 
@@ -95,12 +99,12 @@ class Random(A2C):
     ],
 )
 def test_a_mistake_fails(broken: Any, check: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Suite(AlgorithmConformance):
+    class Broken(Suite):
         algorithm = broken
         keys = ON_POLICY
 
-    test = getattr(Suite(), check)
-    with Suite.installed(tmp_path, monkeypatch) as train:
+    test = getattr(Broken(), check)
+    with Broken.installed(tmp_path, monkeypatch) as train:
         given = {"monkeypatch": monkeypatch, "train": train, "whole": train("whole")}
         with pytest.raises(AssertionError):
             test(**{name: given[name] for name in inspect.signature(test).parameters})

@@ -28,7 +28,7 @@ from rlinf_vla.training.gradient_checkpointing import checkpoint_blocks
 from rlinf_vla.training.lora import add_lora
 from rlinf_vla.training.ranks import map_rows, minibatches, rows_of_rank
 from rlinf_vla.training.sharding import shard
-from rlinf_vla.training.trainer import ExtraLoss, Trainer
+from rlinf_vla.training.trainer import REFERENCE, ExtraLoss, Trainer
 from tests.models.test_openvla_oft import small as small_oft
 from tests.models.test_pi0 import small as small_pi0
 from tests.training.processes import on_ranks
@@ -115,7 +115,7 @@ def reference(mode: str) -> dict[str, Any]:
     def seen() -> Tensor:
         return map_rows(lambda part: subject.policy.evaluate(part)[1], rows(SIZE).x, 2)
 
-    with subject.reference_weights():
+    with subject.kept_weights(REFERENCE):
         first = seen()
     return {"first": first, "now": seen(), "metrics": [subject.step(rows(SIZE), loss)], "weights": subject.weights()}
 

@@ -30,6 +30,7 @@ from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
 from rlinf_vla.training.lora import add_lora, merged_lora
 from rlinf_vla.training.ranks import local_gradient, local_shard, minibatches
 from rlinf_vla.training.sharding import shard
+from rlinf_vla.training.trainer import REFERENCE
 from tests.models.test_openvla_oft import small as small_oft
 from tests.models.test_pi0 import small as small_pi0
 from tests.models.tiny_openvla import ASSET, smaller_directory
@@ -153,7 +154,7 @@ def test_ranks_that_rest_between_updates_learn_the_same(tmp_path: Path, mode: st
                 seen.append({name: value.clone() for name, value in (trainer.weights() | trainer.state()).items()})
                 if moves:
                     trainer.move("cpu")
-            with trainer.reference_weights():
+            with trainer.kept_weights(REFERENCE):
                 seen.append({name: value.clone() for name, value in trainer.weights().items()})
             found.append({"metrics": metrics, "seen": seen})
         return found

@@ -118,7 +118,7 @@ class RayFlow(OnPolicyFlow):
             self._rest()
             self.trainers.call("wake")
         self.changed = True
-        results = self.trainers.call("update", ray.put(batch), value_only, self.iteration, self.policy_version)
+        results = self.trainers.call("update", ray.put(batch), value_only, self.iteration, self.policy_version, algorithm.state())
         add_spans(self.timeline, [span for ((*_, span),) in results])
         metrics, parity, span = results[0][0]
         self.parity = self.parity if self.parity is not None else parity

@@ -134,9 +134,15 @@ class TrainerWorker(Worker):
         with self.builders.update_threads():
             return success_logits(self.trainer, frames)
 
-    def update(self, batch: Batch, value_only: bool, iteration: int, version: int) -> tuple[dict[str, float], Parity | None, Span]:
-        """Return metrics, ``Learning.parity``, and the span of the work, in ``time.time``."""
+    def update(
+        self, batch: Batch, value_only: bool, iteration: int, version: int, algorithm: dict[str, Any]
+    ) -> tuple[dict[str, float], Parity | None, Span]:
+        """Return metrics, ``Learning.parity``, and the span of the work, in ``time.time``.
+
+        ``algorithm``: the state of the driver's, which adapts it.
+        """
         started = time.time()
+        self.algorithm.restore(algorithm)
         with self.builders.update_threads():
             batch = replace(batch, calls=self.heavy.complete(batch.calls))
             metrics = self.learning.update(batch, self.algorithm, value_only, iteration, version)
