@@ -17,8 +17,8 @@ from rlinf_vla.algorithms.sac import SAC, SACConfig, SACPolicy
 from rlinf_vla.benchmarks.roofline import Limits
 from rlinf_vla.benchmarks.update_measurements import UpdateMeasurements, Work, measured_memory
 from rlinf_vla.config.recipe import Recipe
-from rlinf_vla.core.transitions import Transitions
-from rlinf_vla.core.types import ACTION, Tensors
+from rlinf_vla.core.transitions import ACTION, Transitions
+from rlinf_vla.core.types import Tensors
 from rlinf_vla.planner import synthetic
 from rlinf_vla.planner.work import work
 from rlinf_vla.runtime import builders

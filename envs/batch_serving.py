@@ -48,10 +48,11 @@ class BatchServer:
         arrays, slot, done, last = self.arrays, np.array(slots), np.array(begin), np.array(end)
         while (alive := done < last).any():
             at = slot[alive], done[alive]
-            reward, terminated, success = (each[slot - self.first] for each in self._step(*at))
-            arrays.reward[at], arrays.terminated[at], arrays.success[at] = reward[alive], terminated[alive], success[alive]
+            reward, terminated, success, truncated = (each[slot - self.first] for each in self._step(*at))
+            arrays.record(at, reward[alive], terminated[alive], success[alive], truncated[alive])
             done[alive] += 1
-            last[alive & terminated] = done[alive & terminated]
+            over = alive & (terminated | truncated)
+            last[over] = done[over]
             if (ended := alive & (done == last)).any():
                 self._observe(tuple(slot[ended].tolist()))
         executed: list[int] = done.tolist()
@@ -89,7 +90,7 @@ class BatchServer:
         return [instructions[row] for row in rows]
 
     def _step(self, slots: NDArray[np.int64], numbers: NDArray[np.int64]) -> tuple[NDArray[Any], ...]:
-        """Step the batch once; return reward, terminated and success of all its rows.
+        """Step the batch once; return reward, terminated, success and truncated of all its rows.
 
         Each of ``slots`` gets its recorded action of that number; the other slots get zeros.
         """
@@ -98,6 +99,8 @@ class BatchServer:
         told = self.batch.step(torch.from_numpy(actions).to(self.batch.device))
         reward, *flags = torch.stack([each.float() for each in told]).cpu().numpy()  # one wait for the device, not three
         self.arrays.reached[slots] += 1
+        if len(flags) < 3:  # the simulator itself truncates nothing
+            flags.append(np.zeros_like(reward))
         return reward, *(each > 0 for each in flags)
 
     def _observe(self, slots: tuple[int, ...]) -> None:

@@ -59,10 +59,11 @@ class Batch(Protocol):
         An episode depends on its own seed only. Returns the ``N`` current instructions.
         """
 
-    def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def step(self, actions: Tensor) -> tuple[Tensor, ...]:
         """Run one control step of all environments with ``actions`` ``[N, D]``.
 
-        Returns reward float32, terminated bool and success bool, each ``[N]``.
+        Returns reward float32, terminated bool and success bool, each ``[N]``; a simulator that
+        ends episodes itself also truncated bool.
         """
 
     def observe(self, rows: list[int]) -> tuple[Tensor, dict[str, Tensor]]:

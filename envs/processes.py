@@ -8,22 +8,22 @@ the loss.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
-from rlinf_vla.config.errors import Failure, UserError
+from rlinf_vla.config.errors import Failure
 from rlinf_vla.core.channel import ChannelClosed
 from rlinf_vla.core.child_process import ATTEMPTS, Child, Losses
 
 from . import frame_memory
 from .shared_arrays import SharedArrays, SimulatorSpec
+from .simulator_process import SimulatorError, SimulatorProcess
 
 Row = list[Any]
 """One command for one slot: ``[slot, *arguments]``, JSON values only."""
@@ -35,50 +35,6 @@ class _Slot:
     """(seed, task); None until a reset is complete."""
     executed: int = 0
     """Control steps since the reset; actions in ``SharedArrays.actions[slot, :executed]``."""
-
-
-class _Process:
-    """One simulator process: how it starts, the slots it owns and its command in flight."""
-
-    def __init__(self, start: Callable[[], Child], message: dict[str, Any], slots: range) -> None:
-        """``message``: the first one to a process, to which its slots are added."""
-        self.slots = slots
-        self.command: dict[str, Any] | None = None
-        self.losses = Losses()
-        """Losses since a command was last completed."""
-        self._start, self._message = start, message | {"first": slots.start, "slots": len(slots)}
-
-    def launch(self, timeout: float) -> None:
-        """Start the process. It must get ready within ``timeout`` seconds, in the background."""
-        self.child = self._start()
-        self.started = self.ready = False
-        self.send(self._message, timeout)
-
-    def reached(self, arrays: SharedArrays | None) -> int:
-        """Return how far this process got.
-
-        Grows with each control step executed or replayed, in the same order for every replacement.
-        """
-        return int(self.started) + (0 if arrays is None else int(arrays.reached[self.slots].sum()))
-
-    def send(self, message: dict[str, Any], timeout: float) -> None:
-        """Send a message whose answer is due in ``timeout`` seconds.
-
-        Does not report a lost process; ``receive`` does.
-        """
-        self.child.allow(timeout)
-        with contextlib.suppress(ChannelClosed, BlockingIOError):
-            self.child.channel.send(message, timeout)
-
-    def receive(self) -> dict[str, Any]:
-        answer = self.child.channel.receive(self.child.remaining)
-        if answer is None:
-            raise TimeoutError
-        if "unusable" in answer:
-            raise UserError(answer["unusable"])
-        if "error" in answer:
-            raise RuntimeError(f"simulator process {self.child.pid} failed:\n{answer['error']}")
-        return answer
 
 
 class SimulatorPool:
@@ -114,6 +70,8 @@ class SimulatorPool:
         self.episode_limit = episode_limit
         self.restarts = 0
         """Number of lost processes that were replaced so far."""
+        self.faults = 0
+        """Number of exceptions of simulators that ended episodes so far."""
         self.step_timeout, self._start_timeout = step_timeout, start_timeout
         """Seconds without an answer after which a process is replaced."""
         self.slots = slots
@@ -125,10 +83,10 @@ class SimulatorPool:
         memory, variables = self._memory.fileno(), {"OMP_NUM_THREADS": "1", **(environment or {})}
         start = partial(Child, [*program, str(memory)], python=python, variables=variables, files=[memory])
         message = {"options": options, "pool": slots, "episode_limit": episode_limit}
-        self._processes: list[_Process] = []
+        self._processes: list[SimulatorProcess] = []
         for index in range(processes):
             owned = range(index * slots // processes, (index + 1) * slots // processes)
-            self._processes.append(_Process(start, message, owned))
+            self._processes.append(SimulatorProcess(start, message, owned))
             self._processes[-1].launch(start_timeout)
 
     @property
@@ -176,19 +134,25 @@ class SimulatorPool:
                 process.send(process.command, self.step_timeout)
 
     def finish(self) -> dict[int, Any]:
-        """Wait for the command in flight. Returns slot -> its answer."""
+        """Wait for the command in flight. Returns slot -> its answer.
+
+        That to a step is the number of control steps so far, or None where an exception of the
+        simulator ended the episode.
+        """
         answers: dict[int, Any] = {}
         try:
             for process in self._processes:
                 if process.command is None:
                     continue
-                for (slot, *arguments), answer in zip(process.command["rows"], self._answer(process)["rows"], strict=True):
+                told, command = self._answer(process)["rows"], process.command
+                for (slot, *arguments), answer in zip(command["rows"], told, strict=True):
                     answers[slot] = answer
-                    if process.command["verb"] == "reset":
+                    if command["verb"] == "reset":
                         self._slots[slot] = _Slot(tuple(arguments))
-                    elif process.command["verb"] == "step":
+                    elif command["verb"] == "step":
                         self._slots[slot].executed = answer
-                process.command, process.losses = None, Losses()
+                answers |= dict.fromkeys(process.cut)
+                process.command, process.cut, process.losses = None, [], Losses()
         except BaseException:
             self.close()  # some answers may still arrive, so the state is undefined
             raise
@@ -213,16 +177,36 @@ class SimulatorPool:
                 self.close()
                 raise
 
-    def _answer(self, process: _Process) -> dict[str, Any]:
+    def _answer(self, process: SimulatorProcess) -> dict[str, Any]:
         """Return the answer to the command in flight; replace the process while it is lost."""
         while True:
             self._settle(process)
+            assert process.command is not None
+            if not process.command["rows"]:
+                return {"rows": []}
             try:
                 return process.receive()
             except (ChannelClosed, TimeoutError) as loss:
                 self._replace(process, loss)
+            except SimulatorError as error:
+                if process.command["verb"] != "step":
+                    raise
+                self._cut(process, error)
 
-    def _settle(self, process: _Process) -> None:
+    def _cut(self, process: SimulatorProcess, error: SimulatorError) -> None:
+        """Replace a process in which a step raised an exception, without its slots' episodes."""
+        told = str(error) if not self.faults else str(error).splitlines()[-1]
+        print(f"{told}\nthe episodes of {len(error.slots)} environments are cut", file=sys.stderr, flush=True)
+        self.faults += 1
+        assert process.command is not None
+        process.cut += error.slots
+        process.command["rows"] = [row for row in process.command["rows"] if row[0] not in error.slots]
+        for slot in error.slots:
+            self._slots[slot] = _Slot()
+        process.child.end()
+        self._relaunch(process)
+
+    def _settle(self, process: SimulatorProcess) -> None:
         """Wait until the process is ready, has replayed its episodes and resumed its command."""
         while not process.ready:
             try:
@@ -241,12 +225,12 @@ class SimulatorPool:
                     process.send({"verb": "replay", "rows": replay}, self._start_timeout)
                     process.receive()
                 process.ready = True
-                if process.command is not None:
+                if process.command is not None and process.command["rows"]:
                     process.send(process.command, self.step_timeout)
             except (ChannelClosed, TimeoutError) as loss:
                 self._replace(process, loss)
 
-    def _share(self, process: _Process) -> None:
+    def _share(self, process: SimulatorProcess) -> None:
         """Let the process show its frames in memory of the GPU; in host memory if it cannot."""
         refusal: str | None
         try:
@@ -264,7 +248,7 @@ class SimulatorPool:
             assert self._arrays is not None
             self._frames = frame_memory.of_arrays(self._arrays)
 
-    def _replace(self, process: _Process, loss: Exception) -> None:
+    def _replace(self, process: SimulatorProcess, loss: Exception) -> None:
         exit_code = process.child.end()
         how = f"did not answer for {process.child.allowed:.0f} s" if isinstance(loss, TimeoutError) else f"died with exit code {exit_code}"
         # The first loss counts as 0: unlike its replacements, that process had nothing to replay.
@@ -273,6 +257,9 @@ class SimulatorPool:
             words = process.child.output_tail(20) or "(no output)"
             raise Failure(f"simulator processes were lost {ATTEMPTS} times in a row without progress: the last one {how} {doing}.\n{words}")
         self.restarts += 1
+        self._relaunch(process)
+
+    def _relaunch(self, process: SimulatorProcess) -> None:
         if self._arrays is not None:
             self._arrays.reached[process.slots] = 0
         process.launch(self._start_timeout)

@@ -29,6 +29,12 @@ class Step(NamedTuple):
     reward: float
     terminated: bool
     success: bool
+    truncated: bool = False
+    """The simulator itself ends the episode, which could go on otherwise."""
+
+
+class SlotError(Exception):
+    """An exception in the simulator of a single slot, which is its argument."""
 
 
 class Seen(NamedTuple):
@@ -75,11 +81,13 @@ def serve(create: Callable[[dict[str, Any], int], Any], server: Callable[[Any, S
     Called in a process that ``SimulatorPool`` started. ``create`` returns a :class:`Simulator`, or
     an object with a ``spec`` from which ``server(object, arrays, first slot)`` makes a
     :class:`Server`. A UserError of theirs ends the parent's command: the simulator cannot run here
-    or with these options.
+    or with these options. After another exception the process ends; one in a step costs the parent
+    only the episodes of its slots.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     channel, memory = Channel.to_parent(), int(sys.argv[-2])
     channel.exit_with_peer()
+    command: dict[str, Any] = {}
     try:
         start = channel.wait()
         simulator = create(start["options"], start["slots"])
@@ -87,13 +95,16 @@ def serve(create: Callable[[dict[str, Any], int], Any], server: Callable[[Any, S
         serving = (server or SlotServer)(simulator, arrays, start["first"])
         channel.send({"spec": asdict(simulator.spec)}, None)
         while True:
-            channel.send(serving.answer(channel.wait()), None)
+            command = channel.wait()
+            channel.send(serving.answer(command), None)
     except ChannelClosed:
         return
     except UserError as error:
         channel.send({"unusable": str(error)}, None)
-    except Exception:
-        channel.send({"error": traceback.format_exc()}, None)
+    except Exception as error:
+        slots = list(error.args) if isinstance(error, SlotError) else [row[0] for row in command.get("rows", [])]
+        told = "".join(traceback.format_exception(error.__cause__ if isinstance(error, SlotError) else error))
+        channel.send({"error": told.rstrip(), "slots": slots}, None)
 
 
 class SlotServer:
@@ -104,7 +115,15 @@ class SlotServer:
 
     def answer(self, command: dict[str, Any]) -> dict[str, Any]:
         verb: Callable[..., Any] = getattr(self, command["verb"])
-        return {"rows": [verb(slot, *arguments) for slot, *arguments in command["rows"]]}
+        found = []
+        for slot, *arguments in command["rows"]:
+            try:
+                found.append(verb(slot, *arguments))
+            except UserError:
+                raise
+            except Exception as error:
+                raise SlotError(slot) from error
+        return {"rows": found}
 
     def reset(self, slot: int, seed: int, task: int) -> str:
         instruction = self._reset(slot, seed, task)
@@ -116,11 +135,11 @@ class SlotServer:
         arrays = self.arrays
         done = begin
         while done < end:
-            reward, terminated, success = self.simulator.step(slot - self.first, arrays.actions[slot, done])
-            arrays.reward[slot, done], arrays.terminated[slot, done], arrays.success[slot, done] = reward, terminated, success
+            told = Step(*self.simulator.step(slot - self.first, arrays.actions[slot, done]))
+            arrays.record((slot, done), *told)
             done += 1
             arrays.reached[slot] += 1
-            if terminated:
+            if told.terminated or told.truncated:
                 break
         self._observe(slot)
         return done

@@ -63,11 +63,11 @@ class SharedArrays:
     One row per slot, so two processes never write the same bytes. The parent writes actions float32
     ``[N, L, D]``; row ``n`` is the whole episode so far, from which a lost simulator is rebuilt.
     The simulator writes the rest: reached int64 ``[N]``, 0 before the slot's first reset in this
-    process, then 1 plus the control steps that its episode has had here; reward float32, terminated
-    and success bool ``[N, L]``; state float32 ``[N, S]``; images name -> uint8 ``[N, H, W, 3]``;
-    expert float32 ``[N, D]``; picture uint8 ``[H, W, 3]``, one rendered image at a time; jpeg, the
-    images after a JPEG round trip, of those for which the parent set ``as_jpeg`` (bool, in the
-    order of ``images``).
+    process, then 1 plus the control steps that its episode has had here; reward float32,
+    terminated, success and truncated bool ``[N, L]``; state float32 ``[N, S]``; images name ->
+    uint8 ``[N, H, W, 3]``; expert float32 ``[N, D]``; picture uint8 ``[H, W, 3]``, one rendered
+    image at a time; jpeg, the images after a JPEG round trip, of those for which the parent set
+    ``as_jpeg`` (bool, in the order of ``images``).
     """
 
     def __init__(self, file: int, spec: SimulatorSpec, slots: int, episode_limit: int) -> None:
@@ -79,6 +79,7 @@ class SharedArrays:
             "reward": (np.float32, (n, limit)),
             "terminated": (np.bool_, (n, limit)),
             "success": (np.bool_, (n, limit)),
+            "truncated": (np.bool_, (n, limit)),
             "expert": (np.float32, (n, dim)),
             "picture": (np.uint8, (*spec.picture, 3)),
             "as_jpeg": (np.bool_, (len(spec.images),)),
@@ -94,12 +95,20 @@ class SharedArrays:
         self.reward: NDArray[np.float32] = views["reward"]
         self.terminated: NDArray[np.bool_] = views["terminated"]
         self.success: NDArray[np.bool_] = views["success"]
+        self.truncated: NDArray[np.bool_] = views["truncated"]
         self.state: NDArray[np.float32] = views["state"]
         self.expert: NDArray[np.float32] = views["expert"]
         self.picture: NDArray[np.uint8] = views["picture"]
         self.as_jpeg: NDArray[np.bool_] = views["as_jpeg"]
         self.images: dict[str, NDArray[np.uint8]] = {name: views[f"images/{name}"] for name in spec.images}
         self.jpeg: dict[str, NDArray[np.uint8]] = {name: views[f"jpeg/{name}"] for name in spec.images}
+
+    def record(self, at: Any, reward: Any, terminated: Any, success: Any, truncated: Any) -> None:
+        """Store the outcome of control steps. ``at``: their slots and numbers."""
+        self.reward[at] = reward
+        self.terminated[at] = terminated
+        self.success[at] = success
+        self.truncated[at] = truncated
 
     def show(self, slot: int, images: Mapping[str, NDArray[np.uint8]]) -> None:
         """Store the images ``[H, W, 3]`` of a slot, and those that the parent reads as JPEG."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.protocols import VectorEnv
-from rlinf_vla.core.types import Episodes, Observation, StepResult
+from rlinf_vla.core.types import EXCEPTION_FAULT, Episodes, Observation, StepResult
 
 from .checks import checked_actions, checked_episodes, spec_of
 from .processes import SimulatorPool
@@ -90,20 +91,25 @@ class ProcessVectorEnv(VectorEnv):
         arrays = self.pool.arrays
         shape = (self.spec.num_envs, self._chunk)
         reward = np.zeros(shape, np.float32)
+        fault = np.zeros(shape, np.uint8)
         terminated, truncated, success, valid = (np.zeros(shape, np.bool_) for _ in range(4))
         for index, begin, _ in self._rows:  # numpy: element access to tensors costs ten times as much, and a step has hundreds
             end = executed[index]
+            if end is None:
+                fault[index, 0], valid[index, 0], truncated[index, 0] = EXCEPTION_FAULT, True, True
+                self._ended[index] = True
+                continue
             count = end - begin
             reward[index, :count] = arrays.reward[index, begin:end]
             terminated[index, :count] = arrays.terminated[index, begin:end]
             success[index, :count] = arrays.success[index, begin:end]
             valid[index, :count] = True
-            fell, over = bool(terminated[index, count - 1]), end == self.spec.episode_limit
+            fell, over = bool(terminated[index, count - 1]), end == self.spec.episode_limit or bool(arrays.truncated[index, end - 1])
             # Termination in the last allowed step is not truncation: there is no bootstrap value.
             truncated[index, count - 1] = over and not fell
             self._ended[index] = fell or over
         told = (torch.from_numpy(each) for each in (reward, terminated, truncated, success, valid))
-        return StepResult(self._observation(), *told).outcome_to(self.spec.device)
+        return replace(StepResult(self._observation(), *told), fault=torch.from_numpy(fault)).outcome_to(self.spec.device)
 
     def add_jpeg(self, cameras: Sequence[str]) -> None:
         self.pool.arrays.as_jpeg[:] = [name in cameras for name in self.spec.images]

@@ -57,7 +57,7 @@ class GymnasiumBatch:
         self._reset(seeds, np.isin(np.arange(self.num_envs), rows))
         return [self._options["instruction"]] * self.num_envs
 
-    def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def step(self, actions: Tensor) -> tuple[Tensor, ...]:
         if self._over.any():
             self._reset([0] * self.num_envs, self._over.copy())
         action = actions.numpy().astype(np.float64)
@@ -65,13 +65,11 @@ class GymnasiumBatch:
             action = self._low + (self._high - self._low) * (np.clip(action, -1, 1) + 1) / 2
         action = np.clip(action, self._low, self._high).astype(self._env.single_action_space.dtype)
         self._seen, reward, terminated, truncated, info = self._env.step(action)
-        if np.any(truncated & ~terminated):
-            raise UserError(f"env.id={self._options['id']} truncates episodes itself: remove its time limit and use env.episode_limit")
         key = self._options["success"]
         success = np.asarray(info.get(key, np.zeros(self.num_envs)), dtype=bool) if key else np.zeros(self.num_envs, bool)
-        self._over = np.asarray(terminated, bool)
-        ended = self._over | success
-        return tuple(torch.from_numpy(each) for each in (np.asarray(reward, np.float32), ended, success))  # type: ignore[return-value]
+        fell, cut = (np.asarray(each, bool) for each in (terminated, truncated))
+        self._over = fell | cut
+        return tuple(torch.from_numpy(each) for each in (np.asarray(reward, np.float32), fell | success, success, cut))
 
     def observe(self, rows: list[int]) -> tuple[Tensor, dict[str, Tensor]]:
         keys = self._options["state"]

@@ -78,7 +78,7 @@ class Algorithm:
 
     @property
     def keeps_proximal(self) -> bool:
-        """Whether the trainer copies the weights at the start of an iteration, for later updates."""
+        """Whether the trainer copies the weights before an iteration, for its later updates."""
         return False
 
     def optimizers(self, parameters: Mapping[str, Tensor]) -> dict[str, Optimizer]:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from rlinf_vla.algorithms.base import Algorithm
 from rlinf_vla.config.ranges import NonNegative
 from rlinf_vla.config.recipe import AlgorithmConfig
-from rlinf_vla.core.types import COST, REWARD, Rollouts, Trajectory
+from rlinf_vla.core.transitions import COST, REWARD
+from rlinf_vla.core.types import Rollouts, Trajectory
 
 if TYPE_CHECKING:
     from rlinf_vla.core.transitions import Transitions

@@ -16,8 +16,8 @@ from rlinf_vla.algorithms.cost import CostConfig, CostLimited
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import Count, CountOrZero, Label, LearningRate, NonNegative, OneOf, Positive, Probability, Range, Size
 from rlinf_vla.config.recipe import OFF_POLICY
-from rlinf_vla.core.transitions import Transitions
-from rlinf_vla.core.types import ACTED, ACTION, COST, DISCOUNT, REWARD, Episodes, Tensors
+from rlinf_vla.core.transitions import ACTED, ACTION, COST, DISCOUNT, REWARD, Transitions
+from rlinf_vla.core.types import Episodes, Tensors
 
 
 @dataclass

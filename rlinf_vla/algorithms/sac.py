@@ -23,8 +23,8 @@ from rlinf_vla.algorithms.off_policy import OffPolicy, OffPolicyConfig, critic_l
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import Count, CountOrZero, Name, NonNegative, OneOf, Range
 from rlinf_vla.core.protocols import Noise, Policy
-from rlinf_vla.core.transitions import Transitions
-from rlinf_vla.core.types import ACTION, DISCOUNT, REWARD, ActionEval, ActionSample, Inputs
+from rlinf_vla.core.transitions import ACTION, DISCOUNT, REWARD, Transitions
+from rlinf_vla.core.types import ActionEval, ActionSample, Inputs
 
 AGGREGATES = ("mean", "min")
 LOG_STD_RANGE = (-5.0, 2.0)

@@ -1,4 +1,4 @@
-"""A batch drawn from a replay buffer: all of it, or the rows that one trainer rank has."""
+"""Records of a replay buffer, and a batch of them: all of it, or the rows of one trainer rank."""
 
 from __future__ import annotations
 
@@ -9,6 +9,27 @@ import torch
 from torch import Tensor
 
 from rlinf_vla.core.types import Tensors, mapped
+
+ACTION, REWARD, DISCOUNT, ACTED, COST = "action", "reward", "discount", "acted", "cost"
+"""Fields of a replay record beside the policy's inputs: see ``EpisodeRecords``."""
+
+
+@dataclass
+class EpisodeRecords:
+    """Replay records of one episode.
+
+    ``records``: fields ``[L, ...]``: the policy's inputs, ``action`` as chosen, ``reward``,
+    ``cost`` (discounted like the reward; 0 without safety limits) and ``discount`` of the chunk (0
+    if the episode terminated there), and ``acted``: false in a last record that holds only the
+    observation at a truncation. ``cost``: the episode's, not discounted; None: without limits.
+    ``fault``: index in ``FAULTS`` of what cut the episode.
+    """
+
+    records: Tensors
+    success: bool
+    steps: int
+    cost: float | None = None
+    fault: int = 0
 
 
 @dataclass(frozen=True)

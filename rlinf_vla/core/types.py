@@ -122,6 +122,11 @@ class Episodes(Batched):
         return mapped(lambda a, b: torch.where(mask, a, b), first, second)
 
 
+FAULTS = ("", "a state that is not finite", "a reward that is not finite", "an exception in the simulator")
+"""Why an episode was cut that neither its simulator nor its time limit ended; first: it was not."""
+STATE_FAULT, REWARD_FAULT, EXCEPTION_FAULT = range(1, len(FAULTS))
+
+
 @dataclass(frozen=True)
 class StepResult:
     """The result of up to ``C`` control steps in every environment.
@@ -131,7 +136,7 @@ class StepResult:
     An environment stops at its first ``terminated`` or ``truncated``. The rest of the chunk is not
     executed: there ``valid`` is false and every other entry is zero.
     cost: float32 ``[B, C]``, the number of safety limits that changed each action; None: there are
-    no limits.
+    no limits. fault: uint8 ``[B, C]``, index in ``FAULTS`` of what cut the episode in this step.
     """
 
     observation: Observation
@@ -141,6 +146,7 @@ class StepResult:
     success: Tensor
     valid: Tensor
     cost: Tensor | None = None
+    fault: Tensor | None = None
 
     @property
     def done(self) -> Tensor:
@@ -149,8 +155,8 @@ class StepResult:
 
     @property
     def outcome(self) -> Tensors:
-        """All but the observation, by name; without a cost that is None."""
-        found = {name: getattr(self, name) for name in ("reward", "terminated", "truncated", "success", "valid", "cost")}
+        """All but the observation, by name; without those that are None."""
+        found = {name: getattr(self, name) for name in ("reward", "terminated", "truncated", "success", "valid", "cost", "fault")}
         return {name: value for name, value in found.items() if value is not None}
 
     def outcome_to(self, device: torch.device) -> StepResult:
@@ -201,7 +207,7 @@ class Trajectory(Batched):
     call; zero elsewhere.
     Per control step ``[T, B, C]``: reward, terminated, truncated, success, valid.
     reference ``[T, B, C, D]``: log-probabilities of the actions under the reference policy of the
-    KL penalty; None where they are not computed. cost ``[T, B, C]``: see ``StepResult``.
+    KL penalty; None where they are not computed. cost and fault ``[T, B, C]``: see ``StepResult``.
     """
 
     inputs: Inputs
@@ -222,6 +228,7 @@ class Trajectory(Batched):
     policy_version: Tensor
     reference: Tensor | None = None
     cost: Tensor | None = None
+    fault: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -277,23 +284,3 @@ def gather(rollouts: Rollouts) -> Trajectory:
 def flattened(shard: Trajectory) -> Trajectory:
     """Return the calls of either kind of shard as ``[N]``."""
     return shard.flatten() if shard.value.ndim == 2 else shard
-
-
-ACTION, REWARD, DISCOUNT, ACTED, COST = "action", "reward", "discount", "acted", "cost"
-"""Fields of a replay record beside the policy's inputs: see ``EpisodeRecords``."""
-
-
-@dataclass
-class EpisodeRecords:
-    """Replay records of one episode.
-
-    ``records``: fields ``[L, ...]``: the policy's inputs, ``action`` as chosen, ``reward``,
-    ``cost`` (discounted like the reward; 0 without safety limits) and ``discount`` of the chunk (0
-    if the episode terminated there), and ``acted``: false in a last record that holds only the
-    observation at a truncation. ``cost``: the episode's, not discounted; None: without limits.
-    """
-
-    records: Tensors
-    success: bool
-    steps: int
-    cost: float | None = None

@@ -18,7 +18,8 @@ from rlinf_vla.algorithms.sft import Demonstrations
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.devices import CPU, moved, precompute_frozen
 from rlinf_vla.core.protocols import EnvSpec, Learner, Policy, RewardModel, prepared
-from rlinf_vla.core.types import ACTED, ACTION, COST, DISCOUNT, REWARD, EpisodeRecords, Inputs, Observation
+from rlinf_vla.core.transitions import ACTED, ACTION, COST, DISCOUNT, REWARD, EpisodeRecords
+from rlinf_vla.core.types import Inputs, Observation
 from rlinf_vla.data import lerobot_format as form
 from rlinf_vla.data.lerobot_reader import Episode, LeRobotReader
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlinf_vla.config.recipe import MODES, Recipe
 from rlinf_vla.core.io import write_json
-from rlinf_vla.evaluation.statistics import paired_episodes, summary
+from rlinf_vla.evaluation.statistics import count_cut, paired_episodes, summary
 from rlinf_vla.rollout.evaluation_episodes import EpisodeResult
 from rlinf_vla.runtime.base import PlayEpisodes
 from rlinf_vla.runtime.run_directory import evaluation_file
@@ -84,6 +84,8 @@ def headline(document: dict[str, Any]) -> str:
         if mode in document:
             low, high = document[mode]["pc_success_ci95"]
             parts.append(f"{document[mode]['pc_success']:.1f} % {mode} (95 % interval {low:.1f} to {high:.1f})")
+            if cut := count_cut(document[mode]["episodes"]):
+                parts.append(f"{cut} episodes cut because the simulator failed")
             for probe, found in document[mode].get("probes", {}).items():
                 low, high = found["difference"]["pc_difference_ci95"]
                 parts.append(f"{probe} {found['difference']['pc_difference']:+.1f} points ({low:+.1f} to {high:+.1f})")

@@ -129,6 +129,11 @@ def compare(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     return {mode: block for mode, block in found.items() if block}
 
 
+def count_cut(episodes: Sequence[Episode]) -> int:
+    """Return how many episodes were cut because a simulator failed; they count as failures."""
+    return sum("fault" in episode for episode in episodes)
+
+
 def paired_episodes(before: Sequence[Episode], after: Sequence[Episode]) -> dict[str, Any]:
     """Compare two policies on the episodes that both played; empty if there are none.
 

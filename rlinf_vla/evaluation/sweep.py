@@ -21,7 +21,7 @@ from rlinf_vla.evaluation.block_workers import BlockWorkers
 from rlinf_vla.evaluation.blocks import Block, Job, Sweep, fixed
 from rlinf_vla.evaluation.provenance import identities, same_provenance
 from rlinf_vla.evaluation.results import FORMAT, as_csv, tables
-from rlinf_vla.evaluation.statistics import Episode
+from rlinf_vla.evaluation.statistics import Episode, count_cut
 from rlinf_vla.evaluation.sweep_fit import require_fit
 from rlinf_vla.runtime import builders, run_directory
 from rlinf_vla.runtime.saved_recipe import to_plain
@@ -144,6 +144,7 @@ class SweepRun:
         episodes = [episode for document in played.values() for episode in document["episodes"]]
         suites = [{"suite": suite.name, "tasks": list(suite.tasks)} | environments[place] for place, suite in enumerate(self.sweep.suites)]
         lost = {"simulators": sum(document["lost_simulators"] for document in played.values()), "processes": lost_processes}
+        lost["episodes cut because the simulator failed"] = count_cut(episodes)
         head = {"format": FORMAT, "name": self.recipe.name, "environment": machine, "suites": suites, "provenance": policies, "lost": lost}
         return head | tables(episodes) | {"recipe": self.saved_recipe, "episodes": episodes}
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from rlinf_vla.algorithms.feature_policy import ACTOR_OUTPUT
 from rlinf_vla.algorithms.off_policy import OffPolicy
 from rlinf_vla.core.protocols import Policy
-from rlinf_vla.core.transitions import Transitions
-from rlinf_vla.core.types import ACTED, ACTION, COST, DISCOUNT, REWARD, ActionSample, Inputs
+from rlinf_vla.core.transitions import ACTED, ACTION, COST, DISCOUNT, REWARD, Transitions
+from rlinf_vla.core.types import ActionSample, Inputs
 from rlinf_vla.planner.accounting import META, UnknownNumbers, repeated
 
 AFTER_WARMUP = 1 << 30

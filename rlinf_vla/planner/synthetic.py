@@ -12,7 +12,8 @@ from rlinf_vla.algorithms.on_policy import Batch, OnPolicy
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.devices import CPU, moved
 from rlinf_vla.core.protocols import Policy, PolicySpec
-from rlinf_vla.core.types import ACTED, ACTION, COST, DISCOUNT, REWARD, ActionSample, Episodes, Inputs, Observation, Trajectory
+from rlinf_vla.core.transitions import ACTED, ACTION, COST, DISCOUNT, REWARD
+from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Observation, Trajectory
 from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.runtime import builders
 
@@ -66,6 +67,7 @@ def stored(inputs: Inputs, sample: ActionSample, episodes: Episodes) -> Trajecto
         step=zeros,
         policy_version=zeros,
         cost=torch.zeros_like(reward),
+        fault=torch.zeros_like(steps, dtype=torch.uint8),
     )
 
 

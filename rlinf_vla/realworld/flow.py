@@ -13,7 +13,8 @@ from rlinf_vla.algorithms.cost import EPISODE_COST
 from rlinf_vla.algorithms.off_policy import OffPolicy
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.protocols import Policy, prepared
-from rlinf_vla.core.types import EpisodeRecords, Episodes, Inputs
+from rlinf_vla.core.transitions import EpisodeRecords
+from rlinf_vla.core.types import Episodes, Inputs
 from rlinf_vla.data.from_dataset import dataset_transitions
 from rlinf_vla.realworld.arm_convention import ArmConvention
 from rlinf_vla.realworld.client import RobotClient

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlinf_vla.core.types import ACTED, ACTION, COST, DISCOUNT, REWARD, EpisodeRecords, Inputs, Tensors
+from rlinf_vla.core.transitions import ACTED, ACTION, COST, DISCOUNT, REWARD, EpisodeRecords
+from rlinf_vla.core.types import Inputs, Tensors
 from rlinf_vla.realworld.arm_convention import ArmConvention
 from rlinf_vla.realworld.episode import RobotEpisode
 

@@ -158,4 +158,5 @@ def _row(call: Call, policy_version: int, beside: Beside) -> Trajectory:
         step=call.step,
         policy_version=torch.full_like(call.step, policy_version),
         cost=result.cost,
+        fault=result.fault,
     )

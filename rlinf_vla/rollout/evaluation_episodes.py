@@ -11,7 +11,7 @@ from torch import Tensor
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.protocols import EnvSpec, VectorEnv
 from rlinf_vla.core.tasks import EVALUATION_SEEDS
-from rlinf_vla.core.types import Episodes
+from rlinf_vla.core.types import FAULTS, Episodes
 from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.rollout.episodes import numbered_episodes
 from rlinf_vla.rollout.player import ActorProtocol, Call, Spans, play_episodes
@@ -32,8 +32,9 @@ class EpisodeResult:
     frames: list[Tensor] = field(default_factory=list)
     """uint8 ``[H, W, 3]`` after every policy call; empty unless the episode was filmed."""
     details: dict[str, Any] = field(default_factory=dict)
-    """JSON values: ``cost``, the number of changes by safety limits, where there are limits; at a
-    robot also why it ended, who acted, what the limits changed."""
+    """JSON values: ``cost``, the number of changes by safety limits, where there are limits;
+    ``fault``, what cut the episode, if anything did; at a robot also why it ended, who acted, what
+    the limits changed."""
 
     def row(self) -> dict[str, Any]:
         """Return the outcome as JSON values, as every result file lists it."""
@@ -99,6 +100,8 @@ def play_episode_list(
             running.steps += steps[slot]
             running.episode_return += rewards[slot]
             running.success |= success[slot]
+            if result.fault is not None and (fault := int(result.fault[slot].max())):
+                running.details["fault"] = FAULTS[fault]
             running.instruction = result.observation.instruction[slot]
             if filmed(number):
                 running.frames.append(env.render(slot))

@@ -13,8 +13,10 @@ from rlinf_vla.algorithms.feature_policy import ACTOR_OUTPUT, FEATURES
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.devices import precompute_frozen
 from rlinf_vla.core.protocols import Policy, VectorEnv, prepared
-from rlinf_vla.core.types import ACTED, ACTION, COST, DISCOUNT, REWARD, EpisodeRecords, Episodes
+from rlinf_vla.core.transitions import ACTED, ACTION, COST, DISCOUNT, REWARD, EpisodeRecords
+from rlinf_vla.core.types import FAULTS, Episodes
 from rlinf_vla.rollout.actor import Actor, rows_of, whole_blocks
+from rlinf_vla.rollout.faults import Fault
 from rlinf_vla.rollout.player import Call, EpisodeRows, Spans, play_episodes
 from rlinf_vla.rollout.scripted_actors import ExpertActor
 
@@ -67,6 +69,8 @@ def record_transitions(
             if number >= 0:
                 found[number].success |= bool((result.success & result.valid)[slot].any())
                 found[number].steps += int(result.valid[slot].sum())
+                if result.fault is not None:
+                    found[number].fault = max(found[number].fault, int(result.fault[slot].max()))
                 if result.cost is not None:
                     found[number].cost = (found[number].cost or 0.0) + float(cost[slot].sum())
 
@@ -75,6 +79,15 @@ def record_transitions(
     for recorded, rows in zip(found, kept.all(), strict=True):
         recorded.records = rows
     return found
+
+
+def faults_of_records(episodes: Episodes, found: list[EpisodeRecords], tasks: tuple[str, ...]) -> list[Fault]:
+    """Return the ``episodes`` that were cut, of which ``found`` are the records."""
+    return [
+        Fault(tasks[task], seed, each.steps, FAULTS[each.fault])
+        for task, seed, each in zip(episodes.task_id.tolist(), episodes.seed.tolist(), found, strict=True)
+        if each.fault
+    ]
 
 
 def transition_metrics(episodes: Sequence[EpisodeRecords]) -> dict[str, float]:

@@ -15,6 +15,7 @@ from rlinf_vla.core.types import Rollouts, Tensors, gather
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.collector import episode_metrics, rollout_metrics
 from rlinf_vla.rollout.evaluation_episodes import EpisodeResult
+from rlinf_vla.rollout.faults import METRIC, Fault, faults_of
 from rlinf_vla.telemetry.timeline import Timeline
 
 Threads = Callable[[], AbstractContextManager[None]]
@@ -48,6 +49,8 @@ class BaseFlow:
 
         From then until its end there is no state to resume from."""
         self.metrics: dict[str, float] = {}
+        self.faults: list[Fault] = []
+        """Episodes of this iteration that were cut because a simulator failed."""
         self._played_steps = 0
         self._first_began = math.inf
         """When the first iteration of this process began, of ``time.monotonic``."""
@@ -55,6 +58,7 @@ class BaseFlow:
     def begin(self, iteration: int) -> None:
         self._first_began = min(self._first_began, time.monotonic())
         self.iteration, self.metrics, self.changed = iteration, {}, False
+        self.faults = []
         self._played_steps = 0
         self.timeline.begin_iteration(iteration + 1)
 
@@ -71,6 +75,10 @@ class BaseFlow:
 
     def publish(self) -> None:
         self.policy_version += 1
+
+    def log_faults(self, faults: Sequence[Fault]) -> None:
+        self.faults += faults
+        self.log({METRIC: float(len(self.faults))} if self.faults else {})
 
     def log_rollout(self, seconds: float, steps: int) -> None:
         """Log time and throughput, summed over the rollouts that run during this iteration.
@@ -105,6 +113,7 @@ class OnPolicyFlow(BaseFlow):
         """``iterations``: number of iterations in the run; None: unknown."""
         super().__init__(settings)
         self.staleness, self.iterations = staleness, iterations
+        self.tasks: tuple[str, ...] = ()
         self._ahead: dict[int, Rollouts] = {}
         self._updates = 0.0
         self._scored: list[Rollouts] = []
@@ -136,6 +145,7 @@ class OnPolicyFlow(BaseFlow):
         if shards:
             everything = gather(shards)
             self.log(rollout_metrics(everything) if everything.value.ndim == 2 else episode_metrics(everything))
+            self.log_faults(faults_of(everything, self.tasks))
             if self.staleness:
                 self.log({"rollout/staleness": (self.policy_version - everything.policy_version).float().mean().item()})
         super().publish()

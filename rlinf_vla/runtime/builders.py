@@ -18,6 +18,7 @@ from rlinf_vla.core import plugins
 from rlinf_vla.core.devices import set_fused_kernels, set_tf32
 from rlinf_vla.core.protocols import EnvSpec, HasOutline, Learner, Policy, RewardModel, VectorEnv
 from rlinf_vla.rollout.actor import Settings
+from rlinf_vla.rollout.faults import GuardedEnv
 from rlinf_vla.runtime.fit import check_fit, connect, fitted
 from rlinf_vla.runtime.recipes import asset_path, located
 from rlinf_vla.telemetry.trackers import require_trackers
@@ -217,7 +218,7 @@ def open_envs(recipe: Recipe, policy: Policy | None, groups: int) -> Iterator[Se
     try:
         if policy is not None:
             connect(policy, envs)
-        yield envs
+        yield [GuardedEnv(env) for env in envs]
     finally:
         for env in envs:
             env.close()

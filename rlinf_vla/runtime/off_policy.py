@@ -17,11 +17,12 @@ from rlinf_vla.algorithms.off_policy import OffPolicy, OffPolicyConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.devices import device_of
 from rlinf_vla.core.protocols import EnvSpec, Policy, VectorEnv
-from rlinf_vla.core.types import EpisodeRecords, Episodes, Tensors
+from rlinf_vla.core.transitions import EpisodeRecords
+from rlinf_vla.core.types import Episodes, Tensors
 from rlinf_vla.data.from_dataset import dataset_transitions, require_same_control_rate
 from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS, drawn_episodes, numbered_episodes
-from rlinf_vla.rollout.transitions import ChunkRewards, record_transitions, transition_metrics
+from rlinf_vla.rollout.transitions import ChunkRewards, faults_of_records, record_transitions, transition_metrics
 from rlinf_vla.runtime.base import BaseFlow, Threads
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.lora import acting
@@ -242,6 +243,7 @@ class SimulatorFlow(StoringFlow):
         self.changed = True
         for each in found:
             self.replay.append(each.records)
+        self.log_faults(faults_of_records(episodes, found, self.collector.env.tasks))
         steps = sum(each.steps for each in found)
         self.log(transition_metrics(found) | {"rollout/steps": float(steps)})
         self.log_rollout(time.perf_counter() - started, steps)

@@ -30,7 +30,7 @@ def print_tables(document: dict[str, Any]) -> None:
     if document["differences"]:
         console.print(differences_table(document))
     if lost := _lost(document):
-        console.print(f"lost and replaced: {lost}")
+        console.print(f"lost: {lost}")
 
 
 def write_report(directory: Path, document: dict[str, Any], films: Sequence[Film]) -> Path:
@@ -56,7 +56,7 @@ def content(document: dict[str, Any]) -> dict[str, Any]:
         "header": [
             f"{len(document['provenance'])} policies on {tasks} tasks, {episodes} episodes each",
             machine_line(document["environment"]),
-            f"Lost and replaced: {lost}" if lost else "",
+            f"Lost: {lost}" if lost else "",
         ],
         "policies": list(document["policies"]),
         "rows": rows(document),

@@ -70,14 +70,17 @@ def _facts(run: Run) -> str:
 
 
 def _faults(run: Run) -> str:
-    """Summarise the workers that a cluster run lost and replaced."""
+    """Summarise the workers that a cluster run lost, and the episodes that were cut."""
     lost: Counter[str] = Counter()
     longest = 0.0
     for line in run.metrics:
         longest = max(longest, line.get("faults/recovery_s") or 0.0)
         lost.update({name: int(value or 0) for name, value in line.items() if name.startswith("faults/") and name != "faults/recovery_s"})
+    cut = lost.pop("faults/episodes", 0)
     parts = [f"{count} {name.removeprefix('faults/')}" for name, count in lost.items() if count]
-    return f"Workers lost and replaced: {', '.join(parts)}; the longest recovery took {longest:.1f} s" if parts else ""
+    said = [f"Workers lost and replaced: {', '.join(parts)}; the longest recovery took {longest:.1f} s"] if parts else []
+    said += [f"Episodes cut because a simulator failed: {cut} (faults.jsonl)"] if cut else []
+    return ". ".join(said)
 
 
 def _curves(run: Run) -> list[tuple[str, str, list[str]]]:

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.core.transitions import RankRows, Transitions
-from rlinf_vla.core.types import ACTED, Tensors
+from rlinf_vla.core.transitions import ACTED, RankRows, Transitions
+from rlinf_vla.core.types import Tensors
 
 SEGMENT = 1024
 """Records per file."""

@@ -89,10 +89,8 @@ class Trainer:
 
     @contextmanager
     def swapped_weights(self, weights: Tensors) -> Iterator[None]:
-        """Set the trainable weights to ``weights`` (see ``copies``) within the context.
-
-        Optimiser state, and so master weights, stay; take no step within the context.
-        """
+        """Set the trainable weights to ``weights`` (see ``copies``) within the context, in which no
+        step may be taken: optimiser state, and so master weights, stay."""
         present = self.copies()
         try:
             self._put(weights)
@@ -226,10 +224,10 @@ class Trainer:
                 parameter.requires_grad_(True)
 
     def move(self, device: torch.device | str) -> None:
-        """Move the policy, optimiser state, averages and kept weights to ``device``.
+        """Move policy, optimiser state, averages and kept weights to ``device``; free gradients.
 
-        Gradients are freed. A sharded policy cannot be called while it is not on its ranks' device,
-        but its weights and state can be read.
+        A sharded policy cannot be called while it is not on its ranks' device, but its weights and
+        state can be read.
         """
         for parameter in (*self.parameters.values(), *self.trained.values()):
             parameter.grad = None

@@ -16,8 +16,8 @@ from rlinf_vla.algorithms.feature_policy import Critics, FeaturePolicy, Features
 from rlinf_vla.algorithms.off_policy import OffPolicy, OffPolicyConfig, critic_loss
 from rlinf_vla.config.ranges import Count, Name, NonNegative, Range
 from rlinf_vla.core.protocols import Noise, Policy
-from rlinf_vla.core.transitions import Transitions
-from rlinf_vla.core.types import ACTION, DISCOUNT, REWARD, ActionEval, ActionSample, Inputs
+from rlinf_vla.core.transitions import ACTION, DISCOUNT, REWARD, Transitions
+from rlinf_vla.core.types import ActionEval, ActionSample, Inputs
 
 
 @dataclass

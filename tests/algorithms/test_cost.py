@@ -14,8 +14,8 @@ from rlinf_vla.algorithms.cost import EPISODE_COST, Charged
 from rlinf_vla.algorithms.grpo import GRPO, GRPOConfig
 from rlinf_vla.algorithms.ppo import PPO, PPOConfig
 from rlinf_vla.algorithms.sac import SAC, SACConfig
-from rlinf_vla.core.transitions import RankRows, Transitions
-from rlinf_vla.core.types import COST, REWARD, Trajectory
+from rlinf_vla.core.transitions import COST, REWARD, RankRows, Transitions
+from rlinf_vla.core.types import Trajectory
 from rlinf_vla.rollout.collector import cost_metrics
 from tests.algorithms.trajectories import trajectories
 

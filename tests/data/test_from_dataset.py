@@ -18,7 +18,8 @@ from rlinf_vla.algorithms.base import DemonstrationConfig
 from rlinf_vla.algorithms.sac import SACConfig
 from rlinf_vla.algorithms.sft import Demonstrations
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.core.types import ACTED, ACTION, DISCOUNT, REWARD, Inputs, Observation
+from rlinf_vla.core.transitions import ACTED, ACTION, DISCOUNT, REWARD
+from rlinf_vla.core.types import Inputs, Observation
 from rlinf_vla.data import lerobot_format as form
 from rlinf_vla.data.from_dataset import dataset_transitions
 from rlinf_vla.data.lerobot_format import Column, Feature

@@ -133,11 +133,15 @@ def test_a_wrong_setting_is_named_with_its_fix(config: dict[str, Any], message: 
     assert "\n" not in str(error.value)
 
 
-def test_an_environment_with_a_time_limit_is_refused() -> None:
+def test_an_environment_that_truncates_episodes_itself() -> None:
     (env,) = make(**TINY, kwargs={"truncates": True})
     env.reset(episodes(1, 2, 3))
-    with pytest.raises(UserError, match="truncates episodes itself"):
-        env.step(torch.zeros(NUM_ENVS, 1, 2))
+    result = env.step(torch.zeros(NUM_ENVS, 2, 2))
+    assert result.truncated.tolist() == result.valid.tolist() == [[True, False]] * NUM_ENVS
+    assert not result.terminated.any() and not result.success.any()
+    assert result.fault is not None and not result.fault.any()
+    env.reset(episodes(1, 2, 3))
+    env.close()
 
 
 def test_importing_the_plugin_imports_no_gymnasium() -> None:

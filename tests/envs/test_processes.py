@@ -19,7 +19,7 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.child_process import Child
 from rlinf_vla.core.images import through_jpeg
 from rlinf_vla.core.protocols import VectorEnv
-from rlinf_vla.core.types import StepResult
+from rlinf_vla.core.types import EXCEPTION_FAULT, StepResult
 from rlinf_vla.envs import shared_arrays
 from rlinf_vla.envs.processes import SimulatorPool
 from rlinf_vla.envs.vector_env import ProcessVectorEnv
@@ -179,11 +179,26 @@ def test_processes_that_get_no_further_are_reported(lives: str, left: str, tmp_p
     assert (tmp_path / "lives").read_text() == left
 
 
-def test_an_exception_is_reported_with_its_traceback(env: ProcessVectorEnv) -> None:
+def test_an_exception_in_a_step_ends_only_its_episode(env: ProcessVectorEnv, capfd: pytest.CaptureFixture[str]) -> None:
+    actions = random_actions(env, 3, seed=0)
     env.reset(episodes(1, 2, 3))
-    with pytest.raises(RuntimeError, match=r"(?s)point_simulator.py.*paper torn"):
-        env.step(torch.full((NUM_ENVS, 1, 2), -101.0))
-    assert env.pool.restarts == 0
+    expected = [env.step(actions), env.step(actions)]
+    shown = env.reset(episodes(1, 2, 3)).state.clone()
+    failing = actions.clone()
+    failing[0, 1] = -101.0
+    first = env.step(failing)
+    assert first.valid[0].tolist() == first.truncated[0].tolist() == [True, False, False] and not first.reward[0].any()
+    assert first.fault is not None and first.fault.tolist() == [[EXCEPTION_FAULT, 0, 0], [0] * 3, [0] * 3]
+    assert torch.equal(first.observation.state[0], shown[0]), "what was seen before"
+    for found, whole in zip((first, env.step_async(actions, True) or env.step_wait()), expected, strict=True):
+        for name, value in found.outcome.items():
+            assert torch.equal(value[1:], whole.outcome[name][1:]), name
+        assert torch.equal(found.observation.state[1:], whole.observation.state[1:])
+    env.reset(episodes(1, 2, 3))
+    assert_same(env.step(actions), expected[0])
+    assert env.pool.restarts == 0 and env.pool.faults == 1
+    told = capfd.readouterr().err
+    assert "point_simulator.py" in told and told.endswith("ZeroDivisionError: paper torn\nthe episodes of 1 environments are cut\n")
 
 
 def test_a_process_that_cannot_start_is_reported() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlinf_vla.algorithms.sac import SAC, SACConfig, SACPolicy
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.core.types import COST, REWARD
+from rlinf_vla.core.transitions import COST, REWARD
 from rlinf_vla.models.compact.options import CompactOptions
 from rlinf_vla.models.compact.policy import CompactPolicy
 from rlinf_vla.realworld.episode import DEMONSTRATION, TRAINING, Job, RobotEpisode

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlinf_vla.core.protocols import Convention
-from rlinf_vla.core.types import ACTED, ACTION, COST, DISCOUNT, REWARD, EpisodeRecords
+from rlinf_vla.core.transitions import ACTED, ACTION, COST, DISCOUNT, REWARD, EpisodeRecords
 from rlinf_vla.realworld.arm_convention import ArmConvention
 from rlinf_vla.realworld.episode import TRAINING, Job, RobotEpisode
 from rlinf_vla.realworld.records import RecordForm, operator_records, training_records

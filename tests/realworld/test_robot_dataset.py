@@ -11,7 +11,7 @@ import torch
 from rlinf_vla.algorithms.sac import SACConfig
 from rlinf_vla.core.protocols import EnvSpec
 from rlinf_vla.core.robot import ACKNOWLEDGE, PAUSE, RESUME
-from rlinf_vla.core.types import ACTED, ACTION, DISCOUNT, REWARD
+from rlinf_vla.core.transitions import ACTED, ACTION, DISCOUNT, REWARD
 from rlinf_vla.data.from_dataset import dataset_transitions
 from rlinf_vla.data.lerobot_format import recorded_features
 from rlinf_vla.data.lerobot_reader import LeRobotReader

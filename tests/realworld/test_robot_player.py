@@ -15,7 +15,8 @@ from rlinf_vla.config.errors import Failure, UserError
 from rlinf_vla.config.robot import BY_SCRIPT
 from rlinf_vla.core.protocols import Convention
 from rlinf_vla.core.robot import ACKNOWLEDGE, FAILURE, PAUSE, QUIT, RESUME, SUCCESS, CameraError, Intervention, RobotError, Target, Vector
-from rlinf_vla.core.types import ACTED, ACTION, DISCOUNT, REWARD, Observation, StepResult, Tensors
+from rlinf_vla.core.transitions import ACTED, ACTION, DISCOUNT, REWARD
+from rlinf_vla.core.types import Observation, StepResult, Tensors
 from rlinf_vla.realworld.arm_convention import ArmConvention
 from rlinf_vla.realworld.episode import (
     DEMONSTRATION,

@@ -10,7 +10,8 @@ import torch
 
 from rlinf_vla.algorithms.advantages import GAMMA_UNITS, chunk_rewards
 from rlinf_vla.algorithms.sac import SAC, SACConfig
-from rlinf_vla.core.types import EpisodeRecords, Episodes, Inputs
+from rlinf_vla.core.transitions import EpisodeRecords
+from rlinf_vla.core.types import Episodes, Inputs
 from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.rollout.transitions import record_transitions, transition_metrics
 from rlinf_vla.telemetry.timeline import Timeline

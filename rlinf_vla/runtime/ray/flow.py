@@ -61,7 +61,7 @@ class RayFlow(OnPolicyFlow):
         self.streaming = streams(cluster.streaming, cluster.offload)
         introduced: WorkerInfo = self.rollouts.call("worker_info")[0]
         assert introduced.env is not None and introduced.policy is not None
-        self.trainers, self.env = trainers, introduced.env
+        self.trainers, self.env, self.tasks = trainers, introduced.env, introduced.env.tasks
         self.steps = self.env.steps(introduced.policy.chunk)
         """Control steps of a policy call."""
         self._feature_pids: dict[int, int] = {}

@@ -10,7 +10,8 @@ from typing import Any
 
 from rlinf_vla.algorithms.off_policy import OffPolicy, OffPolicyConfig
 from rlinf_vla.config.recipe import Recipe
-from rlinf_vla.core.types import ACTED, EpisodeRecords, Episodes, Tensors
+from rlinf_vla.core.transitions import ACTED, EpisodeRecords
+from rlinf_vla.core.types import Episodes, Tensors
 from rlinf_vla.data.from_dataset import dataset_transitions, require_same_control_rate
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.evaluation_episodes import EpisodeResult

@@ -241,7 +241,7 @@ class RolloutWorker(PolicyWorker):
 
     def collect_transitions(
         self, weights: Weights, episodes: Episodes, rewards: ChunkRewards, expert: bool
-    ) -> tuple[list[tuple[Packed, bool, int, float | None]], list[Span]]:
+    ) -> tuple[list[tuple[Packed, bool, int, float | None, int]], list[Span]]:
         """Run ``episodes`` to their end, by the policy or by the scripted expert.
 
         Returns the fields of ``EpisodeRecords`` of each, and the spans of the rollout.
@@ -249,7 +249,7 @@ class RolloutWorker(PolicyWorker):
         timeline = Timeline()
         with self._acting(weights):
             found = record_transitions(self.policy, self.actor, self.rewarded, episodes, rewards, expert, timeline)
-        return [(Packed.of(each.records), each.success, each.steps, each.cost) for each in found], self._spans(timeline)
+        return [(Packed.of(each.records), each.success, each.steps, each.cost, each.fault) for each in found], self._spans(timeline)
 
     @contextmanager
     def _acting(self, weights: Weights) -> Iterator[float]:

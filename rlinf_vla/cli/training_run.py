@@ -1,0 +1,192 @@
+"""A training run from its newest checkpoint to its end: iterations, checkpoints and evaluations."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import OmegaConf
+
+from rlinf_vla.config.cluster import CPU
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.recipe import Recipe
+from rlinf_vla.core.interrupt import Interrupt, Interrupted
+from rlinf_vla.core.io import write_json
+from rlinf_vla.core.protocols import Policy
+from rlinf_vla.evaluation.evaluate import evaluate, headline, rates
+from rlinf_vla.evaluation.statistics import compare
+from rlinf_vla.runtime import builders, run_directory
+from rlinf_vla.runtime.base import BaseFlow, Restart, Runtime
+from rlinf_vla.telemetry.console import TrainingConsole
+from rlinf_vla.telemetry.metrics import MetricsLog
+from rlinf_vla.telemetry.timeline import RECORDED
+from rlinf_vla.training.checkpoint import load_checkpoint
+from rlinf_vla.training.checkpoint_files import ADAPTER, STATE, complete_checkpoints
+
+if TYPE_CHECKING:
+    from rlinf_vla.planner.monitor import PlanMonitor
+
+FAULTS = "faults.jsonl"
+"""File of a run directory with the episodes that were cut."""
+
+
+@dataclass
+class TrainingRun:
+    """A training run from its newest checkpoint to its end."""
+
+    recipe: Recipe
+    algorithm: Any
+    directory: Path
+    runtime: Runtime
+    console: TrainingConsole
+    metrics: MetricsLog
+    monitor: PlanMonitor | None
+
+    @property
+    def flow(self) -> Any:
+        return self.runtime.flow
+
+    def _evaluation(self, name: str) -> Path:
+        return run_directory.evaluation_file(self.directory, name)
+
+    def train(self, done: int, interrupt: Interrupt) -> int:
+        """Train from iteration ``done`` on; return the number of finished iterations."""
+        saved, unsaid = done, True
+        flow: BaseFlow = self.flow
+        flow.policy_version = done
+
+        def progress(stage: str, fraction: float) -> None:
+            self.console.stage(stage, fraction)
+            if not flow.changed:
+                interrupt.check()
+            interrupt.check_at_once()
+
+        flow.progress = progress
+        try:
+            for iteration in range(done, self.recipe.iterations):
+                interrupt.check()
+                name, every = f"step_{done:06d}", self.recipe.evaluation.every
+                if every and done and done % every == 0 and not self.evaluated(name, done):  # after done iterations were saved
+                    self.evaluate(name, done)
+                started = time.perf_counter()
+                flow.begin(iteration)
+                self.algorithm.iteration(flow)
+                done, flow.changed = iteration + 1, False
+                if unsaid and flow.parity is not None:
+                    unsaid = False
+                    self.console.say(flow.parity.report())
+                seconds = time.perf_counter() - started
+                flow.log({"timing_s/iteration": seconds} | self.algorithm.adapt(flow.metrics))
+                if "rollout/steps" in flow.metrics:
+                    flow.log({"throughput/steps_per_s": flow.metrics["rollout/steps"] / seconds})
+                if self.monitor is not None:
+                    flow.log(self.monitor.watch(flow.metrics, done - 1))
+                self.report_faults(done)
+                self.console.update(done, flow.metrics)
+                if done % flow.metrics_every == 0:
+                    self.metrics.write(done, flow.metrics)
+                    flow.timeline.write(self.directory / RECORDED)
+                if done % self.recipe.checkpoints.every == 0 or done == self.recipe.iterations or flow.will_leave():
+                    self.save(done)
+                    saved = done
+                if self.monitor is not None and done < self.recipe.iterations:
+                    self.monitor.replan_if_due()
+                if flow.enough():
+                    break
+            if done > saved:
+                self.save(done)
+        except Restart as restart:
+            if restart.plan is not None and done > saved:
+                self.save(done)
+            raise
+        except Interrupted as interruption:
+            name, half_made = interruption.args[0], flow.changed and flow.iteration == done
+            if not half_made and (done > saved or done == 0):
+                self.save(done)
+            where = f"in iteration {done + 1}" if half_made else f"after iteration {done}"
+            self.console.say(f"{name}: stopped {where}; continue with run_dir={builders.relative(self.directory)} resume=auto")
+            raise
+        return done
+
+    def report_faults(self, iteration: int) -> None:
+        """Report the episodes of the iteration that were cut because a simulator failed."""
+        if not self.flow.faults:
+            return
+        with (self.directory / FAULTS).open("a") as file:
+            file.writelines(json.dumps({"iteration": iteration} | fault.document()) + "\n" for fault in self.flow.faults)
+        more = len(self.flow.faults) - 1
+        self.console.say(f"{self.flow.faults[0]}" + (f", and {more} more" if more else "") + f" (all: {FAULTS})")
+
+    def save(self, iteration: int) -> None:
+        directory = self.directory / run_directory.CHECKPOINTS
+        state = {"iteration": iteration, "seed": self.recipe.seed} | self.flow.save() | self.algorithm.state()
+        self.runtime.save(state)
+        self.flow.saved([_read_json(each / STATE) for each in complete_checkpoints(directory)])
+
+    def evaluate(self, name: str, iteration: int) -> None:
+        runtime, stage, version = self.runtime, self.flow.progress, self.flow.policy_version
+        if runtime.play is None:
+            self._classify(name)
+            return
+        document = evaluate(self.recipe, runtime.play, runtime.calls_per_s, name, f"iteration {iteration}", version, self.directory, stage)
+        self.console.say(f"{name}: success {headline(document)}")
+        self.metrics.write(iteration, rates(document))
+
+    def _classify(self, name: str) -> None:
+        """Evaluate a reward classifier on the frames that its training did not use."""
+        from rlinf_vla.evaluation.classification import accuracy_headline, classification_accuracy
+
+        frames = self.flow.label(self.algorithm.config.demonstrations)
+        held_out = frames[self.algorithm.split(frames)[1]]
+        document = classification_accuracy(self.flow.success_logits(held_out), held_out.success)
+        write_json(self._evaluation(name), document)
+        self.console.say(f"{name}: {accuracy_headline(document)}")
+
+    def export(self) -> None:
+        """Write a network that was trained whole in its official layout, ready to be used."""
+        from rlinf_vla.cli.export import write_policy
+
+        checkpoints = complete_checkpoints(self.directory / run_directory.CHECKPOINTS)
+        if checkpoints and (checkpoints[-1] / ADAPTER).exists():
+            return
+        learner = getattr(self.flow, "learner", None)
+        if learner is None:  # it is in the trainer's processes
+            learner = builders.build_initial(replace(self.recipe, cluster=replace(self.recipe.cluster, device=CPU)))
+            load_checkpoint(checkpoints[-1], learner)
+        of_policy = isinstance(learner, Policy)
+        use, name = ("model.checkpoint", "policy") if of_policy else ("reward=classifier reward.options.checkpoint", "classifier")
+        target = self.directory / name
+        target.mkdir(exist_ok=True)
+        write_policy(learner, target, OmegaConf.to_container(OmegaConf.load(self.directory / run_directory.RECIPE)))
+        self.console.say(f"{name}: {builders.relative(target)} (use it as {use})")
+
+    def evaluated(self, name: str, version: int) -> bool:
+        path = self._evaluation(name)
+        return path.exists() and _read_json(path).get("policy_version") == version
+
+    def compare(self) -> None:
+        """Compare with the evaluation before training, if the run made one."""
+        before, after = self._evaluation("before"), self._evaluation("after")
+        if before.exists():
+            write_json(self._evaluation("comparison"), compare(_read_json(before), _read_json(after)))
+
+    def summary(self) -> list[str]:
+        """Return one line of success each, before and after, of the evaluations that exist."""
+        if self.runtime.play is None:
+            return []
+        paths = [self._evaluation("before"), self._evaluation("after")]
+        return [f"success {path.stem:6s}: {headline(_read_json(path))}" for path in paths if path.exists()]
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object. Raises UserError if the file is damaged."""
+    try:
+        document = json.loads(path.read_text())
+    except ValueError:
+        document = None
+    if not isinstance(document, dict):
+        raise UserError(f"{path} is damaged (not a JSON object): delete it, then continue with resume=auto")
+    return document
