@@ -75,6 +75,24 @@ def write_json(path: Path, document: dict[str, Any]) -> None:
     write_text(path, json.dumps(document, indent=1) + "\n")
 
 
+def read_json(path: Path, most: int = 256 << 20) -> Any:
+    """Return the JSON value of a file, which may be untrusted. Raises OSError, or ValueError if it
+    is no file, has more than ``most`` bytes, or is damaged or nested too deep."""
+    if not path.is_file() and path.exists():  # a pipe, whose reading may never end
+        raise ValueError("it is no file")
+    if path.stat().st_size > most:
+        raise ValueError(f"it has more than {most:,} bytes")
+    return parse_json(path.read_text(encoding="utf-8"))
+
+
+def parse_json(text: str) -> Any:
+    """Return the value of ``text``. Raises ValueError, also for what is nested too deep."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+
+
 def digest(path: Path) -> str:
     """Return the SHA-256 of a file."""
     with path.open("rb") as file:

@@ -21,6 +21,7 @@ from rlinf_vla.core.protocols import EnvSpec, Learner, Policy, RewardModel, prep
 from rlinf_vla.core.transitions import ACTED, ACTION, COST, DISCOUNT, REWARD, EpisodeRecords
 from rlinf_vla.core.types import Inputs, Observation
 from rlinf_vla.data import lerobot_format as form
+from rlinf_vla.data.lerobot_columns import NUMBERS
 from rlinf_vla.data.lerobot_reader import Episode, LeRobotReader
 
 _AT_ONCE = 32
@@ -134,9 +135,8 @@ class _Source:
         self.policy, self.reader, self._action_key = policy, LeRobotReader(Path(path).expanduser()), action_key
         self._state = [state_key] if policy.spec.state_dim else []
         for column, size, what in ((action_key, policy.spec.action_dim, "actions"), (state_key, policy.spec.state_dim, "state")):
-            feature = self.reader.features.get(column)
-            if feature is not None and size and feature.shape != (size,):
-                raise UserError(f"{path}: {column} has shape {list(feature.shape)}, the policy's {what} {size} dimensions: they must match")
+            if size:
+                self._require_numbers(column, size, f"the policy's {what} {size} dimensions")
         called = {name: name for name in policy.spec.images}
         for each in cameras:
             name, _, of_dataset = each.partition(":")
@@ -163,20 +163,31 @@ class _Source:
         return found
 
     def episodes(self, columns: list[str], progress: Callable[[float], None] = lambda _: None) -> Iterator[Episode]:
-        """Yield every episode: actions, state if the policy uses it, and ``columns``."""
+        """Yield every episode: actions, state if the policy uses it, and ``columns`` of one number
+        per frame."""
+        for column in columns:
+            self._require_numbers(column, 1, "it needs one number per frame")
         for number in range(len(self.reader)):
             yield self.reader.episode(number, [self._action_key, *self._state, *columns])
             progress((number + 1) / len(self.reader))
 
+    def _require_numbers(self, column: str, size: int, wanted: str) -> None:
+        """Raise UserError if a feature of the dataset is not ``size`` numbers."""
+        feature = self.reader.features.get(column)
+        if feature is not None and feature.dtype not in NUMBERS:
+            raise UserError(f"{self.reader.directory}: {column} is {feature.dtype}, numbers are needed: choose another column")
+        if feature is not None and feature.shape != (size,):
+            raise UserError(f"{self.reader.directory}: {column} has shape {list(feature.shape)}, {wanted}: they must match")
+
     def actions(self, episode: Episode) -> Tensor:
         """Return actions, float32 ``[L, D]``."""
-        return torch.from_numpy(episode.columns[self._action_key]).float()
+        return torch.from_numpy(episode.vectors(self._action_key)).float()
 
     def inputs(self, episode: Episode) -> Inputs:
         """Return the prepared inputs of every frame, ``[L, ...]``."""
         streams = {name: self.reader.frames(episode, key) for name, key in self._cameras.items()}
         nothing = np.zeros((len(episode), 0), np.float32)
-        state = torch.from_numpy(episode.columns[self._state[0]] if self._state else nothing).float()
+        state = torch.from_numpy(episode.vectors(self._state[0]) if self._state else nothing).float()
         parts = []
         for first in range(0, len(episode), _AT_ONCE):
             rows = slice(first, first + _AT_ONCE)

@@ -24,6 +24,25 @@ EPISODES_PATH = f"{EPISODES}/{_NUMBERED}.parquet"
 DATA_PATH = f"data/{_NUMBERED}.parquet"
 VIDEO_PATH = f"videos/{{video_key}}/{_NUMBERED}.mp4"
 
+READ = {
+    INFO: ("codebase_version", "fps", "total_episodes", "total_frames", "data_path", "video_path", "features"),
+    "a feature": ("dtype", "shape", "names", "fps", "info", "video_info"),
+    "info of a feature": ("is_depth_map", "video.is_depth_map", "video.fps"),
+    EPISODES: ("episode_index", "length", "tasks", "data/*_index", "videos/*/*_index", "videos/*/from_timestamp", "videos/*/to_timestamp"),
+    TASKS: ("task_index", "task", "__index_level_0__"),
+    "data": ("timestamp", "frame_index", "episode_index", "task_index"),
+}
+"""What the reader uses of each file; patterns of ``fnmatch``."""
+UNUSED = {
+    INFO: ("robot_type", "total_tasks", "total_chunks", "total_videos", "chunks_size", "*_files_size_in_mb", "splits", "cameras"),
+    "info of a feature": ("video.*", "audio.*", "has_audio"),
+    EPISODES: ("dataset_from_index", "dataset_to_index", "stats/*", "meta/episodes/*"),
+    "data": ("index",),
+    STATS: ("*",),
+}
+"""What changes nothing here: other tools' settings, places that follow from the lengths, and
+statistics, because a policy has those of its checkpoint. Keys in neither list are named once."""
+
 STATE, ACTION, IMAGES = "observation.state", "action", "observation.images."
 REWARD, DONE, TRUNCATED, SUCCESS = "next.reward", "next.done", "next.truncated", "next.success"
 """Features with the outcome of a frame's action."""

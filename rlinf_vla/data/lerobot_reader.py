@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import json
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
-from PIL import Image, UnidentifiedImageError
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.data import lerobot_format as form
+from rlinf_vla.data.lerobot_columns import opened, picture, read_table, require_size, values
 from rlinf_vla.data.lerobot_format import Column, Feature, Frame
-from rlinf_vla.data.lerobot_video import read_frames
+from rlinf_vla.data.lerobot_info import read_info
+from rlinf_vla.data.lerobot_video import TOLERANCE, read_frames
 
-CONVERTER = "python -m lerobot.scripts.convert_dataset_v21_to_v30 --repo-id=ID"
-"""LeRobot's conversion script from v2.1."""
+_WHOLE, _SECONDS, _TEXT = Feature("int64", (1,)), Feature("float64", (1,)), Feature("string", (1,))
+_INDICES = {"timestamp": _SECONDS, "frame_index": _WHOLE, "task_index": _WHOLE}
 
 
 @dataclass(frozen=True)
 class Episode:
-    """An episode of ``L`` frames: columns ``[L, *shape]``, ``L`` instructions, seconds ``[L]``."""
+    """An episode of ``L`` frames: columns ``[L, *shape]``, those of one number per frame ``[L]``;
+    ``L`` instructions, seconds ``[L]``."""
 
     number: int
     columns: dict[str, Column]
@@ -35,6 +35,10 @@ class Episode:
     def __len__(self) -> int:
         return len(self.time)
 
+    def vectors(self, key: str) -> Column:
+        """Return a column as ``[L, D]``, also if ``D`` is 1."""
+        return self.columns[key].reshape(len(self), -1)
+
 
 class LeRobotReader:
     """Dataset with ``features`` and ``fps`` of ``meta/info.json``; ``len()`` counts episodes."""
@@ -42,26 +46,21 @@ class LeRobotReader:
     def __init__(self, directory: Path) -> None:
         """Read ``meta/``. Raises UserError for missing or damaged files or another version."""
         self.directory = directory
-        info = _info(directory)
-        try:
-            self.fps = float(info["fps"])
-            self.features = {
-                key: Feature(each["dtype"], tuple(each["shape"]), each.get("names"), each.get("info") or {})
-                for key, each in info["features"].items()
-            }
-            self._templates = {"data": info["data_path"], "video": info.get("video_path") or ""}
-            counted = (int(info["total_episodes"]), int(info["total_frames"]))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise UserError(f"{directory / form.INFO} is not a valid LeRobotDataset info file ({type(error).__name__}: {error})") from None
+        self._info = read_info(directory)
+        self.fps, self.features = self._info.fps, self._info.features
         self._tasks = self._read_tasks()
-        self._rows = self._read_rows()
-        found = (len(self._rows), sum(row["length"] for row in self._rows))
-        if found != counted or not found[0]:
+        self._rows = self._read_rows(self._info.episodes)
+        self._checked: dict[Path, set[str]] = defaultdict(set)
+        self._rows_of: Counter[Path] = Counter()
+        for row in self._rows:
+            self._rows_of[self._path(row, "data")] += row["length"]
+        found, counted = (len(self._rows), self._rows_of.total()), (self._info.episodes, self._info.frames)
+        if found != counted:
             raise UserError(
                 f"{directory / form.EPISODES} has {found[0]} episodes with {found[1]} frames, "
                 f"{form.INFO} says {counted[0]} with {counted[1]}: the recording was not finished, or not copied whole"
             )
-        for path in sorted({self._path(row, key) for row in self._rows for key in ("data", *self._videos)}):
+        for path in sorted({*self._rows_of, *(self._path(row, key) for row in self._rows for key in self._videos)}):
             if not path.exists():
                 raise UserError(f"{path} is missing: copy the dataset again")
 
@@ -87,70 +86,106 @@ class LeRobotReader:
             if key not in self.features:
                 known = ", ".join(key for key in self.features if key not in form.INDICES)
                 raise UserError(f"{self.directory} has no feature {key} (it has {known})")
-        table = self._table(number, [*columns, "timestamp", "task_index"])
-        found = {key: self._values(table, key) for key in columns}
-        for key, values in found.items():
-            if (frame := form.first_not_finite(values)) is not None:
+        table = self._table(number, [*columns, *_INDICES])
+        indices = {key: self._values(number, table, key, feature) for key, feature in _INDICES.items()}
+        self._check_times(number, indices["timestamp"], indices["frame_index"])
+        found = {key: self._values(number, table, key, self.features[key]) for key in columns}
+        for key, column in found.items():
+            if (frame := form.first_not_finite(column)) is not None:
                 raise UserError(f"{self.directory}: {key} is not finite in episode {number}, frame {frame}: leave that episode out")
-        try:
-            instruction = [self._tasks[index] for index in table.column("task_index").to_pylist()]
-        except KeyError as error:
-            raise UserError(f"{self.directory / form.TASKS} has no task {error} of episode {number}: copy the dataset again") from None
-        return Episode(number, found, instruction, self._values(table, "timestamp"))
+        instruction, listed = [self._tasks.get(index) for index in indices["task_index"].tolist()], self._rows[number].get("tasks")
+        for index, task in zip(indices["task_index"].tolist(), instruction, strict=True):
+            if task is None:
+                raise UserError(f"{self.directory / form.TASKS} has no task {index} of episode {number}: copy the dataset again")
+            if listed is not None and task not in listed:
+                raise UserError(
+                    f"{self.directory / form.TASKS}: task {index} of episode {number} is {task[:80]!r}, {form.EPISODES} says "
+                    f"{', '.join(map(str, listed))[:80]!r}: the two must agree"
+                )
+        return Episode(number, found, instruction, indices["timestamp"])  # type: ignore[arg-type]
+
+    def _check_times(self, number: int, times: Column, frame_index: Column) -> None:
+        """Raise UserError unless the frames are in their order, 1/fps apart, as lerobot demands."""
+        where = f"{self._path(self._rows[number], 'data')}"
+        if not np.array_equal(frame_index, np.arange(len(times))):
+            raise UserError(f"{where} does not hold the {len(times)} frames of episode {number} in their order: copy the dataset again")
+        rounding = TOLERANCE + 4 * float(np.finfo(np.float32).eps * np.abs(times).max())
+        due = np.arange(1, len(times)) / self.fps
+        wrong = ~(np.abs(np.diff(times) - 1 / self.fps) <= rounding)  # also true of NaN
+        wrong |= np.abs(times[1:] - times[0] - due) > rounding + 0.01 * due
+        if wrong.any():
+            row = int(wrong.argmax()) + 1
+            raise UserError(
+                f"{where}: frame {row} of episode {number} is {times[row] - times[row - 1]:.4f} s after the one before, "
+                f"{form.INFO} says {self.fps:g} frames per second: correct fps, or record at a constant rate"
+            )
 
     def frames(self, episode: Episode, camera: str, first: int = 0) -> Iterator[Frame]:
         """Yield a camera's images from frame ``first`` on, uint8 ``[H, W, 3]``.
 
         Raises UserError if one cannot be read.
         """
-        size = self.features[camera].image_size
-        for index, frame in enumerate(self._frames(episode, camera, first), first):
-            if frame.shape != (*size, 3):
+        feature, row = self.features[camera], self._rows[episode.number]
+        size = feature.image_size
+        if sorted(feature.shape) != sorted((*size, 3)):
+            raise UserError(f"{self.directory}: {camera} has shape {list(feature.shape)}: images of red, green and blue are needed")
+        if feature.dtype == "video":
+            begin, end = (row[f"videos/{camera}/{name}_timestamp"] for name in ("from", "to"))
+            times = [begin + float(time) for time in episode.time]
+            if times[0] < begin - TOLERANCE or times[-1] > end + TOLERANCE:
                 raise UserError(
-                    f"{self.directory}: {camera} has images of {frame.shape[0]}x{frame.shape[1]} pixels (episode {episode.number}, "
-                    f"frame {index}), {form.INFO} says {size[0]}x{size[1]}"
+                    f"{self.directory / form.EPISODES}: episode {episode.number} has frames from {times[0]:.4f} to {times[-1]:.4f} s of "
+                    f"{camera}, its part of the video is {begin:.4f} to {end:.4f} s: copy the dataset again"
                 )
-            yield frame
-
-    def _frames(self, episode: Episode, camera: str, first: int) -> Iterator[Frame]:
-        row = self._rows[episode.number]
-        if camera in self._videos:
-            begin = row[f"videos/{camera}/from_timestamp"]
-            yield from read_frames(self._path(row, camera), [begin + float(time) for time in episode.time[first:]])
+            yield from read_frames(self._path(row, camera), times[first:], size)
             return
-        for index, image in enumerate(self._table(episode.number, [camera]).column(camera)[first:], first):
+        for index, stored in enumerate(self._table(episode.number, [camera]).column(camera)[first:], first):
             try:
-                yield np.asarray(Image.open(BytesIO(image.as_py()["bytes"])).convert("RGB"))
-            except (UnidentifiedImageError, OSError, TypeError, SyntaxError):
-                raise UserError(f"{self._path(row, 'data')}: {camera} of episode {episode.number}, frame {index}, is no image") from None
+                yield picture(stored.as_py(), size)
+            except ValueError as error:
+                raise UserError(f"{self._path(row, 'data')}: {camera} of episode {episode.number}, frame {index}, {error}") from None
 
     @property
     def _videos(self) -> list[str]:
         return [key for key, feature in self.cameras.items() if feature.dtype == "video"]
 
     def _read_tasks(self) -> dict[int, str]:
-        table = _parquet(self.directory / form.TASKS)
+        path = self.directory / form.TASKS
+        table = read_table(path)
         # pandas stores an unnamed index as __index_level_0__
         text = next((name for name in ("task", "__index_level_0__") if name in table.column_names), None)
         if text is None or "task_index" not in table.column_names:
-            raise UserError(f"{self.directory / form.TASKS} has columns {table.column_names}, not task_index and task")
-        return dict(zip(table.column("task_index").to_pylist(), map(str, table.column(text).to_pylist()), strict=True))
+            raise UserError(f"{path} has columns {table.column_names}, not task_index and task")
+        index, tasks = (_column(path, table, name, kind).tolist() for name, kind in (("task_index", _WHOLE), (text, _TEXT)))
+        if len(set(index)) < len(index):
+            raise UserError(f"{path} has two tasks of one task_index: copy the dataset again")
+        return dict(zip(index, tasks, strict=True))
 
-    def _read_rows(self) -> list[dict[str, Any]]:
-        """Return the rows of ``meta/episodes``, in order of episode."""
+    def _read_rows(self, most: int) -> list[dict[str, Any]]:
+        """Return the ``most`` rows of ``meta/episodes``, in order of episode."""
         paths = sorted((self.directory / form.EPISODES).glob("*/*.parquet"))
         if not paths:
             raise UserError(f"{self.directory / form.EPISODES} holds no parquet file: the recording was not finished, or not copied whole")
-        wanted = {"episode_index", "length", "data/chunk_index", "data/file_index"}
+        wanted = {"episode_index": _WHOLE, "length": _WHOLE, "data/chunk_index": _WHOLE, "data/file_index": _WHOLE}
         for key in self._videos:
-            wanted |= {f"videos/{key}/{name}" for name in ("chunk_index", "file_index", "from_timestamp")}
+            wanted |= {f"videos/{key}/{name}": _WHOLE for name in ("chunk_index", "file_index")}
+            wanted |= {f"videos/{key}/{name}": _SECONDS for name in ("from_timestamp", "to_timestamp")}
         rows: list[dict[str, Any]] = []
         for path in paths:
-            table = _parquet(path, [*wanted, "tasks"])
-            if not wanted <= set(table.column_names) or any(table.column(name).null_count for name in wanted):
-                missing = min(wanted - set(table.column_names), default="some values")
-                raise UserError(f"{path} lacks {missing}: the recording was not finished, or not copied whole")
-            rows += table.to_pylist()
+            table = read_table(path, [*wanted, "tasks"], most=most)
+            if missing := sorted(wanted.keys() - {*table.column_names}):
+                raise UserError(f"{path} lacks {missing[0]}: the recording was not finished, or not copied whole")
+            found = {key: _column(path, table, key, kind) for key, kind in wanted.items()}
+            for key, numbers in found.items():
+                if not (numbers >= (key == "length")).all():  # also false of NaN
+                    row = int((~(numbers >= (key == "length"))).argmax())
+                    what = "an episode has at least 1 frame" if key == "length" else "it cannot be negative"
+                    raise UserError(
+                        f"{path}: {key} of episode {found['episode_index'][row]} is {numbers[row]}: {what}, leave that episode out"
+                    )
+            tasks = table.column("tasks").to_pylist() if "tasks" in table.column_names else [None] * len(table)
+            columns = {key: numbers.tolist() for key, numbers in found.items()} | {"tasks": tasks}
+            rows += [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         rows.sort(key=lambda row: int(row["episode_index"]))
         if [row["episode_index"] for row in rows] != list(range(len(rows))):
             raise UserError(f"{self.directory / form.EPISODES}: its episodes are not numbered 0 to {len(rows) - 1}: copy the dataset again")
@@ -158,67 +193,52 @@ class LeRobotReader:
 
     def _path(self, row: Mapping[str, Any], kind: str) -> Path:
         """Return the path of an episode's data (``kind="data"``) or of a camera's video."""
-        prefix, template = ("data", self._templates["data"]) if kind == "data" else (f"videos/{kind}", self._templates["video"])
-        numbers = {name: row[f"{prefix}/{name}"] for name in ("chunk_index", "file_index")}
-        try:
-            path = Path(template.format(video_key=kind, **numbers))
-        except (LookupError, ValueError, AttributeError):
-            path = Path("..")
+        prefix, template = ("data", self._info.data_path) if kind == "data" else (f"videos/{kind}", self._info.video_path)
+        path = Path(template.format(video_key=kind, **{name: row[f"{prefix}/{name}"] for name in ("chunk_index", "file_index")}))
         if path.is_absolute() or ".." in path.parts or path == Path():
             raise UserError(f"{self.directory / form.INFO}: {template!r} is not a path template inside the dataset")
         return self.directory / path
 
     def _table(self, number: int, columns: list[str]) -> pa.Table:
-        """Return these columns of an episode, with all frames in order."""
+        """Return these columns of an episode, with all frames in order of the file."""
         row = self._rows[number]
         path = self._path(row, "data")
-        table = _parquet(path, [*columns, "frame_index"], [("episode_index", "=", number)])
-        missing = sorted({*columns, "frame_index"} - set(table.column_names))
-        if missing:
-            raise UserError(f"{path} has no column {missing[0]}, which {form.INFO} names")
-        if table.column("frame_index").to_pylist() != list(range(row["length"])):
+        for key in {*columns, "episode_index"} - self._checked[path]:
+            self._check_column(path, key)
+            self._checked[path].add(key)
+        table = read_table(path, columns, [("episode_index", "=", number)])
+        if len(table) != row["length"]:
             raise UserError(f"{path} does not hold the {row['length']} frames of episode {number} in their order: copy the dataset again")
         return table
 
-    def _values(self, table: pa.Table, key: str) -> Column:
-        """Return ``[L]`` for a scalar feature, else ``[L, *shape]``."""
+    def _check_column(self, path: Path, key: str) -> None:
+        """Raise UserError if a file lacks a column or holds more than ``meta/`` says."""
+        metadata, schema = opened(path)
+        if key not in schema.names:
+            raise UserError(f"{path} has no column {key}, which {form.INFO} names")
+        if metadata.num_rows > self._rows_of[path]:
+            raise UserError(f"{path} has {metadata.num_rows} rows, {form.EPISODES} says {self._rows_of[path]}: copy the dataset again")
         feature = self.features.get(key) or form.INDICES[key]
-        shape = () if feature.shape == (1,) else feature.shape
         try:
-            values = np.array(table.column(key).to_pylist(), dtype=object if feature.dtype == "string" else feature.dtype)
-            return values.reshape(len(table), *shape)
-        except (TypeError, ValueError) as error:
-            said = f"{feature.dtype} {list(feature.shape)}"
-            raise UserError(f"{self.directory}: {key} is not {said}, as {form.INFO} says ({error})") from None
+            require_size(metadata, schema, key, feature)
+        except ValueError as error:
+            raise UserError(f"{path}: {key} is not {_said(feature)}, as {form.INFO} says ({error})") from None
+
+    def _values(self, number: int, table: pa.Table, key: str, feature: Feature) -> Column:
+        """Return ``[L]`` for a scalar feature, else ``[L, *shape]``."""
+        try:
+            return values(table.column(key), feature)
+        except ValueError as error:
+            path = self._path(self._rows[number], "data")
+            raise UserError(f"{path}: {key} is not {_said(feature)}, as {form.INFO} says (episode {number}: {error})") from None
 
 
-def _info(directory: Path) -> dict[str, Any]:
-    if not directory.is_dir():
-        raise UserError(f"{directory} is not a directory: name one that holds a LeRobotDataset")
-    path = directory / form.INFO
-    if not path.exists():
-        begun = any((directory / name).exists() for name in ("data", "meta", "videos"))
-        wrong = "its recording was never finished" if begun else "it is no LeRobotDataset"
-        raise UserError(f"{directory} has no {form.INFO}: {wrong}")
+def _said(feature: Feature) -> str:
+    return f"{feature.dtype} {list(feature.shape)}"
+
+
+def _column(path: Path, table: pa.Table, name: str, feature: Feature) -> Column:
     try:
-        info: dict[str, Any] = json.loads(path.read_text())
-        version = str(info["codebase_version"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} cannot be read ({type(error).__name__}): copy the dataset again") from None
-    if version.startswith("v2."):
-        raise UserError(f"{directory} is a LeRobotDataset {version}, {form.VERSION} is wanted: convert it with {CONVERTER}")
-    if not version.startswith("v3."):
-        raise UserError(f"{directory} is a LeRobotDataset {version}, only {form.VERSION} can be read")
-    return info
-
-
-def _parquet(path: Path, columns: list[str] | None = None, filters: list[tuple[str, str, int]] | None = None) -> pa.Table:
-    """Read those ``columns`` that the file has; None reads all. Raises UserError if unreadable."""
-    try:
-        kept = None if columns is None else [name for name in pq.read_schema(path).names if name in columns]
-        return pq.read_table(path, columns=kept, filters=filters, partitioning=None)
-    except FileNotFoundError:
-        raise UserError(f"{path} is missing: copy the dataset again") from None
-    except (pa.ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"{path} cannot be read ({reason}): it was cut short, copy the dataset again") from None
+        return values(table.column(name), feature)
+    except ValueError as error:
+        raise UserError(f"{path}: {name} is not {_said(feature)} ({error}): copy the dataset again") from None

@@ -12,6 +12,7 @@ import numpy as np
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.protocols import ImageSize
+from rlinf_vla.data import lerobot_format as form
 from rlinf_vla.data.lerobot_format import Frame
 
 TOLERANCE = 1e-4
@@ -67,31 +68,36 @@ def video_info(size: ImageSize, fps: int) -> dict[str, Any]:
     }
 
 
-def read_frames(path: Path, times: Sequence[float]) -> Iterator[Frame]:
+def read_frames(path: Path, times: Sequence[float], size: ImageSize | None = None) -> Iterator[Frame]:
     """Yield the frames at ``times`` (ascending seconds since the video's start), within TOLERANCE.
 
-    Raises UserError if the video cannot be read or has no such frame.
+    Raises UserError if the video cannot be read, has no such frame, another ``size``, or other
+    pixels than 8 bits of colour.
     """
     try:
-        yield from _decode(path, times)
+        yield from _decode(path, times, size)
     except (av.error.FFmpegError, IndexError) as error:  # a file without video stream raises IndexError
         reason = getattr(error, "strerror", None) or "it holds no video"
         raise UserError(f"{path} cannot be decoded ({reason}): copy the dataset again") from None
 
 
-def _decode(path: Path, times: Sequence[float]) -> Iterator[Frame]:
+def _decode(path: Path, times: Sequence[float], size: ImageSize | None) -> Iterator[Frame]:
     wanted = iter(times)
     time = next(wanted, None)
     if time is None:
         return
-    with av.open(str(path)) as container:
+    with av.open(str(path), format="mp4") as container:  # a playlist could name other files and machines
         stream = container.streams.video[0]
+        _require_size(path, stream, size)
         assert stream.time_base is not None
         # seeks the last keyframe before the time; one tick of margin, because times are rounded
         container.seek(round(time / stream.time_base) - 1, stream=stream)
         for frame in container.decode(stream):
             if frame.pts is None:
                 continue
+            _require_size(path, frame, size)
+            if [part.bits for part in frame.format.components] != [8, 8, 8]:
+                raise UserError(f"{path} holds {frame.format.name}, colours of 8 bits are needed: convert it")
             shown = float(frame.pts * stream.time_base)
             while time is not None and abs(shown - time) <= TOLERANCE:
                 yield np.asarray(frame.to_ndarray(format="rgb24"), np.uint8)
@@ -101,3 +107,8 @@ def _decode(path: Path, times: Sequence[float]) -> Iterator[Frame]:
             if shown > time:
                 raise UserError(f"{path} has no frame at {time:.4f} s, the next one is at {shown:.4f} s: the video is of another dataset")
     raise UserError(f"{path} ends before {time:.4f} s: the video is cut short, copy the dataset again")
+
+
+def _require_size(path: Path, found: Any, size: ImageSize | None) -> None:
+    if size not in (None, (found.height, found.width)):
+        raise UserError(f"{path} has a video of {found.height}x{found.width} pixels where {form.INFO} says {size[0]}x{size[1]}")

@@ -84,10 +84,12 @@ class LeRobotWriter:
             shutil.rmtree(self.directory)
 
     def add_episode(self, frames: Mapping[str, Column], task: str) -> None:
-        """Write an episode: features ``[L, *shape]``, cameras uint8 ``[L, H, W, 3]``.
+        """Write an episode: features ``[L, *shape]``, also ``[L]`` for the shape ``(1,)``, cameras
+        uint8 ``[L, H, W, 3]``.
 
         Raises UserError, with nothing written, if the frames do not match the features.
         """
+        frames = {key: each.squeeze(1) if each.shape[1:] == (1,) else each for key, each in frames.items()}  # as lerobot stores them
         length = self._check(frames)
         task_index = self._tasks.setdefault(task, len(self._tasks))
         steps = np.arange(length)

@@ -151,7 +151,8 @@ def replay(config: DictConfig, number: int) -> None:
     reader = LeRobotReader(Path(recipe.algorithm.dataset).expanduser())
     if not 0 <= number < len(reader):
         raise UserError(f"episode={number}: {recipe.algorithm.dataset} has episodes 0 to {len(reader) - 1}")
-    recorded = reader.episode(number, [form.ACTION, form.STATE]).columns
+    played = reader.episode(number, [form.ACTION, form.STATE])
+    recorded = {key: played.vectors(key) for key in played.columns}
     found: list[RobotEpisode] = []
     recipe.env.episode_limit = recipe.control.max_misses * len(recorded[form.ACTION])  # held periods cut no action
     with open_cell(recipe, say, lambda scene: ReplayScene(scene, recorded[form.ACTION])) as cell:

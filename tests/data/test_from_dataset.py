@@ -227,6 +227,49 @@ def test_actions_in_other_units_are_refused(tmp_path: Path) -> None:
         list(dataset_transitions(Sees(state_dim=0), config))
 
 
+def one_number(directory: Path, length: int = 5) -> tuple[str, Column]:
+    """Actions and states of one number, which lerobot stores as a number per row; the last frame is a success."""
+    numbers = np.linspace(-0.5, 0.5, length, dtype=np.float32)
+    features = {form.ACTION: Feature("float32", (1,)), form.STATE: Feature("float32", (1,)), form.REWARD: Feature("float32", (1,))}
+    features |= {form.SUCCESS: Feature("bool", (1,)), form.IMAGES + "base": Feature.camera((64, 64), False)}
+    frames: dict[str, Column] = {form.ACTION: numbers[:, None], form.STATE: 2 * numbers, form.REWARD: numbers}
+    frames |= {form.SUCCESS: np.arange(length) == length - 1, form.IMAGES + "base": np.zeros((length, 64, 64, 3), np.uint8)}
+    with LeRobotWriter(directory, 10, features) as writer:
+        writer.add_episode(frames, "task")
+    return str(directory), numbers
+
+
+def test_actions_and_states_of_one_number(tmp_path: Path) -> None:
+    path, numbers = one_number(tmp_path / "data")
+    policy = spec(Sees(chunk=2), action_dim=1, state_dim=1)
+    found, success = collect_demonstrations(policy, (), DemonstrationConfig(dataset=path), 0)
+    assert success == 1 and found.inputs["state"].tolist() == [[2 * each] for each in numbers.tolist()]
+    following = [*numbers.tolist(), numbers[-1]]
+    assert found.actions.tolist() == [[[following[row]], [following[row + 1]]] for row in range(5)]
+    (episode,) = dataset_transitions(policy, SACConfig(dataset=path))
+    assert episode.records[ACTION].shape == (3, 2, 1) and episode.records[ACTION].flatten()[:5].tolist() == numbers.tolist()
+
+
+@pytest.mark.parametrize(
+    ("key", "changes", "message"),
+    [
+        (form.REWARD, {"shape": [2]}, r"next.reward has shape \[2\], it needs one number per frame: they must match"),
+        (form.SUCCESS, {"shape": [1, 1]}, r"next.success has shape \[1, 1\], it needs one number per frame"),
+        (form.SUCCESS, {"dtype": "string"}, "next.success is string, numbers are needed"),
+        (form.ACTION, {"dtype": "string"}, "action is string, numbers are needed"),
+        (form.STATE, {"dtype": "video"}, "observation.state is video, numbers are needed"),
+    ],
+)
+def test_columns_of_another_shape_are_refused_before_they_are_read(tmp_path: Path, key: str, changes: dict[str, Any], message: str) -> None:
+    path, _ = one_number(tmp_path / "data")
+    info = tmp_path / "data" / form.INFO
+    document = json.loads(info.read_text())
+    document["features"][key] |= changes
+    info.write_text(json.dumps(document))
+    with pytest.raises(UserError, match=message):
+        list(dataset_transitions(spec(Sees(), action_dim=1, state_dim=1), SACConfig(dataset=path)))
+
+
 def spec(policy: Sees, **changes: Any) -> Sees:
     policy.spec = replace(policy.spec, **changes)
     return policy

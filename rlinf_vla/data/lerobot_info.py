@@ -1,0 +1,122 @@
+"""Read and check ``meta/info.json`` of a LeRobotDataset."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.io import read_json
+from rlinf_vla.data import lerobot_format as form
+from rlinf_vla.data.lerobot_format import Feature
+
+CONVERTER = "python -m lerobot.scripts.convert_dataset_v21_to_v30 --repo-id=ID"
+"""LeRobot's conversion script from v2.1."""
+
+
+_FIELD = re.compile(r"{video_key}|{(chunk|file)_index(:0?\d?d)?}")
+"""A field of a path template; a format with a width of many digits would fill the memory."""
+_LONGEST = 255
+"""Characters of a path template or the name of a feature."""
+
+
+@dataclass(frozen=True)
+class Info:
+    """What the reader uses of ``meta/info.json``."""
+
+    fps: float
+    features: dict[str, Feature]
+    data_path: str
+    video_path: str
+    episodes: int
+    frames: int
+
+
+def read_info(directory: Path) -> Info:
+    """Return what the file of a dataset says, and print the keys that the reader does not know.
+
+    Raises UserError if it is missing, damaged or of another version.
+    """
+    info = _info(directory)
+    try:
+        fps = _number(info["fps"])
+        features = {_name(key): _feature(each, fps) for key, each in info["features"].items()}
+        paths = _template(info["data_path"]), _template(info.get("video_path") or "")
+        found = Info(fps, features, *paths, int(_number(info["total_episodes"])), int(_number(info["total_frames"])))
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise UserError(f"{directory / form.INFO} is not a valid LeRobotDataset info file ({type(error).__name__}: {error})") from None
+    _list_unknown(directory / form.INFO, info)
+    return found
+
+
+def _info(directory: Path) -> dict[str, Any]:
+    if not directory.is_dir():
+        raise UserError(f"{directory} is not a directory: name one that holds a LeRobotDataset")
+    path = directory / form.INFO
+    if not path.exists():
+        begun = any((directory / name).exists() for name in ("data", "meta", "videos"))
+        wrong = "its recording was never finished" if begun else "it is no LeRobotDataset"
+        raise UserError(f"{directory} has no {form.INFO}: {wrong}")
+    try:
+        info: dict[str, Any] = read_json(path)
+        version = str(info["codebase_version"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} cannot be read ({type(error).__name__}): copy the dataset again") from None
+    if version.startswith("v2."):
+        raise UserError(f"{directory} is a LeRobotDataset {version}, {form.VERSION} is wanted: convert it with {CONVERTER}")
+    if not version.startswith("v3."):
+        raise UserError(f"{directory} is a LeRobotDataset {version}, only {form.VERSION} can be read")
+    return info
+
+
+def _number(value: Any) -> float:
+    """Return a positive number of ``meta/info.json``. Raises ValueError."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e12:
+        raise ValueError(f"{str(value)[:40]!r} is not a positive number")
+    return float(value)
+
+
+def _name(text: Any) -> str:
+    """Return the name of a feature, or the template of a path. Raises ValueError."""
+    if not isinstance(text, str) or len(text) > _LONGEST or not text.isprintable():
+        raise ValueError(f"{str(text)[:40]!r} is not a name")
+    return text
+
+
+def _template(text: Any) -> str:
+    if any(mark in _FIELD.sub("", _name(text)) for mark in "{}"):
+        raise ValueError(f"{text!r} is not a path template inside the dataset")
+    return _name(text)
+
+
+def _feature(described: Mapping[str, Any], fps: float) -> Feature:
+    """Return one of ``features``. Raises ValueError, KeyError, TypeError or AttributeError."""
+    info, shape = described.get("info") or described.get("video_info") or {}, described["shape"]
+    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
+        raise ValueError(f"shape {str(shape)[:40]} is not a list of sizes")
+    for said in (described.get("fps"), info.get("video.fps")):
+        if said is not None and abs(_number(said) - fps) > 0.01 * fps:
+            raise ValueError(f"a feature has {said:g} frames per second, the dataset {fps:g}")
+    return Feature(_name(described["dtype"]), tuple(shape) or (1,), described.get("names"), info)
+
+
+@cache
+def _say_once(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _list_unknown(path: Path, info: Mapping[str, Any]) -> None:
+    """Print the keys of ``meta/info.json`` that the reader does not know, once."""
+    features = info["features"].values()
+    found = {form.INFO: info, "a feature": {key for each in features for key in each}}
+    found["info of a feature"] = {key for each in features for key in each.get("info") or each.get("video_info") or {}}
+    for part, keys in found.items():
+        known = (*form.READ.get(part, ()), *form.UNUSED.get(part, ()))
+        if unknown := sorted(key for key in keys if not any(fnmatchcase(key, each) for each in known)):
+            _say_once(f"{path}: {part} has {', '.join(unknown)[:200]}, which rlinf-vla does not know and leaves unused")
