@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
+import sys
+from contextlib import suppress
+from pathlib import Path
+
 from omegaconf import DictConfig
 
 from rlinf_vla.algorithms.base import DemonstrationConfig
-from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.errors import Failure, UserError
+from rlinf_vla.config.recipe import Recipe
+from rlinf_vla.core.interrupt import Interrupt, deferred_signals
+from rlinf_vla.data import lerobot_format as form
 from rlinf_vla.data.lerobot_writer import LeRobotWriter
 from rlinf_vla.rollout.demonstrations import RecordedEpisode, expert_features, record_expert
-from rlinf_vla.runtime import builders, recipes
+from rlinf_vla.runtime import builders, recipes, run_directory
 from rlinf_vla.telemetry.console import stages
+
+PUBLISHED, DATASET = "published.json", "dataset"
+"""In the directory of episodes: a copy of the output's ``meta/info.json``; the dataset until it is
+complete or interrupted."""
 
 
 def run(config: DictConfig) -> None:
     """Run ``algorithm.demonstrations.episodes`` episodes and write the successful ones.
 
     Episodes and noise are those of imitation learning. ``record.failures=true`` keeps failed ones.
+    Each is a file next to ``output`` until all are played. After an interruption ``output`` is a
+    dataset of those so far, and the same command continues, with the result of an uninterrupted
+    recording. Raises UserError.
     """
     recipe = recipes.read(config)
     shown = getattr(recipe.algorithm, "demonstrations", None)
@@ -23,24 +40,97 @@ def run(config: DictConfig) -> None:
         raise UserError("record needs algorithm.demonstrations and an output directory: rlinf-vla record recipe=maniskill_sft output=DIR")
     if shown.dataset is not None:
         raise UserError("record plays the scripted expert: leave algorithm.demonstrations.dataset out")
-    output, played, successes = builders.new_directory(recipe.output), 0, 0
+    recording = Recording(recipe, shown)
+    with run_directory.opened_for_recording(recording.parts, config, fixed={"algorithm", "record"}), deferred_signals() as interrupt:
+        recording.record(interrupt)
 
-    with stages() as progress, builders.open_envs(recipe, None, recipe.rollout.pipeline_depth) as groups:
-        spec = groups[0].spec
-        with LeRobotWriter(output, spec.control_hz, expert_features(spec, recipe.record.video), recipe.env.name) as writer:
 
-            def finished(episode: RecordedEpisode) -> None:
-                nonlocal played, successes
-                played, successes = played + 1, successes + episode.success
-                if episode.success or recipe.record.failures:
-                    writer.add_episode(episode.frames, episode.instruction)
-                progress("episodes", played / shown.episodes)
+class Recording:
+    """The recording of ``output`` and the files of its episodes, ``.NAME.episodes`` next to it."""
 
-            record_expert(groups, shown, recipe.seed, finished)
-            if not writer.episodes:
-                raise UserError(
-                    f"the expert succeeded in none of {played} episodes, and nothing was written: "
-                    "lower algorithm.demonstrations.noise, or keep failed episodes with record.failures=true"
-                )
-    print(f"{played} episodes played, {successes} with success")
-    print(f"{writer.episodes} episodes, {writer.frames} frames: {builders.relative(output)} (use it as algorithm.demonstrations.dataset)")
+    def __init__(self, recipe: Recipe, shown: DemonstrationConfig) -> None:
+        """Raises UserError if ``output`` holds anything but what this recording left there."""
+        assert recipe.output is not None
+        self.recipe, self.shown = recipe, shown
+        self.output = Path(recipe.output).expanduser().absolute()
+        self.parts = self.output.with_name(f".{self.output.name}.episodes")
+        ours, there = self.parts / PUBLISHED, self.output / form.INFO
+        if not (ours.is_file() and there.is_file() and ours.read_bytes() == there.read_bytes()):
+            builders.new_directory(recipe.output)
+        self.played = self.successes = 0
+        self._writing = False
+
+    def record(self, interrupt: Interrupt) -> None:
+        """Play what is missing; on any exception, keep what was played and print how to go on."""
+        shutil.rmtree(self.parts / DATASET, ignore_errors=True)
+        try:
+            with stages() as progress, builders.open_envs(self.recipe, None, self.recipe.rollout.pipeline_depth) as groups:
+                spec = groups[0].spec
+                features = expert_features(spec, self.recipe.record.video)
+                writer = LeRobotWriter(self.parts / DATASET, spec.control_hz, features, self.recipe.env.name)
+                try:
+
+                    def add(episode: RecordedEpisode) -> None:
+                        self._add(writer, episode)
+                        progress("episodes", self.played / self.shown.episodes)
+                        interrupt.check()
+
+                    def finished(episode: RecordedEpisode) -> None:
+                        kept = episode.success or self.recipe.record.failures
+                        episode.write(self._part(self.played), frames=kept)
+                        add(episode)
+
+                    while self.played < self.shown.episodes and self._part(self.played).exists():
+                        add(RecordedEpisode.read(self._part(self.played)))
+                    if self.played:
+                        print(f"{self.played} of {self.shown.episodes} episodes are in {builders.relative(self.parts)}")
+                    record_expert(groups, self.shown, self.recipe.seed, finished, self.played)
+                except BaseException as error:
+                    self._keep(writer, error)
+                    raise
+                self._complete(writer)
+        finally:
+            if not self._part(0).exists():  # nothing was played, or all is in the output
+                shutil.rmtree(self.parts, ignore_errors=True)
+
+    def _part(self, number: int) -> Path:
+        return self.parts / f"episode_{number:06d}.npz"
+
+    def _add(self, writer: LeRobotWriter, episode: RecordedEpisode) -> None:
+        self._writing = True
+        if episode.success or self.recipe.record.failures:
+            writer.add_episode(episode.frames, episode.instruction)
+        self._writing = False
+        self.played, self.successes = self.played + 1, self.successes + episode.success
+
+    def _keep(self, writer: LeRobotWriter, error: BaseException) -> None:
+        """Make a dataset of the whole episodes, unless the writer failed in one of them."""
+        text = f"{self.played} of {self.shown.episodes} episodes were played"
+        if writer.episodes and not self._writing:
+            with suppress(Exception):  # a full disk, for instance: the episodes' files remain
+                self._publish(writer)
+                text += f", {writer.episodes} of them are the dataset {builders.relative(self.output)}"
+        text += ": the same command continues"
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise Failure(f"{os.strerror(error.errno)}: {text} once there is room on the disk") from None
+        print(text, file=sys.stderr)
+
+    def _complete(self, writer: LeRobotWriter) -> None:
+        if not writer.episodes:
+            shutil.rmtree(self.parts)
+            raise UserError(
+                f"the expert succeeded in none of {self.played} episodes, and nothing was written: "
+                "lower algorithm.demonstrations.noise, or keep failed episodes with record.failures=true"
+            )
+        self._publish(writer)
+        shutil.rmtree(self.parts)
+        where = builders.relative(self.output)
+        print(f"{self.played} episodes played, {self.successes} with success")
+        print(f"{writer.episodes} episodes, {writer.frames} frames: {where} (use it as algorithm.demonstrations.dataset)")
+
+    def _publish(self, writer: LeRobotWriter) -> None:
+        """Replace ``output``, which is empty or an earlier part of this recording."""
+        writer.finalize()
+        shutil.copy(writer.directory / form.INFO, self.parts / PUBLISHED)
+        shutil.rmtree(self.output, ignore_errors=True)
+        writer.directory.rename(self.output)

@@ -6,14 +6,20 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rlinf_vla.algorithms.base import DemonstrationConfig
 from rlinf_vla.algorithms.classifier import Frames
 from rlinf_vla.algorithms.sft import Demonstrations
+from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.devices import CPU, moved
+from rlinf_vla.core.io import replacing
 from rlinf_vla.core.protocols import EnvSpec, Policy, RewardModel, VectorEnv, prepared
 from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Tensors
 from rlinf_vla.data import lerobot_format as form
@@ -93,6 +99,22 @@ class RecordedEpisode:
     instruction: str
     success: bool
 
+    def write(self, path: Path, frames: bool = True) -> None:
+        """Write the episode atomically, without its ``frames`` if they are not needed."""
+        values: dict[str, Any] = {"instruction": self.instruction, "success": self.success} | (self.frames if frames else {})
+        with replacing(path) as aside, aside.open("wb") as file:
+            np.savez_compressed(file, **values)
+
+    @classmethod
+    def read(cls, path: Path) -> RecordedEpisode:
+        """Read what ``write`` wrote. Raises UserError if it is damaged."""
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                found = {key: file[key] for key in file.files}
+            return cls(found, str(found.pop("instruction")), bool(found.pop("success")))
+        except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+            raise UserError(f"{path} is no recorded episode ({error}): delete it and all later ones") from None
+
 
 def expert_features(spec: EnvSpec, video: bool) -> dict[str, Feature]:
     """Return the dataset's features; ``video``: store cameras as video instead of images."""
@@ -100,10 +122,11 @@ def expert_features(spec: EnvSpec, video: bool) -> dict[str, Feature]:
 
 
 def record_expert(
-    groups: Sequence[VectorEnv], config: DemonstrationConfig, run_seed: int, finished: Callable[[RecordedEpisode], None]
+    groups: Sequence[VectorEnv], config: DemonstrationConfig, run_seed: int, finished: Callable[[RecordedEpisode], None], first: int = 0
 ) -> None:
-    """Run the episodes of :func:`collect_demonstrations`; ``finished`` gets them by seed."""
-    rows, waiting = EpisodeRows(config.episodes), dict[int, RecordedEpisode]()
+    """Run the episodes of :func:`collect_demonstrations` from the ``first`` on; ``finished`` gets
+    them in their order."""
+    rows, waiting = EpisodeRows(config.episodes - first), dict[int, RecordedEpisode]()
     following = 0
 
     def on_call(env: VectorEnv, call: Call, index: Tensor) -> None:
@@ -118,7 +141,8 @@ def record_expert(
             finished(waiting.pop(following))
             following += 1
 
-    play_expert(lambda obs: {}, groups, config, run_seed, on_call)
+    if first < config.episodes:
+        play_expert(lambda obs: {}, groups, config, run_seed, on_call, first=first)
 
 
 def _frame(call: Call) -> Tensors:
@@ -144,12 +168,14 @@ def play_expert(
     run_seed: int,
     on_call: Callable[[VectorEnv, Call, Tensor], None],
     progress: Callable[[float], None] = lambda fraction: None,
+    first: int = 0,
 ) -> None:
-    """Run the demonstration episodes, one control step per call; see :func:`play_episodes`.
+    """Run the demonstration episodes from the ``first`` on, one control step per call; see
+    :func:`play_episodes`.
 
     ``latent[LABEL]`` ``[B, D]`` is the expert's action, ``actions`` the executed one.
     """
-    listed = numbered_episodes(DEMONSTRATION_SEEDS, 0, config.episodes, len(groups[0].spec.tasks))
+    listed = numbered_episodes(DEMONSTRATION_SEEDS, first, config.episodes - first, len(groups[0].spec.tasks))
     play_episodes(lambda env: _NoisyExpert(env, prepare, config, run_seed), groups, listed, on_call, _Untimed(), progress)
 
 

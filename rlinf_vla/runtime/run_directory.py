@@ -5,19 +5,17 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import flat
-from rlinf_vla.core.io import replacing
+from rlinf_vla.core.io import read_yaml, replacing
 from rlinf_vla.training.checkpoint_files import COMPLETE, complete_checkpoints
 
 RUNS = Path("runs")
@@ -167,10 +165,11 @@ def opened_for_sweep(directory: Path, config: DictConfig) -> AbstractContextMana
     return _locked(directory, config, FREE_IN_SWEEPS | _OF_A_SERVER, lambda: True, f"run_dir={directory} belongs to another recipe")
 
 
-def opened_for_recording(directory: Path, config: DictConfig) -> AbstractContextManager[None]:
-    """Do the same for the episodes of a dataset that is being recorded. Raises UserError."""
-    free = _FREE | {"output", "algorithm"}
-    return _locked(directory, config, free, lambda: any(directory.glob("*.safetensors")), f"{directory} holds other episodes")
+def opened_for_recording(directory: Path, config: DictConfig, fixed: Set[str] = frozenset()) -> AbstractContextManager[None]:
+    """Do the same for the episodes of a dataset that is being recorded, whose keys ``fixed`` change
+    the episodes, too. Raises UserError."""
+    free = (_FREE | {"output", "algorithm"}) - fixed | {"algorithm.demonstrations.episodes"}
+    return _locked(directory, config, free, lambda: any(directory.glob("*_[0-9]*.*")), f"{directory} holds other episodes")
 
 
 @contextmanager
@@ -231,12 +230,12 @@ def recipe_values(path: Path) -> dict[str, Any]:
     The file may be untrusted, so interpolations are not resolved. Raises UserError.
     """
     try:
-        values = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-    except (OSError, ValueError, RecursionError, YAMLError, OmegaConfBaseException) as error:
+        values = read_yaml(path)
+    except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read ({str(error).splitlines()[0]}): it is damaged, use another copy of it") from None
     if not isinstance(values, dict) or "name" not in values:
         raise UserError(f"{path} cannot be read (it has no recipe name): it is damaged, use another copy of it")
-    return values  # type: ignore[return-value]
+    return values
 
 
 def is_sweep(directory: Path) -> bool:

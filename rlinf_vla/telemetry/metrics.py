@@ -16,7 +16,7 @@ from typing import Any
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import TENSORBOARD
-from rlinf_vla.core.io import replacing
+from rlinf_vla.core.io import parse_json, replacing
 from rlinf_vla.telemetry.trackers import open_trackers
 
 METRICS_FILE = "metrics.jsonl"
@@ -83,12 +83,16 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
 
 def _read_line(line: str, where: str) -> dict[str, Any]:
     try:
-        values = json.loads(line)
-    except ValueError:
-        values = None
-    if not isinstance(values, dict) or "step" not in values:
-        raise UserError(f"{where} is damaged (no JSON object with a step): delete that line, or start a new run_dir")
-    return values
+        values = parse_json(line)
+        if not isinstance(values, dict) or type(values["step"]) is not int or not 0 <= values["step"] < 1e12:
+            raise ValueError
+        return {name: value if name in ("step", "time") or value is None else _finite(value) for name, value in values.items()}
+    except (ValueError, KeyError, TypeError, OverflowError):
+        raise UserError(f"{where} is damaged (no JSON object with a step and numbers): delete that line, or start a new run_dir") from None
+
+
+def _finite(value: Any) -> float | None:
+    return value + 0 if math.isfinite(value) else None
 
 
 def _repair(path: Path, last_step: int | None) -> None:

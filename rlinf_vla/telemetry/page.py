@@ -67,7 +67,7 @@ def title_of(path: Path) -> str:
     """Return the title in a video's file, empty if it has none. Raises if it is no video."""
     import av  # only here: training needs it for no other purpose
 
-    with av.open(str(path)) as container:
+    with av.open(str(path), format="mp4") as container:  # a playlist could name other files and machines
         if not container.streams.video:
             raise ValueError("no video in it")
         return container.metadata.get("title", "")

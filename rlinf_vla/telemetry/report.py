@@ -64,7 +64,10 @@ def _facts(run: Run) -> str:
     """Return when the run took place and how many iterations it has."""
     if not run.metrics:
         return ""
-    began, ended = (datetime.fromisoformat(line["time"]) for line in (run.metrics[0], run.metrics[-1]))
+    try:
+        began, ended = (datetime.fromisoformat(line["time"]) for line in (run.metrics[0], run.metrics[-1]))
+    except (KeyError, TypeError, ValueError):  # the curves are shown all the same
+        return f"{run.metrics[-1]['step']:,} iterations"
     until = f"{ended:%H:%M}" if began.date() == ended.date() else f"{ended.day} {ended:%B %Y, %H:%M}"
     return f"{began.day} {began:%B %Y, %H:%M} to {until} UTC · {run.metrics[-1]['step']:,} iterations"
 

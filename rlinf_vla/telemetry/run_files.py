@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -10,8 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from omegaconf import OmegaConf
-
+from rlinf_vla.core.io import read_json, read_yaml
 from rlinf_vla.telemetry.metrics import METRICS_FILE, read_metrics
 from rlinf_vla.telemetry.timeline import PREDICTED, RECORDED, Span
 
@@ -76,7 +74,7 @@ def read_run(run_dir: Path) -> Run:
             check_inside(run_dir, path)
             return reader(path)
         except Exception as error:  # whatever a crash left there must not prevent the report
-            run.problems.append(f"{path.relative_to(run_dir)} could not be read: {error}")
+            run.problems.append(f"{path.relative_to(run_dir)} could not be read: {str(error)[:200]}")
             return otherwise
 
     run.metrics = read(run_dir / METRICS_FILE, lambda path: read_metrics(path.parent), [])
@@ -92,9 +90,9 @@ def read_run(run_dir: Path) -> Run:
     for path in sorted((run_dir / "videos").glob("*.mp4")):
         if found := re.fullmatch(rf"({_EVALUATIONS})_(.+)", path.stem):
             run.videos.setdefault(found[2], {})[found[1]] = path
-    run.recipe = read(run_dir / "recipe.yaml", lambda path: _checked(OmegaConf.to_container(OmegaConf.load(path)), "the file"), {})
+    run.recipe = read(run_dir / "recipe.yaml", lambda path: _checked(read_yaml(path), "the file"), {})
     run.environment = read(run_dir / "environment.json", _read_json, {})
-    run.name = run.recipe.get("name") or run_dir.resolve().name
+    run.name = str(run.recipe.get("name") or "") or run_dir.resolve().name
     pieces = {
         "evaluation/comparison.json": run.comparison,
         RECORDED: run.timeline,
@@ -118,7 +116,7 @@ def check_inside(directory: Path, path: Path) -> None:
 
 
 def _read_json(path: Path, keys: Iterable[str] = ()) -> dict[str, Any]:
-    return _checked(json.loads(path.read_text(encoding="utf-8")), "the file", keys)
+    return _checked(read_json(path), "the file", keys)
 
 
 def _read_blocks(path: Path, keys: Iterable[str]) -> dict[str, Any]:

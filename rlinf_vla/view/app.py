@@ -9,7 +9,7 @@ from hashlib import sha256
 from io import BytesIO
 from os import stat_result
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from PIL import Image
@@ -27,6 +27,7 @@ from rlinf_vla.config.serve import is_loopback
 from rlinf_vla.runtime.run_directory import BLOCKS, RECIPE, RESULT, is_sweep
 from rlinf_vla.telemetry.metrics import METRICS_FILE
 from rlinf_vla.telemetry.page import render
+from rlinf_vla.telemetry.run_files import Run, read_run
 from rlinf_vla.view import results
 
 if TYPE_CHECKING:
@@ -96,8 +97,7 @@ class Viewer:
 
     def _text(self, request: Request) -> str:
         try:
-            template, content = self._content(request.path_params.get("number"), request.query_params.get("page", ""))
-            return render(template, [HERE / "templates"], **content)
+            return self._page(request.path_params.get("number"), request.query_params.get("page", ""))
         except HTTPException:
             raise
         except UserError as error:
@@ -107,16 +107,26 @@ class Viewer:
         name = self.directory.resolve().name
         return render("message.html", [HERE / "templates"], kind="Nothing to show", name=name, header=[problem], data={})
 
-    def _content(self, number: int | None, page: str) -> tuple[str, dict[str, Any]]:
-        """Return a template and what it shows."""
+    def _page(self, number: int | None, page: str) -> str:
+        folders = [HERE / "templates"]
         if (self.directory / "meta").exists():
             found = self._episodes()
-            return ("episodes.html", found.listed(page)) if number is None else ("episode.html", found.episode(number))
+            if number is None:
+                return render("episodes.html", folders, **found.listed(page))
+            return render("episode.html", folders, **found.episode(number))
         if number is not None:
             raise HTTPException(404)
         if is_sweep(self.directory):
-            return "sweep.html", results.sweep(self.directory)
-        return "run.html", results.run(self.directory)
+            return results.sweep(self.directory, lambda content: render("sweep.html", folders, **content))
+
+        def show(run: Run) -> str:
+            return render("run.html", folders, **results.run(run, self.directory))
+
+        run = read_run(self.directory)
+        try:
+            return show(run)
+        except Exception:  # of a value that is not what its name says
+            return results.what_can_be_shown(run, show)
 
     def frame(self, request: Request) -> Response:
         try:

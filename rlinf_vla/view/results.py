@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from rlinf_vla.core.io import read_json
 from rlinf_vla.evaluation.results import tables
 from rlinf_vla.evaluation.statistics import column_of, compare
 from rlinf_vla.runtime.run_directory import BLOCKS, RECIPE, RESULT, recipe_values
 from rlinf_vla.telemetry import charts, evaluation_report, report
 from rlinf_vla.telemetry.page import title_of
-from rlinf_vla.telemetry.run_files import MOMENTS, Run, check_inside, read_run
+from rlinf_vla.telemetry.run_files import MOMENTS, Run, check_inside
 
 SUCCESS = "rollout/success_once"
 
 
-def run(directory: Path) -> dict[str, Any]:
+def run(found: Run, directory: Path) -> dict[str, Any]:
     """Return what ``run.html`` shows. Damaged files are named in its list of problems."""
-    found = read_run(directory)
     of, last = int(found.recipe.get("iterations") or 0), found.metrics[-1]["step"] if found.metrics else 0
     content = report.content(found) | {"kind": "Training run" if of else "Evaluation"}
     content["header"] = [str(directory), f"iteration {last:,} of {of:,}" if of else "", *content["header"]]
@@ -39,6 +40,25 @@ def run(directory: Path) -> dict[str, Any]:
         "films": {"columns": columns, "rows": films},
     }
     return content | {"evaluations": _evaluations(found), "data": data}
+
+
+def what_can_be_shown(found: Run, show: Callable[[Run], str]) -> str:
+    """Return the page of all parts of a run with which ``show`` succeeds; its list of problems
+    names the others."""
+    fields = ("recipe", "environment", "metrics", "comparison", "control", "iteration", "timeline", "predicted", "videos")
+    parts: list[tuple[str, str, Any]] = [
+        (f"evaluation/{moment}.json", "evaluations", {moment: document}) for moment, document in found.evaluations.items()
+    ]
+    parts += [(each, each, getattr(found, each)) for each in fields]
+    kept = Run(found.name, problems=found.problems)
+    for name, field, value in parts:
+        more = replace(kept, **{field: kept.evaluations | value if field == "evaluations" else value})
+        try:
+            show(more)
+            kept = more
+        except Exception as error:  # of a value that is not what its name says
+            kept.problems.append(f"{name} cannot be shown ({type(error).__name__}: {str(error)[:200]})")
+    return show(kept)
 
 
 def _order(moment: str) -> tuple[int, str]:
@@ -94,32 +114,32 @@ def _title(directory: Path, path: Path, written: int) -> str:
         return f"{path.name} cannot be read ({error})"
 
 
-def sweep(directory: Path) -> dict[str, Any]:
-    """Return what ``sweep.html`` shows: of result.json, or of the blocks played so far."""
-    blocks, document, problems = _blocks(directory), None, []
-    path = directory / RESULT
+def sweep(directory: Path, show: Callable[[dict[str, Any]], str]) -> str:
+    """Return the page of result.json or, if it cannot be shown, of the blocks played so far."""
+    blocks, problems = _blocks(directory), []
+    path, data = directory / RESULT, {"data": {"curves": [], "films": _films(directory, blocks)}}
     if path.exists():
         try:
             check_inside(directory, path)
-            document = json.loads(path.read_text(encoding="utf-8"))
-            content = evaluation_report.content(document)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            document, problems = None, [f"{RESULT} cannot be read ({type(error).__name__}: {error})"]
-    if document is None:
-        episodes = [episode for block in blocks for episode in block["episodes"]]
-        content = evaluation_report.content(_partial(directory, episodes))
-        content["header"] = [f"{len(episodes):,} episodes so far: the sweep is not finished"]
-    content["header"] = [str(directory), *content["header"], *problems]
-    return content | {"data": {"curves": [], "films": _films(directory, blocks)}}
+            content = evaluation_report.content(read_json(path))
+            content["header"] = [str(directory), *content["header"]]
+            return show(content | data)
+        except Exception as error:  # of a value that is not what its name says
+            problems = [f"{RESULT} cannot be read ({type(error).__name__}: {str(error)[:200]})"]
+    episodes = [episode for block in blocks for episode in block["episodes"]]
+    content = evaluation_report.content(_partial(directory, episodes))
+    content["header"] = [str(directory), f"{len(episodes):,} episodes so far: the sweep is not finished", *problems]
+    return show(content | data)
 
 
 def _blocks(directory: Path) -> list[dict[str, Any]]:
     """Return the blocks that can be read, in the order in which the sweep lists them."""
     found = []
     for path in sorted((directory / BLOCKS).glob("*.json")):
-        with suppress(OSError, ValueError, KeyError, TypeError, IndexError):
+        with suppress(Exception):  # a block that is damaged or still being written
             check_inside(directory, path)
-            document = json.loads(path.read_text(encoding="utf-8"))
+            document = read_json(path)
+            tables(document["episodes"])
             first, place = document["episodes"][0], document["block"]
             places = tuple(int(place[key]) for key in ("policy", "suite", "task"))
             names = column_of(first["policy"], first["probe"]), str(first["suite"]), str(first["task"])

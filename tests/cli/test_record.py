@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
+import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from rlinf_vla.data.lerobot_reader import LeRobotReader
+from rlinf_vla.rollout.demonstrations import RecordedEpisode
 from rlinf_vla.telemetry.metrics import read_metrics
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from tests.cli.conftest import CommandLine, Counting
@@ -85,3 +91,79 @@ def test_mistakes_are_one_line(rlinf_vla: CommandLine, counting: Counting, tmp_p
     assert not (tmp_path / "data").exists()
     imitation = rlinf_vla(*counting.arguments("train", "counting_sft", "algorithm.demonstrations.dataset=nowhere", QUICK))
     assert imitation.complaint == "nowhere is not a directory: name one that holds a LeRobotDataset"
+
+
+NOISY = ["algorithm.demonstrations.episodes=8", "algorithm.demonstrations.noise=[0.0,0.8]", "algorithm.demonstrations.random_actions=0.5"]
+
+
+def files_of(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def at_the_fifth(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]) -> None:
+    """The fifth episode that is written, and whatever happens then."""
+    write = RecordedEpisode.write
+
+    def writing(episode: RecordedEpisode, path: Path, frames: bool = True) -> None:
+        if path.name == "episode_000004.npz":
+            happens()
+        write(episode, path, frames)
+
+    monkeypatch.setattr(RecordedEpisode, "write", writing)
+
+
+def full() -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+ENDS: dict[str, tuple[Callable[[], object], int, int]] = {
+    "SIGTERM": (lambda: os.kill(os.getpid(), signal.SIGTERM), 143, 5),
+    "Ctrl-C": (lambda: os.kill(os.getpid(), signal.SIGINT), 130, 5),
+    "a full disk": (full, 1, 4),
+}
+"""What ends the recording, its exit code, and the episodes that were played."""
+
+
+@pytest.mark.parametrize("video", ["true", "false"])
+@pytest.mark.parametrize("end", ENDS)
+def test_an_interrupted_recording_is_a_dataset_and_continues(
+    rlinf_vla: CommandLine, counting: Counting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, video: str
+) -> None:
+    happens, code, played = ENDS[end]
+    command = counting.arguments("record", "counting_sft", "output=data", f"record.video={video}", *NOISY)
+    assert rlinf_vla(*[each.replace("output=data", "output=whole") for each in command]).code == 0
+    with monkeypatch.context() as patch:
+        at_the_fifth(patch, happens)
+        ended = rlinf_vla(*command)
+    kept = len(LeRobotReader(tmp_path / "data"))
+    assert ended.code == code and 0 < kept <= played
+    assert f"{played} of 8 episodes were played, {kept} of them are the dataset data: the same command continues" in ended.err
+    again = rlinf_vla(*command)
+    assert again.code == 0 and f"{played} of 8 episodes are in .data.episodes" in again.out, again.err
+    assert files_of(tmp_path / "data") == files_of(tmp_path / "whole") and not (tmp_path / ".data.episodes").exists()
+
+
+def test_a_killed_recording_continues(rlinf_vla: CommandLine, counting: Counting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = counting.arguments("record", "counting_sft", "output=data", "record.video=false", *NOISY)
+    with monkeypatch.context() as patch:
+        at_the_fifth(patch, full)
+        rlinf_vla(*command)
+    shutil.rmtree(tmp_path / "data")  # SIGKILL leaves the episodes' files alone
+    (tmp_path / ".data.episodes/published.json").unlink()
+    assert len(list((tmp_path / ".data.episodes").glob("*.npz"))) == 4
+    other = rlinf_vla(*command, "algorithm.demonstrations.noise=[0.5]")
+    assert "holds other episodes: algorithm.demonstrations.noise was" in other.complaint
+    assert rlinf_vla(*command).code == 0 and (tmp_path / "data/meta/info.json").exists()
+
+
+def test_a_dataset_of_another_recording_is_not_replaced(
+    rlinf_vla: CommandLine, counting: Counting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = counting.arguments("record", "counting_sft", "output=data", "record.video=false", *NOISY)
+    with monkeypatch.context() as patch:
+        at_the_fifth(patch, full)
+        rlinf_vla(*command)
+    info = tmp_path / "data/meta/info.json"
+    info.write_text(info.read_text().replace("counter", "other"))
+    assert "data is not empty: choose another directory" in rlinf_vla(*command).complaint
+    assert "other" in info.read_text()

@@ -63,13 +63,67 @@ def test_what_can_be_read_of_a_run_is_shown(run_dir: Path, viewed: Viewed, broke
         assert "cannot be read" in found.data["films"]["rows"]["PushCube_3"]["after"]["title"]
 
 
-def test_values_of_another_kind_are_one_line(run_dir: Path, viewed: Viewed) -> None:
-    document = json.loads((run_dir / "evaluation" / "after.json").read_text())
-    document["greedy"]["pc_success"] = "many"
-    (run_dir / "evaluation" / "after.json").write_text(json.dumps(document))
+def changed(path: Path, *place: str | int, to: object) -> None:
+    """Replaces one value of a JSON file."""
+    document = part = json.loads(path.read_text())
+    for key in place[:-1]:
+        part = part[key]
+    part[place[-1]] = to
+    path.write_text(json.dumps(document))
+
+
+WRONG = {
+    "evaluation/after.json": lambda path, value: changed(path, "greedy", "pc_success", to=value),
+    "comparison": lambda path, value: changed(path, "greedy", "pc_difference_ci95", to=value),
+    "timeline": lambda path, value: changed(path, "traceEvents", -1, "dur", to=value),
+    "environment": lambda path, value: path.write_text(json.dumps({"gpus": 5, "memory_gb": value})),
+    "recipe": lambda path, value: path.write_text(json.dumps({"name": [value], "iterations": value})),
+}
+FILES = {
+    "comparison": "evaluation/comparison.json",
+    "timeline": "timeline.json",
+    "environment": "environment.json",
+    "recipe": "recipe.yaml",
+}
+
+
+@pytest.mark.parametrize("part", WRONG)
+def test_a_value_of_another_kind_hides_its_part_alone(run_dir: Path, viewed: Viewed, part: str) -> None:
+    for value in ("many", {"a": [1]}, [[]], None if part == "timeline" else {"a": 1}):
+        WRONG[part](run_dir / FILES.get(part, part), value)
+        with viewed(run_dir) as page:
+            found = page.get()
+            problems = [line for line in found.text.splitlines() if "annot be shown" in line or "could not be read" in line]
+            named = any(part.partition(".")[0] in line for line in problems)
+            assert found.status == 200 and len(found.data["curves"]) == 3 and named, (part, value)
+            assert ("10.0 %" in found.text) and ("Iteration 20" in found.text) == (part != "timeline")
+
+
+@pytest.mark.parametrize("line", ["[" * 100_000, '{"step": 1e400}', '{"step": "x"}', '{"step": 21, "a": "b"}'])
+def test_a_damaged_line_of_metrics_hides_the_curves_alone(run_dir: Path, viewed: Viewed, line: str) -> None:
+    with (run_dir / "metrics.jsonl").open("a") as file:
+        file.write(line + "\n")
     with viewed(run_dir) as page:
         found = page.get()
-        assert found.status == 200 and "cannot be shown (TypeError" in found.text
+        assert "metrics.jsonl could not be read" in found.text and "line 21 is damaged" in found.text
+        assert [curve["title"] for curve in found.data["curves"]] == ["Success"] and "algorithm.gamma" in found.text
+
+
+def test_a_time_of_another_kind_hides_no_curves(run_dir: Path, viewed: Viewed) -> None:
+    with (run_dir / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 21, "time": 5, "rollout/success_once": NaN, "own": Infinity}\n')
+    with viewed(run_dir) as page:
+        found = page.get()
+        assert "21 iterations" in found.text and found.data["curves"][0]["lines"]["rollouts"][-1] is None
+
+
+@pytest.mark.parametrize("place", [("policies", "start", "pc_success"), ("differences", 0, "p_value"), ("suites",), ("environment",)])
+def test_a_value_of_another_kind_in_a_result_leaves_the_blocks(sweep_dir: Path, viewed: Viewed, place: tuple[str | int, ...]) -> None:
+    changed(sweep_dir / "result.json", *place, to="many")
+    changed(sweep_dir / "blocks" / "00_000_000_0000000.json", "episodes", to=5)
+    with viewed(sweep_dir) as page:
+        found = page.get()
+        assert "result.json cannot be read" in found.text and "42 episodes so far" in found.text
 
 
 def test_a_run_from_its_first_moment(tmp_path: Path, viewed: Viewed) -> None:
