@@ -27,7 +27,7 @@ def as_bytes(instructions: list[str]) -> Tensor:
     for row, instruction in zip(found, instructions, strict=True):
         data = instruction.encode()
         if len(data) > LENGTH:
-            raise UserError(f"instruction {instruction[:40]!r}... has {len(data)} bytes, a policy server gets at most {LENGTH}: shorten it")
+            raise UserError(f"instruction {instruction[:40]!r}... has {len(data)} bytes, another process gets at most {LENGTH}: shorten it")
         row[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else row[:0]
     return found
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.observation_messages import as_bytes, as_text
 from rlinf_vla.core.protocols import Reward, VectorEnv
 from rlinf_vla.core.types import Observation, StepResult, Tensors, Trajectory
 from rlinf_vla.rollout.player import Call
@@ -73,16 +74,17 @@ class RewardedEnv(WrappedEnv):
 
 SEEN = "seen."
 """Name prefix of inputs that only a reward reads."""
-_LONGEST = 512
-"""Bytes stored per instruction; the rest is dropped."""
 
 
 def seen(call: Call) -> Tensors:
-    """Return all that a reward may read, to be stored with a policy's inputs."""
+    """Return all that a reward may read, to be stored with a policy's inputs.
+
+    Raises UserError for an instruction that is too long.
+    """
     found = {"actions": call.sample.actions}
     for when, observation in (("before", call.observation), ("after", call.result.observation)):
         found |= {f"{when}.image.{name}": value for name, value in observation.images.items()}
-        found |= {f"{when}.state": observation.state, f"{when}.instruction": _written(observation.instruction).to(observation.state.device)}
+        found |= {f"{when}.state": observation.state, f"{when}.instruction": as_bytes(observation.instruction).to(observation.state.device)}
     return {f"{SEEN}{name}": value for name, value in found.items()}
 
 
@@ -103,14 +105,8 @@ def relabel_rewards(calls: Trajectory, seen: Tensors, reward_shaper: RewardShape
     return torch.cat(found)
 
 
-def _written(lines: list[str]) -> Tensor:
-    """Encode instructions as uint8 ``[B, _LONGEST]``."""
-    padded = [line.encode()[:_LONGEST].ljust(_LONGEST, b"\0") for line in lines]
-    return torch.frombuffer(bytearray(b"".join(padded)), dtype=torch.uint8).reshape(len(lines), _LONGEST)
-
-
 def _observation(shown: Tensors, when: str) -> Observation:
     image = f"{when}.image."
-    instructions = [bytes(row.tolist()).rstrip(b"\0").decode(errors="ignore") for row in shown[f"{when}.instruction"]]
+    instructions = [as_text(row) for row in shown[f"{when}.instruction"]]
     images = {name.removeprefix(image): value for name, value in shown.items() if name.startswith(image)}
     return Observation(images, shown[f"{when}.state"], instructions)

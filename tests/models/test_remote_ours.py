@@ -157,7 +157,7 @@ def test_an_instruction_that_is_too_long() -> None:
     with serving(PolicyServer(answer, metadata())) as url:
         policy = remote(url)
     policy.fit_instructions(["a" * 1024, "", "ein Würfel"])
-    with pytest.raises(UserError, match="has 1025 bytes, a policy server gets at most 1024"):
+    with pytest.raises(UserError, match="has 1025 bytes, another process gets at most 1024"):
         policy.fit_instructions(["a" * 1025])
 
 

@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlinf_vla.core.types import Episodes, Observation, StepResult
-from rlinf_vla.rollout.reward_shaping import RewardedEnv, RewardShaper
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.types import ActionSample, Episodes, Observation, StepResult, Trajectory
+from rlinf_vla.rollout.player import Call
+from rlinf_vla.rollout.reward_shaping import RewardedEnv, RewardShaper, relabel_rewards, seen
 from rlinf_vla.testing.toy_env import CounterWorld
 
 EPISODES = Episodes.first_attempts(torch.tensor([0, 0, 1]), torch.tensor([2, 0, 0]))
@@ -80,3 +82,22 @@ def test_a_reward_may_end_an_episode() -> None:
     env = RewardedEnv(CounterWorld(3), RewardShaper(at_once))
     env.reset(EPISODES)
     assert env.step(UP[:, :1]).done.all()
+
+
+def test_a_reward_worker_reads_whole_instructions_and_refuses_longer_ones() -> None:
+    env, told = CounterWorld(3), list[str]()
+
+    def note(before: Observation, actions: Tensor, result: StepResult) -> StepResult:
+        told.extend(before.instruction)
+        return result
+
+    lines = ["a" * 1024, "ein Würfel " * 60, ""]
+    before, result = replace(env.reset(EPISODES), instruction=lines), env.step(UP)
+    nothing, numbers = torch.zeros(3), torch.zeros(3, dtype=torch.int64)
+    outcome = (result.reward, result.terminated, result.truncated, result.success, result.valid)
+    calls = Trajectory({}, {}, nothing, nothing, nothing, nothing, *outcome, *[numbers] * 5)
+    call = Call(EPISODES, numbers, before, {}, ActionSample(UP, {}, nothing, nothing), result, numbers > 0, nothing)
+    found = relabel_rewards(calls, seen(call), RewardShaper(note), 3)
+    assert told == lines and torch.equal(found, torch.where(result.valid, result.reward, 0.0))
+    with pytest.raises(UserError, match="has 1025 bytes, another process gets at most 1024: shorten it"):
+        seen(replace(call, observation=replace(before, instruction=["a" * 1025] * 3)))
