@@ -24,7 +24,7 @@ from rlinf_vla.telemetry.console import TrainingConsole
 from rlinf_vla.telemetry.environment import fingerprint
 from rlinf_vla.telemetry.metrics import MetricsLog
 from rlinf_vla.telemetry.timeline import PREDICTED
-from rlinf_vla.training.checkpoint_files import complete_checkpoints
+from rlinf_vla.training.checkpoint_files import newest_sound
 
 if TYPE_CHECKING:
     from rlinf_vla.planner.memory import MemoryModel
@@ -72,7 +72,7 @@ def _train(recipe: Recipe, directory: Path, checkpoint: Path | None, monitor: Pl
                     losses_left, reason = losses_left - 1, str(restart)
                 else:
                     raise
-            checkpoint = next(reversed(complete_checkpoints(directory / run_directory.CHECKPOINTS)), None)
+            checkpoint = newest_sound(directory / run_directory.CHECKPOINTS, console.say)
             console.say(f"{reason}: resuming from {'the beginning' if checkpoint is None else builders.relative(checkpoint)}")
     print(f"done in {(time.monotonic() - started) / 60:.1f} minutes")
     for line in [*run.summary(), *filter(None, [monitor.summary_line() if monitor else None])]:

@@ -16,6 +16,7 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import NO_ALGORITHM, SUPERVISED, DeadlineConfig, LimitsConfig, Recipe, RewardConfig
 from rlinf_vla.core import plugins
 from rlinf_vla.core.devices import set_fused_kernels, set_tf32
+from rlinf_vla.core.origin import Origin
 from rlinf_vla.core.protocols import EnvSpec, HasOutline, Learner, Policy, RewardModel, VectorEnv
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.faults import GuardedEnv
@@ -24,6 +25,7 @@ from rlinf_vla.runtime.recipes import asset_path, located
 from rlinf_vla.telemetry.trackers import require_trackers
 from rlinf_vla.training.checkpoint import load_checkpoint, load_heads
 from rlinf_vla.training.lora import add_lora
+from rlinf_vla.training.ranks import rank
 from rlinf_vla.training.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -67,6 +69,7 @@ def build_policy(recipe: Recipe, lora: bool = True) -> Policy:
         from rlinf_vla.training.gradient_checkpointing import checkpoint_blocks
 
         checkpoint_blocks(policy)
+    policy.origin = Origin(directory)
     return policy.to(device)
 
 
@@ -160,6 +163,8 @@ def build_reward_model(recipe: Recipe) -> RewardModel:
 def build_trainer(recipe: Recipe, network: Learner) -> Trainer:
     """Return the trainer of the recipe's algorithm, with a reference policy if ``kl_coef`` > 0."""
     algorithm = build_algorithm(recipe)
+    if isinstance(network, Policy) and network.origin is not None and rank() == 0:
+        network.origin.begin()
     return Trainer(network, algorithm, recipe.cluster.rows, algorithm.keeps_reference)
 
 

@@ -9,16 +9,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
 from rlinf_vla.config.errors import Failure, UserError
+from rlinf_vla.core import origin
 
-DATA = (
-    *("*.safetensors", "*.json", "tokenizer.model"),
-    # components of OpenVLA-OFT, published as pickles; their reader admits tensors only
-    *("action_head--*.pt", "proprio_projector--*.pt", "vision_backbone--*.pt"),
-    "params/*",  # openpi's checkpoints in JAX
-    "full_weights.pt",  # RLinf's, of which only tensors are unpickled
-)
+DATA = (*origin.WEIGHTS, *origin.DESCRIPTION)
 """Patterns of the files to download."""
-DESCRIPTION = ("*.json", "tokenizer.model", "policy_*processor_step_*.safetensors")
+DESCRIPTION = (*origin.DESCRIPTION, "policy_*processor_step_*.safetensors")
 """Those from which a model is built without weights."""
 REPOSITORY = r"[\w.-]+/[\w.-]+"
 REPOSITORY_AT = rf"({REPOSITORY})(?:@([\w./-]+))?"

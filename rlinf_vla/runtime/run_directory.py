@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import flat
 from rlinf_vla.core.io import read_yaml, replacing
-from rlinf_vla.training.checkpoint_files import COMPLETE, complete_checkpoints
+from rlinf_vla.training.checkpoint_files import COMPLETE, complete_checkpoints, newest_sound
 
 RUNS = Path("runs")
 RECIPE, CHECKPOINTS, REPLAY, LOCK, RESULT = "recipe.yaml", "checkpoints", "replay", ".lock", "result.json"
@@ -57,7 +57,7 @@ def resolve_run(config: DictConfig, say: Callable[[str], None] = print) -> tuple
         directory = run_dir
     if is_sweep(directory):
         raise UserError(f"run_dir={run_dir} holds an evaluation sweep: choose another run_dir")
-    checkpoint = _newest(directory)
+    checkpoint = _newest(directory) if resume == "never" else newest_sound(directory / CHECKPOINTS, say)
     if resume == "never" and (checkpoint or (directory / RECIPE).exists()):
         raise UserError(f"run_dir={run_dir} holds a run already: continue it with resume=auto, or choose another run_dir")
     if resume == "auto" and checkpoint is None:

@@ -31,7 +31,7 @@ from rlinf_vla.training.lora import (
 from rlinf_vla.training.ranks import gather_full, rank
 from rlinf_vla.training.trainer import Trainer
 
-EARLIER = "version_{}.safetensors"
+EARLIER, MODEL = "version_{}.safetensors", "model"
 logger = logging.getLogger(__name__)
 
 
@@ -45,9 +45,10 @@ def save_checkpoint(
 ) -> Path:
     """Write ``directory/step_<state["iteration"]>``; keep only it and ``keep - 1`` before it.
 
-    ``state``: JSON. ``earlier``: trainable weights of older versions that still have rollouts to
-    collect (``algorithm.staleness``). All trainer ranks must call it, and rank 0 writes; the
-    checkpoint does not depend on the number of ranks.
+    ``state``: JSON, to which the digests of the model's files are added. ``earlier``: trainable
+    weights of older versions that still have rollouts to collect (``algorithm.staleness``). All
+    trainer ranks must call it, and rank 0 writes; the checkpoint does not depend on the number of
+    ranks.
     """
     final = directory / f"step_{state['iteration']:06d}"
     backbone = policy.backbone if isinstance(policy, Policy) and any(map(is_lora, trainer.parameters)) else None
@@ -64,7 +65,7 @@ def save_checkpoint(
         versions = {EARLIER.format(version): tensors for version, tensors in (earlier or {}).items()}
         for name, tensors in ({HEADS: heads, OPTIMIZER: moments} | versions).items():
             write_tensors(tensors, aside / name)
-        (aside / STATE).write_text(json.dumps(state, indent=1) + "\n")
+        (aside / STATE).write_text(json.dumps(state | _model(policy), indent=1) + "\n")
         digests = {str(path.relative_to(aside)): digest(path) for path in sorted(aside.rglob("*")) if path.is_file()}
         (aside / COMPLETE).write_text(json.dumps(digests, indent=1) + "\n")
     logger.info("wrote %s, %d trained tensors", final, len(factors) + len(heads))
@@ -83,10 +84,13 @@ def load_checkpoint(checkpoint: Path, policy: Learner, trainer: Trainer | None =
     damaged or belongs to another model.
     """
     verify(checkpoint)
+    state: dict[str, Any] = json.loads((checkpoint / STATE).read_text())
     adapted = (checkpoint / ADAPTER).exists()
     if isinstance(policy, Policy) and policy.elsewhere is not None:
         _load_head(checkpoint, policy, adapted)
-        return json.loads((checkpoint / STATE).read_text())
+        return state
+    if MODEL in state and isinstance(policy, Policy) and policy.origin is not None and rank() == 0:
+        policy.origin.require(state[MODEL], checkpoint)
     if adapted != any(is_lora(name) and p.requires_grad for name, p in policy.named_parameters()):
         how = "with" if adapted else "without"
         raise UserError(f"{checkpoint} was trained {how} LoRA, unlike model.lora.rank: use the recipe of its run")
@@ -104,7 +108,14 @@ def load_checkpoint(checkpoint: Path, policy: Learner, trainer: Trainer | None =
             message = "has the optimiser state of another algorithm or version: start again with resume=never"
             raise UserError(f"{checkpoint} {message}") from None
     logger.info("loaded %s %s optimiser state", checkpoint, "without" if trainer is None else "with")
-    return json.loads((checkpoint / STATE).read_text())
+    return state
+
+
+def _model(policy: Learner) -> dict[str, Any]:
+    """Return the digests of the model's files, unless the checkpoint has all of its weights."""
+    if not isinstance(policy, Policy) or policy.origin is None or all(p.requires_grad for p in policy.parameters()):
+        return {}
+    return {MODEL: policy.origin.digests()}
 
 
 def _load_head(checkpoint: Path, policy: Policy, adapted: bool) -> None:

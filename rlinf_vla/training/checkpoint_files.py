@@ -7,11 +7,11 @@ name is complete, whenever the writer was killed.
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from pathlib import Path
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.core.io import digest
+from rlinf_vla.core.io import digest, read_json
 
 ADAPTER, HEADS, OPTIMIZER, STATE, COMPLETE = "adapter", "heads.safetensors", "optimizer.safetensors", "state.json", "COMPLETE"
 
@@ -23,15 +23,36 @@ def complete_checkpoints(directory: Path) -> list[Path]:
 
 
 def verify(checkpoint: Path) -> None:
-    """Raise UserError unless all files of the checkpoint exist and are unchanged."""
+    """Raise UserError unless all files of the checkpoint exist, are listed and are unchanged."""
     if not checkpoint.is_dir():
         raise UserError(f"checkpoint={checkpoint}: no such directory")
     if not (checkpoint / COMPLETE).exists():
         raise UserError(f"checkpoint={checkpoint} is not a complete checkpoint ({COMPLETE} is missing): choose another one of its run")
+    present = {path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*") if path.is_file()}
+    read = {STATE, HEADS, *(name for name in present if name.endswith((".json", ".safetensors")))}
     try:
-        digests = json.loads((checkpoint / COMPLETE).read_text())
-        damaged = [name for name, known in digests.items() if not (checkpoint / name).is_file() or digest(checkpoint / name) != known]
-    except (ValueError, AttributeError):
+        digests = read_json(checkpoint / COMPLETE)
+        damaged = sorted((digests.keys() - present) | (read - digests.keys()))
+        damaged = damaged or [name for name, known in digests.items() if digest(checkpoint / name) != known]
+    except (OSError, ValueError, AttributeError):
         damaged = [COMPLETE]
     if damaged:
         raise UserError(f"checkpoint={checkpoint} is damaged ({damaged[0]} is missing or changed): use the checkpoint before it")
+
+
+def newest_sound(directory: Path, say: Callable[[str], None]) -> Path | None:
+    """Return the newest complete checkpoint in ``directory`` that is not damaged.
+
+    ``say`` reports those that are left out. Raises UserError if all are damaged.
+    """
+    found = complete_checkpoints(directory)
+    for number, checkpoint in enumerate(reversed(found), 1):
+        try:
+            verify(checkpoint)
+        except UserError as error:
+            if number == len(found):
+                raise
+            say(f"{error}")
+        else:
+            return checkpoint
+    return None

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +15,8 @@ from rlinf_vla.runtime.run_directory import checkpoint_at, for_evaluation, locke
 from tests.training.processes import during
 
 NAME = "sorting"
+
+EMPTY = hashlib.sha256().hexdigest()
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +55,9 @@ def begin(directory: Path, *steps: int, **changes: object) -> Path:
         for step in steps:
             checkpoint = directory / "checkpoints" / f"step_{step:06d}"
             checkpoint.mkdir(parents=True)
-            (checkpoint / "COMPLETE").write_text("{}")
+            for name in ("heads.safetensors", "state.json"):
+                (checkpoint / name).touch()
+            (checkpoint / "COMPLETE").write_text(json.dumps(dict.fromkeys(("heads.safetensors", "state.json"), EMPTY)))
     now = next(TIMES)
     for path in (directory / "recipe.yaml", *directory.glob("checkpoints/*/COMPLETE")):
         os.utime(path, (now, now))

@@ -21,13 +21,14 @@ from rlinf_vla.algorithms.sac import SAC, SACConfig
 from rlinf_vla.algorithms.sft import Demonstrations, imitation_loss
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import LoraOptions
+from rlinf_vla.core.origin import Origin
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.rollout.noise import imitation_noise
 from rlinf_vla.testing.policy_calls import observations
 from rlinf_vla.training import checkpoint as checkpoints
 from rlinf_vla.training import lora
 from rlinf_vla.training.checkpoint import load_checkpoint, load_heads, save_checkpoint, save_heads
-from rlinf_vla.training.checkpoint_files import complete_checkpoints, verify
+from rlinf_vla.training.checkpoint_files import complete_checkpoints, newest_sound, verify
 from rlinf_vla.training.lora import add_lora
 from rlinf_vla.training.trainer import Trainer
 from tests.models.tiny_openvla import smaller_config, smaller_directory, tiny
@@ -354,3 +355,57 @@ def test_the_state_is_json_and_weights_are_safetensors(model: Path, tmp_path: Pa
     assert json.loads((written / "state.json").read_text())["iteration"] == 3
     kinds = {path.suffix for path in written.rglob("*") if path.is_file() and path.name != "COMPLETE"}
     assert kinds <= {".safetensors", ".json", ".md"}
+
+
+@pytest.mark.parametrize(
+    ("file", "refused"),
+    [("config.json", True), ("model.safetensors", True), ("full_weights.pt", True), ("notes.json", False), ("README.md", False)],
+)
+def test_adapters_belong_to_the_files_of_their_model(model: Path, tmp_path: Path, file: str, refused: bool) -> None:
+    for name in ("base", "moved"):
+        (tmp_path / name).mkdir()
+        for known in ("config.json", "model.safetensors"):
+            (tmp_path / name / known).write_text(known)
+    policy, trainer = trained(model)
+    policy.origin = Origin(tmp_path / "base")
+    written = save(tmp_path, policy, trainer, 1)
+    assert json.loads((written / "state.json").read_text())["model"]["config.json"] == hashlib.sha256(b"config.json").hexdigest()
+    again, _ = build(model)
+    again.origin = Origin(tmp_path / "moved")
+    load_checkpoint(written, again)
+    (tmp_path / "moved" / file).write_text("other")
+    again.origin = Origin(tmp_path / "moved")
+    if refused:
+        with pytest.raises(UserError, match=rf"was trained on another model than the one that is now in .*moved \({file} differs\)"):
+            load_checkpoint(written, again)
+    else:
+        load_checkpoint(written, again)
+
+
+def test_a_checkpoint_with_all_weights_belongs_to_no_files(model: Path, tmp_path: Path) -> None:
+    policy, trainer = trained(model, rank=0)
+    policy.origin = Origin(model)
+    assert "model" not in json.loads((save(tmp_path, policy, trainer, 1) / "state.json").read_text())
+
+
+@pytest.mark.parametrize("name", ["heads.safetensors", "adapter/adapter_model.safetensors", "state.json"])
+def test_a_file_that_is_not_listed_is_damage(model: Path, tmp_path: Path, name: str) -> None:
+    written = save(tmp_path, *trained(model), iteration=1)
+    listed = json.loads((written / "COMPLETE").read_text())
+    for left in ({key: value for key, value in listed.items() if key != name}, {}):
+        (written / "COMPLETE").write_text(json.dumps(left))
+        with pytest.raises(UserError, match="is missing or changed"):
+            verify(written)
+
+
+def test_a_run_continues_from_the_newest_checkpoint_that_is_not_damaged(model: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    assert newest_sound(tmp_path, said.append) is None
+    written = [save(tmp_path, *trained(model), iteration=number) for number in (1, 2, 3)]
+    (written[2] / "COMPLETE").write_text("{}")
+    (written[1] / "heads.safetensors").write_bytes(b"cut")
+    assert newest_sound(tmp_path, said.append) == written[0]
+    assert [str(path) in line for path, line in zip(reversed(written[1:]), said, strict=True)] == [True, True]
+    (written[0] / "state.json").unlink()
+    with pytest.raises(UserError, match=r"step_000001 is damaged"):
+        newest_sound(tmp_path, said.append)

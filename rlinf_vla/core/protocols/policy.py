@@ -18,6 +18,8 @@ from rlinf_vla.core.types import ActionEval, ActionSample, Inputs, Observation, 
 from .convention import Convention
 
 if TYPE_CHECKING:
+    from rlinf_vla.core.origin import Origin
+
     from .backbone import BackboneElsewhere
 
 ImageSize = tuple[int, int]
@@ -112,6 +114,8 @@ class Policy(nn.Module):
     ``model.checkpoint``."""
     elsewhere: BackboneElsewhere | None = None
     """Where the backbone runs if this policy is only a head (``rollout.backbone``); None: here."""
+    origin: Origin | None = None
+    """The files that it was loaded from; None: not known."""
     merge_adapters: bool = True
     """Whether rollouts merge the adapters into the weights (``model.lora.merge``)."""
 
