@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -83,8 +84,12 @@ def find_card(
         if found is None:
             raise UserError(f"model.options.card={name} is not known{nearest(name, [NO_CARD, *(card.name for card in cards)])}")
     else:
-        repository = repository_of(directory)
-        found = next((card for card in cards if (layout is None or card.layout in (None, layout)) and _matches(card, repository)), None)
+        fitting = [card for card in cards if layout is None or card.layout in (None, layout)]
+        named = {name: next((card for card in fitting if _matches(card, name)), None) for name in repository_of(directory)}
+        matching = {card.name: card for card in named.values() if card is not None}
+        if len(matching) > 1:
+            raise UserError(f"{directory} has names of several cards ({', '.join(matching)}): choose one with model.options.card")
+        found = next(iter(matching.values()), None)
     if found is not None and model not in found.models:
         raise UserError(
             f"{directory}: the checkpoint (card {found.name}) is of model={' or '.join(found.models)}, not {model}: "
@@ -93,17 +98,38 @@ def find_card(
     return found
 
 
-def repository_of(directory: Path) -> str:
-    """Return ORG/NAME of a directory in the Hub's cache (models--ORG--NAME), else its last part."""
-    for part in reversed(directory.absolute().parts):
-        if part.startswith("models--"):
-            return part.removeprefix("models--").replace("--", "/", 1)
-    return directory.absolute().name
+def repository_of(directory: Path) -> list[str]:
+    """Return what the repository of a directory may be called: ORG/NAME or NAME.
+
+    A directory in the Hub's cache (models--ORG--NAME) has one name. Another is called by its last
+    part (ORG--NAME is ORG/NAME), or by that above a revision (NAME/main). A symbolic link has the
+    names of its target, too.
+    """
+    found: list[str] = []
+    for place in (directory.absolute(), directory.resolve()):
+        parts = [part for part in place.parts if part.startswith("models--")] or list(place.parts)
+        while len(parts) > 1 and _REVISION.fullmatch(parts[-1]):
+            parts.pop()
+        found.append(parts[-1].removeprefix("models--").replace("--", "/", 1))
+    return list(dict.fromkeys(found))
+
+
+_REVISION = re.compile(r"main|snapshots|[0-9a-f]{40}")
+
+
+def names_part(directory: Path, part: str) -> bool:
+    """Return whether a name of the directory's repository has this part."""
+    return any(part in name.lower() for name in repository_of(directory))
 
 
 def _matches(card: Card, repository: str) -> bool:
-    names = card.repositories if "/" in repository else [pattern.rpartition("/")[2] for pattern in card.repositories]
-    return any(fnmatchcase(repository.lower(), pattern) for pattern in names)
+    """Return whether the card is of a repository ORG/NAME, or of NAME, or of ORG_NAME."""
+    name = repository.lower()
+    if "/" in name:
+        return any(fnmatchcase(name, pattern) for pattern in card.repositories)
+    of_name = [pattern.rpartition("/")[2] for pattern in card.repositories]
+    of_both = [pattern.replace("/", "_", 1) for pattern in card.repositories if not pattern.startswith("*")]
+    return any(fnmatchcase(name, pattern) for pattern in (*of_name, *of_both))
 
 
 def with_card(options: Any, card: Card | None, stored: Mapping[str, Any]) -> Any:

@@ -24,7 +24,7 @@ SIZES = {
     **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "num_heads", "num_kv_heads"), Range(1, 512)),
     **dict.fromkeys(("vocab_size", "pad_to_multiple_of"), Range(0, 2**20)),
     **dict.fromkeys(("image_size", "img_size", "image_sizes", "patch_size", "patch", "scale_factor"), Range(1, 4096)),
-    **dict.fromkeys(("tokenizer_max_length", "num_steps"), Range(1, 4096)),
+    **dict.fromkeys(("tokenizer_max_length", "num_steps", "num_inference_steps"), Range(1, 4096)),
     **dict.fromkeys(("chunk", "chunk_size", "n_action_steps", "action_horizon"), Range(1, 1024)),
     **dict.fromkeys(("action_dim", "max_action_dim", "max_state_dim", "state_dim", "channels"), Range(1, 4096)),
     "reg_tokens": Range(0, 1024),
@@ -35,7 +35,9 @@ exclude sizes that would take minutes to build."""
 LISTS = {"image_sizes": 2, "channels": None}
 """Entries of SIZES that are lists -> their length; None: any length but zero."""
 
-SHARES = {"mlp_ratio": Range(0, 64, above=True), "embedding_std": Range(0, 1000), "expert_width_multiplier": Range(0, 64, above=True)}
+SHARES = {"mlp_ratio": Range(0, 64, above=True), "embedding_std": Range(0, 1000), "expert_width_multiplier": Range(0, 64, above=True)} | {
+    **dict.fromkeys(("min_period", "max_period"), Range(0, 1000, above=True)),
+}
 OPTIONAL = ("head_dim", "num_key_value_heads", "pad_to_multiple_of")
 """Keys that official files may set to null, where another key determines the value."""
 

@@ -16,10 +16,14 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.io import parse_json
+from rlinf_vla.core.weights import fault
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 FULL_WEIGHTS = "full_weights.pt"
 """What RLinf writes of a trained network, to be put beside the other files of its start."""
+SOURCES = (FULL_WEIGHTS, WEIGHTS, INDEX)
+"""Files of weights in their order of precedence; that of the last two is transformers'."""
 TOKENIZER = "tokenizer.json"
 SHARD_BYTES = 5 * 10**9
 
@@ -67,7 +71,7 @@ State = Mapping[str, Tensor | Unread]
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object. Raises UserError if the file is missing or not valid."""
     try:
-        document = json.loads(path.read_text())
+        document = parse_json(path.read_text())
         if not isinstance(document, dict):
             raise ValueError("an object is expected")
         return document
@@ -78,10 +82,15 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_tokenizer(directory: Path) -> Tokenizer:
+    """Read tokenizer.json, without the truncation and padding that transformers stores of its last
+    call there. Raises UserError."""
     try:
-        return Tokenizer.from_file(str(directory / TOKENIZER))
+        tokenizer = Tokenizer.from_file(str(directory / TOKENIZER))
     except Exception as error:  # the library raises nothing more specific
         raise UserError(f"{directory / TOKENIZER} cannot be read ({error}): copy the checkpoint again") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def find_tokenizer(directory: Path, repository: str) -> Path:
@@ -138,22 +147,24 @@ def padded_prompts(prompts: Sequence[tuple[str, Sequence[int]]], length: int) ->
 
 
 def read_weights(directory: Path) -> Mapping[str, Unread]:
-    """Return the tensors of one safetensors file or of its shards, unread, or of RLinf's pickle.
-
-    Raises UserError.
-    """
-    if (directory / FULL_WEIGHTS).exists():
-        return {name: Mapped(tensor) for name, tensor in read_pickle(directory / FULL_WEIGHTS).items()}
-    if (directory / INDEX).exists():
-        names = _shards(directory / INDEX)
-    elif (directory / WEIGHTS).exists():
-        names = [WEIGHTS]
-    else:
+    """Return the tensors of the first of SOURCES, unread. Raises UserError."""
+    source = next((name for name in SOURCES if (directory / name).exists()), None)
+    if source is None:
         raise UserError(_without_weights(directory))
+    if source == FULL_WEIGHTS:
+        return {name: Mapped(tensor) for name, tensor in read_pickle(directory / source).items()}
     state: dict[str, Stored] = {}
-    for name in names:
+    for name in [source] if source == WEIGHTS else _shards(directory / source):
         state |= read_safetensors(directory / name)
     return state
+
+
+def weight_remarks(directory: Path) -> list[str]:
+    """Return a line on the weights that are read, unless a checkpoint has them alone."""
+    found = [name for name in SOURCES if (directory / name).exists()]
+    if not found or found in ([WEIGHTS], [INDEX]):
+        return []
+    return [f"weights: {found[0]}" + (f", not {' or '.join(found[1:])} beside it" if found[1:] else "")]
 
 
 def read_pickle(path: Path) -> dict[str, Tensor]:
@@ -233,11 +244,8 @@ def load_weights(
 def read_weight(key: str, value: Tensor | Unread, directory: Path) -> Tensor:
     """Return a weight as it is stored. Raises UserError if it is quantised or not finite."""
     tensor = value if isinstance(value, Tensor) else value.read()
-    if not tensor.is_floating_point():
-        raise UserError(f"{directory}: {key} holds {str(tensor.dtype).removeprefix('torch.')}, quantised weights are not supported")
-    # aminmax propagates NaN and, unlike isfinite, allocates no tensor of the same size
-    if not all(bound.isfinite() for bound in tensor.aminmax()):
-        raise UserError(f"{directory}: {key} holds NaN or infinite values, the checkpoint is damaged")
+    if (problem := fault(tensor)) is not None:
+        raise UserError(f"{directory}: {key} {problem}")
     return tensor
 
 

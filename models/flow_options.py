@@ -36,8 +36,9 @@ class FlowOptions(WeightOptions):
     prompt_length: Size | None = None
     """Token ids per prompt, padding included. null: 48 (200 with the state in the prompt), or more
     if an instruction of the environment needs more."""
-    denoise_steps: Annotated[int, Range(1, 1000)] = 10
-    """Number of denoising steps per chunk."""
+    denoise_steps: Annotated[int, Range(1, 1000)] | None = None
+    """Number of denoising steps per chunk. null: as in config.json (``num_steps``,
+    ``num_inference_steps``, ``num_inference_timesteps``), else 10."""
     sampler: Annotated[str, OneOf(*SAMPLERS)] = "flow_sde"
     """Which denoising steps are stochastic: one at random, all, or all with learnt noise."""
     noise_level: Positive = 0.5

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from rlinf_vla.config.errors import UserError
 
+from .statistics import FIX, read_numbers, read_range
+
 RANGES = {"QUANTILES": ("q01", "q99"), "QUANTILE10": ("q10", "q90"), "MIN_MAX": ("min", "max")}
 """Modes that map this range to [-1, 1]; names as in lerobot."""
 
@@ -20,16 +22,19 @@ class Normalizer(nn.Module):
     ``epsilon`` is added to the standard deviation or range. Raises UserError.
     """
 
-    def __init__(self, statistics: dict[str, Any], mode: str, epsilon: float = 1e-6) -> None:
+    def __init__(self, statistics: dict[str, Any], mode: str, epsilon: float = 1e-6, what: str = "state or actions") -> None:
         super().__init__()
         if mode not in (*RANGES, "MEAN_STD", "IDENTITY"):
             raise UserError(f"normalisation {mode} is not known: choose another model.checkpoint")
-        names = RANGES.get(mode, ("mean", "std"))
-        if absent := [name for name in names if name not in statistics]:
-            raise UserError(f"normalisation {mode} needs {' and '.join(names)}, the checkpoint's statistics lack {' and '.join(absent)}")
-        offset, scale = (torch.tensor(statistics[name], dtype=torch.float64) for name in names)
+        where = f"normalisation {mode} of {what}"
+        if not isinstance(epsilon, int | float) or not 0 <= epsilon < 1:
+            raise UserError(f"{where}: eps={epsilon} is not a number from 0 to 1: {FIX}")
         self.to_range = mode in RANGES
-        scale = scale - offset if self.to_range else scale
+        if self.to_range:
+            low, high = read_range(statistics, RANGES[mode], where)
+            offset, scale = low, high - low
+        else:
+            offset, scale = read_numbers(statistics, ("mean", "std"), where)
         if mode == "IDENTITY":
             offset, scale, epsilon = torch.zeros_like(offset), torch.ones_like(scale), 0.0
         self.register_buffer("offset", offset, persistent=False)

@@ -43,12 +43,17 @@ class PretrainedPolicy(Policy):
     def __init__(self, directory: Path, options: Any) -> None:
         super().__init__()
         self.directory, self.options = directory, options
+        self.remarks: list[str] = []
+        """Lines on the checkpoint, to which the constructor adds; they become those of ``spec``."""
         self.stored_dtypes: dict[str, torch.dtype] = {}
 
     @classmethod
     def _build(cls, checkpoint: Path, config: Any) -> Self:
         with building_errors(checkpoint, *cls.built_from):
-            return cls(checkpoint, config)
+            policy = cls(checkpoint, config)
+        lines = (*policy.remarks, *policy.spec.remarks, *([] if config.random_weights else files.weight_remarks(checkpoint)))
+        policy.spec = replace(policy.spec, remarks=lines)
+        return policy
 
     @classmethod
     def card(cls, directory: Path, options: Any, config: Mapping[str, Any]) -> Card | None:
@@ -65,6 +70,10 @@ class PretrainedPolicy(Policy):
         self.dtype = DTYPES[self.options.dtype or "float32"]
         if card is not None:
             config["card"] = card.name
+        if self.cards:
+            self.remarks.append(
+                "no card: null model.options are defaults" if card is None else f"card {card.name}: gives null model.options"
+            )
         return card
 
     @staticmethod
@@ -115,9 +124,8 @@ class PretrainedPolicy(Policy):
     def load_weights(self, checkpoint: Path) -> None:
         network, heads = self._parts(checkpoint)
         self.stored_dtypes = files.load_weights(self.backbone, network, checkpoint, self.dtype_of)
-        remarks = [f"weights: {files.FULL_WEIGHTS}"] if (checkpoint / files.FULL_WEIGHTS).exists() else []
-        remarks += [self._take_critic(heads, checkpoint)] if heads else []
-        self.spec = replace(self.spec, remarks=(*self.spec.remarks, *remarks))
+        if heads:
+            self.spec = replace(self.spec, remarks=(*self.spec.remarks, self._take_critic(heads, checkpoint)))
 
     def stored_weights(self, checkpoint: Path) -> dict[str, Callable[[], Tensor]]:
         return self.readers("backbone.", self._parts(checkpoint)[0], checkpoint)

@@ -34,8 +34,6 @@ class PromptedFlowPolicy(FlowPolicy):
         self.tokenizer_file, self._default_length = path, default_length
         self.prompt_length = self.options.prompt_length or default_length
         self.tokenizer = files.read_tokenizer(path.parent)
-        self.tokenizer.no_padding()
-        self.tokenizer.no_truncation()
 
     def fit_instructions(self, instructions: Sequence[str]) -> None:
         needed = {instruction: len(self.ids(instruction)) for instruction in instructions}

@@ -56,34 +56,15 @@ _LANGUAGE = "backbone.eagle_model.language_model."
 _EMBEDDING, _LM_HEAD = f"{_LANGUAGE}model.embed_tokens.weight", f"{_LANGUAGE}lm_head.weight"
 _UNUSED = "backbone.eagle_model.vision_model.vision_model.head."
 _PROJECTED = tuple(f"action_head.{name}." for name in ("state_encoder", "action_encoder", "action_decoder"))
-_TRANSFORMER = {"positional_embeddings": (None, "sinusoidal"), "activation_fn": ("gelu-approximate", "gelu-approximate")} | {
-    "attention_bias": (True, True)
-}
-_DIT = _TRANSFORMER | {"norm_type": ("ada_norm", "ada_norm"), "norm_elementwise_affine": (False, False)}
-_HEAD = {"add_pos_embed": (True, True), "use_vlln": (True, True), "expand_batch": (None, None)} | {
-    name: (value, value) for name, value in (("noise_beta_alpha", 1.5), ("noise_beta_beta", 1.0), ("noise_s", 0.999))
-}
-"""Key -> (the value that is supported, the official default). Time in training is π₀'s."""
 
 
 def read_document(directory: Path) -> dict[str, Any]:
-    """Return config.json. Raises UserError for another model's, and for what is not supported."""
+    """Return config.json. Raises UserError for another model's."""
     document = read_config(directory)
     if document.get("model_type") != MODEL_TYPE:
         kind = document.get("model_type", document.get("type"))
         raise UserError(f"{directory / CONFIG}: model_type is {kind!r}, only {MODEL_TYPE!r} is supported (docs/gr00t.md): {OTHER}")
-    head = document["action_head_cfg"]
-    _require(directory, "backbone_cfg", document["backbone_cfg"], {"reproject_vision": (False, False)})
-    _require(directory, "action_head_cfg", head, _HEAD)
-    _require(directory, "action_head_cfg.diffusion_model_cfg", head["diffusion_model_cfg"], _DIT)
-    _require(directory, "action_head_cfg.vl_self_attention_cfg", head["vl_self_attention_cfg"], _TRANSFORMER)
     return document
-
-
-def _require(directory: Path, place: str, node: Mapping[str, Any], wanted: Mapping[str, tuple[Any, Any]]) -> None:
-    for name, (supported, default) in wanted.items():
-        if node.get(name, default) != supported:
-            raise UserError(f"{directory / CONFIG}: {place}.{name}={node.get(name, default)!r} is not supported, {supported!r} is: {OTHER}")
 
 
 def eagle_config(directory: Path, document: Mapping[str, Any]) -> EagleConfig:
@@ -165,6 +146,9 @@ def read_statistics(directory: Path, tag: str, kind: str, parts: list[str] | Non
     option = "state" if kind == "state" else "actions"
     if absent := [part for part in parts if part not in given]:
         raise UserError(f"model.options.{option}: {tag} has no {kind} {absent[0]}, but {', '.join(given)}")
+    for part in parts:
+        if len({len(values) for values in given[part].values()}) > 1:
+            raise UserError(f"{directory / METADATA}: statistics of {tag}'s {kind} {part} differ in length: copy the checkpoint again")
     return {name: [number for part in parts for number in given[part][name]] for name in given[parts[0]]}
 
 

@@ -20,8 +20,6 @@ class GR00TOptions(FlowOptions):
 
     lora_targets: ClassVar[tuple[str, ...]] = (*LLAMA_LINEARS, "to_q", "to_k", "to_v", "to_out.0", "net.0.proj", "net.2")
 
-    denoise_steps: Annotated[int, Range(1, 1000)] | None = None  # type: ignore[assignment]
-    """Number of denoising steps per chunk; null: ``num_inference_timesteps`` of config.json."""
     embodiment: Label | None = None
     """Embodiment tag, which selects statistics and projectors. null: the only one that the
     checkpoint's metadata.json has."""

@@ -16,11 +16,13 @@ from rlinf_vla.core.types import Inputs, Tensors
 
 from .. import files
 from ..cards import Card
+from ..config_keys import check_keys
 from ..flow_network import Prefix
 from ..flow_policy import Features
 from ..normalizer import Normalizer
 from ..prompted_flow_policy import PromptedFlowPolicy
 from . import checkpoint as layout
+from .keys import KEYS
 from .network import GR00TNetwork
 from .options import MODES, GR00TOptions
 
@@ -50,11 +52,12 @@ class GR00TPolicy(PromptedFlowPolicy):
         super().__init__(directory, options)
         document = self.document = layout.read_document(directory)
         self.take_card({})
+        self.remarks += check_keys(document, KEYS, directory / files.CONFIG)
         steps = options.denoise_steps or document["action_head_cfg"]["num_inference_timesteps"]
         options = self.options = replace(self.options, denoise_steps=steps)
         tag, self.projector = layout.read_embodiment(directory, document, options)
         self.state_normalizer, self.action_normalizer = (
-            GR00TNormalizer(layout.read_statistics(directory, tag, kind, parts), MODES[options.normalization], 0.0)
+            GR00TNormalizer(layout.read_statistics(directory, tag, kind, parts), MODES[options.normalization], 0.0, kind)
             for kind, parts in (("state", options.state), ("action", options.actions))
         )
         self.delta = []
@@ -126,8 +129,8 @@ class GR00TPolicy(PromptedFlowPolicy):
 class GR00TNormalizer(Normalizer):
     """Source: Isaac-GR00T ``data/transform/state_action.py``."""
 
-    def __init__(self, statistics: dict[str, list[float]], mode: str, epsilon: float) -> None:
-        super().__init__(statistics, mode, epsilon)
+    def __init__(self, statistics: dict[str, list[float]], mode: str, epsilon: float, what: str) -> None:
+        super().__init__(statistics, mode, epsilon, what)
         self.mode = mode
 
     def forward(self, values: Tensor) -> Tensor:

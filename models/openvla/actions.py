@@ -10,24 +10,30 @@ from torch import Tensor, nn
 
 from ..gripper import to_dataset, to_environment
 from ..options import GRIPPERS
+from ..statistics import read_mask, read_range
 
 BOUNDS = {"q99": ("q01", "q99"), "min_max": ("min", "max")}
 """Statistics that become -1 and 1: BOUNDS_Q99 and, for ALOHA, BOUNDS of openvla-oft's constants."""
 
 
 class ProprioNormalizer(nn.Module):
-    """Scale proprioception to [-1, 1] by two of its statistics (BOUNDS), as in openvla-oft."""
+    """Scale proprioception to [-1, 1] by two of its statistics (BOUNDS), as in openvla-oft: a
+    dimension outside the ``mask`` is only clipped. Raises UserError."""
 
-    def __init__(self, statistics: dict[str, Any], bounds: str = "q99") -> None:
+    def __init__(self, statistics: dict[str, Any], bounds: str = "q99", where: str = "proprio") -> None:
         super().__init__()
-        for name, key in zip(("low", "high"), BOUNDS[bounds], strict=True):
-            self.register_buffer(name, torch.tensor(statistics[key]), persistent=False)
+        low, high = read_range(statistics, BOUNDS[bounds], where)
+        self.register_buffer("low", low.float(), persistent=False)
+        self.register_buffer("high", high.float(), persistent=False)
+        self.register_buffer("mask", read_mask(statistics, len(low), where), persistent=False)
 
     low: Tensor
     high: Tensor
+    mask: Tensor
 
     def forward(self, state: Tensor) -> Tensor:
-        return (2 * (state - self.low) / (self.high - self.low + 1e-8) - 1).clamp(-1, 1)
+        scaled = 2 * (state - self.low) / (self.high - self.low + 1e-8) - 1
+        return torch.where(self.mask, scaled, state).clamp(-1, 1)
 
 
 class ActionTokenizer(nn.Module):
@@ -37,21 +43,28 @@ class ActionTokenizer(nn.Module):
     ``n_bins - 1`` centres; the two lowest ids decode to the same centre, as in the official code.
     """
 
-    def __init__(self, vocab_size: int, n_bins: int, statistics: dict[str, Any], gripper: str = "raw", bounds: str = "q99") -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        n_bins: int,
+        statistics: dict[str, Any],
+        gripper: str = "raw",
+        bounds: str = "q99",
+        where: str = "action",
+    ) -> None:
         """``statistics``: those of ``bounds`` (BOUNDS) and optional ``mask`` per dimension.
 
         ``vocab_size``: without padding rows (32000 in Llama 2). ``gripper``: key of GRIPPERS. The
         last dimension of a checkpoint runs from 0 closed to 1 open (raw); the others map it to ±1
-        at 0.5.
+        at 0.5. ``where`` begins messages on the statistics. Raises UserError.
         """
         super().__init__()
         self.n_bins = n_bins
         self.gripper = GRIPPERS[gripper]
         self.first_id = vocab_size - n_bins
-        ends = [statistics[key] for key in BOUNDS[bounds]]
-        low, high = (torch.tensor(end, dtype=torch.float64) for end in ends)
-        mask = torch.tensor(statistics.get("mask", [True] * len(low)))
-        self.zero_to_one = ends[0][-1] >= 0 and 0.5 < ends[1][-1] <= 1
+        low, high = read_range(statistics, BOUNDS[bounds], where)
+        mask = read_mask(statistics, len(low), where)
+        self.zero_to_one = bool(low[-1] >= 0 and 0.5 < high[-1] <= 1)
         edges = torch.from_numpy(np.linspace(-1, 1, n_bins))  # torch.linspace differs in the last bit
         # a dimension outside the mask (a binary gripper) is not normalised
         self.register_buffer("scale", torch.where(mask, 0.5 * (high - low), 1.0).float(), persistent=False)

@@ -105,11 +105,9 @@ def suite_key(directory: Path, statistics: dict[str, Any]) -> str | None:
     As the official evaluation: the suite's name, else the one with ``_no_noops``; RLinf's data of
     several suites ends in ``_no_noops_trajall``.
     """
-    found = _SUITE.search(repository_of(directory))
-    endings = ("", "_no_noops", "_no_noops_trajall")
-    suite = "" if found is None else found[1].lower().replace("long", "10")
-    names = [f"libero_{suite}{ending}" for ending in endings]
-    return next((name for name in names if name in statistics), None)
+    found = {match[1].lower().replace("long", "10") for name in repository_of(directory) if (match := _SUITE.search(name))}
+    names = [f"libero_{suite}{ending}" for suite in found for ending in ("", "_no_noops", "_no_noops_trajall")]
+    return next((name for name in names if name in statistics), None) if len(found) == 1 else None
 
 
 def suite_of(dataset: str) -> str | None:

@@ -21,6 +21,9 @@ CONVENTIONS: dict[str, tuple[Any, ...]] = {
     "bounds": tuple(BOUNDS),
 }
 """``model.options`` that must match the training of a checkpoint -> their choices."""
+COMPONENTS = {"action_head": ("head", "l1"), "proprio_projector": ("proprio", True), "vision_backbone": ("film", True)}
+"""Parts of an OpenVLA-OFT in files of their own -> the option that uses it, and its value."""
+_SUFFIX = "_checkpoint.pt"
 
 
 class Dataset(NamedTuple):
@@ -71,21 +74,37 @@ def read_conventions(directory: Path, config: dict[str, Any], options: Any) -> d
     return found
 
 
-def read_component(directory: Path, name: str) -> State | None:
-    """Read openvla-oft's ``NAME--STEP_checkpoint.pt`` (the latest) or our ``NAME.safetensors``.
+def component_files(directory: Path) -> dict[str, Path]:
+    """Return COMPONENTS of a directory, in openvla-oft's ``NAME--STEP_checkpoint.pt`` or, which wins,
+    our ``NAME.safetensors``.
 
-    Returns None if there is neither. Pickles are loaded with ``weights_only=True``, so no code of
-    the checkpoint runs. Raises UserError if the file cannot be read.
+    Of several steps the latest counts. Raises UserError if a component lacks it, and for components
+    of no policy here.
     """
-    if (directory / f"{name}.safetensors").exists():
-        return read_safetensors(directory / f"{name}.safetensors")
-    found = sorted(directory.glob(f"{name}--*_checkpoint.pt"), key=_step)
-    if not found:
-        return None
-    return {key.removeprefix("module."): value for key, value in read_pickle(found[-1]).items()}
+    found: dict[str, dict[str, Path]] = {}
+    for path in directory.glob(f"*--*{_SUFFIX}"):
+        name, _, step = path.name.removesuffix(_SUFFIX).partition("--")
+        found.setdefault(name, {})[step] = path
+    if unknown := sorted(found.keys() - COMPONENTS.keys()):
+        file = next(iter(found[unknown[0]].values())).name
+        raise UserError(f"{directory}: {file} is a part of another head (diffusion), which is not supported: choose another checkpoint")
+    ours = {name: path for name in COMPONENTS if (path := directory / f"{name}.safetensors").exists()}
+    steps = {name: of for name, of in found.items() if name not in ours}
+    latest = max({step for of in steps.values() for step in of}, key=_order, default="")
+    for name, of in steps.items():
+        if latest not in of:
+            raise UserError(f"{directory} has parts of step {latest}, but {name} only of {max(of, key=_order)}: keep the files of one step")
+    return {name: of[latest] for name, of in steps.items()} | ours
 
 
-def _step(path: Path) -> float:
-    """Return the training step in the name; ``latest`` sorts last."""
-    step = path.name.split("--")[1].removesuffix("_checkpoint.pt")
+def read_component(path: Path) -> State:
+    """Read a component. Pickles are loaded with ``weights_only=True``, so no code of the checkpoint
+    runs. Raises UserError if the file cannot be read."""
+    if path.suffix == ".safetensors":
+        return read_safetensors(path)
+    return {key.removeprefix("module."): value for key, value in read_pickle(path).items()}
+
+
+def _order(step: str) -> float:
+    """Return the training step; ``latest`` sorts last."""
     return float(step) if step.isdigit() else float("inf")

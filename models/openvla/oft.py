@@ -23,7 +23,8 @@ from rlinf_vla.core.types import ActionEval, ActionSample, Inputs, Tensors
 from .. import files
 from ..cards import with_card
 from ..config_file import read_config
-from .checkpoint import read_component
+from .checkpoint import COMPONENTS, component_files, read_component
+from .keys import OFT_KEYS
 from .options import OpenVLAOFTOptions
 from .policy import OpenVLAPolicy, gumbel
 from .prismatic import PrismaticVLA
@@ -32,10 +33,10 @@ OFFICIAL = {"head": "discrete", "chunk": 8, "proprio": False, "film": False, "st
 
 
 def _action_head(checkpoint: Path) -> files.State:
-    component = read_component(checkpoint, "action_head")
-    if component is None:
+    path = component_files(checkpoint).get("action_head")
+    if path is None:
         raise UserError(f"{checkpoint} has no action_head--STEP_checkpoint.pt: use model.options.head=discrete, or copy the file")
-    return component
+    return read_component(path)
 
 
 class ResidualBlock(nn.Module):
@@ -91,6 +92,8 @@ class OpenVLAOFTPolicy(OpenVLAPolicy):
 
     name: ClassVar[str] = "openvla_oft"
     Config: ClassVar[type] = OpenVLAOFTOptions
+    keys = OFT_KEYS
+    has_components: ClassVar[bool] = True
     full_modules: ClassVar[tuple[str, ...]] = ("proprio_projector",)
     split_unsupported: ClassVar[str | None] = None
     options: OpenVLAOFTOptions
@@ -99,7 +102,9 @@ class OpenVLAOFTPolicy(OpenVLAPolicy):
         config = read_config(directory)
         stored = config.get("oft", {})
         options = with_card(options, self.card(directory, options, config), config | stored)
-        for name, value in (OFFICIAL | stored).items():
+        told = {option: value for part, (option, value) in COMPONENTS.items() if part in component_files(directory)}
+        unstated = [name for name in ("images", "chunk") if told and getattr(options, name) is None and name not in stored]
+        for name, value in (OFFICIAL | told | stored).items():
             if getattr(options, name) is None:
                 options = replace(options, **{name: value})
         if options.head not in ("discrete", "l1"):
@@ -115,6 +120,7 @@ class OpenVLAOFTPolicy(OpenVLAPolicy):
             film=bool(options.film),
             bidirectional=True,
         )
+        self.remarks += self._component_remarks(unstated)
         self.config["oft"] = {name: getattr(options, name) for name in OFFICIAL}
         self.stop_id = self.config["text_config"].get("eos_token_id", 2) if options.stop_token else None
         self.action_head: L1RegressionHead | None = None
@@ -127,13 +133,32 @@ class OpenVLAOFTPolicy(OpenVLAPolicy):
             with files.build_device(options.random_weights):
                 self.action_head = L1RegressionHead(self.spec.chunk, self.spec.action_dim, width, width)
 
+    @classmethod
+    def is_described(cls, directory: Path) -> bool:
+        """Without a card or our config.json, the files of its components tell which model it is."""
+        config = read_config(directory)
+        return "oft" in config or cls.card(directory, OpenVLAOFTOptions(), config) is not None
+
+    def _component_remarks(self, unstated: list[str]) -> list[str]:
+        """Return lines on components that are not used, and on ``unstated`` options."""
+        unused = [path.name for part, path in self.components.items() if not self._uses(part)]
+        lines = [f"{', '.join(unused)}: not used, as model.options or the card say"] if unused else []
+        if unstated:
+            assumed = {"images": list(self.spec.images), "chunk": self.spec.chunk}
+            shown = ", ".join(f"model.options.{name}={assumed[name]}" for name in unstated)
+            lines.append(f"the files of an OpenVLA-OFT do not state its cameras or chunk, assumed: {shown}")
+        return lines
+
+    def _uses(self, part: str) -> bool:
+        option, value = COMPONENTS[part]
+        return getattr(self.options, option) == value
+
     def read_state(self, checkpoint: Path) -> files.State:
         weights: dict[str, Tensor | files.Unread] = dict(files.read_weights(checkpoint))
-        for name, used in (("proprio_projector", self.options.proprio), ("vision_backbone", self.options.film)):
-            component = read_component(checkpoint, name) if used else None
-            if component is not None:
+        for name, path in component_files(checkpoint).items():
+            if name != "action_head" and self._uses(name):
                 weights = {key: value for key, value in weights.items() if not key.startswith(f"{name}.")}
-                weights |= {f"{name}.{key}": value for key, value in component.items()}
+                weights |= {f"{name}.{key}": value for key, value in read_component(path).items()}
         return weights
 
     def load_weights(self, checkpoint: Path) -> None:

@@ -15,17 +15,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.images import through_jpeg
 from rlinf_vla.core.protocols import Convention, Noise, PolicySpec
 from rlinf_vla.core.types import ActionEval, ActionSample, Inputs, Observation
 
 from .. import files
 from ..config_file import read_config
+from ..config_keys import Table, check_keys
 from ..pretrained import PretrainedPolicy
 from .actions import BOUNDS, ActionTokenizer, ProprioNormalizer
 from .cards import CARDS, suite_of
-from .checkpoint import STATISTICS, read_conventions, read_statistics
+from .checkpoint import STATISTICS, component_files, read_conventions, read_statistics
 from .decoding import Decoder, StaticCache, generate_reference_tokens
+from .keys import KEYS
 from .options import OpenVLAOptions
 from .prismatic import PrismaticVLA
 from .processor import PixelNormalizer, PromptEncoder, center_crop, lanczos, resize
@@ -84,6 +87,8 @@ class OpenVLAPolicy(PretrainedPolicy):
     lora_targets: ClassVar[tuple[str, ...]] = OpenVLAOptions.lora_targets
     vision_modules: ClassVar[tuple[str, ...]] = ("vision_backbone",)
     language_modules: ClassVar[tuple[str, ...]] = ("language_model",)
+    keys: ClassVar[Table] = KEYS
+    has_components: ClassVar[bool] = False
     stop_id: int | None = None
     """Token that ends the sequence, if the model reads it."""
     split_unsupported: ClassVar[str | None] = "passes every action token through its whole language model: it has no separate action head"
@@ -101,6 +106,11 @@ class OpenVLAPolicy(PretrainedPolicy):
         """For OpenVLA-OFT: cameras, chunk, whether it reads proprioception, network options."""
         super().__init__(directory, options)
         self.config = config = read_config(directory)
+        self.remarks += check_keys(config, self.keys, directory / files.CONFIG)
+        self.components = component_files(directory)
+        if self.components and not self.has_components:
+            file = next(iter(self.components.values())).name
+            raise UserError(f"{directory} holds a part of an OpenVLA-OFT ({file}): set model=openvla_oft")
         card = self.take_card(config)
         options = self.options
         dataset = read_statistics(directory, config, options.unnorm_key, card)
@@ -112,9 +122,10 @@ class OpenVLAPolicy(PretrainedPolicy):
             self.backbone: PrismaticVLA = PrismaticVLA(config, proprio_dim=proprio_dim, **network)
         self.value_head = ValueHead(self.backbone.hidden_size)
         size, bins = text["vocab_size"] - config["pad_to_multiple_of"], config["n_action_bins"]
-        self.action_tokens = ActionTokenizer(size, bins, self.statistics["action"], config["gripper"], config["bounds"])
+        where = f"{directory}: statistics of {dataset.name}"
+        self.action_tokens = ActionTokenizer(size, bins, self.statistics["action"], config["gripper"], config["bounds"], f"{where}, action")
         self.pixels = PixelNormalizer()
-        self.proprio = ProprioNormalizer(self.statistics["proprio"], config["bounds"]) if proprio else None
+        self.proprio = ProprioNormalizer(self.statistics["proprio"], config["bounds"], f"{where}, proprio") if proprio else None
         self.prompts = PromptEncoder(
             files.read_tokenizer(directory),
             options.prompt_length or PROMPT_LENGTH,

@@ -7,7 +7,7 @@ from typing import Any
 
 from rlinf_vla.config.errors import UserError
 
-from ..cards import repository_of
+from ..cards import names_part
 from ..config_file import read_config
 from ..files import CONFIG, FULL_WEIGHTS, INDEX, WEIGHTS, State, read_json, read_weights
 from ..lerobot import BUFFER_PREFIXES, read_statistics
@@ -18,7 +18,6 @@ from .network import PALIGEMMA_VOCABULARY, SIGLIP, Pi0Config
 from .openpi import LANGUAGE, LM_HEAD, PARAMS, JaxCheckpoint
 from .processor import NORM_STATS
 
-PALIGEMMA = "google/paligemma-3b-pt-224"
 OTHER_REMEDY = f", or put openpi's {NORM_STATS} of the same data into that directory"
 EMBEDDING = f"{LANGUAGE}.embed_tokens.weight"
 
@@ -38,7 +37,7 @@ def read_document(directory: Path) -> dict[str, Any]:
     if jax:
         return JaxCheckpoint(directory).config | given
     if "pi05" not in given:  # without weights, as in a dry run, only the name tells
-        given["pi05"] = "time_mlp_in.weight" in read_weights(directory) if optional else "pi05" in repository_of(directory).lower()
+        given["pi05"] = "time_mlp_in.weight" in read_weights(directory) if optional else names_part(directory, "pi05")
     return given
 
 
@@ -60,6 +59,8 @@ def network_config(config: dict[str, Any]) -> Pi0Config:
         action_dim=config.get("action_dim", 32),
         horizon=config["action_horizon"],
         pi05=config.get("pi05", False),
+        min_period=config.get("min_period", 4e-3),
+        max_period=config.get("max_period", 4.0),
     )
 
 
@@ -99,7 +100,7 @@ def read_normalizers(directory: Path, document: dict[str, Any], asset_id: str | 
     else:
         statistics = read_norm_stats(directory, asset_id)
         kinds = dict.fromkeys(("state", "actions"), "QUANTILES" if document.get("pi05") else "MEAN_STD") | {"epsilon": 1e-6}
-    state, actions = (Normalizer(without_padding(statistics[name]), kinds[name], kinds["epsilon"]) for name in ("state", "actions"))
+    state, actions = (Normalizer(without_padding(statistics[name]), kinds[name], kinds["epsilon"], name) for name in ("state", "actions"))
     return state, actions
 
 

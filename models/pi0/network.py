@@ -42,6 +42,9 @@ class Pi0Config:
     action_dim: int
     horizon: int
     pi05: bool
+    min_period: float = 4e-3
+    max_period: float = 4.0
+    """Of the embedding of time."""
 
 
 def paligemma_with_expert(config: Pi0Config) -> nn.ModuleDict:
@@ -105,10 +108,11 @@ class Pi0Network(nn.Module):
         the shape of ``time`` (``[B]`` or ``[B, N]``) and then ``width``."""
         dtype = self.action_in_proj.weight.dtype
         actions = self.action_in_proj(x.to(dtype))
+        periods = self.config.min_period, self.config.max_period
         if self.config.pi05:
-            embedded = time_embedding(time, actions.shape[-1]).to(dtype)
+            embedded = time_embedding(time, actions.shape[-1], *periods).to(dtype)
             return actions, F.silu(self.time_mlp_out(F.silu(self.time_mlp_in(embedded))))
-        mixed = self.action_time_mlp_out(F.silu(self.action_time_mlp_in(with_time(actions, time))))
+        mixed = self.action_time_mlp_out(F.silu(self.action_time_mlp_in(with_time(actions, time, *periods))))
         return torch.cat([self.state_proj(state.to(dtype))[:, None], mixed], dim=1), None
 
     def suffix_starts(self, count: int, device: torch.device | None = None) -> Tensor:

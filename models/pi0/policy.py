@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 
+from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.types import Inputs, Observation
 
 from .. import files
-from ..cards import repository_of
+from ..cards import names_part
 from ..config_file import read_config
+from ..config_keys import check_keys
 from ..flow_network import Prefix
 from ..flow_policy import FlowPolicy
-from ..lerobot import has_processors
+from ..lerobot import check_cameras, check_dimensions, has_processors, processor_remarks
 from . import lerobot
 from .cards import CARDS
-from .checkpoint import PALIGEMMA, network_config, read_document, read_normalizers, read_state
+from .checkpoint import network_config, read_document, read_normalizers, read_state
 from .network import Pi0Network
 from .options import Pi0Options
 from .processor import NORM_STATS, PromptEncoder, copy_statistics, delta_dimensions, resize_with_pad, to_unit_range
@@ -64,12 +67,22 @@ class Pi0Policy(FlowPolicy):
         asked = {"action_horizon": options.action_horizon, "simulated_delay": options.simulated_delay, "delta_mask": delta_mask}
         document |= {key: value for key, value in asked.items() if value is not None}
         config = self.config = network_config(document)
+        self.remarks += check_keys(document, lerobot.table_of(document, config.vision["image_size"]), directory / files.CONFIG)
         self.state_normalizer, self.action_normalizer = read_normalizers(directory, document, options.asset_id)
+        if (most := max(len(self.state_normalizer), len(self.action_normalizer))) > config.action_dim:
+            raise UserError(f"{directory}: statistics have {most} numbers, the model {config.action_dim}: copy the checkpoint again")
+        if lerobot.is_one(document):
+            check_cameras(directory, document, options.images)
+            check_dimensions(directory, document, len(self.state_normalizer), len(self.action_normalizer))
+            self.remarks += processor_remarks(directory, bool(document.get("use_relative_actions")))
+        document["delta_mask"] = lerobot.delta_mask(document, len(self.action_normalizer))
+        steps = options.denoise_steps or document.get("num_inference_steps", document.get("num_steps", 10))
+        options = self.options = replace(options, denoise_steps=steps)
         with_state = config.pi05 if options.state_in_prompt is None else options.state_in_prompt
-        self.delta = delta_dimensions(document.get("delta_mask", []), len(self.action_normalizer), len(self.state_normalizer))
+        self.delta = delta_dimensions(document["delta_mask"], len(self.action_normalizer), len(self.state_normalizer))
         self.simulated_delay: int = document.get("simulated_delay", 0)
         length = options.prompt_length or PROMPT_LENGTHS[with_state]
-        self.tokenizer = files.find_tokenizer(directory, PALIGEMMA)
+        self.tokenizer = files.find_tokenizer(directory, lerobot.PALIGEMMA)
         bos, numbers = document.get("bos_token_id", 2), options.prompt_state_dim or 0
         self.prompts = PromptEncoder(files.read_tokenizer(self.tokenizer.parent), length, bos, with_state, numbers)
         with files.build_device(options.random_weights):
@@ -90,7 +103,7 @@ class Pi0Policy(FlowPolicy):
         config = read_config(directory)
         if lerobot.is_one(config):
             return "norm_stats" in config or has_processors(directory)
-        return "pi05" in config or "pi0" in repository_of(directory).lower()
+        return "pi05" in config or names_part(directory, "pi0")
 
     def read_state(self, checkpoint: Path) -> files.State:
         return read_state(checkpoint)

@@ -13,8 +13,9 @@ from torch import Tensor
 from rlinf_vla.config.errors import UserError
 
 from ..config_file import check_sizes, read_config
+from ..config_keys import Only, Table, Use, keys
 from ..files import CONFIG, TOKENIZER, State, read_json, read_weights
-from ..lerobot import BUFFER_PREFIXES, has_processors
+from ..lerobot import BUFFER_PREFIXES, KEYS, has_processors
 from .network import SmolVLAConfig
 
 VLM_CONFIG = "vlm_config.json"
@@ -44,17 +45,22 @@ SMOLVLM2_500M: dict[str, Any] = {
 """Sizes of VLM."""
 _EMBEDDING, _LM_HEAD = "vlm_with_expert.vlm.model.text_model.embed_tokens.weight", "vlm_with_expert.vlm.lm_head.weight"
 _TEXT, _VISION = tuple(SMOLVLM2_500M["text_config"]), tuple(SMOLVLM2_500M["vision_config"])
-_UNSUPPORTED = ("add_image_special_tokens", "adapt_to_pi_aloha", "use_delta_joint_actions_aloha")
+TABLE: Table = {
+    **KEYS,
+    **keys(Use.READ, "resize_imgs_with_padding tokenizer_max_length num_steps vlm_model_name attention_mode num_expert_layers"),
+    **keys(Use.READ, "num_vlm_layers self_attn_every_n_layers expert_width_multiplier"),
+    "add_image_special_tokens": Only(False),
+    **keys(Use.SPEED, "prefix_length pad_language_to"),
+    **keys(Use.TRAINING, "load_vlm_weights fine_tune_vision_encoder vision_encoder_lr_multiplier"),
+}
+"""Source: lerobot (7427f318) ``policies/smolvla/configuration_smolvla.py``."""
 
 
 def read_document(directory: Path) -> dict[str, Any]:
-    """Return config.json. Raises UserError if it is not SmolVLA's, or sets what has no support."""
+    """Return config.json. Raises UserError if it is not SmolVLA's."""
     document = read_config(directory)
     if document.get("type") != "smolvla":
         raise UserError(f"{directory / CONFIG}: type is {document.get('type')!r}, not 'smolvla': choose another model or model.checkpoint")
-    for name in _UNSUPPORTED:
-        if document.get(name):
-            raise UserError(f"{directory / CONFIG}: {name}=true is not supported: choose another model.checkpoint")
     return document
 
 

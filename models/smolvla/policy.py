@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.types import Inputs
 
 from .. import files
 from ..cards import Card
+from ..config_keys import check_keys
 from ..flow_network import Prefix
-from ..lerobot import has_processors, read_statistics
+from ..lerobot import check_cameras, check_dimensions, has_processors, processor_remarks, read_statistics
 from ..normalizer import Normalizer
 from ..prompted_flow_policy import PromptedFlowPolicy
 from . import checkpoint as layout
@@ -48,15 +48,16 @@ class SmolVLAPolicy(PromptedFlowPolicy):
         super().__init__(directory, options)
         document = self.document = layout.read_document(directory)
         self.take_card({})
-        visual = [name for name, known in document.get("input_features", {}).items() if known.get("type") == "VISUAL"]
-        if options.images is None and len(visual) - (document.get("empty_cameras") or 0) > 1:
-            raise UserError(f"{directory} was trained with {', '.join(visual)}: set model.options.images to cameras in this order")
+        self.remarks += check_keys(document, layout.TABLE, directory / files.CONFIG)
+        self.remarks += processor_remarks(directory, relative=False)
+        check_cameras(directory, document, options.images)
         options = self.options = replace(self.options, denoise_steps=self.options.denoise_steps or document["num_steps"])
         config = self.config = layout.network_config(directory, document)
         statistics, normalization = read_statistics(directory, document)
         self.state_normalizer, self.action_normalizer = (
-            Normalizer(statistics[name], normalization[name], normalization["epsilon"]) for name in ("state", "actions")
+            Normalizer(statistics[name], normalization[name], normalization["epsilon"], name) for name in ("state", "actions")
         )
+        check_dimensions(directory, document, len(self.state_normalizer), len(self.action_normalizer))
         self.buffers_in_weights = layout.read_buffers(directory)
         self.delta = []
         self._read_tokenizer(files.find_tokenizer(directory, document["vlm_model_name"]), document["tokenizer_max_length"])

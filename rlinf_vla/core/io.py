@@ -115,12 +115,12 @@ def _read_text(path: Path, most: int) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def parse_json(text: str) -> Any:
-    """Return the value of ``text``. Raises ValueError, also for what is nested too deep."""
+def parse_json(text: str | bytes) -> Any:
+    """Return what a JSON text says. Raises ValueError, also for one that is nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError:
-        raise ValueError("it is nested too deep") from None
+        raise ValueError("it is nested too deeply") from None
 
 
 def digest(path: Path) -> str:

@@ -132,6 +132,39 @@ def test_a_copied_directory_has_the_card_of_its_name_or_option(tmp_path: Path) -
     assert "card" not in plain.config and plain.spec.env == {} and plain.options.head == "discrete"
 
 
+@pytest.mark.parametrize(
+    "name", ["openvla-7b-oft-finetuned-libero-spatial", "moojink--{}", "moojink_{}", "{}/main", f"{{}}/{'0a' * 20}", "link"]
+)
+def test_a_card_is_found_by_any_name_of_the_repository(tmp_path: Path, name: str) -> None:
+    source = cached(tmp_path, MOOJINK)
+    directory = tmp_path / "own" / name.format(MOOJINK.partition("/")[2])
+    directory.parent.mkdir(parents=True)
+    if name == "link":
+        directory.symlink_to(source)
+    else:
+        shutil.copytree(source, directory)
+    policy = oft(directory)
+    assert policy.options.head == "l1" and policy.dataset == "libero_spatial_no_noops"
+    assert policy.spec.remarks[0] == "card openvla_oft_libero: gives null model.options"
+
+
+def test_a_checkpoint_without_a_card_says_so(tmp_path: Path) -> None:
+    directory = cached(tmp_path, "me/mine", ("other",))
+    assert oft(directory).spec.remarks == ("no card: null model.options are defaults",)
+    pair = tmp_path / "my_openvla-7b-oft-finetuned-libero-spatial"
+    shutil.copytree(directory, pair)
+    assert "card" not in oft(pair).config, "of another organisation"
+
+
+def test_names_of_two_cards_are_ambiguous(tmp_path: Path) -> None:
+    link = tmp_path / "openvla-oft-SFT-libero-spatial"
+    link.symlink_to(cached(tmp_path, MOOJINK))
+    words = r"has names of several cards \((simplevla_libero, openvla_oft_libero)\): choose one with model\.options\.card"
+    with pytest.raises(UserError, match=words):
+        oft(link)
+    assert oft(link, card="openvla_oft_libero").options.head == "l1"
+
+
 def test_an_unknown_card_and_another_plug_in_are_refused(tmp_path: Path) -> None:
     directory = cached(tmp_path, MOOJINK)
     with pytest.raises(UserError, match=r"model.options.card=openvla_oft_liberro is not known; did you mean openvla_oft_libero\?"):
@@ -188,7 +221,10 @@ def test_units_are_those_of_the_dataset_that_was_resolved(
 def test_units_that_a_card_does_not_know_are_said(tmp_path: Path) -> None:
     directory = cached(tmp_path, "openvla/openvla-7b", BASE)
     policy = OpenVLAPolicy.load(directory, OpenVLAOptions(random_weights=True, unnorm_key=BASE[1]))
-    assert policy.spec.remarks == (f"card openvla does not know the action units of dataset {BASE[1]}: they are not checked",)
+    assert policy.spec.remarks == (
+        "card openvla: gives null model.options",
+        f"card openvla does not know the action units of dataset {BASE[1]}: they are not checked",
+    )
 
 
 @pytest.mark.parametrize(
@@ -215,7 +251,10 @@ def test_a_dataset_of_the_base_model_does_not_have_the_units_of_the_fine_tune(tm
     edit(directory / "config.json", norm_stats=dict.fromkeys(BASE, LIBERO_STATISTICS))
     policy = OpenVLAPolicy.load(directory, OpenVLAOptions(random_weights=True, unnorm_key="bridge_orig"))
     assert policy.spec.convention.tool is None
-    assert policy.spec.remarks == ("card openvla_libero does not know the action units of dataset bridge_orig: they are not checked",)
+    assert policy.spec.remarks == (
+        "card openvla_libero: gives null model.options",
+        "card openvla_libero does not know the action units of dataset bridge_orig: they are not checked",
+    )
 
 
 def test_a_fine_tune_s_own_statistics_win(tmp_path: Path) -> None:
@@ -251,7 +290,7 @@ def test_an_openvla_of_libero_is_evaluated_as_the_official_script_does(tmp_path:
 )
 def test_the_statistics_are_those_of_the_suite_in_the_name(tmp_path: Path, name: str, key: str | None) -> None:
     directory = tmp_path / f"models--{name.replace('/', '--')}" / "snapshots" / "1"
-    assert repository_of(directory) == name
+    assert repository_of(directory) == [name]
     names = ("spatial_no_noops", "10", "10_no_noops", "90_no_noops", "goal", "130_no_noops_trajall")
     known = {f"libero_{name}": None for name in names}
     assert suite_key(directory, known) == key

@@ -198,17 +198,17 @@ def test_embodiments_that_do_not_fit_are_refused_in_one_line(tmp_path: Path, opt
     [
         ("", {"model_type": "Gr00tN1d7"}, "model_type is 'Gr00tN1d7', only 'gr00t_n1_5' is supported"),
         ("", {"model_type": "gr00t_n1"}, "model_type is 'gr00t_n1', only 'gr00t_n1_5' is supported"),
-        ("backbone_cfg", {"reproject_vision": True}, "backbone_cfg.reproject_vision=True is not supported, False is"),
+        ("backbone_cfg", {"reproject_vision": True}, "backbone_cfg.reproject_vision=true is not supported, false is"),
         ("backbone_cfg", {"select_layer": 9}, "backbone_cfg.select_layer=9, the language model has 4 layers"),
-        ("action_head_cfg", {"use_vlln": False}, "action_head_cfg.use_vlln=False is not supported, True is"),
+        ("action_head_cfg", {"use_vlln": False}, "action_head_cfg.use_vlln=false is not supported, true is"),
         ("action_head_cfg", {"noise_s": 0.5}, "action_head_cfg.noise_s=0.5 is not supported, 0.999 is"),
         ("action_head_cfg", {"action_horizon": 0}, "action_horizon=0 is not valid"),
         (
             "action_head_cfg",
             {"vl_self_attention_cfg": {"positional_embeddings": "sinusoidal"}},
-            "positional_embeddings='sinusoidal' is not",
+            'positional_embeddings="sinusoidal" is not supported, null is',
         ),
-        ("action_head_cfg", {"diffusion_model_cfg": {"norm_type": "layer_norm"}}, "norm_type='layer_norm' is not supported, 'ada_norm' is"),
+        ("action_head_cfg", {"diffusion_model_cfg": {"norm_type": "layer_norm"}}, 'norm_type="layer_norm" is not supported, "ada_norm" is'),
     ],
 )
 def test_other_config_files_are_refused_in_one_line(tmp_path: Path, place: str, config: dict[str, Any], words: str) -> None:

@@ -159,7 +159,10 @@ def test_statistics_that_were_never_set_are_refused(tmp_path: Path) -> None:
         ([step("normalizer_processor", MODES, "../x")], r"state_file=\.\./x is not the name of a file there"),
         ([step("normalizer_processor", MODES, "gone.safetensors")], r"gone.safetensors cannot be read"),
         ([step("normalizer_processor", {"STATE": "MEDIAN"}, "some.safetensors")], "normalisation MEDIAN is not known"),
-        ([step("normalizer_processor", {"STATE": "MIN_MAX"}, "some.safetensors")], "MIN_MAX needs min and max, .* lack min and max"),
+        (
+            [step("normalizer_processor", {"STATE": "MIN_MAX"}, "some.safetensors")],
+            "MIN_MAX of state needs min and max, .* lack min and max",
+        ),
     ],
 )
 def test_damaged_processors_are_refused_in_one_line(tmp_path: Path, steps: list[Any], words: str) -> None:
@@ -175,6 +178,17 @@ def test_relative_actions_are_those_of_config_json(tmp_path: Path) -> None:
     names = {"use_relative_actions": True, "relative_exclude_joints": ["gripper"]}
     path = directory(tmp_path / "lerobot", **names, action_feature_names=["x.pos", "y.pos", "z.pos", "gripper.pos"])
     assert load(path).delta == [0, 1, 2]
+    for i, (mine, absolute, delta) in enumerate(
+        (
+            (["j1", "j2", "j3", "kRightGripper"], ["GRIPPER"], [0, 1, 2]),
+            (["j1", "gripper"], ["gripper"], [0, 2, 3]),
+            (["j1", "j2", "j3", "gripper", "gripper", "j6"], ["gripper", ""], [0, 1, 2]),
+            (["j1", "j2", "j3", "gripper"], [""], [0, 1, 2, 3]),
+            (None, [], [0, 1, 2, 3]),
+        )
+    ):
+        saved = directory(tmp_path / str(i), use_relative_actions=True, action_feature_names=mine, relative_exclude_joints=absolute)
+        assert load(saved).delta == delta, "as lerobot compares names"
     with pytest.raises(UserError, match="use_relative_actions is set without action_feature_names: add delta_mask"):
         load(directory(tmp_path / "unnamed", **names))
 
@@ -185,10 +199,66 @@ def test_delays_that_lerobot_trained_with_are_known(tmp_path: Path) -> None:
     assert load(directory(tmp_path / "asked", rtc_training_max_delay=2), simulated_delay=1).simulated_delay == 1
 
 
+def test_keys_that_change_the_computation_are_used(tmp_path: Path) -> None:
+    plain = load(directory(tmp_path / "plain"))
+    inputs = plain.prepare(observations(plain, 1))
+    for name, value in (("min_period", 1.0), ("max_period", 8.0)):
+        other = load(directory(tmp_path / name, **{name: value}))
+        assert getattr(other.config, name) == value and not torch.equal(act(other, inputs, 0.0).actions, act(plain, inputs, 0.0).actions)
+    three = Pi0Policy.load(directory(tmp_path / "steps", num_inference_steps=3), Pi0Options())
+    assert three.options.denoise_steps == 3 and Pi0Policy.load(tmp_path / "plain", Pi0Options()).options.denoise_steps == 10
+    assert Pi0Policy.load(tmp_path / "steps", Pi0Options(denoise_steps=4)).options.denoise_steps == 4
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"adapt_to_pi_aloha": True}, "adapt_to_pi_aloha=true is not supported, false is"),
+        ({"use_delta_joint_actions_aloha": True}, "use_delta_joint_actions_aloha=true is not supported"),
+        ({"n_obs_steps": 6}, "n_obs_steps=6 is not supported, 1 is"),
+        ({"min_period": 0}, "min_period=0 is not valid"),
+        ({"image_resolution": [448, 448]}, r"image_resolution=\[448, 448\] is not supported"),
+        ({"normalization_mapping": {"VISUAL": "MEAN_STD"}}, 'normalization_mapping.VISUAL="MEAN_STD" is not supported'),
+        ({"output_features": {"action": {"shape": [5]}}}, r"action has shape \[5\], and max_action_dim=6, but the statistics have 4"),
+        ({"max_state_dim": 3}, "max_state_dim=3, but the statistics have 5 numbers"),
+    ],
+)
+def test_keys_that_are_not_supported_are_refused(tmp_path: Path, config: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words) as caught:
+        load(directory(tmp_path / "lerobot", **config))
+    assert "\n" not in str(caught.value)
+
+
+def test_cameras_of_a_checkpoint_are_not_dropped_silently(tmp_path: Path) -> None:
+    names = ("top", "left", "empty_camera_0")
+    seen = {f"observation.images.{name}": {"type": "VISUAL", "shape": [3, 224, 224]} for name in names}
+    path = directory(tmp_path / "three", input_features=seen, empty_cameras=1)
+    with pytest.raises(
+        UserError, match=r"was trained with observation\.images\.top, observation\.images\.left: set model\.options\.images"
+    ):
+        load(path)
+    assert list(load(path, images=["base", "wrist"]).spec.images) == ["base", "wrist"]
+    del seen["observation.images.left"]
+    assert len(load(directory(tmp_path / "one", input_features=seen, empty_cameras=1)).spec.images) == 1
+
+
+def test_steps_of_processors_are_done_or_said(tmp_path: Path) -> None:
+    path = directory(tmp_path / "lerobot")
+    assert not [line for line in load(path).spec.remarks if "processors" in line]
+    document = json.loads((path / "policy_preprocessor.json").read_text())
+    document["steps"] += [{"registry_name": "blur_processor", "config": {}}]
+    (path / "policy_preprocessor.json").write_text(json.dumps(document))
+    assert load(path).spec.remarks[-1] == "the processors have steps that are not known and are left out: blur_processor"
+    document["steps"] += [{"registry_name": "relative_actions_processor", "config": {"enabled": True}}]
+    (path / "policy_preprocessor.json").write_text(json.dumps(document))
+    with pytest.raises(UserError, match=r"relative_actions_processor is not as use_relative_actions of config\.json says"):
+        load(path)
+
+
 @pytest.mark.parametrize("memory", ["use_visual_memory", "use_proprioceptive_memory"])
 def test_a_policy_with_a_memory_is_refused(tmp_path: Path, memory: str) -> None:
     assert load(directory(tmp_path / "without", **{memory: False})).spec.chunk
-    with pytest.raises(UserError, match=f"{memory} is set, and a policy here sees only the present"):
+    with pytest.raises(UserError, match=f"{memory}=true is not supported, false is"):
         load(directory(tmp_path / "with", **{memory: True}))
 
 

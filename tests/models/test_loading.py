@@ -236,9 +236,60 @@ def test_rlinf_s_trained_weights_are_read_beside_the_files_of_their_start(tmp_pa
     torch.save(trained.backbone.state_dict(), tmp_path / "full_weights.pt", _use_new_zipfile_serialization=zipped)
     found = OpenVLAPolicy.load(tmp_path, type(start.options)())
     assert all(torch.equal(one, other) for one, other in zip(found.backbone.parameters(), trained.backbone.parameters(), strict=True))
-    assert found.spec.remarks[-1] == "weights: full_weights.pt"
+    assert found.spec.remarks[-1] == "weights: full_weights.pt, not model.safetensors beside it"
     (tmp_path / "model.safetensors").unlink()
-    assert OpenVLAPolicy.load(tmp_path, type(start.options)()).spec.remarks == found.spec.remarks
+    assert OpenVLAPolicy.load(tmp_path, type(start.options)()).spec.remarks[-1] == "weights: full_weights.pt"
+
+
+def test_one_file_of_weights_takes_precedence_over_an_index(tmp_path: Path) -> None:
+    """As transformers reads them; the index may be an older one without its shards."""
+    policy = tiny()
+    policy.save(tmp_path, torch.float32)
+    weights = load_file(tmp_path / "model.safetensors")
+    save_file({name: torch.zeros_like(value) for name, value in weights.items()}, tmp_path / "old.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(weights, "old.safetensors")}))
+    for _ in range(2):
+        found = OpenVLAPolicy.load(tmp_path, type(policy.options)())
+        assert all(torch.equal(value, weights[name]) for name, value in found.backbone.state_dict().items())
+        assert found.spec.remarks[-1] == "weights: model.safetensors, not model.safetensors.index.json beside it"
+        (tmp_path / "old.safetensors").unlink(missing_ok=True)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(UserError, match=r"old\.safetensors cannot be read"):
+        OpenVLAPolicy.load(tmp_path, type(policy.options)())
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8, torch.bool, torch.complex64])
+def test_quantised_weights_are_refused(tmp_path: Path, dtype: torch.dtype) -> None:
+    save_file({"a": torch.ones(2, 2).to(dtype)}, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=r"a holds \w+, quantised weights are not supported: convert them to bfloat16"):
+        files.read_weight("a", files.read_weights(tmp_path)["a"], tmp_path)
+
+
+def test_a_prompt_is_not_cut_or_padded_as_the_last_call_of_transformers(source: Policy, tmp_path: Path) -> None:
+    """transformers writes truncation and padding of its last call into tokenizer.json."""
+    directory = make(tmp_path / "saved")
+    source.save(directory)
+    document = json.loads((directory / "tokenizer.json").read_text())
+    document["truncation"] = {"direction": "Right", "max_length": 6, "strategy": "LongestFirst", "stride": 0}
+    document["padding"] = {"strategy": {"Fixed": 90}, "direction": "Left", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0}
+    document["padding"] |= {"pad_token": "<pad>"}
+    (directory / "tokenizer.json").write_text(json.dumps(document))
+    mine = {name: value for name, value in vars(source.options).items() if name != "random_weights"}
+    found: Any = type(source).load(directory, type(source).Config(**mine))
+    state = [torch.zeros(source.spec.state_dim)] if source.name == "pi0" else []
+    blue, green = (
+        found.prompts.ids(f"push the cube to the red and white circle near the {colour} bowl", *state) for colour in ("blue", "green")
+    )
+    expected = source.prompts.ids("push the cube to the red and white circle near the blue bowl", *state)  # type: ignore[union-attr]
+    assert blue == expected != green
+
+
+def test_deeply_nested_json_is_refused_in_one_line(tmp_path: Path) -> None:
+    for name in ("config.json", "dataset_statistics.json"):
+        directory = smaller_directory(tmp_path / name)
+        (directory / name).write_text('{"a":' + "[" * 100_000)
+        with pytest.raises(UserError, match=rf"{name} is not valid JSON \(it is nested too deeply\)"):
+            OpenVLAPolicy.load(directory, OpenVLAPolicy.Config(random_weights=True))
 
 
 @pytest.mark.parametrize("held", [{"step": 3}, [1], Path("a")])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.models.openvla.oft import OpenVLAOFTPolicy
-from rlinf_vla.models.openvla.options import OpenVLAOFTOptions
+from rlinf_vla.models.openvla.options import OpenVLAOFTOptions, OpenVLAOptions
+from rlinf_vla.models.openvla.policy import OpenVLAPolicy
 from rlinf_vla.testing.policy import DiscretePolicyConformance
 from rlinf_vla.testing.policy_calls import act, noise, observations
 from tests.models.tiny_openvla import smaller_config, smaller_directory
@@ -125,8 +128,6 @@ def test_parts_are_read_from_the_official_files(tmp_path: Path) -> None:
     source.save(published)
     (published / "action_head.safetensors").unlink()
     weights = {name: value for name, value in source.backbone.state_dict().items() if not name.startswith("proprio_projector.")}
-    from safetensors.torch import save_file
-
     save_file(weights, published / "model.safetensors")
     assert source.action_head is not None
     for step in ("50000", "150000"):
@@ -144,6 +145,69 @@ def test_parts_are_read_from_the_official_files(tmp_path: Path) -> None:
         path.unlink()
     with pytest.raises(UserError, match="has no action_head"):
         OpenVLAOFTPolicy.load(published, OpenVLAOFTOptions())
+
+
+def of_ones_own(directory: Path, steps: Mapping[str, str]) -> OpenVLAOFTPolicy:
+    """Write what the official script leaves of a data set of one's own: parts of these steps, and nothing that names the model.
+
+    Return the policy that it is.
+    """
+    source = small(directory.with_name("source"), proprio=True, head="l1")
+    smaller_directory(directory)
+    source.save(directory)
+    (directory / "action_head.safetensors").unlink()
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({name: value for name, value in config.items() if name not in ("oft", "chunk")}))
+    weights = {name: value for name, value in source.backbone.state_dict().items() if not name.startswith("proprio_projector.")}
+    save_file(weights, directory / "model.safetensors")
+    for name, module in {"action_head": source.action_head, "proprio_projector": source.backbone.proprio_projector}.items():
+        assert module is not None
+        state = {f"module.{key}": value for key, value in module.state_dict().items()}
+        if name in steps:
+            torch.save(state, directory / f"{name}--{steps[name]}_checkpoint.pt")
+    return source
+
+
+def test_parts_tell_which_policy_a_directory_of_ones_own_has(tmp_path: Path) -> None:
+    directory = tmp_path / "openvla-7b+my_task+b8"
+    source = of_ones_own(directory, {"action_head": "5000", "proprio_projector": "5000"})
+    loaded = OpenVLAOFTPolicy.load(directory, OpenVLAOFTOptions(chunk=2))
+    assert (loaded.options.head, loaded.options.proprio, loaded.options.film) == ("l1", True, False)
+    inputs = source.prepare(observations(source, 2))
+    torch.testing.assert_close(act(loaded, inputs).actions, act(source, inputs).actions)
+    assumed = "the files of an OpenVLA-OFT do not state its cameras or chunk, assumed: model.options."
+    assert loaded.spec.remarks == ("no card: null model.options are defaults", f"{assumed}images=['base']")
+    assert OpenVLAOFTPolicy.without_weights(directory, OpenVLAOFTOptions(chunk=2)).spec == loaded.spec
+    both = OpenVLAOFTPolicy.without_weights(directory, OpenVLAOFTOptions()).spec
+    assert both.remarks[-1] == f"{assumed}images=['base'], model.options.chunk=8"
+    chosen = OpenVLAOFTPolicy.load(directory, OpenVLAOFTOptions(chunk=2, images=["base"], head="discrete", proprio=False))
+    assert chosen.action_head is None and not chosen.options.proprio
+    (line,) = (line for line in chosen.spec.remarks if "not used" in line)
+    assert "action_head--5000_checkpoint.pt" in line and "proprio_projector--5000_checkpoint.pt" in line
+    assert not OpenVLAOFTPolicy.is_described(directory), "its description alone does not tell"
+    with pytest.raises(UserError, match=r"holds a part of an OpenVLA-OFT \(.*--5000_checkpoint\.pt\): set model=openvla_oft"):
+        OpenVLAPolicy.load(directory, OpenVLAOptions())
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        (
+            {"action_head": "5000", "proprio_projector": "4000"},
+            "has parts of step 5000, but proprio_projector only of 4000: keep",
+        ),
+        ({"action_head": "5000", "proprio_projector": "latest"}, "has parts of step latest, but action_head only of 5000"),
+        ({"action_head": "5000", "noisy_action_projector": "5000"}, "noisy_action_projector--5000_checkpoint.pt is a part of another head"),
+    ],
+)
+def test_parts_that_do_not_belong_together_are_refused(tmp_path: Path, steps: dict[str, str], words: str) -> None:
+    directory = tmp_path / "mine"
+    of_ones_own(directory, steps)
+    for name, step in steps.items():
+        (directory / f"{name}--{step}_checkpoint.pt").touch()
+    with pytest.raises(UserError, match=words) as caught:
+        OpenVLAOFTPolicy.load(directory, OpenVLAOFTOptions())
+    assert "\n" not in str(caught.value)
 
 
 def test_no_code_of_a_checkpoint_runs(tmp_path: Path) -> None:

@@ -173,6 +173,12 @@ def test_minimum_and_maximum_instead_of_quantiles() -> None:
     assert ProprioNormalizer(statistics, "min_max")(torch.tensor([0.2])) == pytest.approx(0.1)
 
 
+def test_proprioception_outside_the_mask_is_only_clipped() -> None:
+    """OFT: ``np.clip(np.where(mask, scaled, proprio), -1, 1)``."""
+    proprio = ProprioNormalizer({"q01": [-0.2, -0.2, -0.2], "q99": [0.2, 0.2, 0.2], "mask": [True, False, False]})
+    torch.testing.assert_close(proprio(torch.tensor([0.1, 0.1, -3.0])), torch.tensor([0.5, 0.1, -1.0]))
+
+
 def test_targets_are_clipped_and_constant_dimensions_are_zero() -> None:
     """As the official data; a division by the empty range would give NaN."""
     tokenizer = ActionTokenizer(32000, 256, {"q01": [-0.5, 0.3], "q99": [0.5, 0.3]})

@@ -166,12 +166,16 @@ def test_other_config_files_are_refused_in_one_line(tmp_path: Path, config: dict
 
 
 def test_cameras_of_a_checkpoint_are_not_dropped_silently(tmp_path: Path) -> None:
-    features = {f"observation.images.{name}": {"type": "VISUAL", "shape": [3, 32, 32]} for name in ("base", "image2")}
+    features = {f"observation.images.{name}": {"type": "VISUAL", "shape": [3, 32, 32]} for name in ("base", "image2", "empty_camera_0")}
     path = directory(tmp_path / "two", input_features=features)
+    edit(path / "config.json", {"empty_cameras": 1})
     with pytest.raises(UserError, match=r"was trained with observation\.images\.base, observation\.images\.image2: set model"):
         SmolVLAPolicy.load(path, SmolVLAOptions(random_weights=True))
     assert len(SmolVLAPolicy.load(path, SmolVLAOptions(random_weights=True, images=["base", "wrist"])).spec.images) == 2
-    SmolVLAPolicy.load(directory(tmp_path / "one", input_features=features, empty_cameras=1), SmolVLAOptions(random_weights=True))
+    document = json.loads((path / "config.json").read_text())
+    del document["input_features"]["observation.images.image2"]
+    (path / "config.json").write_text(json.dumps(document))
+    assert len(SmolVLAPolicy.load(path, SmolVLAOptions(random_weights=True)).spec.images) == 1
 
 
 def test_sizes_of_an_unknown_language_model_are_asked_for(tmp_path: Path) -> None:
