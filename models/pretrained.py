@@ -71,9 +71,8 @@ class PretrainedPolicy(Policy):
         if card is not None:
             config["card"] = card.name
         if self.cards:
-            self.remarks.append(
-                "no card: null model.options are defaults" if card is None else f"card {card.name}: gives null model.options"
-            )
+            chosen = "none, null options are defaults" if card is None else f"{card.name} gives what is null"
+            self.remarks.append(f"model.options.card: {chosen}")
         return card
 
     @staticmethod

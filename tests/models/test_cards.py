@@ -145,12 +145,12 @@ def test_a_card_is_found_by_any_name_of_the_repository(tmp_path: Path, name: str
         shutil.copytree(source, directory)
     policy = oft(directory)
     assert policy.options.head == "l1" and policy.dataset == "libero_spatial_no_noops"
-    assert policy.spec.remarks[0] == "card openvla_oft_libero: gives null model.options"
+    assert policy.spec.remarks[0] == "model.options.card: openvla_oft_libero gives what is null"
 
 
 def test_a_checkpoint_without_a_card_says_so(tmp_path: Path) -> None:
     directory = cached(tmp_path, "me/mine", ("other",))
-    assert oft(directory).spec.remarks == ("no card: null model.options are defaults",)
+    assert oft(directory).spec.remarks == ("model.options.card: none, null options are defaults",)
     pair = tmp_path / "my_openvla-7b-oft-finetuned-libero-spatial"
     shutil.copytree(directory, pair)
     assert "card" not in oft(pair).config, "of another organisation"
@@ -222,7 +222,7 @@ def test_units_that_a_card_does_not_know_are_said(tmp_path: Path) -> None:
     directory = cached(tmp_path, "openvla/openvla-7b", BASE)
     policy = OpenVLAPolicy.load(directory, OpenVLAOptions(random_weights=True, unnorm_key=BASE[1]))
     assert policy.spec.remarks == (
-        "card openvla: gives null model.options",
+        "model.options.card: openvla gives what is null",
         f"card openvla does not know the action units of dataset {BASE[1]}: they are not checked",
     )
 
@@ -252,7 +252,7 @@ def test_a_dataset_of_the_base_model_does_not_have_the_units_of_the_fine_tune(tm
     policy = OpenVLAPolicy.load(directory, OpenVLAOptions(random_weights=True, unnorm_key="bridge_orig"))
     assert policy.spec.convention.tool is None
     assert policy.spec.remarks == (
-        "card openvla_libero: gives null model.options",
+        "model.options.card: openvla_libero gives what is null",
         "card openvla_libero does not know the action units of dataset bridge_orig: they are not checked",
     )
 

@@ -176,7 +176,7 @@ def test_parts_tell_which_policy_a_directory_of_ones_own_has(tmp_path: Path) -> 
     inputs = source.prepare(observations(source, 2))
     torch.testing.assert_close(act(loaded, inputs).actions, act(source, inputs).actions)
     assumed = "the files of an OpenVLA-OFT do not state its cameras or chunk, assumed: model.options."
-    assert loaded.spec.remarks == ("no card: null model.options are defaults", f"{assumed}images=['base']")
+    assert loaded.spec.remarks == ("model.options.card: none, null options are defaults", f"{assumed}images=['base']")
     assert OpenVLAOFTPolicy.without_weights(directory, OpenVLAOFTOptions(chunk=2)).spec == loaded.spec
     both = OpenVLAOFTPolicy.without_weights(directory, OpenVLAOFTOptions()).spec
     assert both.remarks[-1] == f"{assumed}images=['base'], model.options.chunk=8"
