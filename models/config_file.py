@@ -50,7 +50,10 @@ NODES = (
 def read_config(directory: Path) -> dict[str, Any]:
     """Read and check config.json. Raises UserError naming file and key if a value is not valid."""
     document = read_json(directory / CONFIG)
-    check_sizes(document, directory / CONFIG)
+    try:
+        check_sizes(document, directory / CONFIG)
+    except RecursionError:
+        raise UserError(f"{directory / CONFIG} is nested too deeply: copy the checkpoint again") from None
     return document
 
 

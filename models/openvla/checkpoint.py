@@ -75,7 +75,7 @@ def read_conventions(directory: Path, config: dict[str, Any], options: Any) -> d
 
 
 def component_files(directory: Path) -> dict[str, Path]:
-    """Return COMPONENTS of a directory, in openvla-oft's ``NAME--STEP_checkpoint.pt`` or, which wins,
+    """Return COMPONENTS of a directory: openvla-oft's ``NAME--STEP_checkpoint.pt`` or, which wins,
     our ``NAME.safetensors``.
 
     Of several steps the latest counts. Raises UserError if a component lacks it, and for components

@@ -37,6 +37,7 @@ def _in_process(recipe: Recipe, directory: Path, checkpoint: Path | None, say: S
     threads = partial(builders.threads, recipe.cluster.update_threads)
     with ExitStack() as stack:
         groups: Sequence[VectorEnv] = ()
+        outline: Policy | None = None
         if builders.needs_environments(recipe):
             say(f"starting {recipe.env.num_envs} environments ({recipe.env.name})")
             outline = None if config.trains_reward else builders.outline(recipe)
@@ -45,6 +46,10 @@ def _in_process(recipe: Recipe, directory: Path, checkpoint: Path | None, say: S
                 say(line)
         network, trainer, state = builders.build_learner(recipe, checkpoint, say)
         policy = network if isinstance(network, Policy) else None
+        said = () if outline is None else outline.spec.remarks
+        for line in policy.spec.remarks if policy is not None else ():
+            if line not in said:  # on the weights, which the outline does not have
+                say(line)
         if policy is not None and groups:
             policy.fit_instructions(groups[0].spec.instructions)
         stack.enter_context(builders.threads(recipe.cluster.rollout_threads))

@@ -17,16 +17,15 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.io import digest, replacing_directory
 from rlinf_vla.core.protocols import Learner, Policy
 from rlinf_vla.core.types import Tensors
+from rlinf_vla.training.adapter_files import read_tensors, write_tensors
 from rlinf_vla.training.checkpoint_files import ADAPTER, COMPLETE, HEADS, OPTIMIZER, STATE, complete_checkpoints, verify
 from rlinf_vla.training.lora import (
     adapter_state,
     copy_all,
     is_lora,
     load_adapter,
-    read_tensors,
     save_adapter,
     stored_adapter,
-    write_tensors,
 )
 from rlinf_vla.training.ranks import gather_full, rank
 from rlinf_vla.training.trainer import Trainer

@@ -9,19 +9,19 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.errors import UserError, printable
 from rlinf_vla.config.recipe import LoraOptions
 from rlinf_vla.core.devices import CPU
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import Tensors
+from rlinf_vla.training import adapter_files
 from rlinf_vla.training.factors import multiply_in_input_dtype
 from rlinf_vla.training.ranks import copy_whole, is_sharded
 
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 _PREFIX = "base_model.model."
 _ADAPTER = ".default."
 _BASE = ".base_layer.weight"
-_CONFIG, _FACTORS = "adapter_config.json", "adapter_model.safetensors"
-_VARIANTS = ("use_dora", "alora_invocation_tokens", "arrow_config", "kasa_config", "monteclora_config", "use_bdlora", "velora_config")
 
 
 def add_lora(policy: Policy, options: LoraOptions, seed: int) -> None:
@@ -50,12 +48,17 @@ def add_lora(policy: Policy, options: LoraOptions, seed: int) -> None:
             raise UserError(f"model.lora.{name}=false: {policy.name} does not declare these modules; use model.lora.targets")
     if options.adapter is not None:
         directory = Path(options.adapter)
-        _inject(policy, _stored_config(directory), seed)
+        config = adapter_files.read_config(directory)
+        weightless = next(policy.backbone.parameters()).is_meta  # memory is counted without weights
+        if not weightless:
+            adapter_files.check_ranks(config, directory)
+        _inject(policy, config, seed)
         for name, roots in switched_off.items():
             if any(is_lora(part) and _inside(part, roots) for part, _ in policy.backbone.named_parameters()):
                 raise UserError(f"model.lora.{name}=false: {directory} has adapters in the {name} modules; set model.lora.{name}=true")
-        if not next(policy.backbone.parameters()).is_meta:  # memory is counted without weights
+        if not weightless:
             load_adapter(policy.backbone, directory)
+            policy.spec = replace(policy.spec, remarks=(*policy.spec.remarks, *_other_base(policy, config)))
         return
     modules = dict(policy.backbone.named_modules())
     switched = [root for roots in switched_off.values() for root in roots if root in modules]
@@ -79,6 +82,15 @@ def add_lora(policy: Policy, options: LoraOptions, seed: int) -> None:
         exclude_modules=rf"({'|'.join(map(re.escape, excluded))})(\..*)?" if excluded else None,
     )
     _inject(policy, config, seed)
+
+
+def _other_base(policy: Policy, config: LoraConfig) -> list[str]:
+    """Return a line if an adapter names another model as its base than the policy's directory."""
+    base, directory = config.base_model_name_or_path or "", str(getattr(policy, "directory", ""))
+    name = Path(base).name
+    if not name or name.lower() in directory.lower():
+        return []
+    return [printable(f"adapter: trained on {base}, applied to {directory}, whose weights must be the same")[:300]]
 
 
 def _inside(name: str, roots: Sequence[str]) -> bool:
@@ -115,23 +127,6 @@ def _inject(policy: Policy, config: LoraConfig, seed: int) -> None:
     multiply_in_input_dtype(backbone)
     for module in full:
         module.requires_grad_(True)
-
-
-def _stored_config(directory: Path) -> LoraConfig:
-    from peft import LoraConfig, PeftConfig
-
-    if not (directory / _CONFIG).exists():
-        raise UserError(f"model.lora.adapter={directory} is not a PEFT directory: {_CONFIG} is missing")
-    try:
-        config = PeftConfig.from_pretrained(str(directory))
-    except (ValueError, TypeError, KeyError) as error:
-        raise UserError(f"{directory / _CONFIG} cannot be read ({str(error).splitlines()[0]}): copy the adapter again") from None
-    # variants compute no LoRA, other initialisations change base weights, megatron_config imports
-    plain = isinstance(config, LoraConfig) and config.init_lora_weights in (True, "gaussian")
-    if not plain or any(getattr(config, name, None) for name in _VARIANTS) or config.modules_to_save or config.megatron_config:
-        raise UserError(f"model.lora.adapter={directory}: only plain LoRA is supported; merge this adapter with the tool that made it")
-    config.inference_mode, config.lora_dropout = False, 0.0
-    return config
 
 
 def merge_lora(backbone: nn.Module) -> None:
@@ -240,7 +235,7 @@ def save_adapter(backbone: nn.Module, factors: Tensors, directory: Path) -> None
             setattr(config, name, sorted(value))
     directory.mkdir(parents=True)
     config.save_pretrained(str(directory))
-    write_tensors(factors, directory / _FACTORS)
+    adapter_files.write_tensors(factors, directory / adapter_files.FACTORS)
 
 
 @torch.no_grad()
@@ -253,6 +248,7 @@ def load_adapter(backbone: nn.Module, directory: Path) -> None:
     repeated = {_PREFIX + name: value for name, value in backbone.state_dict().items() if name.endswith(_BASE)}
     own = adapter_state(backbone) | {name: value for name, value in repeated.items() if name in stored}
     copy_all(stored, own, directory)
+    adapter_files.refuse_merged(backbone, directory)
 
 
 def stored_adapter(backbone: nn.Module, directory: Path) -> Tensors:
@@ -266,25 +262,13 @@ def stored_adapter(backbone: nn.Module, directory: Path) -> Tensors:
 
 def _read_adapter(backbone: nn.Module, directory: Path) -> Tensors:
     own_config: LoraConfig = backbone.peft_config["default"]  # type: ignore[index,assignment]
-    stored_config = _stored_config(directory)
+    stored_config = adapter_files.read_config(directory)
     if (stored_config.lora_alpha, stored_config.r) != (own_config.lora_alpha, own_config.r):
         raise UserError(
             f"{directory} was trained with model.lora.rank={stored_config.r} and alpha={stored_config.lora_alpha}, the recipe sets "
             f"{own_config.r} and {own_config.lora_alpha}: use its run's recipe"
         )
-    return read_tensors(directory / _FACTORS)
-
-
-def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    save_file({name: value.contiguous() for name, value in tensors.items()}, path)
-    path.chmod(0o644)  # safetensors creates files that only their owner can read
-
-
-def read_tensors(path: Path, fix: str = "copy it again") -> dict[str, Tensor]:
-    try:
-        return load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} cannot be read ({error}), the file is missing or damaged: {fix}") from None
+    return adapter_files.read_tensors(directory / adapter_files.FACTORS)
 
 
 def copy_all(stored: Mapping[str, Tensor], own: Mapping[str, Tensor], source: Path) -> None:

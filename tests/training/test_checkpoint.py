@@ -25,8 +25,8 @@ from rlinf_vla.core.origin import Origin
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.rollout.noise import imitation_noise
 from rlinf_vla.testing.policy_calls import observations
+from rlinf_vla.training import adapter_files
 from rlinf_vla.training import checkpoint as checkpoints
-from rlinf_vla.training import lora
 from rlinf_vla.training.checkpoint import load_checkpoint, load_heads, save_checkpoint, save_heads
 from rlinf_vla.training.checkpoint_files import complete_checkpoints, newest_sound, verify
 from rlinf_vla.training.lora import add_lora
@@ -214,7 +214,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, at: int, fail: Callable[[], None]) 
             fail()
         count[0] += 1
 
-    monkeypatch.setattr(lora, "save_file", save_half)
+    monkeypatch.setattr(adapter_files, "save_file", save_half)
     if at == WRITES:
         monkeypatch.setattr(checkpoints, "digest", lambda path: fail())
 

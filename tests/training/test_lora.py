@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from rlinf_vla.algorithms.base import OptimizerConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import LoraOptions
 from rlinf_vla.core.protocols import Policy
+from rlinf_vla.models.openvla.options import OpenVLAOptions
 from rlinf_vla.models.openvla.policy import OpenVLAPolicy
 from rlinf_vla.models.openvla.prismatic import PrismaticVLA, VisionBackbone
 from rlinf_vla.models.openvla.processor import PixelNormalizer
@@ -263,6 +265,16 @@ def edit_config(**changes: object) -> Callable[[Path], None]:
     return edit
 
 
+def edit_factors(number: float) -> Callable[[Path], None]:
+    def edit(adapter: Path) -> None:
+        path = adapter / "adapter_model.safetensors"
+        factors = load_file(path)
+        factors[next(name for name in factors if name.endswith("lora_A.weight"))][0, 0] = number
+        save_file(factors, path)
+
+    return edit
+
+
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
@@ -274,7 +286,32 @@ def edit_config(**changes: object) -> Callable[[Path], None]:
         (edit_config(use_dora=True), "only plain LoRA"),
         (edit_config(megatron_config={"x": 1}, megatron_core="megatron.hostile"), "only plain LoRA"),
         (edit_config(target_modules=["q_proj"]), "does not fit this model"),
-        (edit_config(r=5), "does not fit this model"),
+        (edit_config(target_modules=["q_proj"], r=3), "does not fit this model"),
+        (edit_config(r=5), r"has factors of rank \[3\], adapter_config\.json says \[5\]"),
+        (edit_config(rank_pattern={"q_proj": 4000}), r"has factors of rank \[3\], adapter_config\.json says \[3, 4000\]"),
+        (edit_config(r=100_000_000), "r is 100000000, a whole number from 1 to 4096 is supported"),
+        (edit_config(r=True), "r is True, a whole number from 1 to 4096 is supported"),
+        (edit_config(lora_alpha=float("nan")), "lora_alpha is nan, "),
+        (edit_config(target_modules="((([a-z._0-9]+)+)+)+!"), "target_modules is .*, names of modules in a list is supported"),
+        (edit_config(target_modules=["(a+)+!"]), "target_modules is a list, names of modules"),
+        (edit_config(target_modules=[f"m{i}" for i in range(5000)]), "target_modules is a list, names of modules"),
+        (edit_config(exclude_modules="((([a-z._0-9]+)+)+)+!"), "exclude_modules is .*, names of modules"),
+        (edit_config(rank_pattern={"((([a-z._0-9]+)+)+)+!": 8}), "rank_pattern is a dict, names of modules"),
+        (edit_config(alpha_pattern={"(a+)+": 8}), "alpha_pattern is a dict, names of modules"),
+        (edit_config(init_lora_weights="eva"), "only plain LoRA is supported, not its init_lora_weights"),
+        (
+            edit_config(init_lora_weights="corda", corda_config={"cache_file": "/etc/passwd"}),
+            "not its corda_config",
+        ),
+        (edit_config(layers_to_transform=[1], layers_pattern="(a+)+!"), "only plain LoRA is supported, not its layers_"),
+        (edit_config(layer_replication=[[0, 4], [2, 5]]), "only plain LoRA is supported, not its layer_replication"),
+        (edit_config(peft_type="LOHA"), "only plain LoRA is supported, not its peft_type"),
+        (edit_config(of_a_later_peft=True), "only plain LoRA is supported, not its of_a_later_peft"),
+        (lambda adapter: (adapter / "adapter_config.json").write_text("[" * 100_000), r"cannot be read \(it is nested too deeply\)"),
+        (lambda adapter: (adapter / "adapter_config.json").write_text(" " * 2**21), "cannot be read .it has more than 1048576 bytes"),
+        (lambda adapter: (adapter / "adapter_model.safetensors").rename(adapter / "adapter_model.bin"), "only adapter_model.bin, a pickle"),
+        (edit_factors(float("nan")), "lora_A.weight holds NaN or infinite values, the file is damaged"),
+        (edit_factors(float("inf")), "lora_A.weight holds NaN or infinite values"),
     ],
 )
 def test_an_adapter_that_training_cannot_start_from(directory: Path, official: Path, spoil: Callable[[Path], None], words: str) -> None:
@@ -282,6 +319,28 @@ def test_an_adapter_that_training_cannot_start_from(directory: Path, official: P
     with pytest.raises(UserError, match=words) as error:
         adapted(directory, adapter=str(official))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_adapter_is_not_applied_to_weights_that_contain_it(directory: Path, official: Path, tmp_path: Path, dtype: torch.dtype) -> None:
+    """Official runs leave the adapter beside the weights that it was merged into."""
+    merged = adapted(directory, adapter=str(official))
+    merge_lora(merged.backbone)
+    (tmp_path / "run").mkdir()
+    merged.save(tmp_path / "run", dtype)
+    shutil.move(official, tmp_path / "run" / "lora_adapter")
+    with pytest.raises(UserError, match=r"lora_adapter: the weights of model\.checkpoint contain this adapter already") as caught:
+        add_lora(OpenVLAPolicy.load(tmp_path / "run", OpenVLAOptions()), LoraOptions(adapter=str(tmp_path / "run" / "lora_adapter")), 0)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_adapter_of_another_base_is_said(directory: Path, official: Path) -> None:
+    lines = {}
+    for base in (None, f"somewhere/{directory.name}", "openvla/other-7b\x1b"):
+        edit_config(base_model_name_or_path=base)(official)
+        lines[base] = adapted(directory, adapter=str(official)).spec.remarks[-1]
+    assert [line.startswith("adapter: ") for line in lines.values()] == [False, False, True]
+    assert lines["openvla/other-7b\x1b"].startswith(r"adapter: trained on openvla/other-7b\x1b, applied to ")
 
 
 def test_adapters_are_float32_on_a_bfloat16_model(directory: Path) -> None:

@@ -62,6 +62,8 @@ def open_on_ray(recipe: Recipe, directory: Path, checkpoint: Path | None, say: S
             write_json(directory / PLACEMENT, {"workers": ask_where(launched.actors(), cluster.start_timeout_s)})
             trainer = launched.trainers.worker_info
             say(builders.size_of(recipe, trainer.weights, trainer.trained))
+            for line in () if trainer.policy is None else trainer.policy.remarks:
+                say(line)
             if on_policy:
                 opened = _open_on_policy(recipe, launched, directory, checkpoint)
             elif family == OFF_POLICY:
