@@ -14,7 +14,7 @@ from rlinf_vla.config.cluster import CPU
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.interrupt import Interrupt, Interrupted
-from rlinf_vla.core.io import write_json
+from rlinf_vla.core.io import parse_json, write_json
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.evaluation.evaluate import evaluate, headline, rates
 from rlinf_vla.evaluation.statistics import compare
@@ -184,7 +184,7 @@ class TrainingRun:
 def _read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object. Raises UserError if the file is damaged."""
     try:
-        document = json.loads(path.read_text())
+        document = parse_json(path.read_text())
     except ValueError:
         document = None
     if not isinstance(document, dict):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import START, Recipe, flat
-from rlinf_vla.core.io import digest_of, write_json
+from rlinf_vla.core.io import digest_of, parse_json, write_json
 from rlinf_vla.evaluation.blocks import SCRIPTED, EvalPolicy, directory_of
 from rlinf_vla.evaluation.evaluate import temperature_of
 from rlinf_vla.runtime import backbone, builders
@@ -60,7 +59,7 @@ def same_provenance(directory: Path, policies: dict[str, Any]) -> dict[str, Any]
     now = fingerprint() | {"policies": policies}
     path = directory / FILE
     try:
-        before = json.loads(path.read_text())
+        before = parse_json(path.read_text())
         changes = differing(before, now, (*SOFTWARE, "policies"))
     except FileNotFoundError:
         write_json(path, now)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import NO_PROBE
+from rlinf_vla.core.io import parse_json
 from rlinf_vla.evaluation.statistics import Episode, column_of, grouped, paired_episodes, summary
 
 FORMAT = "rlinf-vla evaluation 3"
@@ -27,10 +27,10 @@ COLUMNS |= {"success": bool, "steps": int, "return": float | int}
 def read_json(path: Path, wanted: str) -> Any:
     """Return the JSON value of a recorded result. Raises UserError; ``wanted``: what to give."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): {wanted}") from None
-    except (ValueError, RecursionError):  # RecursionError: deeply nested lists
+    except ValueError:
         raise UserError(f"{path} is damaged (no JSON): take another copy of it") from None
 
 

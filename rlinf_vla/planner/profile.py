@@ -6,7 +6,6 @@ wall-clock seconds, but hardly these. GPU costs are seconds of GPU time.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.core.io import write_json
+from rlinf_vla.core.io import parse_json, write_json
 
 CPU, GPU = "cpu", "gpu"
 POLICY = ("act", "value", "encode", "merge", "reference", "precompute", "update", "optimise", "publish")
@@ -163,7 +162,7 @@ class Profile:
 def read_profile(path: Path) -> Profile:
     """Read a profile. Raises UserError if the file cannot be read or holds no profile."""
     try:
-        return Profile.of(json.loads(path.read_text(encoding="utf-8")))
+        return Profile.of(parse_json(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise UserError(f"profile {path} cannot be read ({error.strerror})") from None
     except ValueError as error:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.devices import CPU, moved
-from rlinf_vla.core.io import replacing
+from rlinf_vla.core.io import parse_json, replacing
 from rlinf_vla.core.types import Inputs, Observation
 from rlinf_vla.rollout.episodes import numbered_episodes
 
@@ -110,7 +110,7 @@ class RobotEpisode:
         try:
             with safe_open(path, "pt") as file:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no dictionary)
-                about: dict[str, Any] = json.loads(file.metadata()[_ABOUT])
+                about: dict[str, Any] = parse_json(file.metadata()[_ABOUT])
             images = {name.removeprefix(IMAGE): tensors.pop(name) for name in list(tensors) if name.startswith(IMAGE)}
             return cls(job=Job(**about.pop("job")), images=images, **tensors, **about)
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:

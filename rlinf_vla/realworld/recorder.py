@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from rlinf_vla.core.io import parse_json
 from rlinf_vla.core.robot import CONTACTS
 from rlinf_vla.core.types import Tensors
 from rlinf_vla.realworld.control_loop import Step
@@ -229,7 +230,7 @@ def _read(path: Path) -> tuple[Mapping[str, Any] | None, list[Tensors]]:
         return None, []
     parts = _parts(data)
     try:
-        about = json.loads(next(parts, b""))
+        about = parse_json(next(parts, b""))
     except ValueError:
         return None, []
     records = list[Tensors]()

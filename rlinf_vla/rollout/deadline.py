@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from torch import Tensor
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import DeadlineConfig
+from rlinf_vla.core.io import parse_json
 from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.core.types import Episodes, Observation, StepResult
 from rlinf_vla.rollout.actor import rows_chosen
@@ -64,7 +64,7 @@ def deadline_of(config: DeadlineConfig, chunk: int, control_hz: float) -> Deadli
 def _measured(location: str, control_hz: float) -> tuple[int, ...]:
     """Return 100 delays distributed as in a ``control.json``, in steps at ``control_hz``."""
     try:
-        document: dict[str, Any] = json.loads(Path(location).expanduser().read_text())
+        document: dict[str, Any] = parse_json(Path(location).expanduser().read_text())
         counts = {int(ticks): int(count) for ticks, count in document["delay_ticks"].items()}
         scale = control_hz / float(document["control_hz"])
         total = sum(counts.values())
