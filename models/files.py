@@ -159,10 +159,13 @@ def read_weights(directory: Path) -> Mapping[str, Unread]:
     return state
 
 
-def weight_remarks(directory: Path) -> list[str]:
-    """Return a line on the weights that are read, unless a checkpoint has them alone."""
-    found = [name for name in SOURCES if (directory / name).exists()]
-    if not found or found in ([WEIGHTS], [INDEX]):
+def weight_remarks(directory: Path, sources: Sequence[str] = SOURCES) -> list[str]:
+    """Return a line on the weights that are read, unless a checkpoint has them alone.
+
+    ``sources`` in their order of precedence.
+    """
+    found = [name for name in sources if (directory / name).exists()]
+    if not found or (len(found) == 1 and found[0] != FULL_WEIGHTS):
         return []
     return [f"weights: {found[0]}" + (f", not {' or '.join(found[1:])} beside it" if found[1:] else "")]
 

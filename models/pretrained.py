@@ -30,6 +30,8 @@ class PretrainedPolicy(Policy):
     """Files from which the constructor builds the model; errors name them."""
     float32_weights: ClassVar[tuple[str, ...]] = ()
     """Parts of names of the backbone's weights that are float32, whatever ``dtype`` is."""
+    sources: ClassVar[Sequence[str]] = files.SOURCES
+    """Files of weights in their order of precedence."""
     cards: ClassVar[Sequence[Card]]
     sizes: ClassVar[Mapping[str, str]]
     """Part of a card's name -> location of files with the sizes of its checkpoints, which have no
@@ -51,7 +53,7 @@ class PretrainedPolicy(Policy):
     def _build(cls, checkpoint: Path, config: Any) -> Self:
         with building_errors(checkpoint, *cls.built_from):
             policy = cls(checkpoint, config)
-        lines = (*policy.remarks, *policy.spec.remarks, *([] if config.random_weights else files.weight_remarks(checkpoint)))
+        lines = (*policy.remarks, *policy.spec.remarks, *([] if config.random_weights else files.weight_remarks(checkpoint, cls.sources)))
         policy.spec = replace(policy.spec, remarks=lines)
         return policy
 

@@ -25,6 +25,7 @@ from . import lerobot
 from .cards import CARDS
 from .checkpoint import network_config, read_document, read_normalizers, read_state
 from .network import Pi0Network
+from .openpi import METADATA, PARAMS
 from .options import Pi0Options
 from .processor import NORM_STATS, PromptEncoder, copy_statistics, delta_dimensions, resize_with_pad, to_unit_range
 
@@ -38,6 +39,7 @@ class Pi0Policy(FlowPolicy):
     name: ClassVar[str] = "pi0"
     Config: ClassVar[type] = Pi0Options
     built_from: ClassVar[tuple[str, ...]] = (files.CONFIG, NORM_STATS, files.TOKENIZER)
+    sources: ClassVar[Sequence[str]] = (f"{PARAMS}/{METADATA}", *files.SOURCES)
     cards = CARDS
     bars: ClassVar[float | None] = 0.5
     layout = staticmethod(lerobot.layout_of)
@@ -75,6 +77,8 @@ class Pi0Policy(FlowPolicy):
             check_cameras(directory, document, options.images)
             check_dimensions(directory, document, len(self.state_normalizer), len(self.action_normalizer))
             self.remarks += processor_remarks(directory, bool(document.get("use_relative_actions")))
+            if has_processors(directory) and "norm_stats" not in document:  # else they were put there
+                self.remarks.append(f"statistics: {NORM_STATS}, not the processors beside it")
         document["delta_mask"] = lerobot.delta_mask(document, len(self.action_normalizer))
         steps = options.denoise_steps or document.get("num_inference_steps", document.get("num_steps", 10))
         options = self.options = replace(options, denoise_steps=steps)

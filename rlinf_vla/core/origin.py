@@ -15,7 +15,7 @@ DESCRIPTION = ("*.json", "tokenizer.model")
 WEIGHTS = (
     "*.safetensors",
     # components of OpenVLA-OFT, published as pickles; their reader admits tensors only
-    *("action_head--*.pt", "proprio_projector--*.pt", "vision_backbone--*.pt"),
+    *("action_head--*.pt", "proprio_projector--*.pt", "vision_backbone--*.pt", "noisy_action_projector--*.pt"),
     "params/*",  # openpi's checkpoints in JAX
     "full_weights.pt",  # RLinf's, of which only tensors are unpickled
 )

@@ -139,7 +139,9 @@ def test_a_base_model_without_statistics_is_refused(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
     statistics = {"mean": [0.0] * 5, "std": [1.0] * 5, "q01": [-1.0] * 5, "q99": [1.0] * 5}
     (path / "norm_stats.json").write_text(json.dumps({"norm_stats": {"state": statistics, "actions": statistics}}))
-    assert not load(path).action_normalizer.to_range, "openpi's way: mean and standard deviation for π₀"
+    policy = load(path)
+    assert not policy.action_normalizer.to_range, "openpi's way: mean and standard deviation for π₀"
+    assert policy.spec.remarks[-1] == "statistics: norm_stats.json, not the processors beside it"
 
 
 def test_statistics_that_were_never_set_are_refused(tmp_path: Path) -> None:

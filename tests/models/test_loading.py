@@ -253,6 +253,10 @@ def test_one_file_of_weights_takes_precedence_over_an_index(tmp_path: Path) -> N
         assert all(torch.equal(value, weights[name]) for name, value in found.backbone.state_dict().items())
         assert found.spec.remarks[-1] == "weights: model.safetensors, not model.safetensors.index.json beside it"
         (tmp_path / "old.safetensors").unlink(missing_ok=True)
+    (tmp_path / "params").mkdir()
+    (tmp_path / "params" / "_METADATA").touch()
+    line = "weights: params/_METADATA, not model.safetensors or model.safetensors.index.json beside it"
+    assert files.weight_remarks(tmp_path, Pi0Policy.sources) == [line]
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(UserError, match=r"old\.safetensors cannot be read"):
         OpenVLAPolicy.load(tmp_path, type(policy.options)())
