@@ -57,9 +57,9 @@ async def run(listener: socket.socket, config: ServeConfig, open_service: Open, 
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if not stopping.done():
             state.open(await loading, thread)
+            say(f"ready: policy {state.service.policy.name}, {config.protocol} at /, other protocols at their paths (docs/serving.md)")
             for line in state.service.policy.spec.remarks:
                 say(line)
-            say(f"ready: policy {state.service.policy.name}, {config.protocol} at /, other protocols at their paths (docs/serving.md)")
             await asyncio.wait(tasks - {loading}, return_when=asyncio.FIRST_COMPLETED)
         elif not loading.done():
             state.draining.set()
