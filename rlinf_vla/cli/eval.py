@@ -12,7 +12,7 @@ from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.config.robot import ROBOT
 from rlinf_vla.evaluation import sweep
 from rlinf_vla.evaluation.evaluate import evaluate, headline
-from rlinf_vla.runtime import builders, recipes, run_directory
+from rlinf_vla.runtime import builders, recipes, run_directory, wrapped_envs
 from rlinf_vla.runtime.fit import remarks
 from rlinf_vla.runtime.open import play_in_process
 from rlinf_vla.telemetry.console import stages
@@ -62,7 +62,7 @@ def run(config: DictConfig) -> dict[str, Any]:
             for line in remarks(policy.spec, groups[0].spec):
                 print(line)
             stack.enter_context(builders.threads(recipe.cluster.rollout_threads))
-            timed = builders.timed(recipe, groups, policy.spec.chunk)
+            timed = wrapped_envs.timed(recipe, groups, policy.spec.chunk)
             env = timed[0].spec
             play, rate = play_in_process(recipe, policy, timed), env.control_hz / env.steps(policy.spec.chunk)
             where = f"of {recipe.env.name}"

@@ -22,7 +22,7 @@ from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.rollout.collector import collect, rollout_calls
 from rlinf_vla.rollout.episodes import numbered_episodes
 from rlinf_vla.rollout.wrapped_env import WrappedEnv
-from rlinf_vla.runtime import builders
+from rlinf_vla.runtime import builders, wrapped_envs
 from rlinf_vla.runtime.machines import this_machine
 from rlinf_vla.telemetry.measurement import synchronise, usage
 from rlinf_vla.telemetry.timeline import Timeline
@@ -123,7 +123,7 @@ def measure_rollout(recipe: Recipe, policy: Policy, outside: Profile, say: Calla
     before = usage()
     with builders.open_envs(recipe, policy, recipe.rollout.pipeline_depth) as groups, merged_lora(policy):
         watched = [InstrumentedEnv(env) for env in groups]
-        outer = [InstrumentedEnv(env) for env in builders.rewarded(recipe, watched, policy.spec.chunk)]
+        outer = [InstrumentedEnv(env) for env in wrapped_envs.rewarded(recipe, watched, policy.spec.chunk)]
         limit, first = groups[0].spec.episode_limit, 0
         calls = rollout_calls(limit, limit, policy.spec.chunk)
         for number, env in enumerate(outer):

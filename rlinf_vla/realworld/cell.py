@@ -27,7 +27,7 @@ from rlinf_vla.realworld.operator_session import Cell, Tell
 from rlinf_vla.realworld.player import RobotPlayer
 from rlinf_vla.realworld.sensing import ResizedCamera
 from rlinf_vla.rollout.reward_shaping import env_reward
-from rlinf_vla.runtime import builders
+from rlinf_vla.runtime import builders, wrapped_envs
 from rlinf_vla.runtime.fit import check_meaning
 from rlinf_vla.training.lora import copy_all
 
@@ -191,7 +191,7 @@ def open_cell(
         background = InferenceWorker(inference, clock, recipe.control.requests_in_flight)
         stack.callback(background.close)
         spec = env_spec(recipe, robot.spec, scene, policy.spec)
-        score = env_reward if recipe.reward == RewardConfig() else builders.build_reward_shaper(recipe, spec)
+        score = env_reward if recipe.reward == RewardConfig() else wrapped_envs.build_reward_shaper(recipe, spec)
         cell = Cell(robot, cameras, staged(scene), operator)
         limits = recipe.env.episode_limit, (policy.spec.chunk, policy.spec.action_dim)
         player = RobotPlayer(cell, background, recipe.control, settings, *limits, clock, score, tell, journal_path)

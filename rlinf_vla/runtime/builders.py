@@ -13,11 +13,11 @@ import torch
 from rlinf_vla.config.checks import NO_MODEL
 from rlinf_vla.config.cluster import CUDA
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.recipe import NO_ALGORITHM, SUPERVISED, DeadlineConfig, LimitsConfig, Recipe, RewardConfig
+from rlinf_vla.config.recipe import NO_ALGORITHM, SUPERVISED, Recipe
 from rlinf_vla.core import plugins
 from rlinf_vla.core.devices import set_fused_kernels, set_tf32
 from rlinf_vla.core.origin import Origin
-from rlinf_vla.core.protocols import EnvSpec, HasOutline, Learner, Policy, RewardModel, VectorEnv
+from rlinf_vla.core.protocols import HasOutline, Learner, Policy, RewardModel, VectorEnv
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.faults import GuardedEnv
 from rlinf_vla.runtime.fit import check_fit, connect, fitted
@@ -29,7 +29,7 @@ from rlinf_vla.training.ranks import rank
 from rlinf_vla.training.trainer import Trainer
 
 if TYPE_CHECKING:
-    from rlinf_vla.rollout.reward_shaping import RewardShaper
+    pass
 
 
 def build_algorithm(recipe: Recipe) -> Any:
@@ -227,51 +227,6 @@ def open_envs(recipe: Recipe, policy: Policy | None, groups: int) -> Iterator[Se
     finally:
         for env in envs:
             env.close()
-
-
-def rewarded(recipe: Recipe, groups: Sequence[VectorEnv], chunk: int) -> Sequence[VectorEnv]:
-    """Return the environments with the recipe's training reward, and its limits and deadline for a
-    policy with chunks of ``chunk`` actions. Raises UserError."""
-    if recipe.reward == RewardConfig():
-        return timed(recipe, groups, chunk)
-    from rlinf_vla.rollout.reward_shaping import RewardedEnv
-
-    reward_shaper = build_reward_shaper(recipe, groups[0].spec)
-    return _delayed(recipe, [RewardedEnv(env, reward_shaper) for env in _limited(recipe, groups)], chunk)
-
-
-def timed(recipe: Recipe, groups: Sequence[VectorEnv], chunk: int) -> Sequence[VectorEnv]:
-    """Return the environments with the recipe's limits and deadline. Raises UserError."""
-    return _delayed(recipe, _limited(recipe, groups), chunk)
-
-
-def _limited(recipe: Recipe, groups: Sequence[VectorEnv]) -> Sequence[VectorEnv]:
-    if recipe.rollout.limits == LimitsConfig():
-        return groups
-    from rlinf_vla.rollout.safety_limits import LimitedEnv
-
-    return [LimitedEnv(env, recipe.rollout.limits) for env in groups]
-
-
-def _delayed(recipe: Recipe, groups: Sequence[VectorEnv], chunk: int) -> Sequence[VectorEnv]:
-    config = recipe.rollout.deadline
-    if config == DeadlineConfig():
-        return groups
-    from rlinf_vla.rollout.deadline import DeadlineEnv, deadline_of
-
-    deadline = deadline_of(config, chunk, groups[0].spec.control_hz)
-    return groups if deadline is None else [DeadlineEnv(env, deadline, recipe.seed) for env in groups]
-
-
-def build_reward_shaper(recipe: Recipe, env: EnvSpec) -> RewardShaper:
-    """Return the recipe's training reward."""
-    from rlinf_vla.rollout.reward_shaping import RewardShaper, env_reward
-
-    config, reward = recipe.reward, env_reward
-    if config.name is not None:
-        plugin = plugins.choose("reward", config.name, plugins.rewards())
-        reward = plugin.create(config.options, env, torch.device(recipe.cluster.torch_device))
-    return RewardShaper(reward, config.weight, config.env_weight, config.terminal)
 
 
 def actor_settings(recipe: Recipe, temperature: float) -> Settings:

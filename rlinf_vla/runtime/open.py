@@ -12,7 +12,7 @@ from rlinf_vla.config.recipe import OFF_POLICY, SUPERVISED, Recipe
 from rlinf_vla.core.protocols import Policy, VectorEnv
 from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.rollout.evaluation_episodes import EpisodeResult, play_evaluation
-from rlinf_vla.runtime import builders, run_directory
+from rlinf_vla.runtime import builders, run_directory, wrapped_envs
 from rlinf_vla.runtime.base import BaseFlow, PlayEpisodes, Runtime, Say
 from rlinf_vla.runtime.fit import remarks
 from rlinf_vla.runtime.local import InProcessFlow
@@ -61,13 +61,13 @@ def _in_process(recipe: Recipe, directory: Path, checkpoint: Path | None, say: S
         elif family == OFF_POLICY:
             from rlinf_vla.runtime.off_policy import LocalCollector, OffPolicyFlow
 
-            training = builders.rewarded(recipe, groups, policy.spec.chunk)
+            training = wrapped_envs.rewarded(recipe, groups, policy.spec.chunk)
             collector, replay = LocalCollector(policy, training, settings), directory / run_directory.REPLAY
             flow = OffPolicyFlow(collector, trainer, settings, config, replay, state, threads)
         else:
             flow = InProcessFlow(
                 policy,
-                builders.rewarded(recipe, groups, policy.spec.chunk),
+                wrapped_envs.rewarded(recipe, groups, policy.spec.chunk),
                 trainer,
                 settings,
                 reuse_frozen=recipe.cluster.reuse_frozen,
@@ -84,7 +84,7 @@ def _in_process(recipe: Recipe, directory: Path, checkpoint: Path | None, say: S
         if policy is None or not groups:
             yield Runtime(flow, None, 0.0, None, save, state)
         else:
-            timed = builders.timed(recipe, groups, policy.spec.chunk)
+            timed = wrapped_envs.timed(recipe, groups, policy.spec.chunk)
             spec = timed[0].spec
             rate = spec.control_hz / spec.steps(policy.spec.chunk)
             yield Runtime(flow, spec, rate, play_in_process(recipe, policy, timed), save, state)

@@ -21,11 +21,11 @@ from .env import RewardPlugin as RewardPlugin
 from .env import VectorEnv as VectorEnv
 from .policy import ImageSize as ImageSize
 from .policy import KeyedNoise as KeyedNoise
-from .policy import Learner as Learner
 from .policy import Noise as Noise
 from .policy import NoiseKeys as NoiseKeys
 from .policy import Policy as Policy
 from .policy import PolicySpec as PolicySpec
 from .policy import RealTimeChunking as RealTimeChunking
-from .policy import RewardModel as RewardModel
-from .policy import prepared as prepared
+from .reward_model import Learner as Learner
+from .reward_model import RewardModel as RewardModel
+from .reward_model import prepared as prepared

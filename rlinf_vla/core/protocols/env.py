@@ -13,7 +13,8 @@ from rlinf_vla.core.tasks import Diagnosis, Suite, Task
 from rlinf_vla.core.types import Episodes, Observation, StepResult
 
 from .convention import Convention, ToolUnits, common
-from .policy import ImageSize, RewardModel
+from .policy import ImageSize
+from .reward_model import RewardModel
 
 
 @dataclass(frozen=True)

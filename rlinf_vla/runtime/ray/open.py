@@ -15,7 +15,7 @@ from rlinf_vla.core import plugins
 from rlinf_vla.core.io import write_json
 from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.rollout.split import require_separable
-from rlinf_vla.runtime import builders, run_directory
+from rlinf_vla.runtime import builders, run_directory, wrapped_envs
 from rlinf_vla.runtime.base import Runtime, Say
 from rlinf_vla.runtime.machines import Cluster, describe
 from rlinf_vla.runtime.ray.cluster import connect_cluster
@@ -102,7 +102,7 @@ def _builders(recipe: Recipe) -> Builders:
         environments=partial(_environments, recipe),
         trainer=partial(builders.build_trainer, recipe),
         algorithm=partial(builders.build_algorithm, recipe),
-        reward_shaper=partial(builders.build_reward_shaper, recipe),
+        reward_shaper=partial(wrapped_envs.build_reward_shaper, recipe),
         rewards_apart=_reward_workers(recipe) > 0,
         settings=builders.actor_settings(recipe, recipe.rollout.temperature),
         cluster=recipe.cluster,
@@ -122,8 +122,8 @@ def _environments(recipe: Recipe) -> Iterator[tuple[Sequence[VectorEnv], Sequenc
             return
         # supervised training reads no reward, and one that it trains cannot be built yet
         chunk = outline.spec.chunk
-        timed = builders.timed(share, groups, chunk)
-        yield timed, timed if recipe.algorithm.family == SUPERVISED else builders.rewarded(share, groups, chunk)
+        timed = wrapped_envs.timed(share, groups, chunk)
+        yield timed, timed if recipe.algorithm.family == SUPERVISED else wrapped_envs.rewarded(share, groups, chunk)
 
 
 @contextmanager
