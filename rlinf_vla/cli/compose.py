@@ -35,8 +35,13 @@ def compose_and_run(verb: str, arguments: Sequence[str], command: Callable[[Dict
     try:
         overrides = with_folder(arguments)
         flagged = any(_is_flag(each) or re.match(r"[~+]*hydra[./@=](?!searchpath=)", each) for each in overrides)
-        for recipe in _by_hydra(verb, overrides) if flagged else [load(verb, overrides)]:
-            command(recipe)
+        jobs = _by_hydra(verb, overrides) if flagged else [load(verb, overrides)]
+        if len(jobs) > 1:
+            from rlinf_vla.cli.jobs import run_jobs  # imports PyTorch
+
+            run_jobs(jobs, command)
+        elif jobs:
+            command(jobs[0])
     finally:
         sys.argv = saved
     return 0

@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig
 
 from rlinf_vla.algorithms.base import Algorithm
-from rlinf_vla.cli.training_run import TrainingRun
+from rlinf_vla.cli.training_run import AFTER, BEFORE, TrainingRun
 from rlinf_vla.config.cluster import CUDA, GIVEN
 from rlinf_vla.config.recipe import SUPERVISED, Recipe
 from rlinf_vla.config.robot import ROBOT
 from rlinf_vla.core.interrupt import deferred_signals
-from rlinf_vla.core.io import write_json
+from rlinf_vla.evaluation import provenance
 from rlinf_vla.runtime import builders, recipes, run_directory
 from rlinf_vla.runtime.base import Restart, Runtime, Say
 from rlinf_vla.runtime.open import open_runtime
 from rlinf_vla.telemetry.console import TrainingConsole
-from rlinf_vla.telemetry.environment import fingerprint
 from rlinf_vla.telemetry.metrics import MetricsLog
 from rlinf_vla.telemetry.timeline import PREDICTED
 from rlinf_vla.training.checkpoint_files import newest_sound
@@ -52,7 +51,8 @@ def run(config: DictConfig) -> None:
 def _train(recipe: Recipe, directory: Path, checkpoint: Path | None, monitor: PlanMonitor | None) -> None:
     algorithm = builders.build_algorithm(recipe)
     started = time.monotonic()
-    write_json(directory / "environment.json", fingerprint())
+    for line in provenance.of_run(directory):
+        print(line)
     print(f"recipe {recipe.name} on cluster {recipe.cluster.name} ({recipe.cluster.device}), run directory {builders.relative(directory)}")
     with ExitStack() as stack:
         stack.callback(_report, directory)
@@ -121,15 +121,16 @@ def _attempt(
         runtime.flow.progress = console.stage
         run = TrainingRun(recipe, algorithm, directory, runtime, console, metrics, monitor)
         supervised, evaluates = recipe.algorithm.family == SUPERVISED, recipe.evaluation.before_and_after
-        if evaluates and not supervised and done == 0 and not run.evaluated("before", 0):
-            run.evaluate("before", 0)
+        if evaluates and not supervised and done == 0 and not run.evaluated(BEFORE, 0):
+            run.evaluate(BEFORE, 0)
         with deferred_signals() as interrupt:
             done = run.train(done, interrupt)
         if supervised:
             run.export()
         if evaluates:
-            if not run.evaluated("after", done):
-                run.evaluate("after", done)
+            if not run.evaluated(AFTER, done):
+                run.keep_earlier()
+                run.evaluate(AFTER, done)
             run.compare()
         return run
 

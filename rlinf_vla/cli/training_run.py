@@ -29,6 +29,7 @@ from rlinf_vla.training.checkpoint_files import ADAPTER, STATE, complete_checkpo
 if TYPE_CHECKING:
     from rlinf_vla.planner.monitor import PlanMonitor
 
+BEFORE, AFTER = "before", "after"
 FAULTS = "faults.jsonl"
 """File of a run directory with the episodes that were cut."""
 
@@ -164,8 +165,24 @@ class TrainingRun:
         self.console.say(f"{name}: {builders.relative(target)} (use it as {use})")
 
     def evaluated(self, name: str, version: int) -> bool:
-        path = self._evaluation(name)
-        return path.exists() and _read_json(path).get("policy_version") == version
+        """Whether there is an evaluation of this version, with the recipe's modes and episodes."""
+        path, recipe = self._evaluation(name), self.recipe
+        if not path.exists():
+            return False
+        document = _read_json(path)
+        counts = [len(document[mode]["episodes"]) if mode in document else None for mode in recipe.evaluation.modes]
+        return document.get("policy_version") == version and (name == BEFORE or counts == [recipe.episodes] * len(counts))
+
+    def keep_earlier(self) -> None:
+        """Keep the evaluation after the iterations so far, and its videos, under their number."""
+        path = self._evaluation(AFTER)
+        if not path.exists():
+            return
+        name = f"step_{_read_json(path).get('policy_version', 0):06d}"
+        if not self._evaluation(name).exists():
+            path.rename(self._evaluation(name))
+            for video in (self.directory / "videos").glob(f"{AFTER}_*"):
+                video.rename(video.with_name(name + video.name.removeprefix(AFTER)))
 
     def compare(self) -> None:
         """Compare with the evaluation before training, if the run made one."""

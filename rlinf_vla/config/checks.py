@@ -60,6 +60,8 @@ def check(recipe: Recipe) -> None:
     for name in ("rollout_workers", "shards_per_worker", "trainer_ranks", "feature_workers"):
         in_one = cluster.runtime == "ray" or getattr(cluster, name) == 1
         require(in_one, f"cluster.{name}={getattr(cluster, name)} needs cluster.runtime=ray")
+    reached = cluster.address is None or cluster.runtime == RAY
+    require(reached, f"cluster.address={cluster.address} needs cluster.runtime=ray: leave it out, or set both")
     require(may_offload(recipe) or not cluster.offload, "cluster.offload=true is for on-policy algorithms without staleness: leave it out")
     apart = cluster.weights != BROADCAST or not cluster.offload
     require(apart, "cluster.weights=broadcast takes the memory that cluster.offload=true frees: use cluster.weights=auto")

@@ -157,7 +157,9 @@ def locked(directory: Path, config: DictConfig, checkpoint: Path | None) -> Abst
     def begun() -> bool:
         return checkpoint is not None or any(directory.glob("evaluation/*.json")) or any(directory.glob(f"{EPISODES}/*"))
 
-    return _locked(directory, config, _FREE, begun, "resume")
+    follows = OmegaConf.select(config, "algorithm.decay_steps", default=0) is None
+    what = "resume (algorithm.decay_steps=null: the learning rate reaches zero at the last iteration)" if follows else "resume"
+    return _locked(directory, config, _FREE - {"iterations"} if follows else _FREE, begun, what)
 
 
 def opened_for_sweep(directory: Path, config: DictConfig) -> AbstractContextManager[None]:

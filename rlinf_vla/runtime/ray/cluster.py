@@ -31,6 +31,8 @@ def connect_cluster(
     Raises UserError if it does not answer, runs another version, or has no room for ``roles``.
     """
     if address is None:
+        if there := os.environ.get("RAY_ADDRESS"):
+            raise UserError(f"RAY_ADDRESS={there} is not read: set cluster.address={there} to use that cluster, or unset it")
         _require_token()
     try:
         import ray
