@@ -27,8 +27,9 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from rlinf_vla.evaluation.aggregate import Outcomes, hierarchical_difference, success, task_of
+from rlinf_vla.evaluation.aggregate import Outcomes, hierarchical_difference, success
 from rlinf_vla.evaluation.compare import RATE
+from rlinf_vla.evaluation.statistics import task_of
 from rlinf_vla.telemetry.environment import fingerprint
 from rlinf_vla.telemetry.page import machine_line
 from rlinf_vla.telemetry.run_files import read_run
@@ -233,9 +234,9 @@ rows join seeds of several machines and days. Rows of seeds that were not stored
 RL Token and GRPO in text have intervals by an older method, too narrow for several seeds, and the
 greedy ones of SmolVLA and RL Token started from zero noise ([now from drawn](../pi0.md)).
 Evaluations are of the same episodes before and after. Training improves the sampled policy.
-Means over seeds have hierarchical bootstrap intervals of 95 % (seeds and episodes), as
-`rlinf-vla compare`; with one seed they say nothing of other seeds, and with two or three they cover
-the mean of all seeds in 86 to 100 % of simulations ([evaluation.md](../evaluation.md)).
+Means over seeds have intervals of 95 % (seeds and episodes), as `rlinf-vla compare`
+([evaluation.md](../evaluation.md)): with one seed they say nothing of other seeds, and with two they
+are wide, because two hardly show how much seeds differ.
 """
     store = Store(page)
     kept = [line for line in page.read_text().splitlines() if line.startswith("| ")] if page.exists() else []

@@ -1,16 +1,14 @@
 """Simulate the sequential comparison of two policies: errors, power, episodes saved.
 
-python tools/sequential_study.py [--repeats 10000] [--page PAGE.md] [FILE.json ...]
+python tools/sequential_study.py [--repeats 10000] [--page PAGE.md]
 
 Pairs of policies are those whose paired counts are in docs/results/*.md ("+21.0 points (...): 59
-gained, 17 lost"), in a random order that is drawn REPEATS times, and simulated ones. FILE.json:
-results of sweeps, whose pairs are also compared in the order in which they were recorded.
+gained, 17 lost"), in a random order that is drawn REPEATS times, and simulated ones.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from collections.abc import Iterator, Sequence
 from datetime import date
@@ -20,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rlinf_vla.evaluation.sequential import ALPHA, BETS, paired_evidence, unpaired_evidence
+from rlinf_vla.evaluation.sequential import ALPHA, BETS, paired_evidence
 from rlinf_vla.evaluation.statistics import wilson_interval
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
@@ -35,6 +33,16 @@ NULLS = {
     "one in twenty differs": (0.85, 0.025, 0.025, 0.1),
 }
 """Probabilities of: both succeed, gained, lost, both fail; the two rates are equal."""
+UNEQUAL = (
+    (40, 20, (0.9, 0.3), (0.5, 0.9)),
+    (40, 100, (0.9, 0.3), (0.5, 0.9)),
+    (90, 10, (0.8, 0.5), (0.6, 0.75)),
+    (10, 100, (0.95, 0.05), (0.05, 0.95)),
+    (4, 500, (0.9, 0.5), (0.7, 0.7)),
+    (2, 500, (0.9, 0.5), (0.7, 0.7)),
+    (2, 500, (0.9, 0.3), (0.5, 0.8)),
+)
+"""Tasks, episodes of each, and each policy's rates in the first and the second half of the tasks."""
 
 Array = NDArray[np.float64]
 
@@ -113,8 +121,8 @@ def errors(repeats: int) -> list[str]:
         for before, after in drawn(cells, LENGTH, repeats, number):
             paired = [reached(evidence(sign * (after - before))) for sign in (1, -1)]
             wrong["paired"] += int((np.minimum(*paired) < np.inf).sum())
-            apart = np.roll(after, 1, axis=0)  # of another simulation: independent
-            unpaired = [reached(unpaired_evidence(*each)) for each in ((before, apart), (apart, before))]
+            apart = np.roll(after, 1, axis=0) - before  # of another simulation: independent
+            unpaired = [reached(evidence(sign * apart)) for sign in (1, -1)]
             wrong["unpaired"] += int((np.minimum(*unpaired) < np.inf).sum())
             looks = np.arange(10, LENGTH + 1, 10) - 1
             gained, lost = (np.cumsum(sign * (after - before) > 0, axis=1, dtype=np.int64)[:, looks] for sign in (1, -1))
@@ -123,6 +131,25 @@ def errors(repeats: int) -> list[str]:
         total = repeats // PART * PART
         cells_of = [f"{100 * each / total:.1f} % ({interval(each, total)})" for each in wrong.values()]
         rows.append(f"| {name} | {' | '.join(cells_of)} |")
+    return rows
+
+
+def unequal_rows(repeats: int) -> list[str]:
+    """Return a row for each case of UNEQUAL: how often each policy is named better."""
+    rows = []
+    for number, (tasks, count, *halves) in enumerate(UNEQUAL):
+        generator = np.random.default_rng(number)
+        rates = [np.repeat(half, tasks // 2) for half in halves]
+        named = np.zeros(2, int)
+        for _ in range(repeats // PART):
+            first, second = ((generator.random((PART, count, tasks)) < rate).astype(float) for rate in rates)
+            gains = (second - first).mean(-1)
+            times = [reached(paired_evidence(sign * gains)) for sign in (-1, 1)]
+            named += [int((times[0] < times[1]).sum()), int((times[1] < times[0]).sum())]
+        total = repeats // PART * PART
+        cells = [f"{100 * each / total:.1f} % ({interval(each, total)})" for each in named]
+        told = [f"{half[0]:g} and {half[1]:g}: {np.mean(half):g}" for half in halves]
+        rows.append(f"| {tasks} × {count} | {' | '.join((*told, *cells))} |")
     return rows
 
 
@@ -169,7 +196,7 @@ def power_rows(repeats: int) -> list[str]:
         paired, unpaired = [], []
         for before, after in drawn((both, gained, lost, 1 - gained - lost - both), horizon, min(repeats, 2000), number):
             paired.append(reached(evidence(after - before)))
-            unpaired.append(reached(unpaired_evidence(before, after[::-1])))
+            unpaired.append(reached(evidence(after[::-1] - before)))
         cells = []
         for times in (np.concatenate(paired), np.concatenate(unpaired)):
             used = np.minimum(times, horizon)
@@ -178,38 +205,20 @@ def power_rows(repeats: int) -> list[str]:
     return rows
 
 
-def file_rows(paths: Sequence[Path]) -> list[str]:
-    rows = []
-    for path in paths:
-        document = json.loads(path.read_text())
-        for each in document["differences"]:
-            found = each["anytime"]
-            better = "undecided" if found["better"] is None else f"{each[found['better']]} after {found['decided_after']}"
-            low, high = found["pc_difference_ci95"]
-            rows.append(
-                f"| {document['name']}: {each['before']} → {each['after']}, {each['suite'] or 'all'} | {found['n_rounds']} | "
-                f"{each['pc_difference']:+.1f} | {low:+.1f} to {high:+.1f} | {each['p_value']:.2g} | {better}, p = {found['p_value']:.2g} |"
-            )
-    return rows
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("files", nargs="*", type=Path, metavar="FILE.json")
     parser.add_argument("--repeats", type=int, default=10000, help="simulations of each case (10000), a multiple of 500")
     parser.add_argument("--page", type=Path)
     found = parser.parse_args()
-    files = file_rows(found.files)
-    head = "| recorded sweep | rounds | points | 95 % at any time | p (McNemar) | at any time |\n|---|---|---|---|---|---|"
     text = PAGE.format(
         date=f"{date.today():%-d %B %Y}",
         repeats=f"{found.repeats:,}",
         length=f"{LENGTH:,}",
         errors="\n".join(errors(found.repeats)),
+        unequal="\n".join(unequal_rows(found.repeats)),
         recorded="\n".join(recorded_rows(found.repeats)),
         power="\n".join(power_rows(found.repeats)),
         simulations=f"{min(found.repeats, 2000):,}",
-        files="\n".join(["", "## Recorded sweeps, in their own order", "", head, *files, ""]) if files else "",
     )
     print(text)
     if found.page:
@@ -234,9 +243,24 @@ Two policies with equal success rates, {length} episodes each, {repeats} simulat
 policy was ever named better, with its 95 % interval (Wilson). The sequential tests look after every
 episode, the exact McNemar test (p < 0.05) every ten episodes.
 
-| outcomes | sequential, paired | sequential, unpaired | repeated McNemar |
+| outcomes | sequential, same episodes | sequential, independent episodes | repeated McNemar |
 |---|---|---|---|
 {errors}
+
+## Tasks that differ
+
+Independent episodes of each policy ({repeats} simulations). The first policy is ahead in the first
+half of the tasks and behind in the second; after the rates of both halves comes their mean. A round
+is one episode of each policy in every task, so that the order of the tasks cannot decide.
+
+| tasks × episodes | first policy | second policy | first is named better | second is named better |
+|---|---|---|---|---|
+{unequal}
+
+A round of many tasks counts once, however many episodes it has, because they may depend on each
+other. A mean difference of d points therefore takes log(40) / log(1 + d / 100) rounds at the least:
+39 of 10 points, 21 of 20 points. Play more episodes of each task, or fix their number and use the
+interval of the difference.
 
 ## Episodes saved on recorded pairs
 
@@ -255,7 +279,7 @@ the recorded shares are the true ones; that number is not known before the episo
 Simulated pairs ({simulations} simulations each): 15 % of the episodes are lost, 15 % and the difference
 gained. *Fixed n*: pairs at which McNemar's test has a power of 90 %. *Power*: of the sequential
 tests within as many episodes. *Episodes*: until the decision (median, and mean with those undecided
-after 4 n counted as 4 n). The unpaired test sees independent episodes with the same rates.
+after 4 n counted as 4 n). Unpaired: of independent episodes with the same rates.
 
 | points | fixed n | power, paired | episodes, paired | power, unpaired | episodes, unpaired |
 |---|---|---|---|---|---|
@@ -264,7 +288,7 @@ after 4 n counted as 4 n). The unpaired test sees independent episodes with the 
 Peeking has its price: within the episodes that give McNemar's test a power of 90 %, the sequential
 tests have less. Run on until they decide, the paired one needs fewer than that on average, without
 knowing the difference in advance, and more in unlucky orders.
-{files}"""
+"""
 
 
 if __name__ == "__main__":

@@ -1,19 +1,21 @@
-"""Success over training runs, tasks and episodes: bootstrap intervals, profiles, time to success.
+"""Success over training runs, tasks and episodes: intervals, profiles, time to success.
 
 Rates are fractions. Bootstrap intervals are percentile intervals, and a function of their
-arguments alone: the random numbers are seeded.
+arguments alone: the random numbers are seeded. A bootstrap of few runs is too narrow, so with two
+or more runs an interval is never narrower than Student's t over the runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import stdtrit
 
-from rlinf_vla.evaluation.statistics import Episode, wilson_interval
+from rlinf_vla.evaluation.statistics import Episode, by_task, wilson_interval
 
 Array = NDArray[np.float64]
 Interval = tuple[float, float]
@@ -34,16 +36,16 @@ class Outcomes:
     def __init__(self, runs: Sequence[Sequence[Episode]]) -> None:
         """Raises ValueError without episodes, if the runs played different tasks, or if a run
         played an episode twice."""
-        by_task = [_by_task(run) for run in runs]
-        if not by_task or not all(by_task):
+        played = [by_task(run) for run in runs]
+        if not played or not all(played):
             raise ValueError("no episodes")
-        self.tasks = sorted(by_task[0])
-        for each in by_task:
+        self.tasks = sorted(played[0])
+        for each in played:
             if sorted(each) != self.tasks:
                 raise ValueError(f"tasks {self.tasks} and {sorted(each)}")
-        self.seeds = [sorted(set().union(*(run[task] for run in by_task))) for task in self.tasks]
+        self.seeds = [sorted(set().union(*(run[task] for run in played))) for task in self.tasks]
         self.success = [
-            np.array([[run[task].get(seed, np.nan) for seed in seeds] for run in by_task])
+            np.array([[run[task].get(seed, np.nan) for seed in seeds] for run in played], dtype=float)
             for task, seeds in zip(self.tasks, self.seeds, strict=True)
         ]
 
@@ -67,22 +69,6 @@ class Outcomes:
         found, columns = copy(self), [self.tasks.index(task) for task in tasks]
         found.tasks, found.seeds, found.success = list(tasks), [self.seeds[c] for c in columns], [self.success[c] for c in columns]
         return found
-
-
-def task_of(episode: Episode) -> str:
-    """Return the name of an episode's task, with its suite if it has one."""
-    return f"{episode['suite']}: {episode['task']}" if "suite" in episode else str(episode["task"])
-
-
-def _by_task(episodes: Sequence[Episode]) -> dict[str, dict[int, float]]:
-    """Return task -> seed -> success."""
-    found: dict[str, dict[int, float]] = {}
-    for each in episodes:
-        task = task_of(each)
-        if each["seed"] in found.setdefault(task, {}):
-            raise ValueError(f"seed {each['seed']} of {task} twice")
-        found[task][each["seed"]] = float(each["success"])
-    return found
 
 
 def _resamples(methods: Sequence[Outcomes], seed: int) -> list[Array]:
@@ -124,10 +110,11 @@ def hierarchical_interval(outcomes: Outcomes, seed: int = 0) -> tuple[float, Int
     """Return the mean success rate over runs and tasks, and its interval.
 
     The interval includes what other runs, tasks and episodes would have changed. One run says
-    nothing of other runs, nor does one task of others.
+    nothing of other runs, nor does one task of others. With several runs it contains Student's t
+    interval of their means.
     """
     mean = float(outcomes.scores.mean())
-    low, high = _interval(_resamples([outcomes], seed)[0])
+    low, high = _widened(_interval(_resamples([outcomes], seed)[0]), mean, _half_width([_variance(outcomes)]))
     return mean, (0.0 if mean == 0 else max(0.0, low), 1.0 if mean == 1 else min(1.0, high))
 
 
@@ -141,12 +128,41 @@ def hierarchical_difference(before: Outcomes, after: Outcomes, seed: int = 0) ->
     """Return after - before in mean success rate, and its interval; both resample equal tasks and
     episodes.
 
-    Runs are resampled independently. Raises ValueError if the tasks differ.
+    Runs are resampled independently. With several runs of a method it contains Welch's t interval.
+    Raises ValueError if the tasks differ.
     """
     if before.tasks != after.tasks:
         raise ValueError(f"tasks {before.tasks} and {after.tasks}")
     first, second = _resamples([before, after], seed)
-    return float(after.scores.mean() - before.scores.mean()), _interval(second - first)
+    difference = float(after.scores.mean() - before.scores.mean())
+    low, high = _widened(_interval(second - first), difference, _half_width([_variance(before), _variance(after)]))
+    return difference, (max(-1.0, low), min(1.0, high))
+
+
+def _variance(outcomes: Outcomes) -> tuple[float, float]:
+    """Return the variance of the mean success rate, and its degrees of freedom.
+
+    Of several runs, that of their means; of one, the binomial variance of its episodes.
+    """
+    scores, runs = outcomes.scores, len(outcomes.success[0])
+    if runs > 1:
+        return float(scores.mean(1).var(ddof=1)) / runs, runs - 1
+    return float((scores * (1 - scores) / outcomes.played).sum()) / scores.size**2, np.inf
+
+
+def _half_width(variances: Sequence[tuple[float, float]]) -> float:
+    """Return half the width of a t interval, from the ``_variance`` of each method; 0 if each has
+    one run.
+
+    The degrees of freedom of a difference are those of Welch, "The generalization of 'Student's'
+    problem when several different population variances are involved", Biometrika 34 (1947) 28-35,
+    and of Satterthwaite, Biometrics Bulletin 2 (1946) 110-114.
+    """
+    if all(np.isinf(freedom) for _, freedom in variances):
+        return 0.0
+    total = sum(variance for variance, _ in variances)
+    unsure = sum(variance**2 / freedom for variance, freedom in variances)
+    return float(stdtrit(total**2 / unsure if unsure else np.inf, _QUANTILES[1]) * np.sqrt(total))
 
 
 def interquartile_mean(scores: Array) -> Array:
@@ -169,16 +185,27 @@ def performance_profile(scores: Array, thresholds: Array) -> Array:
     return (scores[..., None] > thresholds).mean((-3, -2))
 
 
-def stratified_interval(statistic: Callable[[Array], Array], scores: Array, seed: int = 0) -> tuple[Array, Array]:
-    """Return the interval of ``statistic(scores)``, scores ``[R, M]``: its low and its high ends.
+def interquartile_interval(outcomes: Outcomes) -> Interval:
+    """Return the interval of the interquartile mean, of several runs.
 
-    The stratified bootstrap of Agarwal et al.: runs are drawn with replacement in each task by
-    itself. It needs several runs.
+    Student's t interval of the runs' own interquartile means, widened to contain Wilson's of the
+    distinct episodes in the middle half. The stratified bootstrap of Agarwal et al. takes the tasks
+    of a run for independent, and covers too little.
     """
-    generator = np.random.default_rng(seed)
-    run = generator.integers(len(scores), size=(RESAMPLES, *scores.shape))
-    low, high = np.quantile(statistic(scores[run, np.arange(scores.shape[1])]), _QUANTILES, axis=0)
-    return low, high
+    scores = outcomes.scores
+    own = interquartile_mean(scores[:, None])
+    episodes = (1 - 2 * TRIMMED) * sum(map(len, outcomes.seeds))
+    low, high = wilson_interval(float(interquartile_mean(scores)) * episodes, episodes)
+    low, high = _widened((low, high), float(own.mean()), _half_width([(float(own.var(ddof=1)) / len(own), len(own) - 1)]))
+    return max(0.0, low), min(1.0, high)
+
+
+def profile_interval(above: Array, runs: int) -> list[Interval]:
+    """Return the interval of each share of a performance profile of so many runs.
+
+    Wilson's, which takes a run for one draw: its tasks may rise and fall together.
+    """
+    return [wilson_interval(share * runs, runs) for share in above]
 
 
 def time_to_success(episodes: Sequence[Episode], limit: int, points: int = 50) -> dict[str, list[float]]:
@@ -208,3 +235,9 @@ _QUANTILES = ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
 def _interval(values: Array) -> Interval:
     low, high = np.quantile(values, _QUANTILES)
     return float(low), float(high)
+
+
+def _widened(interval: Interval, centre: float, half_width: float) -> Interval:
+    """Return the interval widened to contain ``centre`` ± ``half_width``, if that is not 0."""
+    low, high = interval
+    return (low, high) if half_width == 0 else (min(low, centre - half_width), max(high, centre + half_width))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from itertools import combinations
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,10 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import MODES
 from rlinf_vla.core.io import write_json
 from rlinf_vla.evaluation import aggregate
-from rlinf_vla.evaluation.aggregate import Outcomes, task_of
+from rlinf_vla.evaluation.aggregate import Outcomes
 from rlinf_vla.evaluation.published import beside_published
 from rlinf_vla.evaluation.results import FORMAT, read_json
-from rlinf_vla.evaluation.sequential import decide_unpaired
-from rlinf_vla.evaluation.statistics import Episode, column_of, grouped, paired_episodes
+from rlinf_vla.evaluation.statistics import Episode, anytime_comparison, column_of, grouped, paired_episodes, task_of
 from rlinf_vla.telemetry.tables import JSON, print_json
 
 THRESHOLDS = np.linspace(0, 1, 21)
@@ -73,10 +71,11 @@ def comparison(runs: dict[str, list[list[Episode]]]) -> dict[str, Any]:
 
     ``methods``: name -> n_runs, n_tasks, n_episodes, the mean success rate over runs and tasks with
     its hierarchical interval, the same of each task (``per_task``), the interquartile mean and the
-    performance profile with stratified intervals (null with one run), time to success.
+    performance profile with intervals (null with one run), time to success.
     ``differences``: of each pair, the hierarchical difference, in all and per task; with one run
-    each also the paired comparison of the episodes that both played, or else the sequential
-    comparison of independent episodes. Methods that played different tasks have no difference.
+    each also the comparison of the episodes that both played (``paired``) or, if they share none of
+    some task, the sequential one of all (``unpaired``), and how many episodes that at any time
+    leaves out (``n_left_out``). Methods that played different tasks have no difference.
     Raises UserError if tasks of a method's runs differ, or if a run played an episode twice.
     """
     runs, found = _same_names(runs), dict[str, Outcomes]()
@@ -104,10 +103,10 @@ def _same_names(runs: dict[str, list[list[Episode]]]) -> dict[str, list[list[Epi
 def _summary(outcomes: Outcomes, episodes: list[Episode], limit: int) -> dict[str, Any]:
     count, tasks = outcomes.scores.shape
     middle, profile = (aggregate.interquartile_mean(outcomes.scores), aggregate.performance_profile(outcomes.scores, THRESHOLDS))
-    bands = [
-        None if count == 1 else [(100 * end).tolist() for end in aggregate.stratified_interval(statistic, outcomes.scores)]
-        for statistic in (aggregate.interquartile_mean, lambda scores: aggregate.performance_profile(scores, THRESHOLDS))
-    ]
+    middle_band = profile_band = None
+    if count > 1:
+        middle_band = [100 * end for end in aggregate.interquartile_interval(outcomes)]
+        profile_band = (100 * np.transpose(aggregate.profile_interval(profile, count))).tolist()
     return {
         "n_runs": count,
         "n_tasks": tasks,
@@ -115,8 +114,8 @@ def _summary(outcomes: Outcomes, episodes: list[Episode], limit: int) -> dict[st
         **aggregate.success(outcomes),
         "per_task": {task: aggregate.success(outcomes.of([task])) for task in outcomes.tasks},
         "pc_interquartile_mean": 100 * float(middle),
-        "pc_interquartile_mean_ci95": bands[0],
-        "profile": {"pc_threshold": (100 * THRESHOLDS).tolist(), "pc_above": (100 * profile).tolist(), "pc_above_ci95": bands[1]},
+        "pc_interquartile_mean_ci95": middle_band,
+        "profile": {"pc_threshold": (100 * THRESHOLDS).tolist(), "pc_above": (100 * profile).tolist(), "pc_above_ci95": profile_band},
         "time_to_success": aggregate.time_to_success(episodes, max(1, limit)),
     }
 
@@ -132,31 +131,24 @@ def _difference(runs: dict[str, list[list[Episode]]], outcomes: dict[str, Outcom
     found["per_task"] = {task: _gain(*(each.of([task]) for each in pair)) for task in pair[0].tasks}
     if len(runs[before]) == len(runs[after]) == 1:
         first, second = runs[before][0], runs[after][0]
-        if paired := paired_episodes(first, second):
-            return found | {"paired": paired}
-        return found | {"unpaired": _unpaired(first, second)}
+        if all(set(a) & set(b) for a, b in zip(*(each.seeds for each in pair), strict=True)):
+            found["paired"] = paired_episodes(first, second)
+        else:
+            found["unpaired"] = anytime_comparison(first, second)
+        rounds = _at_any_time(found)["n_rounds"]
+        found["n_left_out"] = len(first) + len(second) - 2 * rounds * len(found["per_task"])
     return found
 
 
-def _unpaired(first: list[Episode], second: list[Episode]) -> dict[str, Any]:
-    """Compare independent episodes task by task, in the order of the tasks' names.
-
-    Each block is one episode of each policy of the same task, in the order of the seeds.
-    """
-    parts = [grouped([e | {"task": task_of(e)} for e in sorted(each, key=itemgetter("seed"))], "task") for each in (first, second)]
-    blocks = [
-        (number, task, float(a["success"]), float(b["success"]))
-        for task in sorted(parts[0].keys() & parts[1].keys())
-        for number, (a, b) in enumerate(zip(parts[0][task], parts[1][task], strict=False))
-    ]
-    outcomes = np.array([block[2:] for block in sorted(blocks)]).T
-    return {"n_blocks": outcomes.shape[1]} | decide_unpaired(*outcomes).document()
+def _at_any_time(difference: dict[str, Any]) -> dict[str, Any]:
+    """Return the comparison at any time; empty with several runs."""
+    return difference.get("unpaired") or difference.get("paired", {}).get("anytime", {})
 
 
 def print_comparison(document: dict[str, Any]) -> None:
     """Print the tables of what ``comparison`` returned."""
     console = Console(highlight=False, markup=False)
-    heads = ("runs", "tasks", "episodes", "success (95 %, hierarchical)", "interquartile mean (95 %, stratified)", "half solved within")
+    heads = ("runs", "tasks", "episodes", "success (95 %)", "interquartile mean (95 %)", "half solved within")
     table = Table("method", *(Column(head, justify="right") for head in heads), show_edge=False)
     for name, each in document["methods"].items():
         middle, band, times = each["pc_interquartile_mean"], each["pc_interquartile_mean_ci95"], each["time_to_success"]
@@ -168,13 +160,14 @@ def print_comparison(document: dict[str, Any]) -> None:
     console.print(table)
     for each in document["differences"]:
         line = GAIN.format(**each)
-        found = each.get("unpaired") or each.get("paired", {}).get("anytime")
         if "paired" in each:
             line += "; on the same {n_pairs} episodes {n_gained} gained, {n_lost} lost, McNemar p = {p_value:.3g}".format(**each["paired"])
-        if found is not None:
+        if found := _at_any_time(each):
             said = "neither is shown to be better" if found["better"] is None else f"{each[found['better']]} is better"
             where = "" if found["decided_after"] is None else f", known after {found['decided_after']} rounds"
             line += f"; at any time: {said}{where}, p = {found['p_value']:.3g}"
+            if each["n_left_out"]:
+                line += f" ({each['n_left_out']} episodes left out: a round is one of each task and method)"
         console.print(f"{each['before']} → {each['after']} (95 %): {line}")
     methods, compared = document["methods"], {(each["before"], each["after"]) for each in document["differences"]}
     for before, after in combinations(methods, 2):

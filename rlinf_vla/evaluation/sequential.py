@@ -23,8 +23,6 @@ Array = NDArray[np.float64]
 ALPHA = 0.05
 BETS = (np.arange(32) + 0.5) / 32
 """Equally weighted fractions of the wealth that are bet at once."""
-PRIOR = 0.18
-"""Successes and failures that each rate starts with. The bound holds for any."""
 STEPS = 20
 """Bisections of a bound of a confidence sequence: to 2e-6."""
 
@@ -32,34 +30,17 @@ STEPS = 20
 def paired_evidence(gains: Array) -> Array:
     """Return the log e-process against "the mean gain is at most 0", after each round.
 
-    ``gains``: in [-1, 1], second - first policy on the same episode, or the mean of that over the
-    tasks of a round. The wealth of a bettor, Π (1 + λ gain), averaged over the fixed bets λ of BETS
-    (the method of mixtures): Waudby-Smith and Ramdas, "Estimating means of bounded random variables
-    by betting", JRSS B 86 (2024) 1-27. If each round is one episode, only those with different
-    outcomes change it, and it is a test of fair coin flips, as McNemar's.
+    ``gains``: in [-1, 1], second - first policy in one episode of each, or the mean of that over
+    the tasks of a round. Only the expectation of a round matters: its episodes may depend on each
+    other, and the two policies may play different ones. The wealth of a bettor, Π (1 + λ gain),
+    averaged over the fixed bets λ of BETS (the method of mixtures): Waudby-Smith and Ramdas,
+    "Estimating means of bounded random variables by betting", JRSS B 86 (2024) 1-27. If each round
+    is one episode, only those with different outcomes change it, and it is a test of fair coin
+    flips, as McNemar's.
     """
     wealth = np.cumsum(np.log1p(BETS[:, None] * gains[..., None, :]), axis=-1)
     highest = wealth.max(axis=-2)
     return highest + np.log(np.exp(wealth - highest[..., None, :]).mean(axis=-2))
-
-
-def unpaired_evidence(first: Array, second: Array) -> Array:
-    """Return the log e-process against "the second policy's success rate is not higher".
-
-    ``first`` and ``second``: outcomes, 0 or 1, of as many independent episodes of each policy. The
-    e-variable of a block of one episode of each is p(y₁|a) p(y₂|b) / (p(y₁|m) p(y₂|m)) with the
-    rates a and b that earlier blocks suggest, m = (a + b) / 2: Turner, Ly and Grünwald, "Generic
-    E-variables for exact sequential k-sample tests that allow for optional stopping", Journal of
-    Statistical Planning and Inference 230 (2024) 106116. Nothing is bet while b ≤ a. Then the
-    expectation is at most 1 for all rates with second ≤ first: with u, v the two rates minus m and
-    d = b - m ≥ 0, s = m (1 - m), it is (1 - u d / s)(1 + v d / s) ≤ 1 - (u d / s)² for v ≤ u.
-    """
-    number = np.arange(first.shape[-1])
-    rates = [(np.cumsum(each, axis=-1) - each + PRIOR) / (number + 2 * PRIOR) for each in (first, second)]
-    before, after = rates
-    middle = (before + after) / 2
-    gained = sum(np.log(np.where(y > 0, rate / middle, (1 - rate) / (1 - middle))) for y, rate in ((first, before), (second, after)))
-    return np.cumsum(np.where(after > before, gained, 0.0), axis=-1)
 
 
 @dataclass(frozen=True)
@@ -95,11 +76,6 @@ def decide(for_second: Array, for_first: Array, alpha: float = ALPHA) -> Decisio
 def decide_paired(gains: Array, alpha: float = ALPHA) -> Decision:
     """Return the decision on ``gains`` ``[T]``; see ``paired_evidence``."""
     return decide(paired_evidence(gains), paired_evidence(-gains), alpha)
-
-
-def decide_unpaired(first: Array, second: Array, alpha: float = ALPHA) -> Decision:
-    """Return the decision on outcomes ``[T]`` of each policy; see ``unpaired_evidence``."""
-    return decide(unpaired_evidence(first, second), unpaired_evidence(second, first), alpha)
 
 
 def confidence_sequence(gains: Array, alpha: float = ALPHA) -> tuple[float, float]:

@@ -6,7 +6,7 @@ percent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import comb, sqrt
 from statistics import NormalDist
 from typing import Any
@@ -20,7 +20,23 @@ Episode = dict[str, Any]
 """An episode of a result: the values of ``EpisodeResult.row``; in a sweep also policy and suite."""
 
 
-def wilson_interval(successes: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
+def task_of(episode: Episode) -> str:
+    """Return the name of an episode's task, with its suite if it has one."""
+    return f"{episode['suite']}: {episode['task']}" if "suite" in episode else str(episode["task"])
+
+
+def by_task(episodes: Sequence[Episode]) -> dict[str, dict[int, bool]]:
+    """Return task -> seed -> success. Raises ValueError if an episode is there twice."""
+    found: dict[str, dict[int, bool]] = {}
+    for each in episodes:
+        task = task_of(each)
+        if each["seed"] in found.setdefault(task, {}):
+            raise ValueError(f"seed {each['seed']} of {task} twice")
+        found[task][each["seed"]] = bool(each["success"])
+    return found
+
+
+def wilson_interval(successes: float, n: float, confidence: float = 0.95) -> tuple[float, float]:
     """Return the two-sided Wilson score interval of a success rate; (0, 1) without episodes.
 
     (p + z²/2n ± z √(p(1-p)/n + z²/4n²)) / (1 + z²/n): Wilson, "Probable inference, the law of
@@ -142,14 +158,12 @@ def paired_episodes(before: Sequence[Episode], after: Sequence[Episode]) -> dict
     exact), and ``anytime``: see ``anytime_comparison``. The others hold for a number of episodes
     that was fixed before the first one.
     """
-    first, second = (
-        {(episode.get("suite"), episode["task"], episode["seed"]): bool(episode["success"]) for episode in played}
-        for played in (before, after)
-    )
+    first, second = ({(task_of(episode), episode["seed"]): episode for episode in played} for played in (before, after))
     shared = [episode for episode in first if episode in second]
     if not shared:
         return {}
-    outcomes = [first[episode] for episode in shared], [second[episode] for episode in shared]
+    pairs = [first[episode] for episode in shared], [second[episode] for episode in shared]
+    outcomes = [bool(episode["success"]) for episode in pairs[0]], [bool(episode["success"]) for episode in pairs[1]]
     _, gained, lost, _ = _paired_counts(*outcomes)
     difference, (low, high) = paired_difference(*outcomes)
     return {
@@ -159,25 +173,35 @@ def paired_episodes(before: Sequence[Episode], after: Sequence[Episode]) -> dict
         "pc_difference": 100 * difference,
         "pc_difference_ci95": [100 * low, 100 * high],
         "p_value": mcnemar_exact(*outcomes),
-        "anytime": anytime_comparison({episode: second[episode] - first[episode] for episode in shared}),
+        "anytime": anytime_comparison(*pairs),
     }
 
 
-def anytime_comparison(gains: Mapping[tuple[Any, str, int], int]) -> dict[str, Any]:
+def anytime_comparison(before: Sequence[Episode], after: Sequence[Episode]) -> dict[str, Any]:
     """Compare two policies so that the result holds whenever the evaluation is stopped.
 
-    ``gains``: after - before of each episode (suite, task, seed). A round is one seed in all tasks,
-    and rounds are in the order of their seeds; seeds that some task lacks are left out. Keys:
-    n_rounds, better ("before" or "after", None: undecided), decided_after (rounds), p_value, and
-    pc_difference_ci95 (percentage points), see ``evaluation/sequential.py``.
+    Both have played the same tasks. A round is one episode of each policy in every task, and counts
+    as the mean over the tasks of after - before, so that no task weighs more than another at any
+    time. There are as many rounds as episodes of the task with the fewest; others are left out.
+    Keys: n_rounds, better ("before" or "after", None: undecided), decided_after (rounds), p_value,
+    and pc_difference_ci95 (percentage points), see ``evaluation/sequential.py``.
     """
-    tasks = {episode[:2] for episode in gains}
-    rounds: dict[int, list[int]] = {}
-    for (_, _, seed), gain in gains.items():
-        rounds.setdefault(seed, []).append(gain)
-    means = np.array([sum(rounds[seed]) / len(tasks) for seed in sorted(rounds) if len(rounds[seed]) == len(tasks)])
+    first, second = _in_order(before), _in_order(after)
+    rounds = min(map(len, (*first, *second)))
+    means = np.mean([np.subtract(b[:rounds], a[:rounds], dtype=float) for a, b in zip(first, second, strict=True)], axis=0)
     interval = [100 * each for each in confidence_sequence(means)]
-    return {"n_rounds": len(means)} | decide_paired(means).document() | {"pc_difference_ci95": interval}
+    return {"n_rounds": rounds} | decide_paired(means).document() | {"pc_difference_ci95": interval}
+
+
+def _in_order(episodes: Sequence[Episode]) -> list[list[bool]]:
+    """Return the outcomes of each task, tasks by name, in the order of the seeds.
+
+    Seeds that all tasks have come first: the episodes of a seed may start alike in several tasks,
+    so they belong to one round.
+    """
+    tasks = sorted(by_task(episodes).items())
+    common = set.intersection(*(set(outcomes) for _, outcomes in tasks))
+    return [[outcomes[seed] for seed in sorted(outcomes, key=lambda seed: (seed not in common, seed))] for _, outcomes in tasks]
 
 
 def _paired_counts(before: Sequence[bool], after: Sequence[bool]) -> tuple[int, int, int, int]:

@@ -71,7 +71,23 @@ def test_episodes_that_differ_are_compared_as_independent(rlinf_vla: CommandLine
     found = rlinf_vla("compare", f"a={files[0]}", f"b={files[1]}", "--output", "all.json")
     assert found.code == 0 and "b is better" in found.out, found.err
     (difference,) = json.loads((tmp_path / "all.json").read_text())["differences"]
-    assert "paired" not in difference and difference["unpaired"]["n_blocks"] == 80 and difference["unpaired"]["better"] == "after"
+    assert "paired" not in difference and difference["unpaired"]["n_rounds"] == 40 and difference["unpaired"]["better"] == "after"
+
+
+def test_a_comparison_at_any_time_is_of_all_tasks(rlinf_vla: CommandLine, record: Record, tmp_path: Path) -> None:
+    """One of two tasks shares no episode, and the other was played more often."""
+    first = played(range(30), range(30), ("pull",)) + played(range(0), range(10), ("push",))
+    second = played(range(0), range(30), ("pull",)) + played(range(50, 60), range(50, 60), ("push",))
+    files = record("one.json", greedy=first), record("two.json", greedy=second)
+    found = rlinf_vla("compare", f"a={files[0]}", f"b={files[1]}", "--output", "all.json")
+    assert found.code == 0, found.err
+    (difference,) = json.loads((tmp_path / "all.json").read_text())["differences"]
+    assert "paired" not in difference and difference["unpaired"]["better"] is None and difference["unpaired"]["n_rounds"] == 10
+    assert "40 episodes left out" in " ".join(found.out.split()) and difference["n_left_out"] == 40
+    record("two.json", greedy=played(range(0), range(30), ("pull",)) + played(range(10), range(5, 60), ("push",)))
+    found = rlinf_vla("compare", f"a={files[0]}", f"b={files[1]}", "--output", "all.json")
+    (difference,) = json.loads((tmp_path / "all.json").read_text())["differences"]
+    assert difference["paired"]["n_pairs"] == 35 and difference["paired"]["anytime"]["n_rounds"] == 5 and difference["n_left_out"] == 105
 
 
 def test_several_runs_of_a_method(rlinf_vla: CommandLine, record: Record, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
@@ -16,11 +15,9 @@ from rlinf_vla.evaluation.sequential import (
     confidence_sequence,
     decide,
     decide_paired,
-    decide_unpaired,
     paired_evidence,
-    unpaired_evidence,
 )
-from rlinf_vla.evaluation.statistics import mcnemar_exact, paired_episodes
+from rlinf_vla.evaluation.statistics import anytime_comparison, mcnemar_exact, paired_episodes
 
 REPEATS, LENGTH = 2000, 300
 MOST_FALSE = 0.05 + 3 * (0.05 * 0.95 / REPEATS) ** 0.5
@@ -44,17 +41,6 @@ def test_paired_evidence_is_the_average_wealth_of_fixed_bets() -> None:
     assert len(paired_evidence(gains)) == 5
 
 
-@pytest.mark.parametrize(("first", "second"), [(0.5, 0.5), (0.9, 0.9), (0.1, 0.1), (0.6, 0.3), (0.95, 0.9)])
-def test_the_expectation_of_unpaired_evidence_is_at_most_one(first: float, second: float) -> None:
-    """By enumeration of all outcomes of five blocks, at rates where the second policy is not better."""
-    total = 0.0
-    for outcome in itertools.product((0.0, 1.0), repeat=10):
-        y1, y2 = np.array(outcome[:5]), np.array(outcome[5:])
-        chance = np.prod(np.where(y1 > 0, first, 1 - first)) * np.prod(np.where(y2 > 0, second, 1 - second))
-        total += chance * np.exp(unpaired_evidence(y1, y2)[-1])
-    assert total <= 1 + 1e-12
-
-
 @pytest.mark.parametrize("cells", [(0.3, 0.2, 0.2, 0.3), (0.0, 0.5, 0.5, 0.0), (0.86, 0.02, 0.02, 0.1)])
 def test_paired_errors_under_continuous_peeking(cells: tuple[float, float, float, float]) -> None:
     before, after = simulated(cells, seed=5)
@@ -63,9 +49,9 @@ def test_paired_errors_under_continuous_peeking(cells: tuple[float, float, float
 
 
 @pytest.mark.parametrize("rate", [0.5, 0.9, 0.05])
-def test_unpaired_errors_under_continuous_peeking(rate: float) -> None:
+def test_errors_of_independent_episodes_under_continuous_peeking(rate: float) -> None:
     first, second = (np.random.default_rng(3).random((2, REPEATS, LENGTH)) < rate).astype(float)
-    wrong = ever(unpaired_evidence(first, second)) | ever(unpaired_evidence(second, first))
+    wrong = ever(paired_evidence(second - first)) | ever(paired_evidence(first - second))
     assert wrong.mean() <= MOST_FALSE
 
 
@@ -93,8 +79,8 @@ def test_a_difference_is_found_with_fewer_episodes() -> None:
     reached = paired_evidence(after - before) >= np.log(2 / ALPHA)
     assert reached.any(-1).mean() > 0.99
     assert reached.argmax(-1)[reached.any(-1)].mean() < 60
-    apart = unpaired_evidence(before, after) >= np.log(2 / ALPHA)
-    assert apart.any(-1).mean() > 0.99
+    apart = paired_evidence(np.roll(after, 1, axis=0) - before) >= np.log(2 / ALPHA)
+    assert apart.any(-1).mean() > 0.99, "of independent episodes"
     assert not ever(paired_evidence(before - after)).mean() > 0.01
 
 
@@ -115,9 +101,6 @@ def test_decisions_do_not_change_with_later_episodes() -> None:
     assert whole.better == "second" and whole.rounds is not None
     assert decide_paired(gains[: whole.rounds]).rounds == whole.rounds
     assert decide_paired(gains[: whole.rounds - 1]).better is None
-    won = np.ones(30)
-    assert decide_unpaired(0 * won, won).better == "second" and decide_unpaired(won, 0 * won).better == "first"
-    assert decide_unpaired(won, won).better is None
 
 
 @given(st.lists(st.sampled_from([-1.0, -0.5, 0.0, 0.5, 1.0]), max_size=40))
@@ -147,6 +130,40 @@ def episodes(outcomes: dict[tuple[str, int], bool]) -> list[dict[str, Any]]:
     return [{"task": task, "seed": seed, "success": won} for (task, seed), won in outcomes.items()]
 
 
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize(
+    ("first", "second", "tasks", "count"),
+    [
+        ([0.9, 0.3], [0.5, 0.9], 40, 20),
+        ([0.95, 0.05], [0.05, 0.95], 10, 100),
+        ([0.9, 0.5], [0.7, 0.7], 10, 50),
+        ([0.8, 0.5], [0.6, 0.7], 90, 10),
+    ],
+)
+def test_the_worse_policy_is_not_named_when_tasks_differ(
+    first: list[float], second: list[float], tasks: int, count: int, shared: bool
+) -> None:
+    """The first policy is ahead in the tasks whose names come first, and on average not better; tasks have different numbers of seeds."""
+    generator, wrong, names = np.random.default_rng(1), 0, [f"task {number:02d}" for number in range(tasks)]
+    rates = [np.repeat(each, tasks // 2) for each in (first, second)]
+    repeats = 4000 // (tasks * count) + 20
+    for _ in range(repeats):
+        played = [
+            episodes(
+                {
+                    (name, seed + start): bool(generator.random() < rate[number])
+                    for number, name in enumerate(names)
+                    for seed in range(count + (0 if shared else 3 * (number < tasks // 2)))
+                }
+            )
+            for start, rate in zip((0, 0 if shared else 1000), rates, strict=True)
+        ]
+        found = anytime_comparison(*played)
+        assert found["n_rounds"] == count
+        wrong += found["better"] == "before" or (found["better"] == "after" and np.mean(first) == np.mean(second))
+    assert wrong <= 0.05 * repeats + 3 * (0.05 * 0.95 * repeats) ** 0.5
+
+
 def test_a_round_is_a_seed_in_all_tasks() -> None:
     """In whatever order the file lists them; a seed that some task lacks is left out."""
     before = episodes({(task, seed): False for task in ("push", "pull") for seed in range(20)})
@@ -157,3 +174,16 @@ def test_a_round_is_a_seed_in_all_tasks() -> None:
     assert (found["better"], found["decided_after"], found["p_value"]) == ("after", expected.rounds, expected.p_value)
     assert found["pc_difference_ci95"] == pytest.approx([100 * each for each in confidence_sequence(np.full(20, 0.5))])
     assert paired_episodes(after[::-1], before)["anytime"]["better"] == "before"
+
+
+def test_every_round_has_one_episode_of_each_task() -> None:
+    """Also where tasks have other seeds and other numbers of them: the fewest count, and seeds of all tasks come first."""
+    before = episodes({("push", seed): False for seed in range(30)} | {("pull", seed): True for seed in range(5, 25)})
+    after = episodes({("push", seed): True for seed in range(100, 112)} | {("pull", seed): seed < 205 for seed in range(200, 260)})
+    found = anytime_comparison(before, after)
+    expected = np.array([0.5] * 5 + [0.0] * 7)  # push is always gained; pull, from its sixth seed on, lost
+    assert found["n_rounds"] == 12 and found["p_value"] == decide_paired(expected).p_value
+    first = episodes({("push", seed): seed % 2 == 0 for seed in range(1, 41)} | {("pull", seed): seed % 2 == 0 for seed in range(40)})
+    none = episodes({(task, seed): False for task in ("push", "pull") for seed in range(41)})
+    rounds = np.array([float(seed % 2 == 0) for seed in range(1, 40)])  # the same outcome in both tasks, so no round is in between
+    assert anytime_comparison(none, first)["p_value"] == pytest.approx(decide_paired(np.append(rounds, 1.0)).p_value)
