@@ -42,7 +42,7 @@ UNEQUAL = (
     (2, 500, (0.9, 0.5), (0.7, 0.7)),
     (2, 500, (0.9, 0.3), (0.5, 0.8)),
 )
-"""Tasks, episodes of each, and each policy's rates in the first and the second half of the tasks."""
+"""Tasks, episodes of each, and each policy's rates in the first and second half of the tasks."""
 
 Array = NDArray[np.float64]
 
