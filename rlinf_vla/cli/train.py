@@ -16,11 +16,11 @@ from rlinf_vla.config.cluster import CUDA, GIVEN
 from rlinf_vla.config.recipe import SUPERVISED, Recipe
 from rlinf_vla.config.robot import ROBOT
 from rlinf_vla.core.interrupt import deferred_signals
-from rlinf_vla.evaluation import provenance
 from rlinf_vla.runtime import builders, recipes, run_directory
 from rlinf_vla.runtime.base import Restart, Runtime, Say
 from rlinf_vla.runtime.open import open_runtime
 from rlinf_vla.telemetry.console import TrainingConsole
+from rlinf_vla.telemetry.environment import record
 from rlinf_vla.telemetry.metrics import MetricsLog
 from rlinf_vla.telemetry.timeline import PREDICTED
 from rlinf_vla.training.checkpoint_files import newest_sound
@@ -51,7 +51,7 @@ def run(config: DictConfig) -> None:
 def _train(recipe: Recipe, directory: Path, checkpoint: Path | None, monitor: PlanMonitor | None) -> None:
     algorithm = builders.build_algorithm(recipe)
     started = time.monotonic()
-    for line in provenance.of_run(directory):
+    for line in record(directory):
         print(line)
     print(f"recipe {recipe.name} on cluster {recipe.cluster.name} ({recipe.cluster.device}), run directory {builders.relative(directory)}")
     with ExitStack() as stack:

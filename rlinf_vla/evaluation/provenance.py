@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.recipe import START, Recipe, flat
-from rlinf_vla.core.io import digest_of, parse_json, read_json, write_json
+from rlinf_vla.config.recipe import START, Recipe
+from rlinf_vla.core.io import digest_of, parse_json, write_json
 from rlinf_vla.evaluation.blocks import SCRIPTED, EvalPolicy, directory_of
 from rlinf_vla.evaluation.evaluate import temperature_of
 from rlinf_vla.runtime import backbone, builders
-from rlinf_vla.telemetry.environment import fingerprint
+from rlinf_vla.telemetry.environment import FILE, SOFTWARE, differing, fingerprint
 from rlinf_vla.training.checkpoint_files import COMPLETE, verify
-
-FILE, CONTINUED = "environment.json", "continued"
-SOFTWARE = ("python", "packages", "gpus")
-"""Parts of a fingerprint that affect results; the rest (cores, memory, command) affects speed,
-and the CPU the last bits: all that a sweep ran on are named."""
 
 
 def identities(recipe: Recipe, policies: Sequence[EvalPolicy]) -> dict[str, Any]:
@@ -72,33 +67,3 @@ def same_provenance(directory: Path, policies: dict[str, Any]) -> dict[str, Any]
         before["cpu"] = f"{before.get('cpu')} and {now['cpu']}"
         write_json(path, before)
     return {name: value for name, value in before.items() if name != "policies"}
-
-
-def of_run(directory: Path) -> list[str]:
-    """Record this machine, its software and the command in a training run's ``environment.json``.
-
-    What the run began with stays; each later process is added to ``continued``. Returns a line if
-    the software is another one than before, or if the file was damaged.
-    """
-    now, path = fingerprint(), directory / FILE
-    try:
-        first = read_json(path)
-        earlier = [first, *first.setdefault(CONTINUED, [])]
-        changes = differing(earlier[-1], now, SOFTWARE)
-        first[CONTINUED].append(now)
-    except FileNotFoundError:
-        first, changes = now, []
-    except (ValueError, AttributeError, TypeError):
-        write_json(path, now)
-        return [f"{path} was damaged: it is written again, without what the run began with"]
-    write_json(path, first)
-    return [f"this run continues with other software: {', '.join(changes[:3])}" + (", ..." if changes[3:] else "")] if changes else []
-
-
-def differing(before: Mapping[str, Any], now: Mapping[str, Any], keys: Sequence[str]) -> list[str]:
-    """Return ``KEY was X, is Y`` for each changed value under ``keys``, nested ones included."""
-    found = []
-    for name in keys:
-        old, new = flat(before.get(name), name), flat(now.get(name), name)
-        found += [f"{each} was {old.get(each)}, is {new.get(each)}" for each in old | new if old.get(each) != new.get(each)]
-    return found

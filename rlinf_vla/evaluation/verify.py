@@ -13,12 +13,12 @@ from rlinf_vla.config.arguments import Parser
 from rlinf_vla.config.errors import UserError, printable
 from rlinf_vla.evaluation.block_player import BlockPlayer
 from rlinf_vla.evaluation.blocks import Block, Place, Sweep
-from rlinf_vla.evaluation.provenance import SOFTWARE, differing, identities
+from rlinf_vla.evaluation.provenance import identities
 from rlinf_vla.evaluation.results import COLUMNS, FORMAT, read_json, tables
 from rlinf_vla.evaluation.statistics import Episode, mcnemar_exact
 from rlinf_vla.runtime.saved_recipe import with_overrides
 from rlinf_vla.telemetry.console import stages
-from rlinf_vla.telemetry.environment import fingerprint
+from rlinf_vla.telemetry.environment import SOFTWARE, differing, fingerprint
 
 SIGNIFICANCE = 0.05
 """A smaller p-value counts as a disagreement."""

