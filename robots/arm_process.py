@@ -6,7 +6,8 @@ Messages, all JSON:
   client packs them), ``{}`` as a heartbeat, ``{"stop": WHY}``, ``{"home": true}``,
   ``{"acknowledge": OPERATOR}``, with the key ``fault`` for this fault only, and ``{"goodbye":
   true}`` before it closes its end of the channel; closing it ends this process;
-* from any process of this user, at the socket in the arm's folder: all but goals and goodbyes;
+* from any process of this user, at the socket in the arm's folder and at the abstract address of
+  the folder: all but goals and goodbyes;
 * to the policy's process: ``{"ready": ...}`` or ``{"error": ...}`` once, then ``{"interventions":
   [[time, rule, before, after], ...]}``, ``{"safety": [s, ...]}`` (the filter's time in each tick),
   ``{"homed": true}``, and ``{"recovered": null}``, why not, or the next fault.
@@ -32,7 +33,9 @@ from rlinf_vla.core.robot import POLICY, STOPPED_BY, CellError, RobotError, Robo
 
 from .arm_cell import ArmCell
 from .child_process import ENDING_SIGNALS
-from .runtime_folder import JOURNAL, ORDERS, STATE, BackgroundWriter, Journal, Latch, Lock
+from .lock import Lock
+from .own_files import OwnFile, OwnFiles
+from .runtime_folder import JOURNAL, LATCH, LOCK, ORDERS, STATE, BackgroundWriter, Journal, Latch
 from .servo import ArmServo
 from .shared_record import SharedRecord
 
@@ -70,7 +73,9 @@ class ArmProcess(ABC):
         self._journal = Journal(Path(options["journal"]) if options["journal"] else folder / JOURNAL, self._disk)
         self._servo = self.connected(latch, self._journal)
         self._record = SharedRecord(folder / STATE, self.capacity)
-        self._listener = Listener(folder / ORDERS)
+        self._listener = Listener(folder / ORDERS, self._lock.socket)
+        own: dict[str, OwnFile] = {ORDERS: self._listener, LOCK: self._lock, STATE: self._record, LATCH: latch}
+        self._files = OwnFiles(folder, own, self._disk)
         self._recovery: tuple[Future[Any], str] | None = None
         """The running recovery and the operator who acknowledged."""
         self._homing = False
@@ -102,6 +107,8 @@ class ArmProcess(ABC):
                 leaving = now + _END_S
                 self._lock.end()
             self._look_at_recovery()
+            if (lost := self._files.look(now)) is not None:
+                self._servo.stop(lost, now)
             if self._disk.problem is not None:
                 self._servo.stop(self._disk.problem, now)
             self._publish(now)
@@ -129,7 +136,8 @@ class ArmProcess(ABC):
 
     def close(self) -> None:
         self._listener.close()
-        self._record.remove()
+        with contextlib.suppress(OSError):  # its folder may have been deleted or replaced
+            self._record.remove()
         self._journal.write("end", fault=self._servo.fault, durable=True)
         self._journal.close()
         self._disk.settle(_END_S)
@@ -257,7 +265,7 @@ def main(make: Callable[[Channel, dict[str, Any]], ArmProcess]) -> None:
     options = owner.wait()
     try:
         process = make(owner, options)
-    except (RobotError, CellError) as error:
+    except (RobotError, CellError, OSError) as error:  # OSError: a file of the arm's folder is of another kind, or not ours
         owner.send({"error": str(error)})
         os._exit(1)  # the thread of a hanging connection would keep this process alive
     code = 0

@@ -1,8 +1,9 @@
-"""Folder of one arm and user: lock, latched faults, journal and sockets."""
+"""Folder of one arm and user: latched faults, journal and sockets; ``lock.py`` has its lock."""
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
+import hashlib
 import json
 import os
 import queue
@@ -12,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from rlinf_vla.config.errors import printable
 from rlinf_vla.core import user_dirs
@@ -62,8 +63,7 @@ ORDERS = "arm.socket"
 STATE = "arm.state"
 JOURNAL = "journal.jsonl"
 LOCK = "lock"
-_LATCH = "latched.json"
-_HOLDS, _DRIVES, _ENDS = " holds", " drives", " ends"
+LATCH = "latched.json"
 _LONGEST_SOCKET = 107
 """The system's limit on the path of a socket, bytes."""
 
@@ -97,6 +97,30 @@ def of_arm(name: str) -> Path:
     return path
 
 
+def abstract_address(folder: Path) -> str:
+    """Return where the process that drives the arm of ``folder`` takes orders beside ``ORDERS``.
+
+    The system gives it to one process, until that ends, and nobody can delete it.
+    """
+    return abstract_addresses() + _digest(os.path.realpath(folder))
+
+
+def abstract_addresses() -> str:
+    """Return how the abstract addresses (``unix(7)``) of all arms of this user begin.
+
+    As the folders, they depend on XDG_STATE_HOME.
+    """
+    try:
+        place = str(user_dirs.state())
+    except RuntimeError:  # no home: only folders that are given can be used
+        place = ""
+    return f"\0rlinf-vla-arm-{os.getuid()}-{_digest(place)}-"
+
+
+def _digest(path: str) -> str:
+    return hashlib.sha256(os.fsencode(path)).hexdigest()[:24]
+
+
 def address(host: str) -> str:
     """Return the IPv4 address of ``host``, or ``host`` if it does not resolve.
 
@@ -117,67 +141,6 @@ def _plain(name: str) -> str:
     return re.sub(r"[^\w.-]", "_", name)
 
 
-class Lock:
-    """Lock that allows one process per arm; released when the process ends, however it ends.
-
-    ``killed``: id of the previous process if it was killed while it drove the arm, else None.
-    """
-
-    ENDING_S = 15.0
-    """Longer than a process needs to stop the arm and to write what it knows, on a busy machine."""
-
-    def __init__(self, folder: Path, name: str) -> None:
-        """Take the lock; wait ENDING_S for a process that is ending.
-
-        Raises RobotError if another process drives the arm ``name``.
-        """
-        self._file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-        until = time.monotonic() + self.ENDING_S
-        while not self._taken():
-            holder, state = self._read()
-            if state not in (_ENDS, "") or time.monotonic() > until:
-                os.close(self._file)
-                advice = "end that session first (`rlinf-vla robot stop` stops the arm)"
-                raise RobotError(f"{name} is driven by process {holder or 'unknown'} already: {advice}")
-            time.sleep(0.05)
-        holder, state = self._read()
-        self.killed = holder if state in (_DRIVES, _ENDS) else None
-        if self.killed is None:
-            self.hold()
-
-    def _taken(self) -> bool:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return False
-        return True
-
-    def hold(self) -> None:
-        """Record this process as the holder; a killed predecessor must be latched by now."""
-        self._write(f"{os.getpid()}{_HOLDS}")
-
-    def drive(self) -> None:
-        """Record that the arm may move from now on."""
-        self._write(f"{os.getpid()}{_DRIVES}")
-
-    def end(self) -> None:
-        """Record that this process stops the arm and ends."""
-        self._write(f"{os.getpid()}{_ENDS}")
-
-    def release(self) -> None:
-        """Record that the arm stands and that any fault is latched on disk."""
-        self._write("")
-
-    def _read(self) -> tuple[str, str]:
-        """Return the id of the last process, and what it did; empty after ``release``."""
-        holder, space, state = os.pread(self._file, 64, 0).decode().partition(" ")
-        return holder, space + state
-
-    def _write(self, text: str) -> None:
-        os.truncate(self._file, 0)
-        os.pwrite(self._file, text.encode(), 0)
-
-
 class Latch:
     """Faults that only an operator may clear, kept on disk so that a restarted process finds them.
 
@@ -190,7 +153,9 @@ class Latch:
 
     def __init__(self, folder: Path, disk: Disk = at_once) -> None:
         """Read the faults on disk. A file that cannot be read is a fault, too."""
-        self._path, self._disk = folder / _LATCH, disk
+        self._path, self._disk = folder / LATCH, disk
+        self._written = False
+        """Whether there should be a file."""
         try:
             found = json.loads(self._path.read_text())["faults"]
             self._faults = [_line(fault) for fault in list[str](found)[: self.MOST]]
@@ -226,23 +191,46 @@ class Latch:
         del self._faults[:1]
         self._write()
 
+    @property
+    def intact(self) -> bool:
+        """Whether the faults that were written are still there."""
+        return not self._written or os.path.lexists(self._path)
+
+    def restore(self) -> None:
+        """Write the faults again."""
+        self._write()
+
     def _write(self) -> None:
-        if not self._faults:
-            self._disk(lambda: self._path.unlink(missing_ok=True))
-            return
-        text = json.dumps({"faults": self._faults, "time": time.time()})
-        self._disk(lambda: write_text(self._path, text))
+        text = json.dumps({"faults": self._faults, "time": time.time()}) if self._faults else None
+
+        def put() -> None:
+            self._written = text is not None
+            if text is None:
+                self._path.unlink(missing_ok=True)
+            else:
+                write_text(self._path, text)
+
+        self._disk(put)
 
 
 def _line(text: str) -> str:
     return " ".join(printable(text).split())[: Latch.LONGEST] or "a fault without a name"
 
 
+def leads_to(path: Path, file: int) -> bool:
+    """Return whether the open ``file`` is the one at ``path``."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file))
+    except OSError:
+        return False
+
+
 class Journal:
     """Append-only log of the arm's events, one JSON object per line."""
 
     def __init__(self, path: Path, disk: Disk = at_once) -> None:
-        self._file, self._disk = path.open("a", buffering=1 << 16), disk
+        self._path, self._disk = path, disk
+        self._file = self._opened()
         self._flushed = time.monotonic()
 
     def write(self, event: str, *, durable: bool = False, **values: Any) -> None:
@@ -258,10 +246,19 @@ class Journal:
         self._disk(put)
 
     def flush(self) -> None:
-        """Flush to the system about once a second."""
+        """Flush to the system about once a second; begin a new file if this one was removed."""
         if time.monotonic() - self._flushed > 1.0:
-            self._disk(self._file.flush)
+            self._disk(self._flush)
             self._flushed = time.monotonic()
 
+    def _opened(self) -> TextIO:
+        return self._path.open("a", buffering=1 << 16)
+
+    def _flush(self) -> None:
+        self._file.flush()
+        if not leads_to(self._path, self._file.fileno()):
+            with contextlib.suppress(FileNotFoundError):  # until its folder is there again
+                self._file = self._opened()
+
     def close(self) -> None:
-        self._disk(self._file.close)
+        self._disk(lambda: self._file.close())

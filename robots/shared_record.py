@@ -37,12 +37,15 @@ class SharedRecord:
         Raises OSError if a reader finds none.
         """
         self._path = path
+        self._target: str | None = None
+        """Path in memory, known to the writer."""
         if capacity is not None:
             self.remove()
             made, name = tempfile.mkstemp(prefix=_PREFIX, dir=MEMORY if MEMORY.is_dir() else path.parent)
             os.truncate(made, _NEWEST.size + 2 * (_SLOT.size + capacity))
             os.close(made)
             path.symlink_to(name)
+            self._target = name
         with path.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), 0)
         self._slot = (len(self._memory) - _NEWEST.size) // 2
@@ -72,8 +75,24 @@ class SharedRecord:
                     return data
         raise OSError("a shared record cannot be read: its writer never pauses")
 
+    @property
+    def intact(self) -> bool:
+        """Whether the path still leads to the record; called by its writer."""
+        try:
+            return self._target is not None and self._path.readlink() == Path(self._target)
+        except OSError:
+            return False
+
+    def restore(self) -> None:
+        """Let the path lead to the record again; called by its writer. Raises OSError."""
+        assert self._target is not None
+        self._path.unlink(missing_ok=True)
+        self._path.symlink_to(self._target)
+
     def remove(self) -> None:
         """Remove the record. Called by its writer; open readers can still read it."""
+        if self._target is not None:
+            Path(self._target).unlink(missing_ok=True)
         if self._path.is_symlink() and (memory := self._path.readlink()).name.startswith(_PREFIX):
             memory.unlink(missing_ok=True)
         self._path.unlink(missing_ok=True)

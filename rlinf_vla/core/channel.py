@@ -48,8 +48,8 @@ class Channel:
         return cls(socket.socket(fileno=int(sys.argv[-1])))
 
     @classmethod
-    def dial(cls, path: Path, timeout: float | None = None) -> Channel:
-        """Connect to the ``Listener`` at ``path``.
+    def dial(cls, path: Path | str, timeout: float | None = None) -> Channel:
+        """Connect to the ``Listener`` at ``path``, or at an abstract address (``unix(7)``).
 
         Raises OSError if there is none; TimeoutError if it accepts nobody for ``timeout`` seconds.
         """
@@ -68,6 +68,12 @@ class Channel:
 
     def fileno(self) -> int:
         return self._socket.fileno()
+
+    @property
+    def of_this_user(self) -> bool:
+        """Whether the other side is a process of this user, or of root."""
+        _, user, _ = struct.unpack("3i", self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+        return user in (os.getuid(), 0)
 
     def send(self, message: dict[str, Any], timeout: float | None = 0.0) -> None:
         """Send; wait at most ``timeout`` seconds for room in the buffer, None: without a limit.

@@ -50,7 +50,7 @@ class Franka:
         return of_an_arm()
 
     def order(self, config: FrankaConfig | None, order: str, operator: str) -> list[str]:
-        return stop.send_order(runtime_folder.arms() if config is None else [self.folder(config)], order, operator)
+        return stop.send_order(None if config is None else [self.folder(config)], order, operator)
 
     def folder(self, config: FrankaConfig) -> Path:
         return runtime_folder.of_arm(runtime_folder.address(config.host))

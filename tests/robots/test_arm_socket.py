@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import re
+import shutil
 import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
 import pytest
 from franka_session import is_driven, wait_until
 from obedient import CELL
 
 from rlinf_vla.core.channel import Channel
 from rlinf_vla.core.listener import ask
-from rlinf_vla.core.robot import RobotError
+from rlinf_vla.core.robot import RobotError, ToolPose, ToolTarget
 from rlinf_vla.robots import stop
 from rlinf_vla.robots.child_process import ENDING_SIGNALS
 from rlinf_vla.robots.franka.client import FrankaRobot
-from rlinf_vla.robots.runtime_folder import ORDERS, Latch
+from rlinf_vla.robots.lock import Lock
+from rlinf_vla.robots.runtime_folder import LOCK, ORDERS, STATE, Latch
 
 HERE = Path(__file__).parent
+PATIENT = dataclasses.replace(CELL, heartbeat_timeout_s=2.0)
 HANG_S = 120.0
 """Seconds that only bound a hang."""
 
@@ -37,7 +43,7 @@ def robot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FrankaRob
     monkeypatch.setenv("OBEDIENT_TRUTH", str(tmp_path / "truth"))
     for limit in ("ANSWER_S", "RECOVERY_S"):
         monkeypatch.setattr(stop, limit, HANG_S)
-    made = FrankaRobot(CELL, tmp_path, lambda timeout: "made up", python=str(python))
+    made = FrankaRobot(PATIENT, tmp_path, lambda timeout: "made up", python=str(python))
     made.connect(HANG_S)
     yield made
     made.close()
@@ -48,6 +54,46 @@ def shown(robot: FrankaRobot, folder: Path) -> str | None:
     heartbeats than it has room for."""
     ask(folder / ORDERS, {}, HANG_S)
     return robot.observe().fault
+
+
+def replace_by_a_file(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.touch()
+
+
+LOSSES: dict[str, Callable[[Path], object]] = {
+    **{name: lambda folder, name=name: (folder / name).unlink() for name in (ORDERS, LOCK, STATE)},  # type: ignore[misc]
+    "a moved folder": lambda folder: folder.rename(folder.parent / "moved"),
+    "a lock of somebody else": lambda folder: ((folder / LOCK).unlink(), (folder / LOCK).write_text("")),
+    "a socket of another kind": lambda folder: ((folder / ORDERS).unlink(), (folder / ORDERS).mkdir()),
+    "no folder": shutil.rmtree,
+    "a file for a folder": replace_by_a_file,
+}
+BEYOND_RESTORING = ("a socket of another kind", "a file for a folder")
+
+
+@pytest.mark.parametrize("lost", LOSSES)
+def test_an_arm_whose_files_are_lost_while_it_moves_stops_and_stays_the_only_one(
+    robot: FrankaRobot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    monkeypatch.setattr(Lock, "ENDING_S", 0.0)
+    start = robot.observe().pose
+    robot.command(ToolTarget(ToolPose(start.position - np.array([0.02, 0.0, 0.0]), start.quaternion)), time.monotonic() + HANG_S)
+    wait_until(lambda: robot.observe().commanded is not None, HANG_S, "it moves")
+    LOSSES[lost](tmp_path)
+    if not tmp_path.is_file():
+        tmp_path.mkdir(exist_ok=True)
+        with pytest.raises(RobotError, match="made up is driven by process"):
+            Lock(tmp_path, "made up")
+    wait_until(lambda: robot.observe().fault, HANG_S, "the loss is a fault")
+    assert re.fullmatch(r"files: .* deleted or replaced.*", str(robot.observe().fault))
+    assert "stopped by Bob" in stop.send_order([tmp_path], "stop", "Bob")[0]
+    if lost not in BEYOND_RESTORING:
+        wait_until(lambda: is_driven(tmp_path) and Latch(tmp_path).faults[1:] == ("stopped by Bob",), HANG_S, "all is there again")
+        assert ask(tmp_path / ORDERS, {}, HANG_S) is not None
+        assert (tmp_path / LOCK).read_text() == f"{robot.pid} drives", "so that a kill is latched"
+    else:
+        assert str(robot.observe().fault).endswith(": make room for them there")
 
 
 def test_half_open_connections_do_not_prevent_a_stop(robot: FrankaRobot, tmp_path: Path) -> None:

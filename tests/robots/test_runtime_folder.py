@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
 import json
+import shutil
 import socket
 import subprocess
 import sys
@@ -20,11 +22,12 @@ from rlinf_vla.core.listener import Listener
 from rlinf_vla.core.robot import RobotError
 from rlinf_vla.robots import runtime_folder, stop
 from rlinf_vla.robots.franka.plugin import franka, franka_sim
+from rlinf_vla.robots.lock import Lock
 
 
 def process(folder: Path, then: str) -> list[str]:
     """The command of a process that takes the arm's ``lock``."""
-    program = "import sys, pathlib; from rlinf_vla.robots.runtime_folder import Lock; lock = Lock(pathlib.Path(sys.argv[1]), 'arm')"
+    program = "import sys, pathlib; from rlinf_vla.robots.lock import Lock; lock = Lock(pathlib.Path(sys.argv[1]), 'arm')"
     return [sys.executable, "-c", f"{program}; {then}", str(folder)]
 
 
@@ -39,7 +42,7 @@ def test_an_arm_has_one_process_and_a_dead_one_holds_nothing(tmp_path: Path, dri
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
         with pytest.raises(RobotError, match=f"arm is driven by process {holder.pid} already"):
-            runtime_folder.Lock(tmp_path, "arm")
+            Lock(tmp_path, "arm")
         holder.kill()
     for then in ("pass", "lock.hold()"):
         assert killed(tmp_path, then) == str(holder.pid if drives else None), "until somebody says that it is latched"
@@ -49,24 +52,38 @@ def test_an_arm_has_one_process_and_a_dead_one_holds_nothing(tmp_path: Path, dri
 @pytest.mark.parametrize("released", [True, False])
 def test_a_process_that_is_ending_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, released: bool) -> None:
     """A robot process that died is replaced at once, but its arm's process needs a moment to stop the arm."""
-    monkeypatch.setattr(runtime_folder.Lock, "ENDING_S", 120.0)  # only bounds a hang
+    monkeypatch.setattr(Lock, "ENDING_S", 120.0)  # only bounds a hang
     last = "lock.release()" if released else "pass"
     command = process(tmp_path, f"lock.drive(); lock.end(); print('ends', flush=True); input(); {last}; import time; time.sleep(0.3)")
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None and holder.stdin is not None and holder.stdout.readline() == b"ends\n"
         holder.stdin.write(b"\n")
         holder.stdin.flush()
-        lock = runtime_folder.Lock(tmp_path, "arm")
+        lock = Lock(tmp_path, "arm")
         assert lock.killed == (None if released else str(holder.pid))
+        lock.socket.close()
+
+
+def test_a_deleted_lock_neither_lets_a_second_process_in_nor_hides_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Lock, "ENDING_S", 0.2)
+    (tmp_path / runtime_folder.STATE).symlink_to("memory")
+    with subprocess.Popen(process(tmp_path, "lock.drive(); print('held', flush=True); input()"), stdin=-1, stdout=-1) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+        (tmp_path / runtime_folder.LOCK).unlink()
+        with pytest.raises(RobotError, match="arm is driven by process unknown already"):
+            Lock(tmp_path, "arm")
+        (tmp_path / runtime_folder.LOCK).unlink()
+        holder.kill()
+    assert killed(tmp_path) == "with a deleted lock"
 
 
 def test_a_process_that_does_not_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime_folder.Lock, "ENDING_S", 0.2)
+    monkeypatch.setattr(Lock, "ENDING_S", 0.2)
     command = process(tmp_path, "lock.drive(); lock.end(); print('ends', flush=True); input()")
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == b"ends\n"
         with pytest.raises(RobotError, match=f"arm is driven by process {holder.pid} already"):
-            runtime_folder.Lock(tmp_path, "arm")
+            Lock(tmp_path, "arm")
         holder.kill()
 
 
@@ -139,9 +156,9 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def answering(folder: Path) -> Iterator[list[dict[str, str]]]:
+def answering(folder: Path, lock: Lock | None = None) -> Iterator[list[dict[str, str]]]:
     """A process that drives the arm of this folder, and the orders that it gets."""
-    listener, heard, over = Listener(folder / runtime_folder.ORDERS), list[dict[str, str]](), threading.Event()
+    listener, heard, over = Listener(folder / runtime_folder.ORDERS, lock and lock.socket), list[dict[str, str]](), threading.Event()
 
     def answer() -> None:
         while not over.wait(0.005):
@@ -231,16 +248,51 @@ def test_a_home_that_takes_nothing_is_one_line(state: Path, monkeypatch: pytest.
 @pytest.mark.usefixtures("patient")
 def test_stop_finds_every_arm_that_is_driven(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="nothing to stop"):
-        stop.main()
+        stop.main([])
     runtime_folder.of_arm("idle")
     with answering(runtime_folder.of_arm("172.16.0.2")):
-        stop.main()
+        stop.main([])
     assert capsys.readouterr().out.startswith("172.16.0.2 (process 7): stopped by ")
+
+
+def test_a_stop_reaches_an_arm_without_a_folder(state: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whether its folder was deleted, lies elsewhere, or cannot be trusted: the process has an address that nobody can delete."""
+    monkeypatch.setattr(stop, "ANSWER_S", 120.0)
+    folder = runtime_folder.of_arm("172.16.0.2")
+    with answering(folder, Lock(folder, "arm")), answering(state, Lock(state, "other")):
+        shutil.rmtree(folder)
+        stop.main([])
+        assert capsys.readouterr().out.count("(process 7): stopped by ") == 2
+        folder.parent.rmdir()
+        folder.parent.touch()
+        with pytest.raises(SystemExit, match=r"(?s)no folder for locks.*process 7.*process 7"):
+            stop.main([])
+
+
+@pytest.mark.parametrize("words", [["--help"], ["-h"], ["--all"], ["robot=franka"]])
+def test_the_stop_program_prints_help_and_refuses_what_it_does_not_know(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    if words[0] in ("--help", "-h"):
+        stop.main(words)
+        assert capsys.readouterr().out.startswith("Usage: rlinf-vla-stop\n")
+        return
+    with pytest.raises(SystemExit) as ended:
+        stop.main(words)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"rlinf-vla-stop: {words[0]!r} is not known, and no arm was stopped: give no arguments, or --help\n"
+
+
+def test_a_user_without_a_name_can_stop(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown() -> str:
+        raise KeyError("getpwuid(): uid not found")
+
+    monkeypatch.setattr(getpass, "getuser", unknown)
+    with pytest.raises(SystemExit, match="nothing to stop"):
+        stop.main([])
 
 
 def test_a_stop_that_is_not_answered_is_no_success(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stop, "ANSWER_S", 0.1)
     mute = Listener(runtime_folder.of_arm("172.16.0.2") / runtime_folder.ORDERS)
     with pytest.raises(SystemExit, match=r"172\.16\.0\.2: stop was delivered, but there is no answer within 0\.1 s: look at the arm"):
-        stop.main()
+        stop.main([])
     mute.close()
