@@ -16,7 +16,7 @@ import numpy as np
 from rlinf_vla.core.array_messages import json_pack, pack
 
 UPGRADE = (
-    "GET {path} HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    "GET {path} HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
 )
 
@@ -88,12 +88,12 @@ def changed(data: bytes, draw: random.Random) -> bytes:
 
 def post(path: str, body: bytes, length: int | None = None, kind: str = "application/json") -> bytes:
     size = len(body) if length is None else length
-    return f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\nContent-Length: {size}\r\n\r\n".encode() + body
+    return f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nContent-Length: {size}\r\n\r\n".encode() + body
 
 
 REQUESTS: dict[str, Callable[[random.Random], bytes]] = {
     "garbage": lambda draw: draw.randbytes(draw.randrange(1, 400)) + b"\r\n\r\n",
-    "head without end": lambda draw: b"GET / HTTP/1.1\r\nHost: x\r\n" + b"A: b\r\n" * 5000,
+    "head without end": lambda draw: b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"A: b\r\n" * 5000,
     "bad head": lambda draw: draw.choice(
         [b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", post("/act", b"", -5), b"POST /act HTTP/1.1\r\nContent-Length: 1, 2\r\n\r\n"]
     ),
@@ -105,7 +105,7 @@ REQUESTS: dict[str, Callable[[random.Random], bytes]] = {
     "encoded twice": lambda draw: post("/act", json.dumps({"encoded": json.dumps({"encoded": "{}"})}).encode()),
     "no image": lambda draw: post("/act", json_pack({"instruction": "x"}).encode()),
     "bad msgpack": lambda draw: post("/v1/actions/generations", FRAMES["changed bytes"](draw)[:300], kind="application/msgpack"),
-    "web page": lambda draw: b"GET /metrics HTTP/1.1\r\nHost: x\r\nOrigin: http://evil.example\r\n\r\n",
+    "web page": lambda draw: b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nOrigin: http://evil.example\r\n\r\n",
 }
 """Kind -> an HTTP request, or what resembles one."""
 

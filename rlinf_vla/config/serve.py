@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Annotated
@@ -12,6 +13,7 @@ from rlinf_vla.config.ranges import OUTSIDE, Count, OneOf, Range, Seconds, Size
 OBSERVATIONS = ("native", "libero", "droid")
 ROOTS = ("openpi", "vla_eval")
 LOCALHOST = "localhost"
+_HOST_NAME = re.compile(r"(\*\.)?[\w-]+(\.[\w-]+)*\.?|[0-9a-fA-F:.]*:[0-9a-fA-F:.]*", re.ASCII)
 
 
 @dataclass
@@ -47,13 +49,17 @@ class ServeConfig:
     """For the head of a request, and for the rest of it. When connections run out, the oldest one
     without a complete request is closed earlier."""
     idle_timeout_s: Seconds = 300.0
-    """Close a WebSocket on which nothing came for this long, or whose client does not read."""
+    """Close a WebSocket on which neither a message, nor a ping, nor the answer to a ping came for
+    this long, or whose client does not read."""
     drain_s: Seconds = 30.0
     """After SIGTERM, finish running requests for at most this long."""
     token_env: str | None = field(default=None, metadata=OUTSIDE)
     """Environment variable that holds the token that clients must send."""
     insecure: bool = field(default=False, metadata=OUTSIDE)
     """Listen on other than loopback addresses without a token."""
+    allowed_hosts: list[str] = field(default_factory=list, metadata=OUTSIDE)
+    """More host names by which clients ask for the server, such as a proxy's or a container's;
+    ``*.NAME`` allows all names below one, ``*`` any name."""
     certificate: str | None = field(default=None, metadata=OUTSIDE)
     """PEM file of the TLS certificate chain; needs ``private_key``."""
     private_key: str | None = field(default=None, metadata=OUTSIDE)
@@ -77,5 +83,8 @@ def check_serve(config: ServeConfig, token: str | None) -> None:
             f"serve.host={config.host} can be reached from other machines: set serve.token_env=NAME (of an environment variable with a "
             "token), or serve.insecure=true if everyone there may use the policy"
         )
+    for name in config.allowed_hosts:
+        if name != "*" and not _HOST_NAME.fullmatch(name):
+            raise UserError(f"serve.allowed_hosts: {name!r} is no host name: write it without scheme, port and path, or *.NAME, or *")
     if (config.certificate is None) != (config.private_key is None):
         raise UserError("serve.certificate and serve.private_key go together: give both, or neither")

@@ -12,6 +12,7 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
+from rlinf_vla.serving.hosts import Hosts
 from rlinf_vla.serving.http import Http
 from rlinf_vla.serving.openpi import OpenPi, SgLang, VllmOmni
 from rlinf_vla.serving.sessions import Dialect, converse
@@ -55,12 +56,13 @@ def _endpoint(state: State, dialect: Callable[[State, str], Dialect]) -> Callabl
 class Guarded:
     """Lets requests with the token pass, and none that a web page in a browser makes.
 
-    A browser says the page's origin with every websocket and POST. Without this check, any web page
-    that a user opens could use a server on the user's machine.
+    A browser says the page's origin with every websocket and POST to another site, and the name of
+    the site with every request. Without these checks, any web page that a user opens could use a
+    server on the user's machine.
     """
 
     def __init__(self, app: ASGIApp, state: State) -> None:
-        self.app, self.state = app, state
+        self.app, self.state, self.hosts = app, state, Hosts(state.config)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -80,6 +82,8 @@ class Guarded:
     def _refusal(self, request: HTTPConnection) -> tuple[int, str, str] | None:
         if "origin" in request.headers:
             return 403, "origin", "requests of web pages are not served"
+        if (unknown := self.hosts.refusal(request)) is not None:
+            return 421, "host", unknown
         if request.url.path in OPEN or self.state.token is None:
             return None
         kind, _, given = request.headers.get("authorization", "").partition(" ")

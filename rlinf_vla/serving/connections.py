@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.exceptions import InvalidState
 
 MOST_FRAGMENTS = 4096
 """Frames of one websocket message; empty ones cost memory, too."""
@@ -15,6 +17,7 @@ MOST_UNREAD = 1 << 20
 """Bytes of pongs that a client does not read."""
 GRACE_S = 3.0
 """For a client to read the last frame of a connection, and to answer that it closes."""
+LINK = "websocket"
 FULL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 
@@ -80,11 +83,23 @@ class GuardedHttp(H11Protocol):
 
 
 class GuardedWebSocket(WebSocketsSansIOProtocol):
-    """Closed if it collects frames or pongs without end, or is not read after its end."""
+    """Closed if it collects frames or pongs without end, or is not read after its end.
+
+    heard: time of the last ping or answer to a ping (``loop.time()``). The application finds this
+    object in its scope's ``state``, under ``LINK``.
+    """
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self.close_timeout = GRACE_S
+        self.heard = self.loop.time()
+        self.app_state = {**self.app_state, LINK: self}
+
+    def ask(self) -> None:
+        """Send a ping, which a living client answers."""
+        with suppress(InvalidState):  # it is being closed
+            self.conn.send_ping(b"")
+            self.transport.write(b"".join(self.conn.data_to_send()))
 
     async def run_asgi(self) -> None:
         try:
@@ -98,7 +113,11 @@ class GuardedWebSocket(WebSocketsSansIOProtocol):
             return
         super().handle_cont(event)
 
+    def handle_pong(self, event: Any) -> None:
+        self.heard = self.loop.time()
+
     def handle_ping(self) -> None:
+        self.heard = self.loop.time()
         super().handle_ping()
         if self.transport.get_write_buffer_size() > MOST_UNREAD:
             self.transport.abort()

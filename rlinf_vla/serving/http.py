@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from rlinf_vla.core.array_messages import MessageError, json_pack, json_unpack, pack, unpack
 from rlinf_vla.core.message_images import read_image
-from rlinf_vla.serving.observations import NATIVE, Keys, Request, flat
+from rlinf_vla.serving.observations import NATIVE, Keys, Request, flat, name_in
 from rlinf_vla.serving.openpi import action_metadata
 from rlinf_vla.serving.service import Answer
 from rlinf_vla.serving.state import Refusal, State, address_of, internal
@@ -89,7 +89,7 @@ class Http:
         if not isinstance(message, dict):
             raise MessageError("the body is no map")
         service = self.state.service
-        key, ours = message.get("unnorm_key"), getattr(service.policy, "dataset", None)
+        key, ours = name_in(message, "unnorm_key"), getattr(service.policy, "dataset", None)
         ours = ours or getattr(service.recipe.model.options, "unnorm_key", None)  # of a policy in another one
         if None not in (key, ours) and key != ours:
             raise MessageError(f"unnorm_key: this policy acts by {ours!r}")
@@ -111,7 +111,7 @@ class Http:
             def read() -> Request:
                 message = unpack(body, self.state.limits) if packed else json_unpack(body, self.state.limits)
                 found = flat(message)
-                runtime.update({name: found.get(f"runtime.{name}") for name in ("response_format", "output_format")})
+                runtime.update({name: name_in(found, f"runtime.{name}") for name in ("response_format", "output_format")})
                 found.setdefault("input.task", found.get("input.prompt"))
                 for name in self.state.service.spec.images:
                     _decode_image(found, GENERATION.image.format(name), self.state.limits.size)

@@ -14,7 +14,7 @@ from torch import Tensor
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.serve import ServeConfig
 from rlinf_vla.core.array_messages import MessageError
-from rlinf_vla.core.images import padded
+from rlinf_vla.core.images import padded, picture_within
 from rlinf_vla.core.observation_keys import DROID, LEROBOT, LEROBOT_IMAGE, LIBERO
 from rlinf_vla.core.protocols import Convention, PolicySpec
 from rlinf_vla.core.types import MAX_ATTEMPTS, MAX_TASKS, Episodes, Observation
@@ -120,6 +120,14 @@ def flat(message: Any, prefix: str = "") -> dict[str, Any]:
     return found
 
 
+def name_in(message: Mapping[str, Any], key: str) -> str | None:
+    """Return the text under ``key``, None without it. Raises MessageError for anything else."""
+    value = message.get(key)
+    if not isinstance(value, str | None):
+        raise MessageError(f"{key} is {_kind(value)}: text is expected")
+    return value
+
+
 def read_request(found: dict[str, Any], keys: Keys, spec: PolicySpec, defaults: Defaults, seed: int, step: int) -> Request:
     """Return the request that a ``flat`` message holds; other entries of it are ignored.
 
@@ -131,8 +139,9 @@ def read_request(found: dict[str, Any], keys: Keys, spec: PolicySpec, defaults: 
         key = keys.images.get(name, keys.image.format(name))
         images[name], single = _image(found, key, size, keys.pads, spec.bars)
     if not images:
-        single = np.ndim(found.get(keys.state[0], ())) < 2
-    rows = {len(image) for image in images.values()} or {1 if single else len(found[keys.state[0]])}
+        first = _numbers(found, keys.state[0]) if keys.state[0] in found else np.empty(0)
+        single = first.ndim < 2
+    rows = {len(image) for image in images.values()} or {1 if single else len(first)}
     if len(rows) > 1 or not 1 <= (count := rows.pop()) <= defaults.most_rows:
         raise MessageError(f"a request has the same number of rows in all its images, at least 1 and at most {defaults.most_rows}")
     observation = Observation(images, _state(found, keys.state, spec.state_dim, count), _instructions(found.get(keys.prompt), count))
@@ -159,7 +168,7 @@ def _image(found: dict[str, Any], key: str, size: tuple[int, int], pads: bool, b
     if not len(rows) or 0 in shape:
         raise MessageError(f"{key} is empty")
     if shape != size and (pads or bars is not None):
-        if max(shape) / min(shape) > 100:
+        if max(shape) / min(shape) > 100 or min(picture_within(shape, size, 0.5)[0]) < 1:
             raise MessageError(f"{key} is {shape[0]}x{shape[1]}: too narrow")
         return rows if bars is not None else padded(rows, size), single  # such a policy makes its own bars
     if shape[0] < size[0] or shape[1] < size[1]:
@@ -172,11 +181,10 @@ def _state(found: dict[str, Any], keys: Sequence[str], size: int, count: int) ->
         return torch.zeros(count, 0)
     parts = []
     for key in keys:
-        try:
-            part = _float32(found.get(key)).reshape(count, -1)
-        except (TypeError, ValueError, OverflowError):
-            raise MessageError(f"{key} is {_kind(found.get(key))}: {count} row(s) of numbers are expected") from None
-        parts.append(part)
+        part = _numbers(found, key)
+        if part.ndim > 2 or ((part.ndim == 2 or count > 1) and part.shape[:1] != (count,)):
+            raise MessageError(f"{key} is {_kind(found.get(key))}: {count} row(s) of numbers are expected")
+        parts.append(part.reshape(count, -1) if part.size else part.reshape(count, 0))
     state = np.concatenate(parts, axis=1)
     if state.shape[1] != size or not np.isfinite(state).all():
         raise MessageError(f"{' and '.join(keys)} have {state.shape[1]} numbers in a row: the policy needs {size}, all finite")
@@ -185,9 +193,13 @@ def _state(found: dict[str, Any], keys: Sequence[str], size: int, count: int) ->
 
 def _instructions(said: Any, count: int) -> list[str]:
     texts = [said] * count if isinstance(said, str) else said
-    if not isinstance(texts, list) or len(texts) != count or not all(isinstance(each, str) and len(each) <= LONGEST for each in texts):
+    if not isinstance(texts, list) or len(texts) != count or not all(map(_is_instruction, texts)):
         raise MessageError(f"the instruction is {_kind(said)}: text of at most {LONGEST} characters is expected, one for each row")
     return list(texts)
+
+
+def _is_instruction(text: Any) -> bool:
+    return isinstance(text, str) and len(text) <= LONGEST and not any("\ud800" <= each <= "\udfff" for each in text)  # JSON may hold those
 
 
 def _noise_keys(found: dict[str, Any], count: int, seed: int, step: int) -> tuple[Episodes, Tensor, bool]:
@@ -224,19 +236,23 @@ def _committed(found: dict[str, Any], request: Request, spec: PolicySpec) -> Req
     if actions is None:
         return request
     shape = (request.rows, spec.chunk, spec.action_dim)
-    try:
-        array = _float32(actions)
-    except (TypeError, ValueError, OverflowError):
-        array = np.empty(0, np.float32)
+    array = _numbers(found, "committed")
     if array.ndim != 3 or (len(array), array.shape[2]) != shape[::2] or array.shape[1] > shape[1] or not np.isfinite(array).all():
         raise MessageError(f"committed is {_kind(actions)}: finite numbers [{shape[0]}, at most {shape[1]}, {shape[2]}] are expected")
     frozen = int(_number(found, "frozen", 0, 0, array.shape[1], whole=True))
     return replace(request, committed=torch.from_numpy(array.copy()), frozen=frozen, alone=True)
 
 
-def _float32(value: Any) -> NDArray[np.float32]:
+def _numbers(found: dict[str, Any], key: str) -> NDArray[np.float32]:
+    value = found.get(key)
+    try:
+        array = np.asarray(value)
+    except ValueError:  # lists of different lengths
+        array = np.empty(0, object)
+    if array.dtype.kind not in "iuf":
+        raise MessageError(f"{key} is {_kind(value)}: numbers are expected")
     with np.errstate(over="ignore"):  # to infinity, which is refused
-        return np.asarray(value, dtype=np.float32)
+        return array.astype(np.float32)
 
 
 def _kind(value: Any) -> str:

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from rlinf_vla.core.array_messages import MessageError, pack, unpack
-from rlinf_vla.serving.observations import NATIVE, SEEDS, SGLANG, Keys, Request
+from rlinf_vla.serving.observations import NATIVE, SEEDS, SGLANG, Keys, Request, name_in
 from rlinf_vla.serving.service import Answer
 from rlinf_vla.serving.sessions import Frame
 from rlinf_vla.serving.state import Refusal, State
@@ -84,12 +84,18 @@ class VllmOmni(OpenPi):
             "action_dim": spec.action_dim,
         } | super().metadata()
 
+    def read(self, frame: Frame) -> dict[str, Any]:
+        if not isinstance(message := super().read(frame), dict):
+            raise MessageError("the message is no map")
+        return message
+
     async def reply(self, frame: Frame) -> Frame:
         try:
             message = await self.state.read(frame, lambda: self.read(frame))
+            endpoint = name_in(message, "endpoint") or "infer"
+            name_in(message, "session_id")
         except MessageError as error:
             raise Refusal(Refusal.MISTAKE, str(error)) from None
-        endpoint = message.get("endpoint", "infer") if isinstance(message, dict) else "infer"
         if endpoint == "reset":
             self.seed, self.step = self.state.number(), 0
             return pack({"status": "reset successful"})
@@ -100,7 +106,7 @@ class VllmOmni(OpenPi):
 
     def request(self, message: Any) -> Request:
         """An integer ``seed`` alone determines the noise."""
-        seed = message.pop("seed", None) if isinstance(message, dict) else None
+        seed = message.pop("seed", None)
         if seed is None:
             return super().request(message)
         if type(seed) is not int or not 0 <= seed < SEEDS:

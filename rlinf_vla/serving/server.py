@@ -91,7 +91,7 @@ class Listener(Server):
             "lifespan": "off",
             "server_header": False,
             "ws_max_size": config.max_message_bytes,
-            "ws_ping_interval": None,  # clients whose event loop is busy for long do not answer
+            "ws_ping_interval": None,  # sessions.py pings: clients whose event loop is busy for long do not answer in time
             "ws_per_message_deflate": False,
             "timeout_graceful_shutdown": 1,
             "ssl_certfile": config.certificate,

@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from rlinf_vla.serving.connections import LINK
 from rlinf_vla.serving.state import Refusal, State, internal
 
 T = TypeVar("T")
@@ -81,10 +82,19 @@ class _Reader:
         self.pending: asyncio.Task[Any] | None = None
 
     async def frame(self, timeout: float, stop: asyncio.Task[Any]) -> Frame | None:
-        """Return the next frame; None after the timeout or when ``stop`` ends. Raises Left."""
-        pending = self._next()
-        await asyncio.wait({pending, stop}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-        if stop.done() or not pending.done():
+        """Return the next frame; None when ``stop`` ends, or if the client gave no sign of life for
+        ``timeout``. It is asked for one, by a ping, in the middle of each such time. Raises Left.
+        """
+        pending, link, loop = self._next(), self._socket.scope["state"][LINK], asyncio.get_running_loop()
+        while not (pending.done() or stop.done()):
+            begun = loop.time()
+            await asyncio.wait({pending, stop}, timeout=timeout / 2, return_when=asyncio.FIRST_COMPLETED)
+            if not (pending.done() or stop.done()):
+                link.ask()
+                await asyncio.wait({pending, stop}, timeout=timeout / 2, return_when=asyncio.FIRST_COMPLETED)
+                if not pending.done() and link.heard < begun:
+                    return None
+        if stop.done():
             return None
         self.pending = None
         said = _said(pending)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from rlinf_vla.core.array_messages import MessageError, pack, unpack
 from rlinf_vla.core.protocols import PolicySpec
-from rlinf_vla.serving.observations import VLA_EVAL
+from rlinf_vla.serving.observations import VLA_EVAL, name_in
 from rlinf_vla.serving.sessions import Frame
 from rlinf_vla.serving.state import Refusal, State
 
@@ -63,6 +63,7 @@ class VlaEval:
         found = unpack(frame, self.state.limits)
         if not isinstance(found, dict) or not {"type", "payload", "seq", "timestamp"} <= found.keys():
             raise MessageError("a message is a map of type, payload, seq and timestamp")
+        name_in(found, "type")
         if type(found["seq"]) is not int or not isinstance(found["payload"], dict):
             raise MessageError("seq is a whole number, and payload a map")
         return found

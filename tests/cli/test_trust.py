@@ -116,7 +116,7 @@ def test_keys_that_only_the_command_line_sets() -> None:
         found |= {f"{kind}={name}: {key}" for name, each in options.items() for key, *_ in outside(each.Config())}
     assert found == {
         *("run_dir", "output", "cluster.address"),
-        *(f"serve.{key}" for key in ("host", "token_env", "insecure", "certificate", "private_key")),
+        *(f"serve.{key}" for key in ("host", "token_env", "insecure", "allowed_hosts", "certificate", "private_key")),
         *(
             "env=libero: python",
             "env=metaworld: python",

@@ -229,6 +229,38 @@ def test_sglangs_http(server: Running, wanted: np.ndarray[Any, Any]) -> None:
         assert server.http("/v1/actions/generations", bad).status == 400
 
 
+ARRAYS: tuple[Any, ...] = (np.zeros(2), np.zeros(0), np.zeros((2, 2), np.uint8), [1], 5)
+
+
+@pytest.mark.parametrize("wrong", ARRAYS, ids=repr)
+def test_what_is_no_text_where_a_name_belongs_is_refused(server: Running, wrong: Any) -> None:
+    """In every protocol, and never as our own mistake."""
+    act = {"image": an_image(0), "instruction": "push"}
+    found = [server.http("/act", json_pack(act | {name: wrong}).encode()).json["error"] for name in ("unnorm_key", "instruction")]
+    observation = {"task": "push", "observation": {"images": {"base": an_image(0)}}}
+    for more in ({"runtime": {"response_format": wrong}}, {"runtime": {"output_format": wrong}}, {"input": observation | {"task": wrong}}):
+        answered = server.http("/v1/actions/generations", pack({"input": observation} | more), Content_Type="application/msgpack")
+        assert answered.status == 400
+        found.append(answered.json["error"])
+    with connect(server, "/v1/realtime/robot/openpi") as socket:
+        socket.recv(timeout=60)
+        for name in ("endpoint", "session_id", "instruction"):
+            socket.send(pack(native() | {name: wrong}))
+            found.append(unpack(socket.recv(timeout=60))["message"])
+    for path, message in (("/", native(instruction=wrong)), ("/openpi/policy", {"task": wrong, "observation.images.base": an_image(0)})):
+        with connect(server, path) as socket:
+            socket.recv(timeout=60)
+            socket.send(pack(message))
+            found.append(socket.recv(timeout=60))
+    with connect(server, "/vla-eval") as socket:
+        payload = {"images": {"agentview": an_image(0)}, "task_description": "push"}
+        whole = {"type": "observation", "payload": payload, "seq": 1, "timestamp": 0.0}
+        for bad in ({"type": wrong}, {"payload": wrong}, {"payload": payload | {"task_description": wrong}}):
+            socket.send(pack(whole | bad))
+            found.append(unpack(socket.recv(timeout=60))["payload"]["error"])
+    assert len(found) == 13 and not [each for each in found if "internal" in each or "\n" in each]
+
+
 def test_health_and_configuration(server: Running) -> None:
     assert server.http("/healthz").body == b"OK\n"
     assert server.http("/health").json == {"status": "ok"}

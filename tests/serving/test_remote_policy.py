@@ -130,7 +130,10 @@ def test_in_a_control_loop_a_lost_server_is_an_error_at_once(start: Start) -> No
         actor(Request(seen(VirtualClock()), "push the cube", 1, 1))
 
 
-def test_a_connection_that_the_server_closed_for_idleness_is_made_again(start: Start) -> None:
+def test_a_connection_that_the_server_closed_for_idleness_is_made_again(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rlinf_vla.serving.connections import GuardedWebSocket
+
+    monkeypatch.setattr(GuardedWebSocket, "handle_pong", lambda link, frame: None)  # as if the client did not answer pings
     with start(idle_timeout_s=2.0) as running:
         policy = remote(running.url())
         inputs = policy.prepare(observations(policy, 1))

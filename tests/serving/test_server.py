@@ -35,7 +35,7 @@ def upgraded(server: Running) -> socket.socket:
     """A websocket, up to the server's reply."""
     found = raw(
         server,
-        b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
         b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n",
     )
     assert found.recv(12) == b"HTTP/1.1 101"
@@ -189,7 +189,7 @@ def test_a_client_that_left_is_not_answered(start: Start, slow: Slow) -> None:
             assert eventually(lambda: counted("rlinf_vla_queue"))
         assert eventually(lambda: counted('rlinf_vla_requests_total{dialect="openpi",outcome="cancelled"}'))
         body = json_pack({"image": an_image(0), "instruction": "x"}).encode()
-        with raw(server, b"POST /act HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body):
+        with raw(server, b"POST /act HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body):
             assert eventually(lambda: counted("rlinf_vla_queue"))
         assert eventually(lambda: counted('rlinf_vla_requests_total{dialect="act",outcome="cancelled"}'))
         slow.may_act.set()
@@ -230,15 +230,59 @@ def test_web_pages_are_not_served(start: Start) -> None:
         assert caught.value.response.status_code == 403
 
 
+def refusal_of(asked: str, address: str, **keys: Any) -> str | None:
+    """Why a request for ``asked`` that arrives at ``address`` is refused."""
+    from starlette.requests import HTTPConnection
+
+    from rlinf_vla.serving.hosts import Hosts
+
+    scope = {"type": "http", "headers": [(b"host", asked.encode())], "server": (address, 8000)}
+    return Hosts(ServeConfig(**keys)).refusal(HTTPConnection(scope))
+
+
+FOREIGN = ("evil.example", "evil.example:8000", "", "localhost.evil.example", "x@localhost", "[::2]", "10.1.2.3")
+
+
+@pytest.mark.parametrize(
+    ("keys", "host", "served"),
+    [
+        *[({}, each, True) for each in ("localhost:1", "LOCALHOST.", "127.0.0.1:8000", "[::1]:8000", socket.gethostname())],
+        *[({}, each, False) for each in FOREIGN],
+        *[({"allowed_hosts": ["gpu-box", "*.lab"]}, each, True) for each in ("gpu-box:80", "a.lab", "A.B.LAB")],
+        *[({"allowed_hosts": ["gpu-box", "*.lab"]}, each, False) for each in ("a.gpu-box", "lab", "a.lab.evil.example")],
+        ({"allowed_hosts": ["*"]}, "evil.example", True),
+        ({"host": "localhost", "allowed_hosts": []}, "evil.example", False),
+    ],
+)
+def test_only_the_servers_own_names_are_served(keys: dict[str, Any], host: str, served: bool) -> None:
+    """A web page whose name leads to this machine sends that name, and no origin."""
+    refusal = refusal_of(host, "127.0.0.1", **keys)
+    assert (refusal is None) == served and (served or "serve.allowed_hosts=[NAME]" in str(refusal))
+
+
+def test_an_own_address_is_a_name() -> None:
+    assert refusal_of("192.168.7.8:8000", "::ffff:192.168.7.8", host="::") is None
+
+
+def test_a_foreign_name_is_refused_in_one_line(start: Start) -> None:
+    with start() as server:
+        answered = server.http("/config", Host="evil.example")
+        assert answered.status == 421 and answered.json["error"].startswith("Host 'evil.example' is no name of this server: ")
+        assert server.http("/act", b"{}", Host="evil.example").status == 421
+        upgrade = b"GET / HTTP/1.1\r\nHost: evil.example\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        with raw(server, upgrade + b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n") as socket:
+            assert socket.recv(1 << 16).startswith(b"HTTP/1.1 421")
+
+
 def test_a_message_over_the_limit_ends_the_connection(start: Start) -> None:
     with start(max_message_bytes=20_000) as server:
         with connect(server) as client:
             client.recv(timeout=60)
             client.send(pack(native()) + bytes(10_000))
             assert closing(client)[0] == 1009
-        with raw(server, b"POST /act HTTP/1.1\r\nHost: x\r\nContent-Length: 20001\r\n\r\n") as declared:
+        with raw(server, b"POST /act HTTP/1.1\r\nHost: localhost\r\nContent-Length: 20001\r\n\r\n") as declared:
             assert declared.recv(1 << 16).startswith(b"HTTP/1.1 413")
-        chunked = b"POST /act HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + b"4000\r\n" + b"a" * 0x4000 + b"\r\n"
+        chunked = b"POST /act HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n" + b"4000\r\n" + b"a" * 0x4000 + b"\r\n"
         with raw(server, chunked + b"4000\r\n" + b"a" * 0x4000 + b"\r\n") as growing:
             assert growing.recv(1 << 16).startswith(b"HTTP/1.1 413")
         with connect(server) as client:
@@ -251,16 +295,26 @@ def test_slow_and_silent_connections_are_closed(start: Start) -> None:
     with start(handshake_timeout_s=0.2) as server:
         with server.held():
             silent, half = raw(server), raw(server, b"GET /healthz HTTP/1.1\r\nHost")
-            body = raw(server, b"POST /act HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
-            kept = raw(server, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            body = raw(server, b"POST /act HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
+            kept = raw(server, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
         with silent, half, body, kept:
             assert closed(silent) and closed(half) and closed(kept)
             assert body.recv(1 << 16).startswith(b"HTTP/1.1 408")
-    with start(idle_timeout_s=0.3) as server, connect(server) as idle, upgraded(server) as part:
-        idle.recv(timeout=60)
+    with start(idle_timeout_s=0.3) as server, upgraded(server) as idle, upgraded(server) as part:
         part.sendall(b"\x82\xfe\x01\x00")  # the head of a frame
-        assert closing(idle) == (1000, "nothing came for 0.3 s")
+        assert read_until(idle, b"nothing came for 0.3 s"), "it answers no ping"
         assert read_until(part, b"nothing came for 0.3 s")
+
+
+def test_a_client_that_answers_pings_is_not_idle(start: Start) -> None:
+    with start(idle_timeout_s=2.0) as server, connect(server) as paused:  # its thread answers
+        paused.recv(timeout=60)
+        with upgraded(server) as mute:
+            assert read_until(mute, b"nothing came for 2 s"), "by then the other would be closed, too"
+        with upgraded(server) as later:
+            assert read_until(later, b"nothing came for 2 s")
+        paused.send(pack(native()))
+        assert unpack(paused.recv(timeout=60))["actions"].shape == (3, 4)
 
 
 def test_requests_that_come_early_are_answered(start: Start, recipe: Recipe) -> None:
@@ -279,7 +333,7 @@ def test_requests_that_come_early_are_answered(start: Start, recipe: Recipe) -> 
             yield service
 
     body = json_pack({"image": an_image(0), "instruction": "x"}).encode()
-    act = b"POST /act HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    act = b"POST /act HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body
     with start(sluggish, handshake_timeout_s=0.2) as server:
         with server.held():
             client = raw(server, act + act)
@@ -300,7 +354,7 @@ def test_connections_without_a_request_make_room(start: Start) -> None:
         with connect(server) as third, connect(server) as fourth:
             for each in (third, fourth):
                 each.recv(timeout=60)
-            with raw(server, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n") as fifth:
+            with raw(server, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n") as fifth:
                 assert fifth.recv(1 << 16).startswith(b"HTTP/1.1 503"), "all places are taken by clients"
             for each in (first, fourth):
                 each.send(pack(native()))
@@ -437,6 +491,9 @@ def test_other_addresses_need_a_token(host: str) -> None:
 def test_settings_that_contradict_each_other() -> None:
     with pytest.raises(UserError, match=r"serve\.token_env=TOKEN: this environment variable is not set"):
         check_serve(ServeConfig(token_env="TOKEN"), None)
+    for name in ("http://gpu-box", "gpu-box:8000", "", "*.", "a b"):
+        with pytest.raises(UserError, match=r"serve\.allowed_hosts: .* is no host name"):
+            check_serve(ServeConfig(allowed_hosts=["gpu-box", "*.lab", "::1", name]), None)
     with pytest.raises(UserError, match="go together"):
         check_serve(ServeConfig(certificate="chain.pem"), None)
 

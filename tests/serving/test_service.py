@@ -171,7 +171,21 @@ BAD = {
     "short state": (native(state=[0]), "needs 2"),
     "long state": (native(state=[0, 1, 2]), "needs 2"),
     "text state": (native(state="a"), "numbers"),
-    "state of rows": (native(state=np.zeros((2, 2))), "needs 2"),
+    "state of rows": (native(state=np.zeros((2, 2))), "1 row(s) of numbers"),
+    "state as a column": (native(state=np.zeros((2, 1))), "1 row(s) of numbers"),
+    "state in another order": (
+        native(state=np.zeros((2, 3)), images={"base": np.zeros((3, 64, 64, 3), np.uint8)}),
+        "3 row(s) of numbers",
+    ),
+    "state of texts": (native(state=["0", "1"]), "numbers"),
+    "state of truths": (native(state=np.zeros(2, bool)), "numbers"),
+    "ragged state": (native(state=[[0], [0, 1]]), "numbers"),
+    "channels first": (native(state=[0, 1], images={"base": np.zeros((3, 64, 64), np.uint8)}), "uint8 [H, W, 3]"),
+    "four channels": (native(state=[0, 1], images={"base": np.zeros((64, 64, 4), np.uint8)}), "uint8 [H, W, 3]"),
+    "array for images": (native(state=[0, 1], images=np.zeros(3)), "images.base is missing"),
+    "array for a text": (native(state=[0, 1], instruction=np.zeros(2)), "instruction is float64 [2]"),
+    "half a character": (native(state=[0, 1], instruction="\ud800"), "the instruction is"),
+    "committed texts": (native(state=[0, 1], committed=[[["0"] * 4]]), "committed"),
     "nan": (native(state=[0, float("nan")]), "finite"),
     "overflow": (native(state=[0, 1e300]), "finite"),
     "no text": (native(state=[0, 1], instruction=None), "instruction is missing"),
@@ -200,9 +214,11 @@ def test_bad_requests_are_refused_in_one_line(name: str) -> None:
 
 
 def test_an_extremely_narrow_image_is_not_resized() -> None:
-    message = {"observation/image": np.zeros((1, 4000, 3), np.uint8), "observation/state": [0, 1], "prompt": "x"}
-    with pytest.raises(MessageError, match="too narrow"):
-        read(message, PRESETS["libero"])
+    for shape in ((1, 4000), (1, 99), (99, 1), (1, 65), (65, 1), (2, 180)):
+        message = {"observation/image": np.zeros((*shape, 3), np.uint8), "observation/state": [0, 1], "prompt": "x"}
+        for spec in (SPEC, replace(SPEC, bars=0.5)):
+            with pytest.raises(MessageError, match="too narrow"):
+                read(message, PRESETS["libero"], spec)
 
 
 def test_a_policy_with_bars_gets_an_image_of_any_size_as_it_is() -> None:
