@@ -78,8 +78,8 @@ class Lock:
         except OSError:
             os.close(made)
             raise
-        os.close(self._file)
-        self._file = made
+        before, self._file = self._file, made
+        os.close(before)
         self._write(self._text)
 
     def hold(self) -> None:

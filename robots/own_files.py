@@ -28,33 +28,34 @@ class OwnFiles:
     """
 
     def __init__(self, folder: Path, files: Mapping[str, OwnFile], disk: Disk) -> None:
-        """``disk``: runs the checks, because a file system on a network may block."""
+        """``disk``: checks and restores, because a file system on a network may block."""
         self._folder, self._files, self._disk = folder, files, disk
         self._asked = -LOOK_S
-        self._waits = False
-        self._lost: list[str] | None = None
-        """What the last check missed; None while it runs, and after it was reported."""
+        self._checking = False
+        self._fault: str | None = None
 
     def look(self, now: float) -> str | None:
-        """Restore what is missing; return a fault that names it, or None. Called at each tick."""
-        if not self._waits and now - self._asked >= LOOK_S:
-            self._asked, self._waits = now, True
+        """Return a fault that names what was missing, or None. Called at each tick; never blocks."""
+        if not self._checking and now - self._asked >= LOOK_S:
+            self._asked, self._checking = now, True
             self._disk(self._check)
-        if (lost := self._lost) is None:
-            return None
-        self._lost, self._waits = None, False
-        return self._restored(lost) if lost else None
+        fault, self._fault = self._fault, None
+        return fault
 
     def _check(self) -> None:
-        self._lost = [name for name, file in self._files.items() if not file.intact]
+        try:
+            if lost := [name for name, file in self._files.items() if not file.intact]:
+                what = f"files: {', '.join(lost)} in {self._folder} {'was' if len(lost) == 1 else 'were'} deleted or replaced"
+                self._fault = what  # the arm stops before they are restored
+                self._restore(lost, what)
+        finally:
+            self._checking = False
 
-    def _restored(self, lost: list[str]) -> str:
-        what = f"files: {', '.join(lost)} in {self._folder} {'was' if len(lost) == 1 else 'were'} deleted or replaced"
+    def _restore(self, lost: list[str], what: str) -> None:
         try:
             self._folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._folder.mkdir(exist_ok=True)
             for name in lost:
                 self._files[name].restore()
         except OSError as error:
-            return f"{what} and cannot be restored: {error.strerror or error}: make room for them there"
-        return f"{what}; they are restored"
+            self._fault = f"{what} and cannot be restored: {error.strerror or error}: make room for them there"
