@@ -21,7 +21,7 @@ from ..command_filter import LATEST
 from ..homing import way_home
 from ..pace import Pace
 from .errors import ConnectionLost, explained, is_dead, is_ending, robot_error, words
-from .messages import Measured
+from .messages import measure, sign_of
 from .reflexes import MARGIN, joint_thresholds, tool_thresholds
 
 _JOINT_SPEED_LIMIT_RAD_S = 2.62
@@ -72,7 +72,7 @@ class FrankyArm:
         self.problem = robot_error(state)
         """What prevents motion: an error of the arm, its safety functions or the connection."""
         self._pace = Pace()
-        self.measured = _measure(state, 1.0)
+        self.measured = measure(state, 1.0, sign_of(cell.reference))
         self._clock: int = state.time.to_msec()
         self._controlled = False
         self._closed = False
@@ -185,7 +185,7 @@ class FrankyArm:
                 if clock != self._clock:  # without a new state, franky returns the old one
                     self._clock = clock
                     self._pace.see(time.monotonic(), clock / 1000)
-                    self.measured = _measure(state, self._pace.value)
+                    self.measured = measure(state, self._pace.value, self.measured.pose.quaternion)
                 if self.problem is None:
                     self.problem = robot_error(state)
                 self._hold_if_late()
@@ -229,17 +229,6 @@ class FrankyArm:
             with contextlib.suppress(Exception):
                 self.problem = robot_error(self._robot.state) if isinstance(error, franky.ControlException) else None
             self.problem = self.problem or (str(error) if isinstance(error, RobotError) else words(error))
-
-
-def _measure(state: Any, pace: float) -> Measured:
-    pose = state.O_T_EE
-    x, y, z, w = pose.quaternion
-    # q and -q are the same orientation. The hand points down, so w is about 0 and its sign would
-    # flicker: keep x positive.
-    quaternion = np.array([w, x, y, z]) * (1.0 if x >= 0 else -1.0)
-    return Measured(
-        time.monotonic(), state.q.copy(), state.dq.copy(), ToolPose(pose.translation.copy(), quaternion), state.O_F_ext_hat_K.copy(), pace
-    )
 
 
 def _xyzw(quaternion: Vector) -> Vector:

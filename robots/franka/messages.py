@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from rlinf_vla.core.robot import ToolPose, ToolState, ToolTarget, Vector
+from rlinf_vla.core.rotations import Quaternion
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,29 @@ class Measured:
     pace: float = 1.0
 
 
+def measure(state: Any, pace: float, near: Vector) -> Measured:
+    """Return what franky's ``state`` holds.
+
+    q and -q are the same orientation; the quaternion has the sign nearer to ``near``, the one of
+    the sample before.
+    """
+    pose, (x, y, z, w) = state.O_T_EE, state.O_T_EE.quaternion
+    quaternion = np.array([w, x, y, z])
+    quaternion = quaternion if quaternion @ near >= 0 else -quaternion
+    tool = ToolPose(pose.translation.copy(), quaternion)
+    return Measured(time.monotonic(), state.q.copy(), state.dq.copy(), tool, state.O_F_ext_hat_K.copy(), pace)
+
+
+def sign_of(reference: Quaternion) -> Vector:
+    """Return the cell's reference orientation with the sign that states begin with: x positive.
+
+    It depends on the cell alone, so a restarted process continues with the same sign. Without an x,
+    which is rounding then, the sign is that of ``reference``.
+    """
+    return np.array(reference) * (-1.0 if reference[1] < -_NO_X else 1.0)
+
+
+_NO_X = 1e-6
 _NUMBERS = 40
 """Measured: time, position 3, quaternion 4, joints 7, joint velocities 7, wrench 6, gripper width.
 Commanded: whether present, position 3, quaternion 4, gripper width. Measured: pace, holding."""
