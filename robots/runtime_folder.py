@@ -238,6 +238,8 @@ class Journal:
         line = json.dumps({"wall_time": time.time(), "time": time.monotonic(), "event": event, **values}) + "\n"
 
         def put() -> None:
+            if durable:
+                self._renew()
             self._file.write(line)
             if durable:
                 self._file.flush()
@@ -256,9 +258,13 @@ class Journal:
 
     def _flush(self) -> None:
         self._file.flush()
+        self._renew()
+
+    def _renew(self) -> None:
         if not leads_to(self._path, self._file.fileno()):
             with contextlib.suppress(FileNotFoundError):  # until its folder is there again
-                self._file = self._opened()
+                before, self._file = self._file, self._opened()
+                before.close()
 
     def close(self) -> None:
         self._disk(lambda: self._file.close())

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ from rlinf_vla.core.robot import RobotError
 from rlinf_vla.robots import runtime_folder, stop
 from rlinf_vla.robots.franka.plugin import franka, franka_sim
 from rlinf_vla.robots.lock import Lock
+from rlinf_vla.robots.own_files import LOOK_S, OwnFiles
 
 
 def process(folder: Path, then: str) -> list[str]:
@@ -139,6 +141,35 @@ def test_a_durable_event_is_on_disk_at_once_and_the_journal_only_grows(tmp_path:
     assert [json.loads(line)["fault"] for line in path.read_text().splitlines()] == ["first", "second"]
     for journal in journals:
         journal.close()
+
+
+def test_a_removed_journal_begins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "journal.jsonl"
+    journal = runtime_folder.Journal(path)
+    path.unlink()
+    now = time.monotonic()
+    monkeypatch.setattr(runtime_folder.time, "monotonic", lambda: now + 2)
+    journal.flush()
+    journal.write("fault", durable=True)
+    journal.close()
+    assert json.loads(path.read_text())["event"] == "fault"
+
+
+def test_lost_faults_are_written_again_and_what_cannot_be_restored_is_said_each_time(tmp_path: Path) -> None:
+    folder = tmp_path / "arm"
+    folder.mkdir()
+    latch = runtime_folder.Latch(folder)
+    files = OwnFiles(folder, {runtime_folder.LATCH: latch}, runtime_folder.at_once)
+    latch.add("reflex: joint_reflex")
+    assert files.look(0.0) is None
+    shutil.rmtree(folder)
+    assert files.look(0.5 * LOOK_S) is None, "not yet"
+    assert files.look(LOOK_S) == f"files: latched.json in {folder} was deleted or replaced; they are restored"
+    assert runtime_folder.Latch(folder).faults == ("reflex: joint_reflex",) and files.look(2 * LOOK_S) is None
+    shutil.rmtree(folder)
+    folder.touch()
+    for number in (3, 4):
+        assert str(files.look(float(number))).endswith("cannot be restored: File exists: make room for them there")
 
 
 @pytest.fixture
