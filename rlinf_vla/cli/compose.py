@@ -33,6 +33,7 @@ def compose_and_run(verb: str, arguments: Sequence[str], command: Callable[[Dict
     saved = sys.argv
     sys.argv = [f"rlinf-vla {verb.replace('_', ' ')}", *arguments]  # it is saved with results
     try:
+        refuse_dashes(arguments)
         overrides = with_folder(arguments)
         flagged = any(_is_flag(each) or re.match(r"[~+]*hydra[./@=](?!searchpath=)", each) for each in overrides)
         jobs = _by_hydra(verb, overrides) if flagged else [load(verb, overrides)]
@@ -45,6 +46,15 @@ def compose_and_run(verb: str, arguments: Sequence[str], command: Callable[[Dict
     finally:
         sys.argv = saved
     return 0
+
+
+def refuse_dashes(arguments: Sequence[str]) -> None:
+    """Raise UserError if a key is given like an option of another program: ``--iterations 3``."""
+    for word, after in pairwise((*arguments, "")):
+        if match := re.fullmatch(r"--?([\w.-]+?)(?:=(.*))?", word):
+            name = match[1].replace("-", "_")
+            if len(name) > 1 and name in (*CHOICES, *recipes.keys()):
+                raise UserError(f"{word}: a key is given without dashes, write {name}={match[2] or after or 'VALUE'}")
 
 
 def with_folder(arguments: Sequence[str]) -> list[str]:
@@ -158,6 +168,9 @@ def _is_flag(argument: str) -> bool:
 def explain(error: BaseException, arguments: Sequence[str]) -> str:
     """Return one line that says what is wrong, where, and the nearest valid key."""
     if word := _stray(arguments):
+        apart = re.search(rf"(?:^| )({re.escape(word)}) (= ?\S*)", " ".join(arguments)) or re.fullmatch(r"([\w.]+)(:\S*)", word)
+        if apart:
+            return f"{apart[0].strip()} is not KEY=VALUE: write {apart[1]}={apart[2].lstrip('=: ') or 'VALUE'}"
         recipe = difflib.get_close_matches(word, _filed("recipe"), n=1, cutoff=0.6)
         return f"{word} is not KEY=VALUE: write recipe={recipe[0] if recipe else 'NAME'} (`rlinf-vla list recipes` names them)"
     causes = list(_causes(error))
@@ -188,6 +201,11 @@ def explain(error: BaseException, arguments: Sequence[str]) -> str:
         return f"{group}={name} does not exist{f'; did you mean {group}={close[0]}?' if close else ''} (available: {', '.join(options)})"
     if match := re.search(r"Error merging override (\S+)", str(error)):
         reason = next((str(cause) for cause in causes if isinstance(cause, OmegaConfBaseException)), "not a valid value")
+        key, _, value = match[1].partition("=")
+        if "is not a ListConfig" in reason:
+            return f"{match[1]}: a list is expected, write '{key}=[{value}]'"
+        if value.lower() in ("none", "nil", "nan"):
+            return f"{match[1]}: {reason.splitlines()[0]}; for no value write {key}=null"
         return f"{match[1]}: {reason.splitlines()[0]}"
     return f"{' '.join(arguments)}: {' '.join(str(error).split()) or type(error).__name__}"
 

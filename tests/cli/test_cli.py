@@ -498,3 +498,24 @@ def test_doctor_fixes_what_it_can(rlinf_vla: CommandLine, counting: Counting, mo
     sick = rlinf_vla("doctor")
     assert sick.code == 1 and "WRONG" in sick.out and "grow fingers" in sick.out and not state["ok"]
     assert rlinf_vla("doctor", "--fix").code == 0 and state["ok"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("seed", "=", "3"), "write seed=3"),
+        (("seed", "=3"), "write seed=3"),
+        (("seed=", "3"), "is not KEY=VALUE"),
+        (("iterations:3",), "write iterations=3"),
+        (("--iterations", "3"), "--iterations: a key is given without dashes, write iterations=3"),
+        (("--num-envs", "3"), "unrecognized arguments"),
+        (("--episodes=3",), "write episodes=3"),
+        (("-recipe", "maniskill_sac"), "write recipe=maniskill_sac"),
+        (("tracker=wandb",), "a list is expected, write 'tracker=[wandb]'"),
+        (("evaluation.modes=greedy",), "write 'evaluation.modes=[greedy]'"),
+        (("algorithm.target_kl=None",), "for no value write algorithm.target_kl=null"),
+    ],
+)
+def test_how_other_programs_are_given_values(rlinf_vla: CommandLine, words: tuple[str, ...], told: str) -> None:
+    found = rlinf_vla("train", PPO, *words)
+    assert found.code == 2 and told in found.err, found.err
