@@ -82,6 +82,7 @@ class ArmProcess(ABC):
         self._asked_to_end: str | None = None
         for signum in ENDING_SIGNALS:
             signal.signal(signum, lambda number, _: self._end(f"{POLICY}the arm's process got {signal.Signals(number).name}"))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)  # Ray's workers, which may have started this one, block some
 
     def run(self) -> None:
         """Run until the owner closes the channel or a signal arrives; then the arm stands still."""

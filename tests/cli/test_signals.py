@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 
 from tests.cli.conftest import Counting
 from tests.cli.counting_plugins import announce
+from tests.skips import needs
 
 ROOT = Path(__file__).parents[2]
 AT_AN_IMPORT = """
@@ -53,7 +55,7 @@ def start(counting: Counting, tmp_path: Path) -> Start:
 
     def run(arguments: list[str], before: str = "", **options: object) -> subprocess.Popen[str]:
         (tmp_path / "program").write_text(before + "from rlinf_vla.cli.main import main\nmain()\n")
-        command = [sys.executable, str(tmp_path / "program"), *arguments]
+        command = options.pop("args", [sys.executable, str(tmp_path / "program"), *arguments])
         pipes: dict[str, object] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
         return subprocess.Popen(command, cwd=tmp_path, env=environment, text=True, **(pipes | options))  # type: ignore[call-overload]
 
@@ -163,3 +165,40 @@ def test_a_signal_during_an_evaluation_keeps_the_iterations_before_it(start: Sta
     out, err = program.communicate(timeout=250)
     assert program.returncode == 0, err
     assert sorted(path.name for path in (tmp_path / "run" / "evaluation").iterdir()) == ["step_000001.json", "step_000002.json"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@needs("ray")
+def test_sigterm_to_all_processes_of_a_run_on_ray_leaves_a_checkpoint(start: Start, counting: Counting, tmp_path: Path) -> None:
+    """As Slurm and systemd send it."""
+    program = start(counting.arguments("train", "counting_ppo", *LONG, "cluster.runtime=ray"), start_new_session=True)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    try:
+        wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= 1, program)
+        os.killpg(program.pid, signal.SIGTERM)
+        out, err = program.communicate(timeout=250)
+        assert program.returncode == 128 + signal.SIGTERM, out + err
+        (checkpoint,) = (tmp_path / "run" / "checkpoints").iterdir()
+        assert (checkpoint / "COMPLETE").exists()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(program.pid, signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_the_documented_job_script_leaves_a_checkpoint(start: Start, counting: Counting, tmp_path: Path) -> None:
+    """The signal goes to its shell alone, as by Slurm's ``--signal=B:``."""
+    (script,) = re.findall(r"```bash\n(#!/bin/bash\n#SBATCH.*?)```", (ROOT / "docs" / "guides" / "resume.md").read_text(), re.DOTALL)
+    words = " ".join(counting.arguments("train", "counting_ppo", *LONG, "resume=auto"))
+    run, documented = f"{sys.executable} {tmp_path / 'program'} {words}", "rlinf-vla train recipe=maniskill_ppo run_dir=runs/a resume=auto"
+    assert documented in script
+    (tmp_path / "job").write_text(script.replace(documented, run))
+    program = start([], args=["bash", str(tmp_path / "job")])
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= 1, program)
+    program.send_signal(signal.SIGTERM)
+    assert program.wait(timeout=250) == 128 + signal.SIGTERM
+    (checkpoint,) = (tmp_path / "run" / "checkpoints").iterdir()
+    assert (checkpoint / "COMPLETE").exists()
+    program.communicate()

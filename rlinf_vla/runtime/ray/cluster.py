@@ -49,7 +49,7 @@ def connect_cluster(
         wanted = total(bundles_of(roles))
         own = {name: amount for name, amount in wanted.items() if name not in RAYS_OWN}
         cpus = max(os.cpu_count() or 1, int(-(-wanted.get("CPU", 0.0) // 1)))
-        with _hangup_ignored(), _all_visible() if fake_gpus else nullcontext():
+        with _signals_left_to_us(), _all_visible() if fake_gpus else nullcontext():
             context = ray.init(
                 address="local", num_cpus=cpus, num_gpus=fake_gpus, resources=own or None, include_dashboard=_has_dashboard(), **quiet
             )
@@ -89,8 +89,22 @@ def _require_token() -> None:
 
 
 @contextmanager
+def _signals_left_to_us() -> Iterator[None]:
+    """Let processes started here survive SIGHUP and SIGTERM, as this one does to write a checkpoint.
+
+    Slurm, systemd and a terminal that closes send them to all processes of a job. Ray's processes
+    handle SIGTERM, so it is blocked in them; ``ray.shutdown`` ends them after a second anyway.
+    """
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        with _hangup_ignored():
+            yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+@contextmanager
 def _hangup_ignored() -> Iterator[None]:
-    """Let processes started here survive SIGHUP, as this one does to write a last checkpoint."""
     if threading.current_thread() is not threading.main_thread():  # only the main thread may set signal handlers
         yield
         return
