@@ -35,7 +35,7 @@ class OwnFiles:
         self._fault: str | None = None
 
     def look(self, now: float) -> str | None:
-        """Return a fault that names what was missing, or None. Called at each tick; never blocks."""
+        """Return a fault that names what was missing, or None. Called at each tick; no blocking."""
         if not self._checking and now - self._asked >= LOOK_S:
             self._asked, self._checking = now, True
             self._disk(self._check)

@@ -156,7 +156,7 @@ BUDGETS = {
     "rlinf_vla/testing": 2_125,
     "models": 7_240,
     "envs": 9_830,
-    "robots": 7_400,
+    "robots": 7_420,
     "rewards": 110,
     "benchmarks": 2_810,
 }

@@ -25,6 +25,8 @@ from rlinf_vla.runtime import recipes
 
 CONFIG_MODULE = "rlinf_vla.recipes"
 FOLDER = "--config-dir"
+HYDRAS = ("cfg", "multirun", "resolve", "package", "info", "shell_completion", "config_dir", "config_path", "config_name", "sc", "cd")
+"""Hydra's own options."""
 CHOICES = ("recipe", "preset", "env", "robot", "model", "algorithm", "reward", "cluster")
 
 
@@ -53,7 +55,7 @@ def refuse_dashes(arguments: Sequence[str]) -> None:
     for word, after in pairwise((*arguments, "")):
         if match := re.fullmatch(r"--?([\w.-]+?)(?:=(.*))?", word):
             name = match[1].replace("-", "_")
-            if len(name) > 1 and name in (*CHOICES, *recipes.keys()):
+            if len(name) > 1 and name not in HYDRAS and name in (*CHOICES, *recipes.keys()):
                 raise UserError(f"{word}: a key is given without dashes, write {name}={match[2] or after or 'VALUE'}")
 
 

@@ -90,7 +90,7 @@ def _require_token() -> None:
 
 @contextmanager
 def _signals_left_to_us() -> Iterator[None]:
-    """Let processes started here survive SIGHUP and SIGTERM, as this one does to write a checkpoint.
+    """Let processes started here survive SIGHUP and SIGTERM, as this one does for a checkpoint.
 
     Slurm, systemd and a terminal that closes send them to all processes of a job. Ray's processes
     handle SIGTERM, so it is blocked in them; ``ray.shutdown`` ends them after a second anyway.
