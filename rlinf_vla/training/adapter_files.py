@@ -121,8 +121,9 @@ def check_ranks(config: LoraConfig, directory: Path) -> None:
         )
     with _reading(path, FIX), safe_open(path, "pt") as file:
         found = {file.get_slice(name).get_shape()[0] for name in file.keys() if ".lora_A." in name}  # noqa: SIM118
-    said = {config.r, *(config.rank_pattern or {}).values()}
-    if found != said:
+    special = set((config.rank_pattern or {}).values())
+    said = {config.r, *special}
+    if found not in (said, special):  # the pattern may name all modules
         raise UserError(f"{path} has factors of rank {sorted(found)}, {CONFIG} says {sorted(said)}: {FIX}")
 
 

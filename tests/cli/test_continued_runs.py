@@ -77,6 +77,13 @@ def test_addresses_of_a_cluster_that_is_not_used(rlinf_vla: CommandLine, countin
     assert "RAY_ADDRESS=10.99.99.99:6379 is not read: set cluster.address=10.99.99.99:6379" in told
 
 
+def test_a_folder_whose_name_is_too_long_for_ray(rlinf_vla: CommandLine, counting: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    monkeypatch.setenv("TMPDIR", "/scratch/slurm_jobdir/1355700/" + "t" * 10)
+    told = rlinf_vla(*counting.arguments("train", "counting_ppo", "cluster.runtime=ray")).complaint
+    assert "has 40 characters, for Ray's sockets at most 39: set RAY_TMPDIR=/tmp" in told
+
+
 def test_no_job_starts_if_one_cannot_run(rlinf_vla: CommandLine, counting: Counting, tmp_path: Path) -> None:
     told = rlinf_vla(*counting.arguments("train", "counting_grpo", "-m", "algorithm.group_size=4,7", "algorithm.episodes=8")).complaint
     assert told.startswith("job 2 of 2: algorithm.episodes=8 is not a multiple of algorithm.group_size=7")

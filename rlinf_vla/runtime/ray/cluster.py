@@ -18,6 +18,7 @@ from rlinf_vla.runtime.ray.places import RAYS_OWN, Role, bundles_of, require_roo
 
 _REACH_S = 5.0
 """Timeout of a connection to the address that the user gave."""
+_SOCKET, _LONGEST_SOCKET = "/ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store", 107
 logger = logging.getLogger(__name__)
 
 
@@ -31,6 +32,7 @@ def connect_cluster(
     Raises UserError if it does not answer, runs another version, or has no room for ``roles``.
     """
     if address is None:
+        _require_short_folder()
         if there := os.environ.get("RAY_ADDRESS"):
             raise UserError(f"RAY_ADDRESS={there} is not read: set cluster.address={there} to use that cluster, or unset it")
         _require_token()
@@ -76,6 +78,15 @@ class _Nothing(list[str]):
 
     def extend(self, folders: Iterable[str]) -> None:
         """Ignore ``folders``."""
+
+
+def _require_short_folder() -> None:
+    """Require a folder in which the names of Ray's sockets have at most 107 bytes (``unix(7)``)."""
+    folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or os.sep
+    length = len(os.fsencode(os.path.abspath(folder) + _SOCKET))
+    if length > _LONGEST_SOCKET:
+        most = _LONGEST_SOCKET - len(_SOCKET)
+        raise UserError(f"TMPDIR={folder} has {length - len(_SOCKET)} characters, for Ray's sockets at most {most}: set RAY_TMPDIR=/tmp")
 
 
 def _require_token() -> None:
