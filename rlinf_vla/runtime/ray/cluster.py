@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 from rlinf_vla.config.errors import UserError
@@ -83,7 +84,7 @@ class _Nothing(list[str]):
 def _require_short_folder() -> None:
     """Require a folder in which the names of Ray's sockets have at most 107 bytes (``unix(7)``)."""
     folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or os.sep
-    length = len(os.fsencode(os.path.abspath(folder) + _SOCKET))
+    length = len(os.fsencode(str(Path(folder).absolute()) + _SOCKET))
     if length > _LONGEST_SOCKET:
         most = _LONGEST_SOCKET - len(_SOCKET)
         raise UserError(f"TMPDIR={folder} has {length - len(_SOCKET)} characters, for Ray's sockets at most {most}: set RAY_TMPDIR=/tmp")
