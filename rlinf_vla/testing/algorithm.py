@@ -106,7 +106,7 @@ class AlgorithmConformance:
         patch.setattr(plugins, "envs", lambda: {"counter": CounterPlugin()})
         patch.setattr(plugins, "models", lambda: {"linear": LinearPolicy})
         announce(cls.algorithm, name, folder / "package")
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(folder / "package"), *sys.path]))
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(folder / "package"), *sys.path]), prepend=os.pathsep)
         LinearPolicy(LinearOptions(chunk=2)).save(folder / "model")
         (folder / "recipe").mkdir()
         (folder / "recipe" / "conformance.yaml").write_text(RECIPE.format(name=name, folder=folder))
@@ -148,6 +148,7 @@ class AlgorithmConformance:
     def test_a_run_on_ray_ends_in_the_same_bits(self, train: Train, whole: Path) -> None:
         """What a loss reads of the algorithm, beside its config, belongs into ``state``, too."""
         if self.on_ray:
+            pytest.importorskip("ray")
             assert files(train("ray", "cluster.runtime=ray"), 3) == files(whole, 3)
 
     def test_a_loss_is_a_sum_over_calls(self, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:

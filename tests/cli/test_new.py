@@ -39,6 +39,7 @@ def suites(kind: str) -> dict[str, Any]:
 
 
 globals().update({name: each for kind in PLUGINS for name, each in suites(kind).items()})
+globals()["TestOwnAlgorithm"].on_ray = False  # it takes long, and tests/testing has the suite's run on Ray
 
 
 @pytest.fixture(autouse=True, scope="module")
