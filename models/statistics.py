@@ -28,7 +28,7 @@ def read_numbers(statistics: Any, names: Sequence[str], where: str) -> list[Tens
             raise UserError(f"{where}: {name} is not a list of numbers: {FIX}")
         if len(values) != (count := len(statistics[names[0]])):
             raise UserError(f"{where}: {name} has {len(values)} numbers, {names[0]} has {count}: {FIX}")
-    found = [torch.tensor([float(each) for each in statistics[name]], dtype=torch.float64) for name in names]
+    found = [torch.tensor([float(each) for each in statistics[name]], dtype=torch.float64, device="cpu") for name in names]
     for name, tensor in zip(names, found, strict=True):
         if not tensor.isfinite().all():
             raise UserError(f"{where}: {name} has NaN or infinite numbers: {FIX}")
@@ -57,4 +57,4 @@ def read_mask(statistics: Mapping[str, Any], count: int, where: str) -> Tensor:
         raise UserError(f"{where}: mask must be a list of true and false: write true for 1 and false for 0")
     if len(mask) != count:
         raise UserError(f"{where}: mask has {len(mask)} entries, the other statistics have {count}: {FIX}")
-    return torch.tensor(mask)
+    return torch.tensor(mask, device="cpu")

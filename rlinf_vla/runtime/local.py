@@ -41,7 +41,7 @@ class InProcessFlow(OnPolicyFlow):
         super().__init__(settings, staleness, iterations)
         self.policy, self.groups, self.actor, self.update_threads = policy, groups, Actor(policy, settings), update_threads
         self.trainer, self._earlier = trainer, dict[int, Tensors]()
-        self.tasks = groups[0].spec.tasks
+        self.tasks = groups[0].spec.tasks if groups else ()
         self.learning = OnPolicyUpdater(trainer, settings.run_seed, settings.temperature, reuse_frozen)
 
     @property
