@@ -164,7 +164,7 @@ def test_lost_faults_are_written_again_and_what_cannot_be_restored_is_said_each_
     assert files.look(0.0) is None
     shutil.rmtree(folder)
     assert files.look(0.5 * LOOK_S) is None, "not yet"
-    assert files.look(LOOK_S) == f"files: latched.json in {folder} was deleted or replaced; they are restored"
+    assert files.look(LOOK_S) == f"files: latched.json in {folder} was deleted or replaced"
     assert runtime_folder.Latch(folder).faults == ("reflex: joint_reflex",) and files.look(2 * LOOK_S) is None
     shutil.rmtree(folder)
     folder.touch()

@@ -51,7 +51,7 @@ class TestSAC(Suite):
 
 class TestSFT(Suite):
     algorithm = SFT
-    keys = ("algorithm.batch_size=8", "algorithm.warmup_steps=1", "algorithm.demonstrations.episodes=6")
+    keys = ("algorithm.batch_size=8", "algorithm.warmup_steps=1", "algorithm.decay_steps=3", "algorithm.demonstrations.episodes=6")
 
 
 class TestA2C(Suite):
