@@ -33,7 +33,7 @@ RECIPES = {
 
 
 def disturb(flow: RayFlow, events: int, seed: int, done: threading.Event) -> None:
-    """SIGKILL, or SIGTERM as before a preemption, to random workers, some of them still starting, others at work."""
+    """SIGKILL to random workers, some of them still starting, others at work. They block SIGTERM (``runtime/ray/cluster.py``)."""
     pools: list[Pool] = [pool for pool in (flow.rollouts, flow.rewards, flow.references) if pool is not None]
     chance = random.Random(seed)
     for _ in range(events):
@@ -41,7 +41,7 @@ def disturb(flow: RayFlow, events: int, seed: int, done: threading.Event) -> Non
         while not (alive := [each.pid for pool in pools for each in list(pool.introduced.values())] + feature_workers(flow)):
             time.sleep(0.05)
         with suppress(ProcessLookupError):
-            os.kill(chance.choice(alive), chance.choice([signal.SIGKILL, signal.SIGTERM]))
+            os.kill(chance.choice(alive), signal.SIGKILL)
     done.set()
 
 
