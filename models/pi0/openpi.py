@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.core.io import parse_json
+from rlinf_vla.core.io import read_json
 
 PARAMS, METADATA = "params", "_METADATA"
 INSTALL = "pip install 'rlinf-vla[openpi]'"
@@ -169,7 +169,7 @@ class Arrays:
             raise UserError(f"{directory} is a checkpoint of openpi in JAX, which needs tensorstore: {INSTALL}") from None
         self._tensorstore = tensorstore
         try:
-            document = parse_json((self.path / METADATA).read_text())
+            document = read_json(self.path / METADATA)
             stored = [tuple(part["key"] for part in each["key_metadata"]) for each in document["tree_metadata"].values()]
         except (OSError, ValueError, KeyError, TypeError):
             raise UserError(f"{self.path / METADATA} cannot be read: it is missing or damaged, copy the checkpoint again") from None

@@ -16,7 +16,7 @@ from rlinf_vla.config.arguments import Parser
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import MODES, flat
 from rlinf_vla.core import plugins
-from rlinf_vla.core.io import parse_json
+from rlinf_vla.core.io import read_json
 from rlinf_vla.evaluation.compare import comparison, episodes_at, print_comparison
 from rlinf_vla.runtime import run_directory
 from rlinf_vla.runtime.run_directory import CHECKPOINTS, EPISODES, RECIPE, RUNS, held, is_sweep, saved_recipe
@@ -120,7 +120,7 @@ def _at_robot(directory: Path) -> bool:
 def _evaluation(directory: Path, name: str) -> dict[str, Any]:
     """Return a recorded evaluation; empty if there is none or it cannot be read."""
     try:
-        found = parse_json(run_directory.evaluation_file(directory, name).read_text(encoding="utf-8"))
+        found = read_json(run_directory.evaluation_file(directory, name))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

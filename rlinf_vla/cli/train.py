@@ -116,7 +116,7 @@ def _attempt(
         algorithm.restore(runtime.state)
         if runtime.env is not None:
             algorithm.check(runtime.env)
-        logged = done if checkpoint or run_directory.evaluation_file(directory, "before").exists() else -1
+        logged = done if checkpoint or run_directory.evaluation_file(directory, BEFORE).exists() else -1
         metrics = stack.enter_context(MetricsLog(directory, logged, recipe.tracker, run_directory.saved_recipe(directory), console.say))
         runtime.flow.progress = console.stage
         run = TrainingRun(recipe, algorithm, directory, runtime, console, metrics, monitor)

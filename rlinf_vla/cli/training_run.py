@@ -14,7 +14,7 @@ from rlinf_vla.config.cluster import CPU
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.interrupt import Interrupt, Interrupted
-from rlinf_vla.core.io import parse_json, write_json
+from rlinf_vla.core.io import read_json, write_json
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.evaluation.evaluate import evaluate, headline, rates
 from rlinf_vla.evaluation.statistics import compare
@@ -174,11 +174,15 @@ class TrainingRun:
         return document.get("policy_version") == version and (name == BEFORE or counts == [recipe.episodes] * len(counts))
 
     def keep_earlier(self) -> None:
-        """Keep the evaluation after the iterations so far, and its videos, under their number."""
+        """Keep the evaluation after the iterations so far, and its videos, under their number.
+
+        That of a reward classifier has none.
+        """
         path = self._evaluation(AFTER)
-        if not path.exists():
+        version = _read_json(path).get("policy_version") if path.exists() else None
+        if version is None:
             return
-        name = f"step_{_read_json(path).get('policy_version', 0):06d}"
+        name = f"step_{version:06d}"
         if not self._evaluation(name).exists():
             path.rename(self._evaluation(name))
             for video in (self.directory / "videos").glob(f"{AFTER}_*"):
@@ -186,7 +190,7 @@ class TrainingRun:
 
     def compare(self) -> None:
         """Compare with the evaluation before training, if the run made one."""
-        before, after = self._evaluation("before"), self._evaluation("after")
+        before, after = self._evaluation(BEFORE), self._evaluation(AFTER)
         if before.exists():
             write_json(self._evaluation("comparison"), compare(_read_json(before), _read_json(after)))
 
@@ -194,14 +198,14 @@ class TrainingRun:
         """Return one line of success each, before and after, of the evaluations that exist."""
         if self.runtime.play is None:
             return []
-        paths = [self._evaluation("before"), self._evaluation("after")]
+        paths = [self._evaluation(BEFORE), self._evaluation(AFTER)]
         return [f"success {path.stem:6s}: {headline(_read_json(path))}" for path in paths if path.exists()]
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object. Raises UserError if the file is damaged."""
     try:
-        document = parse_json(path.read_text())
+        document = read_json(path)
     except ValueError:
         document = None
     if not isinstance(document, dict):

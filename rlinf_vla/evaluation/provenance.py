@@ -9,7 +9,7 @@ from typing import Any
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import START, Recipe
-from rlinf_vla.core.io import digest_of, parse_json, write_json
+from rlinf_vla.core.io import digest_of, read_json, write_json
 from rlinf_vla.evaluation.blocks import SCRIPTED, EvalPolicy, directory_of
 from rlinf_vla.evaluation.evaluate import temperature_of
 from rlinf_vla.runtime import backbone, builders
@@ -54,7 +54,7 @@ def same_provenance(directory: Path, policies: dict[str, Any]) -> dict[str, Any]
     now = fingerprint() | {"policies": policies}
     path = directory / FILE
     try:
-        before = parse_json(path.read_text())
+        before = read_json(path)
         changes = differing(before, now, (*SOFTWARE, "policies"))
     except FileNotFoundError:
         write_json(path, now)

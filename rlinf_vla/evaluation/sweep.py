@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
-from rlinf_vla.core.io import parse_json, write_json
+from rlinf_vla.core.io import read_json, write_json
 from rlinf_vla.core.protocols import Suite
 from rlinf_vla.evaluation.block_player import VIDEOS, BlockPlayer
 from rlinf_vla.evaluation.block_workers import BlockWorkers
@@ -108,7 +108,7 @@ class SweepRun:
         found = {}
         for block in blocks:
             try:
-                document = parse_json((self.directory / run_directory.BLOCKS / f"{block.name}.json").read_text())
+                document = read_json(self.directory / run_directory.BLOCKS / f"{block.name}.json")
                 whole = document["block"] == asdict(block) | {"seeds": list(block.seeds)}
                 if whole and len(document["episodes"]) == len(block.seeds):
                     found[block] = document

@@ -113,7 +113,6 @@ class OnPolicyFlow(BaseFlow):
         """``iterations``: number of iterations in the run; None: unknown."""
         super().__init__(settings)
         self.staleness, self.iterations = staleness, iterations
-        self.tasks: tuple[str, ...] = ()
         self._ahead: dict[int, Rollouts] = {}
         self._updates = 0.0
         self._scored: list[Rollouts] = []
@@ -127,6 +126,11 @@ class OnPolicyFlow(BaseFlow):
 
     def collect_groups(self, groups: int, attempts: int, draw: int) -> Rollouts:
         return self._started(lambda iteration, version: self.start_groups(iteration, version, groups, attempts, draw))
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Names of the tasks that rollouts play."""
+        raise NotImplementedError
 
     def start_slots(self, iteration: int, version: int, horizon: int) -> Rollouts:
         """Start the rollout of an iteration with the policy's ``version``."""

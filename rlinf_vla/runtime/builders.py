@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -23,13 +23,9 @@ from rlinf_vla.rollout.faults import GuardedEnv
 from rlinf_vla.runtime.fit import check_fit, connect, fitted
 from rlinf_vla.runtime.recipes import asset_path, located
 from rlinf_vla.telemetry.trackers import require_trackers
-from rlinf_vla.training.checkpoint import load_checkpoint, load_heads
+from rlinf_vla.training.checkpoint import begin_digests, load_checkpoint, load_heads
 from rlinf_vla.training.lora import add_lora
-from rlinf_vla.training.ranks import rank
 from rlinf_vla.training.trainer import Trainer
-
-if TYPE_CHECKING:
-    pass
 
 
 def build_algorithm(recipe: Recipe) -> Any:
@@ -163,8 +159,6 @@ def build_reward_model(recipe: Recipe) -> RewardModel:
 def build_trainer(recipe: Recipe, network: Learner) -> Trainer:
     """Return the trainer of the recipe's algorithm, with a reference policy if ``kl_coef`` > 0."""
     algorithm = build_algorithm(recipe)
-    if isinstance(network, Policy) and network.origin is not None and rank() == 0:
-        network.origin.begin()
     return Trainer(network, algorithm, recipe.cluster.rows, algorithm.keeps_reference)
 
 
@@ -183,6 +177,7 @@ def build_learner(recipe: Recipe, checkpoint: Path | None, say: Callable[[str], 
     """
     network = build_initial(recipe)
     trainer = build_trainer(recipe, network)
+    begin_digests(network)
     state = load_checkpoint(checkpoint, network, trainer) if checkpoint is not None else {}
     say(size_of(recipe, sum(p.numel() for p in network.parameters()), sum(p.numel() for p in trainer.parameters.values())))
     return network, trainer, state

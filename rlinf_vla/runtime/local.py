@@ -41,12 +41,15 @@ class InProcessFlow(OnPolicyFlow):
         super().__init__(settings, staleness, iterations)
         self.policy, self.groups, self.actor, self.update_threads = policy, groups, Actor(policy, settings), update_threads
         self.trainer, self._earlier = trainer, dict[int, Tensors]()
-        self.tasks = groups[0].spec.tasks if groups else ()
         self.learning = OnPolicyUpdater(trainer, settings.run_seed, settings.temperature, reuse_frozen)
 
     @property
     def parity(self) -> Parity | None:  # type: ignore[override]
         return self.learning.parity
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        return self.groups[0].spec.tasks
 
     def start_slots(self, iteration: int, version: int, horizon: int) -> Rollouts:
         env = self.groups[0].spec

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.io import digest, replacing_directory
+from rlinf_vla.core.origin import Origin
 from rlinf_vla.core.protocols import Learner, Policy
 from rlinf_vla.core.types import Tensors
 from rlinf_vla.training.adapter_files import read_tensors, write_tensors
@@ -64,7 +65,9 @@ def save_checkpoint(
         versions = {EARLIER.format(version): tensors for version, tensors in (earlier or {}).items()}
         for name, tensors in ({HEADS: heads, OPTIMIZER: moments} | versions).items():
             write_tensors(tensors, aside / name)
-        (aside / STATE).write_text(json.dumps(state | _model(policy), indent=1) + "\n")
+        origin = _origin(policy)
+        model = {} if origin is None else {MODEL: origin.digests()}
+        (aside / STATE).write_text(json.dumps(state | model, indent=1) + "\n")
         digests = {str(path.relative_to(aside)): digest(path) for path in sorted(aside.rglob("*")) if path.is_file()}
         (aside / COMPLETE).write_text(json.dumps(digests, indent=1) + "\n")
     logger.info("wrote %s, %d trained tensors", final, len(factors) + len(heads))
@@ -110,11 +113,17 @@ def load_checkpoint(checkpoint: Path, policy: Learner, trainer: Trainer | None =
     return state
 
 
-def _model(policy: Learner) -> dict[str, Any]:
-    """Return the digests of the model's files, unless the checkpoint has all of its weights."""
-    if not isinstance(policy, Policy) or policy.origin is None or all(p.requires_grad for p in policy.parameters()):
-        return {}
-    return {MODEL: policy.origin.digests()}
+def begin_digests(policy: Learner) -> None:
+    """Begin to compute what ``save_checkpoint`` adds to the state; every trainer rank calls it."""
+    if rank() == 0 and (origin := _origin(policy)) is not None:
+        origin.begin()
+
+
+def _origin(policy: Learner) -> Origin | None:
+    """Return the model's files; None if a checkpoint has all weights, or if they are not known."""
+    if not isinstance(policy, Policy) or all(p.requires_grad for p in policy.parameters()):
+        return None
+    return policy.origin
 
 
 def _load_head(checkpoint: Path, policy: Policy, adapted: bool) -> None:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.core.io import parse_json
+from rlinf_vla.core.io import read_json
 from rlinf_vla.core.transitions import ACTED, RankRows, Transitions
 from rlinf_vla.core.types import Tensors
 
@@ -128,7 +128,7 @@ class Records:
 
     def _read_layout(self) -> dict[str, tuple[str, list[int]]]:
         try:
-            stored = parse_json((self.directory / LAYOUT).read_text())
+            stored = read_json(self.directory / LAYOUT)
             return {name: (dtype, shape) for name, (dtype, shape) in stored.items()}
         except (OSError, ValueError) as error:
             raise UserError(f"{self.directory / LAYOUT} cannot be read ({error}): start again with resume=never") from None

@@ -111,3 +111,10 @@ class _NothingToRead:
     @staticmethod
     def read(job: DictConfig) -> DictConfig:
         return OmegaConf.create({"algorithm": {"name": "ppo"}})
+
+
+def test_the_evaluation_of_a_classifier_has_no_earlier_one(rlinf_vla: CommandLine, counting: Counting, tmp_path: Path) -> None:
+    quick = ("run_dir=run", "checkpoints.every=1", "algorithm.demonstrations.episodes=8", "iterations=1")
+    assert rlinf_vla(*counting.arguments("train", "counting_classifier", *quick)).code == 0
+    assert rlinf_vla("train", "run=run", "iterations=2").code == 0
+    assert not list((tmp_path / "run" / "evaluation").glob("step_*"))

@@ -61,7 +61,7 @@ class RayFlow(OnPolicyFlow):
         self.streaming = streams(cluster.streaming, cluster.offload)
         introduced: WorkerInfo = self.rollouts.call("worker_info")[0]
         assert introduced.env is not None and introduced.policy is not None
-        self.trainers, self.env, self.tasks = trainers, introduced.env, introduced.env.tasks
+        self.trainers, self.env = trainers, introduced.env
         self.steps = self.env.steps(introduced.policy.chunk)
         """Control steps of a policy call."""
         self._feature_pids: dict[int, int] = {}
@@ -83,6 +83,10 @@ class RayFlow(OnPolicyFlow):
         self._began = self._ended = time.perf_counter()
         self._done: list[ShardDone] = []
         """Shards that were finished in this iteration, until ``self._ended``."""
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        return self.env.tasks
 
     def start_slots(self, iteration: int, version: int, horizon: int) -> Rollouts:
         calls = rollout_calls(horizon, self.env.episode_limit, self.steps)

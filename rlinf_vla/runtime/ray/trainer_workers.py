@@ -31,7 +31,7 @@ from rlinf_vla.runtime.ray.serialization import HeavyParts, Packed
 from rlinf_vla.runtime.ray.worker import HEALTH, Worker, WorkerInfo, free_gpu, node_address
 from rlinf_vla.runtime.supervised import success_logits, supervised_step
 from rlinf_vla.telemetry.timeline import Span, trainer_track
-from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
+from rlinf_vla.training.checkpoint import begin_digests, load_checkpoint, save_checkpoint
 from rlinf_vla.training.lora import rounded_weights
 from rlinf_vla.training.sharding import shard
 
@@ -58,6 +58,7 @@ class TrainerWorker(Worker):
             if cluster.trainer_sharding == "full":
                 shard(self.policy)
             self.trainer = builders.trainer(self.policy)
+        begin_digests(self.policy)
         self.algorithm, self.heavy = builders.algorithm(), HeavyParts()
         self.outbox = Outbox(cluster.torch_device, node_address())  # after the groups of the ranks
         weights, trained = (sum(each.numel() for each in group) for group in (self.policy.parameters(), self.trainer.parameters.values()))
