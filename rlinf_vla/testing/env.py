@@ -108,8 +108,10 @@ class VectorEnvConformance:
             for name, image in seen.images.items():
                 assert (image.dtype, image.shape) == (torch.uint8, (NUM_ENVS, *spec.images[name], 3))
             assert (seen.state.dtype, seen.state.shape) == (torch.float32, (NUM_ENVS, spec.state_dim))
+            assert seen.state.device.type == spec.device.type
             assert len(seen.instruction) == NUM_ENVS and all(isinstance(text, str) and text for text in seen.instruction)
         assert (result.reward.dtype, result.reward.shape) == (torch.float32, (NUM_ENVS, chunk))
+        assert result.reward.device.type == spec.device.type
         for flag in (result.terminated, result.truncated, result.success, result.valid):
             assert (flag.dtype, flag.shape) == (torch.bool, (NUM_ENVS, chunk))
 

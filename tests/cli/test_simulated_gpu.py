@@ -109,6 +109,10 @@ def marks(run: str) -> list[pytest.MarkDecorator]:
 class GpuWorld(CounterWorld):
     """The toy environment as a simulator that lives on the GPU."""
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.spec = replace(self.spec, device=GPU)
+
     def reset_wait(self) -> Observation:
         return super().reset_wait().to(GPU)
 
