@@ -3,7 +3,8 @@
 A simulator's future is a pure function of the episode and the actions since its reset, and the
 parent holds both. When a process is lost, :class:`SimulatorPool` starts another, replays the
 episodes under way and repeats the command in flight. The results are bit-identical to a run without
-the loss.
+the loss. A command at which a simulator raises an exception, or at which processes are lost again
+and again, costs the episodes that it was for.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 from rlinf_vla.config.errors import Failure
 from rlinf_vla.core.channel import ChannelClosed
 from rlinf_vla.core.child_process import ATTEMPTS, Child, Losses
+from rlinf_vla.core.types import EXCEPTION_FAULT, FAULTS, LOST_FAULT
 
 from . import frame_memory
 from .shared_arrays import SharedArrays, SimulatorSpec
@@ -70,8 +72,8 @@ class SimulatorPool:
         self.episode_limit = episode_limit
         self.restarts = 0
         """Number of lost processes that were replaced so far."""
-        self.faults = 0
-        """Number of exceptions of simulators that ended episodes so far."""
+        self.cut: dict[int, int] = {}
+        """Slots whose episodes the last command ended, and the index in ``FAULTS`` of the reason."""
         self.step_timeout, self._start_timeout = step_timeout, start_timeout
         """Seconds without an answer after which a process is replaced."""
         self.slots = slots
@@ -79,7 +81,7 @@ class SimulatorPool:
         self._memory = os.fdopen(os.memfd_create("rlinf-vla-simulators"), "w+b")
         self._arrays: SharedArrays | None = None
         self._device = device
-        self._closed = False
+        self._closed = self._told = False
         memory, variables = self._memory.fileno(), {"OMP_NUM_THREADS": "1", **(environment or {})}
         start = partial(Child, [*program, str(memory)], python=python, variables=variables, files=[memory])
         message = {"options": options, "pool": slots, "episode_limit": episode_limit}
@@ -134,12 +136,12 @@ class SimulatorPool:
                 process.send(process.command, self.step_timeout)
 
     def finish(self) -> dict[int, Any]:
-        """Wait for the command in flight. Returns slot -> its answer.
+        """Wait for the command in flight. Returns slot -> its answer, without the slots in ``cut``.
 
-        That to a step is the number of control steps so far, or None where an exception of the
-        simulator ended the episode.
+        The answer to a step is the number of control steps so far.
         """
         answers: dict[int, Any] = {}
+        self.cut = {}
         try:
             for process in self._processes:
                 if process.command is None:
@@ -151,8 +153,7 @@ class SimulatorPool:
                         self._slots[slot] = _Slot(tuple(arguments))
                     elif command["verb"] == "step":
                         self._slots[slot].executed = answer
-                answers |= dict.fromkeys(process.cut)
-                process.command, process.cut, process.losses = None, [], Losses()
+                process.command, process.losses = None, Losses()
         except BaseException:
             self.close()  # some answers may still arrive, so the state is undefined
             raise
@@ -189,19 +190,20 @@ class SimulatorPool:
             except (ChannelClosed, TimeoutError) as loss:
                 self._replace(process, loss)
             except SimulatorError as error:
-                if process.command["verb"] != "step":
+                if not error.slots:  # it failed when it started
                     raise
-                self._cut(process, error)
+                self._cut(process, error.slots, EXCEPTION_FAULT, str(error))
 
-    def _cut(self, process: SimulatorProcess, error: SimulatorError) -> None:
-        """Replace a process in which a step raised an exception, without its slots' episodes."""
-        told = str(error) if not self.faults else str(error).splitlines()[-1]
-        print(f"{told}\nthe episodes of {len(error.slots)} environments are cut", file=sys.stderr, flush=True)
-        self.faults += 1
+    def _cut(self, process: SimulatorProcess, slots: Sequence[int], reason: int, told: str) -> None:
+        """Replace a process that failed at its command, without the episodes of ``slots``."""
+        if not self._told:
+            print(told, file=sys.stderr)
+        self._told = True
+        print(f"the episodes of {len(slots)} environments are cut: {FAULTS[reason]}", file=sys.stderr, flush=True)
         assert process.command is not None
-        process.cut += error.slots
-        process.command["rows"] = [row for row in process.command["rows"] if row[0] not in error.slots]
-        for slot in error.slots:
+        process.command["rows"] = [row for row in process.command["rows"] if row[0] not in slots]
+        for slot in slots:
+            self.cut[slot] = reason
             self._slots[slot] = _Slot()
         process.child.end()
         self._relaunch(process)
@@ -255,7 +257,11 @@ class SimulatorPool:
         if process.losses.give_up(process.reached(self._arrays) if process.losses.in_a_row else 0):
             doing = f"while it carried out '{process.command['verb']}'" if process.command else "while it started"
             words = process.child.output_tail(20) or "(no output)"
-            raise Failure(f"simulator processes were lost {ATTEMPTS} times in a row without progress: the last one {how} {doing}.\n{words}")
+            told = f"simulator processes were lost {ATTEMPTS} times in a row without progress: the last one {how} {doing}.\n{words}"
+            if process.command is None or not process.command["rows"] or not process.started:
+                raise Failure(told)
+            self._cut(process, [row[0] for row in process.command["rows"]], LOST_FAULT, told)
+            return
         self.restarts += 1
         self._relaunch(process)
 

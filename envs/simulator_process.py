@@ -28,8 +28,6 @@ class SimulatorProcess:
         """``message``: the first one to a process, to which its slots are added."""
         self.slots = slots
         self.command: dict[str, Any] | None = None
-        self.cut: list[int] = []
-        """Slots whose episodes an exception ended during the command in flight."""
         self.losses = Losses()
         """Losses since a command was last completed."""
         self._start, self._message = start, message | {"first": slots.start, "slots": len(slots)}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.protocols import VectorEnv
-from rlinf_vla.core.types import EXCEPTION_FAULT, Episodes, Observation, StepResult
+from rlinf_vla.core.types import Episodes, Observation, StepResult
 
 from .checks import checked_actions, checked_episodes, spec_of
 from .processes import SimulatorPool
@@ -56,26 +56,30 @@ class ProcessVectorEnv(VectorEnv):
     def __init__(self, pool: SimulatorPool, tasks: tuple[str, ...], no_expert: str | None = None) -> None:
         self.pool = pool
         self._no_expert = no_expert
-        self._instruction = [""] * pool.slots
         self._ended = [False] * pool.slots
+        self._failed: dict[int, int] = {}
+        """Slots whose episode ends in the next step, and the index in ``FAULTS`` of the reason."""
         self.spec = spec_of(pool.spec, pool.slots, pool.episode_limit, tasks, pool.frames.device)
+        self._instruction = [(self.spec.instructions or tasks)[0]] * pool.slots
 
     def reset_async(self, episodes: Episodes, mask: Tensor | None = None) -> None:
         rows = checked_episodes(self.spec, episodes, mask)
         seeds, task_ids = episodes.seed.tolist(), episodes.task_id.tolist()
         self.pool.begin("reset", [[row, seeds[row], task_ids[row]] for row in rows])
+        for row in rows:
+            self._ended[row] = False
+            self._failed.pop(row, None)
 
     def reset_wait(self) -> Observation:
-        for index, instruction in self.pool.finish().items():
+        for index, instruction in self._finish().items():
             self._instruction[index] = instruction
-            self._ended[index] = False
         return self._observation()
 
     def step_async(self, actions: Tensor, skip_ended: bool = False) -> None:
         given, rows = checked_actions(self.spec, actions).numpy(), []
         for index in range(self.spec.num_envs):
             begin = self.pool.executed(index)
-            if self._ended[index] and skip_ended:
+            if index in self._failed or (self._ended[index] and skip_ended):
                 continue
             if begin is None or self._ended[index]:
                 raise RuntimeError(f"environment {index} has no episode under way: reset it first")
@@ -87,18 +91,16 @@ class ProcessVectorEnv(VectorEnv):
         self.pool.begin("step", rows)
 
     def step_wait(self) -> StepResult:
-        executed = self.pool.finish()
+        executed = self._finish()
         arrays = self.pool.arrays
         shape = (self.spec.num_envs, self._chunk)
         reward = np.zeros(shape, np.float32)
         fault = np.zeros(shape, np.uint8)
         terminated, truncated, success, valid = (np.zeros(shape, np.bool_) for _ in range(4))
         for index, begin, _ in self._rows:  # numpy: element access to tensors costs ten times as much, and a step has hundreds
-            end = executed[index]
-            if end is None:
-                fault[index, 0], valid[index, 0], truncated[index, 0] = EXCEPTION_FAULT, True, True
-                self._ended[index] = True
+            if index in self._failed:
                 continue
+            end = executed[index]
             count = end - begin
             reward[index, :count] = arrays.reward[index, begin:end]
             terminated[index, :count] = arrays.terminated[index, begin:end]
@@ -108,6 +110,10 @@ class ProcessVectorEnv(VectorEnv):
             # Termination in the last allowed step is not truncation: there is no bootstrap value.
             truncated[index, count - 1] = over and not fell
             self._ended[index] = fell or over
+        for index, reason in self._failed.items():
+            fault[index, 0] = reason
+            valid[index, 0] = truncated[index, 0] = self._ended[index] = True
+        self._failed.clear()
         told = (torch.from_numpy(each) for each in (reward, terminated, truncated, success, valid))
         return replace(StepResult(self._observation(), *told), fault=torch.from_numpy(fault)).outcome_to(self.spec.device)
 
@@ -117,15 +123,15 @@ class ProcessVectorEnv(VectorEnv):
     def render(self, index: int) -> Tensor:
         if not 0 <= index < self.spec.num_envs:
             raise IndexError(f"there is no environment {index}; there are {self.spec.num_envs}")
-        self.pool.begin("render", [[index]])
-        self.pool.finish()
+        self.pool.begin("render", self._playing([index]))
+        self._finish()
         return torch.from_numpy(self.pool.arrays.picture.copy())
 
     def expert_actions(self) -> Tensor:
         if self._no_expert is not None:
             raise UserError(self._no_expert)
-        self.pool.begin("expert", [[index] for index in range(self.spec.num_envs)])
-        self.pool.finish()
+        self.pool.begin("expert", self._playing(range(self.spec.num_envs)))
+        self._finish()
         return torch.from_numpy(self.pool.arrays.expert.copy()).to(self.spec.device)
 
     def losses(self) -> int:
@@ -133,6 +139,18 @@ class ProcessVectorEnv(VectorEnv):
 
     def close(self) -> None:
         self.pool.close()
+
+    def _playing(self, slots: Sequence[int]) -> list[list[int]]:
+        """Return a row for each of the slots that has an episode."""
+        return [[slot] for slot in slots if self.pool.executed(slot) is not None]
+
+    def _finish(self) -> dict[int, Any]:
+        """Return the answers to the command in flight, and mark the episodes that it cut."""
+        answers = self.pool.finish()
+        for index, reason in self.pool.cut.items():
+            if not self._ended[index]:
+                self._failed[index] = reason
+        return answers
 
     def _observation(self) -> Observation:
         shown = self.pool.frames

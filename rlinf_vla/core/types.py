@@ -122,9 +122,15 @@ class Episodes(Batched):
         return mapped(lambda a, b: torch.where(mask, a, b), first, second)
 
 
-FAULTS = ("", "a state that is not finite", "a reward that is not finite", "an exception in the simulator")
+FAULTS = (
+    "",
+    "a state that is not finite",
+    "a reward that is not finite",
+    "an exception in the simulator",
+    "a simulator process that was lost again and again",
+)
 """Why an episode was cut that neither its simulator nor its time limit ended; first: it was not."""
-STATE_FAULT, REWARD_FAULT, EXCEPTION_FAULT = range(1, len(FAULTS))
+STATE_FAULT, REWARD_FAULT, EXCEPTION_FAULT, LOST_FAULT = range(1, len(FAULTS))
 
 
 @dataclass(frozen=True)

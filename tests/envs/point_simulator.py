@@ -20,7 +20,7 @@ class PointSimulator:
     """Actions over 50 hang the process, those over 100 kill it, those under -100 raise.
 
     ``options["lives"]``: a file with a number for each process: the control steps after which it dies; processes that find
-    none there live on.
+    none there live on. ``no_start_from``, ``no_advice_from``: the seed whose reset or expert raises.
     """
 
     def __init__(self, options: dict[str, Any], slots: int) -> None:
@@ -30,6 +30,8 @@ class PointSimulator:
             print("no ink left", file=sys.stderr)
             os._exit(7)
         self._left = self._life(Path(options["lives"])) if "lives" in options else None
+        self._no_start, self._no_advice = options.get("no_start_from"), options.get("no_advice_from")
+        self.seed = [0] * slots
         self.spec = SimulatorSpec(action_dim=2, state_dim=2, control_hz=10.0, images={"map": [8, 6]}, picture=[4, 4])
         self.position = np.zeros((slots, 2), np.float32)
         self.goal = np.zeros((slots, 2), np.float32)
@@ -40,6 +42,9 @@ class PointSimulator:
         return int(lives[0]) if lives else None
 
     def reset(self, slot: int, seed: int, task: int) -> str:
+        if seed == self._no_start:
+            raise FileNotFoundError("no drawing")
+        self.seed[slot] = seed
         self.position[slot], self.goal[slot] = np.random.RandomState(seed).uniform(-1, 1, (2, 2))
         return f"task {task}"
 
@@ -64,6 +69,8 @@ class PointSimulator:
         return Seen(self.position[slot], {"map": image})
 
     def expert(self, slot: int) -> NDArray[np.float32]:
+        if self.seed[slot] == self._no_advice:
+            raise ValueError("no line leads there")
         return np.clip((self.goal[slot] - self.position[slot]) / np.float32(0.3), -1, 1)
 
     def render(self, slot: int) -> NDArray[np.uint8]:
