@@ -17,7 +17,7 @@ import hydra
 from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import OverrideParseException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlinf_vla.config.errors import UserError
@@ -39,6 +39,9 @@ def compose_and_run(verb: str, arguments: Sequence[str], command: Callable[[Dict
         overrides = with_folder(arguments)
         flagged = any(_is_flag(each) or re.match(r"[~+]*hydra[./@=](?!searchpath=)", each) for each in overrides)
         jobs = _by_hydra(verb, overrides) if flagged else [load(verb, overrides)]
+        if verb == "eval":
+            for job in jobs:
+                refuse_task_of_sweep(job, overrides)
         if len(jobs) > 1:
             from rlinf_vla.cli.jobs import run_jobs  # imports PyTorch
 
@@ -57,6 +60,15 @@ def refuse_dashes(arguments: Sequence[str]) -> None:
             name = match[1].replace("-", "_")
             if len(name) > 1 and name not in HYDRAS and name in (*CHOICES, *recipes.keys()):
                 raise UserError(f"{word}: a key is given without dashes, write {name}={match[2] or after or 'VALUE'}")
+
+
+def refuse_task_of_sweep(config: DictConfig, arguments: Sequence[str]) -> None:
+    """Raise UserError if ``env.task`` is given and the recipe's ``env.tasks`` are played."""
+    task = _given("env.task", arguments)
+    tasks = OmegaConf.select(config, "env.tasks")
+    if task and tasks:
+        alone = task.replace("env.task=", "")
+        raise UserError(f"{task} has no effect, because env.tasks={','.join(tasks)} are played: write env.tasks=[{alone}]")
 
 
 def with_folder(arguments: Sequence[str]) -> list[str]:

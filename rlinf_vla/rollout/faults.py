@@ -100,8 +100,8 @@ class GuardedEnv(WrappedEnv):
                 row = int(reason.argmax())
                 task, seed = self.spec.tasks[int(self._episodes.task_id[row])], int(self._episodes.seed[row])
                 raise Failure(
-                    f"the simulator failed {GIVE_UP} times and no episode ended in between: the last time with {FAULTS[int(reason[row])]} "
-                    f"(task {task}, seed {seed}); the actions of the policy or the settings of env.* make it unstable"
+                    f"{GIVE_UP} episodes failed and none ended otherwise in between: the last one by {FAULTS[int(reason[row])]} "
+                    f"(task {task}, seed {seed}); look at the policy's actions, at env.* and at reward.*"
                 )
 
 

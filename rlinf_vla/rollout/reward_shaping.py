@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.errors import Failure, UserError
 from rlinf_vla.core.observation_messages import as_bytes, as_text
 from rlinf_vla.core.protocols import Reward, VectorEnv
 from rlinf_vla.core.types import Observation, StepResult, Tensors, Trajectory
@@ -33,7 +33,17 @@ class RewardShaper:
     terminal: bool = False
 
     def __call__(self, before: Observation, actions: Tensor, result: StepResult) -> StepResult:
-        """Raises ValueError if the reward has the wrong shape, or is not finite where it counts."""
+        """Raises Failure if the reward is not finite where it counts; see :meth:`earned`."""
+        result = self.earned(before, actions, result)
+        if not bool(result.reward.isfinite().all()):
+            raise Failure("the plug-in of reward.name gave a reward that is not finite")
+        return result
+
+    def earned(self, before: Observation, actions: Tensor, result: StepResult) -> StepResult:
+        """Return the result with the combined reward, which need not be finite.
+
+        Raises ValueError if the plug-in's reward has the wrong shape.
+        """
         scored = self.reward(before, actions, result)
         if scored.reward.shape != result.valid.shape:
             raise ValueError(f"the reward plug-in returned shape {tuple(scored.reward.shape)}, expected {tuple(result.valid.shape)}")
@@ -41,13 +51,11 @@ class RewardShaper:
         if self.terminal:
             counts = counts & (scored.terminated | scored.truncated)
         earned = torch.where(counts, self.weight * scored.reward + self.env_weight * result.reward, 0.0)
-        if not bool(earned.isfinite().all()):
-            raise ValueError("the reward plug-in returned a reward that is not finite")
         return replace(scored, reward=earned)
 
 
 class RewardedEnv(WrappedEnv):
-    """Wrap ``env`` with another reward."""
+    """Wrap ``env`` with another reward. :class:`GuardedEnv` cuts episodes with one that is not finite."""
 
     def __init__(self, env: VectorEnv, reward_shaper: RewardShaper) -> None:
         super().__init__(env)
@@ -65,9 +73,9 @@ class RewardedEnv(WrappedEnv):
         self._env.step_async(actions, skip_ended)
 
     def step_wait(self) -> StepResult:
-        """Raises ValueError: see :class:`RewardShaper`."""
+        """Raises ValueError: see ``RewardShaper.earned``."""
         result = self._env.step_wait()
-        scored = self._reward_shaper(self._seen, self._actions, result)
+        scored = self._reward_shaper.earned(self._seen, self._actions, result)
         self._seen = result.observation
         return scored
 
@@ -91,7 +99,8 @@ def seen(call: Call) -> Tensors:
 def relabel_rewards(calls: Trajectory, seen: Tensors, reward_shaper: RewardShaper, rows: int) -> Tensor:
     """Compute the rewards of ``calls`` ``[N]``, float32 ``[N, C]``, ``rows`` calls at a time.
 
-    They equal the online rewards. Raises UserError if the reward would terminate an episode.
+    They equal the online rewards. Raises UserError if the reward would terminate an episode, and
+    Failure if it is not finite.
     """
     found = []
     for start in range(0, len(calls), rows):

@@ -20,10 +20,12 @@ def rewarded(recipe: Recipe, groups: Sequence[VectorEnv], chunk: int) -> Sequenc
     policy with chunks of ``chunk`` actions. Raises UserError."""
     if recipe.reward == RewardConfig():
         return timed(recipe, groups, chunk)
+    from rlinf_vla.rollout.faults import GuardedEnv
     from rlinf_vla.rollout.reward_shaping import RewardedEnv
 
     reward_shaper = build_reward_shaper(recipe, groups[0].spec)
-    return _delayed(recipe, [RewardedEnv(env, reward_shaper) for env in _limited(recipe, groups)], chunk)
+    scored = [GuardedEnv(RewardedEnv(env, reward_shaper)) for env in _limited(recipe, groups)]
+    return _delayed(recipe, scored, chunk)
 
 
 def timed(recipe: Recipe, groups: Sequence[VectorEnv], chunk: int) -> Sequence[VectorEnv]:

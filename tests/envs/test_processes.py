@@ -240,7 +240,9 @@ def test_an_exception_in_a_step_ends_only_its_episode(env: ProcessVectorEnv, cap
     assert_same(env.step(actions), expected[0])
     assert env.pool.restarts == 0
     told = capfd.readouterr().err
-    assert "point_simulator.py" in told and told.endswith("ZeroDivisionError: paper torn\nthe episodes of 1 environments are cut: an exception in the simulator\n")
+    assert "point_simulator.py" in told and told.endswith(
+        "ZeroDivisionError: paper torn\nthe episodes of 1 environments are cut: an exception in the simulator\n"
+    )
 
 
 def test_a_process_that_cannot_start_is_reported() -> None:

@@ -17,6 +17,7 @@ from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.rollout.collector import collect, collect_episodes
 from rlinf_vla.rollout.evaluation_episodes import play_evaluation
 from rlinf_vla.rollout.faults import GIVE_UP, GuardedEnv, faults_of
+from rlinf_vla.rollout.reward_shaping import RewardedEnv, RewardShaper
 from rlinf_vla.rollout.transitions import faults_of_records, record_transitions
 from rlinf_vla.rollout.wrapped_env import WrappedEnv
 from rlinf_vla.telemetry.timeline import Timeline
@@ -108,7 +109,7 @@ def test_a_simulator_that_only_fails_ends_the_run() -> None:
         env.reset(from_places(2, 2, 2))
         env.step(actions(1))
     env.reset(from_places(2, 4, 4))
-    with pytest.raises(Failure, match=rf"failed {GIVE_UP} times .* {FAULTS[STATE_FAULT]} \(task walk, seed 2\)"):
+    with pytest.raises(Failure, match=rf"{GIVE_UP} episodes failed .* {FAULTS[STATE_FAULT]} \(task walk, seed 2\)"):
         env.step(actions(1))
 
 
@@ -186,3 +187,15 @@ def test_results_are_those_of_the_simulator_if_nothing_fails() -> None:
         expected, found = bare.step(actions(3)), guarded.step(actions(3))
         assert isinstance(found, StepResult) and torch.equal(found.observation.state, expected.observation.state)
         assert all(torch.equal(found.outcome[name], value) for name, value in expected.outcome.items())
+
+
+def test_a_reward_plug_in_that_is_not_finite_cuts_its_episode() -> None:
+    def undefined_at_3(before: Observation, actions: Tensor, result: StepResult) -> StepResult:
+        at_3 = before.state[:, 3:4] == 1
+        return replace(result, reward=torch.where(at_3, torch.log(torch.zeros(1)) * 0, result.reward))
+
+    env = GuardedEnv(RewardedEnv(GuardedEnv(Failing({6: NAN}, {})), RewardShaper(undefined_at_3)))
+    env.reset(from_places(3, 4, 5))
+    result = env.step(actions(1))
+    assert result.fault is not None and result.fault[:, 0].tolist() == [REWARD_FAULT, 0, STATE_FAULT]
+    assert result.truncated[:, 0].tolist() == [True, False, True] and result.reward[:, 0].tolist() == [0.0, 5.0, 0.0]
