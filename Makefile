@@ -319,9 +319,10 @@ prove-metaworld: install metaworld
 	for seed in 0 1; do $(BIN)/rlinf-vla train recipe=metaworld_ppo seed=$$seed run_dir=$(WORLDS)/ppo-seed-$$seed resume=auto \
 		env.python=.venv-metaworld/bin/python env.processes=1 rollout.pipeline_depth=1 cluster.update_threads=1 episodes=200 || exit; done
 
-# Attacks a server with malformed frames and requests while a client is served, and writes the page. EXTRAS=serve,dev. Ten minutes.
+# Attacks a server with malformed frames and requests while a client is served, and writes the page. EXTRAS=serve,dev. Twenty minutes.
+SEED ?= 0
 prove-serve: install
-	$(BIN)/python tools/attack_server.py --page docs/results/serving.md
+	$(BIN)/python tools/attack_server.py --seed $(SEED) --page docs/results/serving.md
 
 # The screenshots in docs/images: a short run, a sweep and a dataset in view, the site, a terminal. Needs Chromium and
 # EXTRAS=maniskill,serve,browser,dev.

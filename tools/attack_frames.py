@@ -74,6 +74,12 @@ FRAMES: dict[str, Callable[[random.Random], bytes]] = {
     "many arrays": lambda draw: msgpack.packb({"images": {str(number): array() for number in range(200)}}),
     "not finite": lambda draw: pack(observation() | {"temperature": float("nan")}),
     "small image": lambda draw: pack(observation(draw.choice([1, 8, 63]))),
+    "narrow image": lambda draw: pack(
+        observation() | {"images": {"base": np.zeros(draw.choice([(1, 64, 3), (64, 1, 3), (0, 64, 3), (64, 64, 0), (64, 64)]), np.uint8)}}
+    ),
+    "array for a name": lambda draw: pack(
+        observation() | {draw.choice(["instruction", "prompt", "model", "policy", "type", "session_id"]): np.zeros(draw.choice([1, 3]))}
+    ),
     "many rows": lambda draw: pack({"images": {"base": np.zeros((40, 64, 64, 3), np.uint8)}, "instruction": "x"}),
 }
 """Kind -> a message in msgpack."""
@@ -105,6 +111,7 @@ REQUESTS: dict[str, Callable[[random.Random], bytes]] = {
     "encoded twice": lambda draw: post("/act", json.dumps({"encoded": json.dumps({"encoded": "{}"})}).encode()),
     "no image": lambda draw: post("/act", json_pack({"instruction": "x"}).encode()),
     "bad msgpack": lambda draw: post("/v1/actions/generations", FRAMES["changed bytes"](draw)[:300], kind="application/msgpack"),
+    "another host": lambda draw: post("/act", json_pack({"instruction": "x"}).encode()).replace(b"localhost", b"evil.example"),
     "web page": lambda draw: b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nOrigin: http://evil.example\r\n\r\n",
 }
 """Kind -> an HTTP request, or what resembles one."""

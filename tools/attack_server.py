@@ -159,7 +159,7 @@ def result(program: subprocess.Popen[str]) -> Any:
     return json.loads(out)
 
 
-def measure(attacks: int, pairs: int, seconds: float, rate: float, say: Callable[[str], None] = print) -> dict[str, Any]:
+def measure(attacks: int, pairs: int, seconds: float, rate: float, seed: int, say: Callable[[str], None] = print) -> dict[str, Any]:
     """Return latencies of quiet and attacked phases, what was sent, and the server's memory."""
     with tempfile.TemporaryFile("w+") as errors, ExitStack() as stack:
         command = [sys.executable, "-P", "-m", "rlinf_vla.cli.main", "serve", *SERVE]
@@ -174,7 +174,8 @@ def measure(attacks: int, pairs: int, seconds: float, rate: float, say: Callable
         for pair in range(pairs):
             quiet = result(begun("--client", port, seconds))
             began, share = time.perf_counter(), -(-attacks // (pairs * ATTACKERS * THREADS)) * THREADS
-            attackers = [begun("--attacker", port, ATTACKERS * pair + number, share, rate / ATTACKERS) for number in range(ATTACKERS)]
+            numbers = range(ATTACKERS * (pairs * seed + pair), ATTACKERS * (pairs * seed + pair + 1))
+            attackers = [begun("--attacker", port, number, share, rate / ATTACKERS) for number in numbers]
             attacked: list[float] = []
             while any(each.poll() is None for each in attackers):
                 part = result(begun("--client", port, min(seconds, 10.0)))
@@ -254,6 +255,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=20.0, help="of a quiet phase")
     parser.add_argument("--rate", type=float, default=120.0, help="attacks per second")
+    parser.add_argument("--seed", type=int, default=0, help="another one sends other messages")
     parser.add_argument("--page", type=Path)
     parser.add_argument("--client", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--attacker", nargs=4, help=argparse.SUPPRESS)
@@ -264,8 +266,8 @@ def main() -> None:
         port, number, count, rate = given.attacker
         print(json.dumps(attack(int(port), int(number), int(count), float(rate))))
     else:
-        found = measure(given.attacks, given.pairs, given.seconds, given.rate, lambda line: print(line, flush=True))
-        text = page(found, "make prove-serve")
+        found = measure(given.attacks, given.pairs, given.seconds, given.rate, given.seed, lambda line: print(line, flush=True))
+        text = page(found, f"make prove-serve SEED={given.seed}")
         print(text, found["errors"][-2000:])
         if given.page:
             write_text(given.page, text)

@@ -230,9 +230,9 @@ def write(page: Path, seeds: int, failed: set[Run]) -> None:
 
 `python tools/prove_all.py --page docs/results/{page.name}`, last on {machine_line(fingerprint())}, {date.today():%d %B %Y}.
 It fills in this page, run after run. What each seed did in each episode is stored in `learning/`, so
-rows join seeds of several machines and days. Rows of seeds that were not stored are kept: those of
-RL Token and GRPO in text have intervals by an older method, too narrow for several seeds, and the
-greedy ones of SmolVLA and RL Token started from zero noise ([now from drawn](../pi0.md)).
+rows join seeds of several machines and days. Rows marked † are of seeds that were not stored: their
+intervals are of an older method, which is too narrow for three seeds, and the greedy ones of SmolVLA
+and RL Token started from zero noise ([now from drawn](../pi0.md)).
 Evaluations are of the same episodes before and after. Training improves the sampled policy.
 Means over seeds have intervals of 95 % (seeds and episodes), as `rlinf-vla compare`
 ([evaluation.md](../evaluation.md)): with one seed they say nothing of other seeds, and with two they

@@ -86,6 +86,13 @@ def test_an_error_message_contains_the_fix(rlinf_vla: CommandLine, arguments: li
     assert all(word in complaint for word in words), complaint
 
 
+@pytest.mark.parametrize("words", [["env.task=PushCube"], ["env.task=PutOnPlate", "env.tasks=[PutOnPlate]"]])
+def test_a_task_beside_the_tasks_of_a_sweep(rlinf_vla: CommandLine, words: list[str]) -> None:
+    complaint = rlinf_vla("eval", "recipe=maniskill_eval", *words).complaint
+    task = words[0].partition("=")[2]
+    assert f"{words[0]} has no effect" in complaint and f"write env.tasks=[{task}]" in complaint
+
+
 def test_a_missing_gpu(rlinf_vla: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     complaint = rlinf_vla("train", *PPO, "cluster.device=cuda").complaint

@@ -285,7 +285,6 @@ def test_a_directory_of_another_sweep_is_refused(sweep: Eval, rlinf_vla: Command
         (["evaluation.probes=[blank]"], "evaluation.probes[0]=blank is not known: use blank_instruction, shuffled_instruction"),
         (["evaluation.probes=[blank_image,blank_image]"], "evaluation.probes names blank_image twice"),
         (["sweep.polices=[expert]"], "did you mean sweep.policies"),
-        (["recipe=maniskill_eval", "env.task=PushCube"], "env.task=PushCube has no effect, because env.tasks="),
     ],
 )
 def test_bad_lines(rlinf_vla: CommandLine, suites: Counting, overrides: list[str], words: str) -> None:
