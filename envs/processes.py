@@ -73,7 +73,7 @@ class SimulatorPool:
         self.restarts = 0
         """Number of lost processes that were replaced so far."""
         self.cut: dict[int, int] = {}
-        """Slots whose episodes the last command ended, and the index in ``FAULTS`` of the reason."""
+        """Slots whose episodes the last command ended; the index in ``FAULTS`` of the reason."""
         self.step_timeout, self._start_timeout = step_timeout, start_timeout
         """Seconds without an answer after which a process is replaced."""
         self.slots = slots

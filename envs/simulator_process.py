@@ -17,7 +17,8 @@ class SimulatorError(RuntimeError):
     """An exception of a simulator, with its traceback as the message."""
 
     def __init__(self, pid: int, answer: dict[str, Any]) -> None:
-        super().__init__(f"simulator process {pid} failed:\n{answer['error']}")
+        told = answer["error"]
+        super().__init__(f"simulator process {pid} failed: {told.splitlines()[-1]}\n{told}")
         self.slots: list[int] = answer["slots"]
 
 

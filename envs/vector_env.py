@@ -58,7 +58,7 @@ class ProcessVectorEnv(VectorEnv):
         self._no_expert = no_expert
         self._ended = [False] * pool.slots
         self._failed: dict[int, int] = {}
-        """Slots whose episode ends in the next step, and the index in ``FAULTS`` of the reason."""
+        """Slots whose episode ends in the next step; the index in ``FAULTS`` of the reason."""
         self.spec = spec_of(pool.spec, pool.slots, pool.episode_limit, tasks, pool.frames.device)
         self._instruction = [(self.spec.instructions or tasks)[0]] * pool.slots
 
@@ -147,9 +147,7 @@ class ProcessVectorEnv(VectorEnv):
     def _finish(self) -> dict[int, Any]:
         """Return the answers to the command in flight, and mark the episodes that it cut."""
         answers = self.pool.finish()
-        for index, reason in self.pool.cut.items():
-            if not self._ended[index]:
-                self._failed[index] = reason
+        self._failed |= {index: reason for index, reason in self.pool.cut.items() if not self._ended[index]}
         return answers
 
     def _observation(self) -> Observation:

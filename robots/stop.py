@@ -5,8 +5,6 @@ Any process of the same user can send them. This module imports as little as pos
 
 from __future__ import annotations
 
-import getpass
-import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -14,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlinf_vla.core.listener import ask
-from rlinf_vla.core.robot import STOPPED_BY, RobotError
+from rlinf_vla.core.robot import STOPPED_BY, RobotError, user_name
 
 from . import runtime_folder
 
@@ -109,13 +107,6 @@ def _recovered(addresses: _Addresses, answer: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container may know no name
-        return f"user {os.getuid()}"
-
-
 def main(words: Sequence[str] | None = None) -> None:
     """Stop every arm driven by this user; only ``rlinf-vla robot acknowledge`` releases them."""
     words = sys.argv[1:] if words is None else words
@@ -126,6 +117,6 @@ def main(words: Sequence[str] | None = None) -> None:
         print(f"rlinf-vla-stop: {words[0]!r} is not known, and no arm was stopped: give no arguments, or --help", file=sys.stderr)
         sys.exit(2)
     try:
-        print("\n".join(send_order(None, "stop", _user())))
+        print("\n".join(send_order(None, "stop", user_name())))
     except RobotError as error:
         sys.exit(f"rlinf-vla-stop: {error}")

@@ -5,7 +5,6 @@ Cheap to import, because stopping an arm must be fast.
 
 from __future__ import annotations
 
-import getpass
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from typing import Any
 from rlinf_vla.cli.verbs import ROBOT_VERBS
 from rlinf_vla.config.errors import UserError, printable
 from rlinf_vla.core import plugins
-from rlinf_vla.core.robot import Robot, RobotError, RobotPlugin
+from rlinf_vla.core.robot import Robot, RobotError, RobotPlugin, user_name
 from rlinf_vla.realworld.operator_session import RECOVERY_S
 
 ORDERS = ("stop", "acknowledge")
@@ -42,7 +41,7 @@ def run(arguments: Sequence[str]) -> int:
     if verb in ORDERS:
         if verb == "acknowledge" and not operator:
             raise UserError("robot acknowledge needs operator=NAME: the person who has checked the arm and lets it move again")
-        for line in _order(verb, operator or getpass.getuser(), chosen):
+        for line in _order(verb, operator or user_name(), chosen):
             print(printable(line))
         return 0
     plugin, config = _choose(chosen)

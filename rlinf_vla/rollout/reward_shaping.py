@@ -55,7 +55,7 @@ class RewardShaper:
 
 
 class RewardedEnv(WrappedEnv):
-    """Wrap ``env`` with another reward. :class:`GuardedEnv` cuts episodes with one that is not finite."""
+    """Wrap ``env`` with another reward. ``GuardedEnv`` cuts episodes in which it is not finite."""
 
     def __init__(self, env: VectorEnv, reward_shaper: RewardShaper) -> None:
         super().__init__(env)

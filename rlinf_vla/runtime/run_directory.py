@@ -201,7 +201,7 @@ def held(directory: Path) -> Iterator[bool]:
     if not (directory / LOCK).exists():  # its run has not begun, or it was copied without the file
         yield True
         return
-    lock = os.open(directory / LOCK, os.O_RDONLY)
+    lock = os.open(directory / LOCK, os.O_RDONLY | os.O_NONBLOCK)  # it may be a pipe
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two listings must not take each other for a run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,13 @@ def test_a_run_in_progress(rlinf_vla: CommandLine, running: Path) -> None:
 def test_two_listings_at_once(rlinf_vla: CommandLine, three: dict[str, Path]) -> None:
     with held(three["interrupted"]) as idle:
         assert idle and listed(rlinf_vla)["ppo/20261102-100000"]["status"] == "interrupted"
+
+
+def test_a_lock_that_is_a_pipe_does_not_stop_the_list(rlinf_vla: CommandLine, three: dict[str, Path]) -> None:
+    lock = three["interrupted"] / ".lock"
+    lock.unlink(missing_ok=True)
+    os.mkfifo(lock)
+    assert listed(rlinf_vla)["ppo/20261102-100000"]["status"] == "interrupted"
 
 
 def test_a_run_that_its_time_budget_ended_is_finished(rlinf_vla: CommandLine, three: dict[str, Path]) -> None:
