@@ -31,7 +31,7 @@ class PointSimulator:
             os._exit(7)
         self._left = self._life(Path(options["lives"])) if "lives" in options else None
         self._no_start, self._no_advice = options.get("no_start_from"), options.get("no_advice_from")
-        self.seed = [0] * slots
+        self.seed: list[int | None] = [None] * slots
         self.spec = SimulatorSpec(action_dim=2, state_dim=2, control_hz=10.0, images={"map": [8, 6]}, picture=[4, 4])
         self.position = np.zeros((slots, 2), np.float32)
         self.goal = np.zeros((slots, 2), np.float32)
@@ -69,7 +69,7 @@ class PointSimulator:
         return Seen(self.position[slot], {"map": image})
 
     def expert(self, slot: int) -> NDArray[np.float32]:
-        if self.seed[slot] == self._no_advice:
+        if self.seed[slot] in (None, self._no_advice):
             raise ValueError("no line leads there")
         return np.clip((self.goal[slot] - self.position[slot]) / np.float32(0.3), -1, 1)
 

@@ -209,16 +209,25 @@ def test_an_exception_in_a_reset_ends_only_its_episode(first: bool, capfd: pytes
     whole.step(actions)
     whole.reset(episodes(0, 4, 0), only_second)
     assert_same(env.step(actions), whole.step(actions))
+    for each in (env, whole):
+        each.reset(episodes(4, 5 if each is env else 4, 4))
+        each.reset(episodes(1, 2, 3))
+    assert_same(env.step(actions), whole.step(actions))
     env.close()
     whole.close()
 
 
-def test_an_exception_of_the_expert_ends_only_its_episode() -> None:
+def test_an_exception_of_the_expert_ends_only_its_episode(capfd: pytest.CaptureFixture[str]) -> None:
     env = make_env(no_advice_from=5)
     env.reset(episodes(1, 5, 2))
     assert env.expert_actions().isfinite().all()
     env.render(1)
     assert_cut(env.step(env.expert_actions()[:, None]), [0, EXCEPTION_FAULT, 0])
+    env.expert_actions()
+    env.step_async(random_actions(env, 1, seed=0), skip_ended=True)
+    again = env.step_wait()
+    assert again.valid[:, 0].tolist() == [True, False, True] and again.fault is not None and not again.fault.any()
+    assert capfd.readouterr().err.count("are cut") == 1
     env.close()
 
 

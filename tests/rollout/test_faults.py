@@ -199,3 +199,19 @@ def test_a_reward_plug_in_that_is_not_finite_cuts_its_episode() -> None:
     result = env.step(actions(1))
     assert result.fault is not None and result.fault[:, 0].tolist() == [REWARD_FAULT, 0, STATE_FAULT]
     assert result.truncated[:, 0].tolist() == [True, False, True] and result.reward[:, 0].tolist() == [0.0, 5.0, 0.0]
+
+
+class NothingAfterTheEnd(WrappedEnv):
+    """Gives NaN as the reward of steps that were not executed."""
+
+    def step_wait(self) -> StepResult:
+        result = super().step_wait()
+        return replace(result, reward=result.reward.where(result.valid, torch.nan))
+
+
+def test_the_reward_of_a_step_that_was_not_executed_is_no_fault() -> None:
+    env = GuardedEnv(NothingAfterTheEnd(Walk([1.0] * PLACES, limit=2, num_envs=2)))
+    env.reset(from_places(0, 1))
+    result = env.step(actions(3, num_envs=2))
+    assert result.reward.tolist() == [[1.0, 1.0, 0.0]] * 2
+    assert result.fault is not None and not result.fault.any()
