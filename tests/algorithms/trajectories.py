@@ -1,4 +1,4 @@
-"""Random rollouts of action chunks that follow the protocol: a prefix is executed, and an episode ends at its first done."""
+"""Random rollouts of action chunks that follow the protocol: a stretch is executed, and an episode ends at its first done."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ def trajectories(draw: st.DrawFn, dtype: torch.dtype = torch.float64, garbage: b
     ended = chance(end_probability, calls, envs)
     executed = torch.where(ended, torch.randint(1, chunk + 1, (calls, envs), generator=generator), chunk)
     position = torch.arange(chunk)
-    valid = position < executed[..., None]
+    late = torch.where(chance(0.2, calls, envs), torch.rand(calls, envs, generator=generator) * executed, 0)  # with a deadline
+    valid = (position < executed[..., None]) & (position >= late.long()[..., None])
     last = (position == executed[..., None] - 1) & ended[..., None]
     how = torch.randint(0, 3, (calls, envs, 1), generator=generator)  # terminated, truncated, both in one step
     terminated, truncated = last & (how != 1), last & (how != 0)
