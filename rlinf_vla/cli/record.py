@@ -76,8 +76,7 @@ class Recording:
                         interrupt.check()
 
                     def finished(episode: RecordedEpisode) -> None:
-                        kept = episode.success or self.recipe.record.failures
-                        episode.write(self._part(self.played), frames=kept)
+                        episode.write(self._part(self.played), frames=self._is_kept(episode))
                         add(episode)
 
                     while self.played < self.shown.episodes and self._part(self.played).exists():
@@ -96,9 +95,12 @@ class Recording:
     def _part(self, number: int) -> Path:
         return self.parts / f"episode_{number:06d}.npz"
 
+    def _is_kept(self, episode: RecordedEpisode) -> bool:
+        return episode.success or (self.recipe.record.failures and not episode.cut)
+
     def _add(self, writer: LeRobotWriter, episode: RecordedEpisode) -> None:
         self._writing = True
-        if episode.success or self.recipe.record.failures:
+        if self._is_kept(episode):
             writer.add_episode(episode.frames, episode.instruction)
         self._writing = False
         self.played, self.successes = self.played + 1, self.successes + episode.success

@@ -165,6 +165,11 @@ class StepResult:
         found = {name: getattr(self, name) for name in ("reward", "terminated", "truncated", "success", "valid", "cost", "fault")}
         return {name: value for name, value in found.items() if value is not None}
 
+    @property
+    def failed(self) -> Tensor:
+        """Whether the simulator failed in the episode, bool ``[B]``."""
+        return torch.zeros_like(self.valid[:, 0]) if self.fault is None else (self.fault > 0).any(1)
+
     def outcome_to(self, device: torch.device) -> StepResult:
         """Return the result with all but the observation on ``device``, moved in one copy."""
         found: dict[str, Any] = moved(self.outcome, device)

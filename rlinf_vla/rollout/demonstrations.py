@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from torch import Tensor
 from rlinf_vla.algorithms.base import DemonstrationConfig
 from rlinf_vla.algorithms.classifier import Frames
 from rlinf_vla.algorithms.sft import Demonstrations
-from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.errors import Failure, UserError
 from rlinf_vla.core.devices import CPU, moved
 from rlinf_vla.core.io import replacing
 from rlinf_vla.core.protocols import EnvSpec, Policy, RewardModel, VectorEnv, prepared
@@ -56,8 +57,9 @@ def collect_demonstrations(
     inputs, outcomes = EpisodeRows(config.episodes), EpisodeRows(config.episodes)
 
     def on_call(env: VectorEnv, call: Call, index: Tensor) -> None:
-        inputs.add(index, call.inputs)
-        outcomes.add(index, {LABEL: call.sample.latent[LABEL], form.SUCCESS: call.result.success.any(1)})
+        sound = ~call.result.failed
+        inputs.add(index, call.inputs, sound)
+        outcomes.add(index, {LABEL: call.sample.latent[LABEL], form.SUCCESS: call.result.success.any(1)}, sound)
 
     play_expert(partial(prepared, policy), groups, config, run_seed, on_call, progress)
     ended = outcomes.all()
@@ -82,8 +84,9 @@ def labelled_frames(
     inputs, outcomes = EpisodeRows(config.episodes), EpisodeRows(config.episodes)
 
     def on_call(env: VectorEnv, call: Call, index: Tensor) -> None:
-        inputs.add(index, prepared(model, call.result.observation))
-        outcomes.add(index, {form.SUCCESS: call.result.success.any(1)})
+        sound = ~call.result.failed
+        inputs.add(index, prepared(model, call.result.observation), sound)
+        outcomes.add(index, {form.SUCCESS: call.result.success.any(1)}, sound)
 
     play_expert(lambda obs: {}, groups, config, run_seed, on_call, progress)
     seen, success = inputs.all(), [each[form.SUCCESS] for each in outcomes.all()]
@@ -98,10 +101,13 @@ class RecordedEpisode:
     frames: dict[str, Column]
     instruction: str
     success: bool
+    cut: bool
+    """The simulator failed, see ``faults``."""
 
     def write(self, path: Path, frames: bool = True) -> None:
         """Write the episode atomically, without its ``frames`` if they are not needed."""
-        values: dict[str, Any] = {"instruction": self.instruction, "success": self.success} | (self.frames if frames else {})
+        values: dict[str, Any] = {"instruction": self.instruction, "success": self.success, "cut": self.cut}
+        values |= self.frames if frames else {}
         with replacing(path) as aside, aside.open("wb") as file:
             np.savez_compressed(file, **values)
 
@@ -111,7 +117,7 @@ class RecordedEpisode:
         try:
             with np.load(path, allow_pickle=False) as file:
                 found = {key: file[key] for key in file.files}
-            return cls(found, str(found.pop("instruction")), bool(found.pop("success")))
+            return cls(found, str(found.pop("instruction")), bool(found.pop("success")), bool(found.pop("cut")))
         except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
             raise UserError(f"{path} is no recorded episode ({error}): delete it and all later ones") from None
 
@@ -132,11 +138,12 @@ def record_expert(
     def on_call(env: VectorEnv, call: Call, index: Tensor) -> None:
         nonlocal following
         rows.add(index, _frame(call))
-        done = call.result.done.tolist()
+        done, failed = call.result.done.tolist(), call.result.failed.tolist()
         for slot, number in enumerate(index.tolist()):
             if number >= 0 and done[slot]:
                 frames = {key: value.numpy() for key, value in rows.take(number).items()}
-                waiting[number] = RecordedEpisode(frames, call.observation.instruction[slot], bool(frames[form.SUCCESS][-1]))
+                success = bool(frames[form.SUCCESS][-1])
+                waiting[number] = RecordedEpisode(frames, call.observation.instruction[slot], success, failed[slot])
         while following in waiting:
             finished(waiting.pop(following))
             following += 1
@@ -173,10 +180,24 @@ def play_expert(
     """Run the demonstration episodes from the ``first`` on, one control step per call; see
     :func:`play_episodes`.
 
-    ``latent[LABEL]`` ``[B, D]`` is the expert's action, ``actions`` the executed one.
+    ``latent[LABEL]`` ``[B, D]`` is the expert's action, ``actions`` the executed one. Of an episode
+    in which the simulator fails, the steps before count. Raises Failure if no episode has any.
     """
     listed = numbered_episodes(DEMONSTRATION_SEEDS, first, config.episodes - first, len(groups[0].spec.tasks))
-    play_episodes(lambda env: _NoisyExpert(env, prepare, config, run_seed), groups, listed, on_call, _Untimed(), progress)
+    cut = steps = 0
+
+    def counting(env: VectorEnv, call: Call, index: Tensor) -> None:
+        nonlocal cut, steps
+        failed = call.result.failed.to(CPU) & (index >= 0)
+        cut += int(failed.sum())
+        steps += int((index >= 0).sum() - failed.sum())
+        on_call(env, call, index)
+
+    play_episodes(lambda env: _NoisyExpert(env, prepare, config, run_seed), groups, listed, counting, _Untimed(), progress)
+    if not steps:
+        raise Failure("the simulator failed in every episode of the expert before its first step")
+    if cut:
+        print(f"{cut} of {len(listed)} episodes of the expert were cut, because the simulator failed", file=sys.stderr)
 
 
 class _NoisyExpert(ExpertActor):

@@ -184,5 +184,5 @@ class EpisodeRows:
         return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
     def all(self) -> list[Tensors]:
-        """Return the rows of all episodes, in their order, and forget them."""
-        return [self.take(number) for number in range(len(self._rows))]
+        """Return the rows of all episodes that have some, in their order, and forget them."""
+        return [self.take(number) for number, rows in enumerate(self._rows) if rows]

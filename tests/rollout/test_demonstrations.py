@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import pytest
@@ -9,10 +10,13 @@ from torch import Tensor
 
 from rlinf_vla.algorithms.base import DemonstrationConfig
 from rlinf_vla.algorithms.sft import Demonstrations
-from rlinf_vla.config.errors import UserError
-from rlinf_vla.core.types import Inputs, Observation
+from rlinf_vla.config.errors import Failure, UserError
+from rlinf_vla.core.protocols import VectorEnv
+from rlinf_vla.core.types import Inputs, Observation, StepResult
 from rlinf_vla.rollout.demonstrations import collect_demonstrations
 from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS
+from rlinf_vla.rollout.faults import GuardedEnv
+from rlinf_vla.rollout.reward_shaping import RewardedEnv, RewardShaper
 from rlinf_vla.testing.toy_env import GOALS, CounterWorld, groups
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 
@@ -44,7 +48,7 @@ class State:
 
 
 def shown(
-    config: DemonstrationConfig = NOISY, chunk: int = 1, envs: list[CounterWorld] | None = None, run_seed: int = 0
+    config: DemonstrationConfig = NOISY, chunk: int = 1, envs: Sequence[VectorEnv] | None = None, run_seed: int = 0
 ) -> tuple[Demonstrations, float]:
     return collect_demonstrations(WholeImages(LinearOptions(chunk=chunk)), envs or groups(4, 2), config, run_seed)
 
@@ -171,3 +175,30 @@ def test_a_missing_expert_is_one_line() -> None:
 
     with pytest.raises(UserError, match="no scripted expert"):
         shown(envs=[Clueless(2)])
+
+
+class Unsteady(CounterWorld):
+    """In the first environment the reward of an episode's third step is NaN."""
+
+    def step_wait(self) -> StepResult:
+        result = super().step_wait()
+        reward = result.reward.clone()
+        reward[0] += torch.where(result.observation.state[0, 1] == 3, torch.nan, 0.0)
+        return replace(result, reward=reward)
+
+
+def test_the_steps_before_a_fault_count(capsys: pytest.CaptureFixture[str]) -> None:
+    whole, found = by_episode(shown(CLEAN)[0]), by_episode(shown(CLEAN, envs=[GuardedEnv(Unsteady(2))])[0])
+    cut = [number for number, episode in enumerate(found) if episode != whole[number]]
+    assert len(found) == len(whole) and 0 < len(cut) < len(found)
+    assert all(found[number] == whole[number][:2] for number in cut)
+    assert capsys.readouterr().err == f"{len(cut)} of 11 episodes of the expert were cut, because the simulator failed\n"
+
+
+def test_an_expert_that_never_makes_a_step_is_one_line() -> None:
+    def undefined(before: Observation, actions: Tensor, result: StepResult) -> StepResult:
+        return replace(result, reward=result.reward * torch.nan)
+
+    env = GuardedEnv(RewardedEnv(CounterWorld(2), RewardShaper(undefined)))
+    with pytest.raises(Failure, match="in every episode of the expert before its first step"):
+        shown(replace(CLEAN, episodes=4), envs=[env])
