@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from rlinf_vla.core.listener import ask
-from rlinf_vla.core.robot import STOPPED_BY, RobotError, user_name
+from rlinf_vla.core.robot import STOPPED_BY, RobotError
+from rlinf_vla.core.user_dirs import user_name
 
 from . import runtime_folder
 

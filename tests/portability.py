@@ -39,7 +39,9 @@ def run(setting: Mapping[str, str], folder: Path) -> tuple[dict[str, int], dict[
     suite = ElementTree.parse(report).getroot()[0]
     counts = {name: int(suite.attrib[name]) for name in ("tests", "failures", "errors", "skipped")}
     failed = [
-        f"{case.attrib['classname']}.{case.attrib['name']}" for case in suite.iter("testcase") if len(case) and case[0].tag != "skipped"
+        f"{case.attrib['classname']}.{case.attrib['name']}"
+        for case in suite.iter("testcase")
+        if case.find("failure") is not None or case.find("error") is not None
     ]
     ratios: dict[str, float] = {}
     for path in folder.glob("*.json"):
@@ -63,7 +65,7 @@ def main(page: Path) -> int:
 `make portability`, {began}. {machine["cpu"]}, {machine["cores"]} cores, PyTorch {torch.__version__}
 ({torch.backends.cpu.get_cpu_capability()} by default).
 
-Each line is a run of {", ".join(f"`tests/{name}`" for name in FOLDERS)},
+Each line is a run of the tests in {", ".join(FOLDERS)},
 with one library limited to one instruction set. Parity tests compare with numbers that the official
 implementations computed on another machine. The last column is the largest ratio of the official
 numbers' distance from the float64 result to this run's own float32 rounding, and the quantity where

@@ -13,7 +13,8 @@ from typing import Any
 from rlinf_vla.cli.verbs import ROBOT_VERBS
 from rlinf_vla.config.errors import UserError, printable
 from rlinf_vla.core import plugins
-from rlinf_vla.core.robot import Robot, RobotError, RobotPlugin, user_name
+from rlinf_vla.core.robot import Robot, RobotError, RobotPlugin
+from rlinf_vla.core.user_dirs import user_name
 from rlinf_vla.realworld.operator_session import RECOVERY_S
 
 ORDERS = ("stop", "acknowledge")

@@ -5,8 +5,6 @@ SI units; axes and signs of docs/conventions.md; times: ``time.monotonic()`` of 
 
 from __future__ import annotations
 
-import getpass
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -114,14 +112,6 @@ class RobotSpec:
 STOPPED_BY, PAUSED_BY, POLICY = "stopped by ", "paused by ", "policy: "
 """Beginnings of faults: a person's stop, an operator's pause, and what the policy's process says
 (also before the pause)."""
-
-
-def user_name() -> str:
-    """Return the name of this process's user, or the number that a container without names has."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return f"user {os.getuid()}"
 
 
 def stopped_by_a_person(fault: str) -> bool:

@@ -122,13 +122,7 @@ class Episodes(Batched):
         return mapped(lambda a, b: torch.where(mask, a, b), first, second)
 
 
-FAULTS = (
-    "",
-    "a state that is not finite",
-    "a reward that is not finite",
-    "an exception in the simulator",
-    "a simulator process that was lost again and again",
-)
+FAULTS = ("", "a state that is not finite", "a reward that is not finite", "an exception in the simulator", "lost simulator processes")
 """Why an episode was cut that neither its simulator nor its time limit ended; first: it was not."""
 STATE_FAULT, REWARD_FAULT, EXCEPTION_FAULT, LOST_FAULT = range(1, len(FAULTS))
 

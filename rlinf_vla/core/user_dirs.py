@@ -1,7 +1,8 @@
-"""Locate the user's state directory. Standard library only: the arm's stop program needs it."""
+"""Locate the user's state directory, and name the user. Standard library only: the arm's stop program needs it."""
 
 from __future__ import annotations
 
+import getpass
 import os
 from pathlib import Path
 
@@ -14,3 +15,11 @@ def state() -> Path:
     """
     given = Path(os.environ.get("XDG_STATE_HOME", "")).expanduser()
     return (given if given.is_absolute() else Path("~/.local/state").expanduser()) / "rlinf-vla"
+
+
+def user_name() -> str:
+    """Return the name of this process's user, or the number that a container without names has."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"user {os.getuid()}"

@@ -159,7 +159,7 @@ def test_an_action_that_always_kills_costs_its_episode(env: ProcessVectorEnv, ca
     assert_cut(env.step(killing), [LOST_FAULT, 0, 0])
     told = capfd.readouterr().err
     assert "exit code 7 while it carried out 'step'.\nout of ink" in told, told
-    assert told.endswith("the episodes of 1 environments are cut: a simulator process that was lost again and again\n")
+    assert told.endswith("the episodes of 1 environments are cut: lost simulator processes\n")
     again = env.reset(episodes(1, 2, 3))
     assert torch.equal(again.state, env.reset(episodes(1, 2, 3)).state)
 

@@ -35,6 +35,8 @@ TF32 has spacings of 8192 of them and bfloat16 of 65536: results computed in les
 KINKS = 8
 """ReLUs so close to zero that rounding decides their side: gradients are computed for both sides of each, 2**KINKS times at most."""
 
+FEW = 4
+
 Compute = Callable[["Precision"], Mapping[str, Tensor]]
 
 ratios: dict[str, float] = {}
@@ -114,7 +116,7 @@ def _run(compute: Compute, mode: Exact) -> dict[str, Tensor]:
 def agree(compute: Compute, expected: Mapping[str, Tensor]) -> None:
     """The results of ``compute``, by name, must equal ``expected`` up to rounding.
 
-    A scalar's rounding can cancel by chance: its bound is the largest relative rounding of this call.
+    The rounding of ``FEW`` numbers can cancel by chance: their bound is the largest relative rounding of this call.
     """
     found, exact = _run(compute, Rounded()), _run(compute, Exact())
     relative = {name: _largest(found[name] - exact[name]) / _largest(exact[name]) for name in exact}
@@ -123,7 +125,7 @@ def agree(compute: Compute, expected: Mapping[str, Tensor]) -> None:
     for name, value in exact.items():
         official = expected[name].double()
         assert official.shape == value.shape, (name, official.shape, value.shape)
-        _accept(name, _largest(official - value), max(worst if value.numel() == 1 else relative[name], EPS) * _largest(value))
+        _accept(name, _largest(official - value), max(worst if value.numel() <= FEW else relative[name], EPS) * _largest(value))
 
 
 def gradients_agree(compute: Compute, norms: Mapping[str, float]) -> None:
