@@ -1,4 +1,7 @@
-"""Locate the user's state directory, and name the user. Standard library only: the arm's stop program needs it."""
+"""Locate the user's state directory, and name the user.
+
+Standard library only: the arm's stop program needs it.
+"""
 
 from __future__ import annotations
 
