@@ -152,7 +152,7 @@ def test_the_main_job_imports_no_feature_and_no_other_plugin() -> None:
 
 
 BUDGETS = {
-    "rlinf_vla": 34_640,
+    "rlinf_vla": 34_680,
     "rlinf_vla/testing": 2_125,
     "models": 7_240,
     "envs": 9_830,

@@ -27,6 +27,15 @@ CONFIG_MODULE = "rlinf_vla.recipes"
 FOLDER = "--config-dir"
 HYDRAS = ("cfg", "multirun", "resolve", "package", "info", "shell_completion", "config_dir", "config_path", "config_name", "sc", "cd")
 """Hydra's own options."""
+COMMANDS = ("train", "eval", "serve", "export", "record", "plan")
+READERS = {
+    "sweep": ("eval",),
+    "serve": ("serve",),
+    "record": ("record",),
+    "output": ("record", "export", "plan"),
+    "output_dtype": ("export",),
+}
+"""Node of a recipe -> those of COMMANDS that read it."""
 CHOICES = ("recipe", "preset", "env", "robot", "model", "algorithm", "reward", "cluster")
 
 
@@ -39,6 +48,7 @@ def compose_and_run(verb: str, arguments: Sequence[str], command: Callable[[Dict
         overrides = with_folder(arguments)
         flagged = any(_is_flag(each) or re.match(r"[~+]*hydra[./@=](?!searchpath=)", each) for each in overrides)
         jobs = _by_hydra(verb, overrides) if flagged else [load(verb, overrides)]
+        refuse_nodes_of_other_verbs(verb, overrides)
         if verb == "eval":
             for job in jobs:
                 refuse_task_of_sweep(job, overrides)
@@ -60,6 +70,15 @@ def refuse_dashes(arguments: Sequence[str]) -> None:
             name = match[1].replace("-", "_")
             if len(name) > 1 and name not in HYDRAS and name in (*CHOICES, *recipes.keys()):
                 raise UserError(f"{word}: a key is given without dashes, write {name}={match[2] or after or 'VALUE'}")
+
+
+def refuse_nodes_of_other_verbs(verb: str, arguments: Sequence[str]) -> None:
+    """Raise UserError if a key is given that only other verbs read."""
+    for word in arguments:
+        node = re.split(r"[.=]", word, maxsplit=1)[0]
+        readers = READERS.get(node, (verb,))
+        if verb in COMMANDS and verb not in readers:
+            raise UserError(f"{word} has no effect: {node} is for rlinf-vla {' and '.join(readers)}, leave it out of {verb}")
 
 
 def refuse_task_of_sweep(config: DictConfig, arguments: Sequence[str]) -> None:

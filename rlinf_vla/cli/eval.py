@@ -20,13 +20,9 @@ from rlinf_vla.training.checkpoint import load_checkpoint
 
 
 def read(config: DictConfig) -> tuple[Recipe, Path | None]:
-    """Return the recipe and its checkpoint, looked up once: a run in training writes newer ones."""
-    recipe = recipes.read(config)
-    if not recipe.checkpoint:
-        return recipe, None
-    checkpoint = run_directory.checkpoint_at(recipe.checkpoint, "checkpoint")
-    config.checkpoint = str(checkpoint)
-    return recipes.read(config), checkpoint  # sweep.policies may name it
+    """Return the recipe and its checkpoint."""
+    run_directory.find_checkpoint(config)
+    return recipes.read(config), Path(config.checkpoint) if config.checkpoint else None
 
 
 def run(config: DictConfig) -> dict[str, Any]:

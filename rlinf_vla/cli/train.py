@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 def run(config: DictConfig) -> None:
     """Train the recipe in a new or resumed run directory. Raises UserError."""
+    run_directory.find_checkpoint(config)
+    if config.checkpoint:
+        config.checkpoint = str(Path(config.checkpoint).absolute())  # workers may have another working directory
     recipe = recipes.read(config)
     builders.require_training(recipe)
     directory, checkpoint = run_directory.resolve_run(config)
@@ -45,7 +48,7 @@ def run(config: DictConfig) -> None:
         preview.show(recipe)
         preview.require_nothing()
     with run_directory.locked(directory, config, checkpoint):
-        _train(recipe, directory.absolute(), checkpoint and checkpoint.absolute(), monitor)  # workers may have another working directory
+        _train(recipe, directory.absolute(), checkpoint and checkpoint.absolute(), monitor)
 
 
 def _train(recipe: Recipe, directory: Path, checkpoint: Path | None, monitor: PlanMonitor | None) -> None:

@@ -255,8 +255,8 @@ class Recipe:
     """never, auto (newest complete checkpoint in run_dir, or of all runs of this recipe), or a run
     directory or checkpoint."""
     checkpoint: str | None = None
-    """Checkpoint of an earlier run to evaluate, start from or export; eval and export also take a
-    run directory and use its newest checkpoint."""
+    """Checkpoint of an earlier run to evaluate, serve, start from or export, or a run directory for
+    its newest one."""
     output: str | None = field(default=None, metadata=OUTSIDE)
     """Output directory of export and record, which must be new or empty; new file of plan."""
     output_dtype: Annotated[str, OneOf("float32", "bfloat16")] | None = None

@@ -88,6 +88,15 @@ def checkpoint_at(location: str, key: str) -> Path:
     return checkpoint
 
 
+def find_checkpoint(config: DictConfig) -> None:
+    """Replace ``checkpoint`` by the one that it means now: a run in training writes newer ones.
+
+    Raises UserError.
+    """
+    if config.checkpoint:
+        config.checkpoint = str(checkpoint_at(config.checkpoint, "checkpoint"))
+
+
 def _newest_of(runs: Path, say: Callable[[str], None]) -> Path | None:
     """Return the run with the most recent complete checkpoint; if none has any, the last by name.
 

@@ -14,7 +14,8 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.envs.libero.plugin import Libero
 from rlinf_vla.envs.maniskill.plugin import ManiSkill
 from rlinf_vla.runtime import hub
-from tests.cli.conftest import CommandLine
+from rlinf_vla.runtime.run_directory import saved_recipe
+from tests.cli.conftest import CommandLine, Counting
 from tests.models.tiny_openvla import smaller_config, smaller_directory
 
 WARMUP = "gen-robot/openvla-7b-rlvla-warmup"
@@ -78,3 +79,33 @@ def test_a_run_refuses_it_before_weights_and_simulators(
     refused = rlinf_vla("train", *keys, f"model.checkpoint=hf://{WARMUP}", "cluster=laptop", "run_dir=run")
     assert re.search(words, refused.complaint)
     assert set(downloads) == {hub.DESCRIPTION}
+
+
+@pytest.mark.parametrize("dry", [(), ("--dry-run",)])
+def test_a_checkpoint_to_start_from_is_looked_for_first(rlinf_vla: CommandLine, counting: Counting, dry: tuple[str, ...]) -> None:
+    words = counting.arguments("train", "counting_ppo", "checkpoint=nowhere", *dry)
+    assert rlinf_vla(*words).complaint == "checkpoint=nowhere: no such directory"
+    assert not Path("runs").exists() and not counting.plugin.created
+
+
+def test_a_run_starts_from_the_newest_checkpoint_of_another(rlinf_vla: CommandLine, counting: Counting, tmp_path: Path) -> None:
+    quick = ("evaluation.before_and_after=false", "iterations=1")
+    for words in (("run_dir=first",), ("run_dir=second", "checkpoint=first")):
+        assert rlinf_vla(*counting.arguments("train", "counting_ppo", *quick, *words)).code == 0
+    assert saved_recipe(tmp_path / "second")["checkpoint"] == str(tmp_path / "first" / "checkpoints" / "step_000001")
+
+
+@pytest.mark.parametrize(
+    ("verb", "word", "reader"),
+    [
+        ("train", "sweep.policies=[expert]", "eval"),
+        ("train", "serve.port=1", "serve"),
+        ("eval", "record.failures=true", "record"),
+        ("serve", "output_dtype=float32", "export"),
+        ("eval", "output=out", "record and export and plan"),
+    ],
+)
+def test_a_key_of_another_command(rlinf_vla: CommandLine, counting: Counting, verb: str, word: str, reader: str) -> None:
+    refused = rlinf_vla(*counting.arguments(verb, "counting_ppo", word)).complaint
+    node = re.split(r"[.=]", word)[0]
+    assert refused == f"{word} has no effect: {node} is for rlinf-vla {reader}, leave it out of {verb}"
