@@ -22,8 +22,7 @@ from rlinf_vla.runtime.recipes import ASSET, HUB, asset_path
 
 def run(config: DictConfig) -> None:
     """Print recipe, plan and memory. Raises UserError if something is missing."""
-    run_directory.find_checkpoint(config)
-    recipe = recipes.read(config)
+    recipe = run_directory.read(config)
     builders.require_training(recipe)
     print(f"recipe {recipe.name}: {recipe.algorithm.name}, model {recipe.model.name} of {recipe.model.checkpoint}, {recipe.env.name}")
     recipe, preview = choose_rows(config)

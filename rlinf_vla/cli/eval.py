@@ -12,7 +12,7 @@ from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.config.robot import ROBOT
 from rlinf_vla.evaluation import sweep
 from rlinf_vla.evaluation.evaluate import evaluate, headline
-from rlinf_vla.runtime import builders, recipes, run_directory, wrapped_envs
+from rlinf_vla.runtime import builders, run_directory, wrapped_envs
 from rlinf_vla.runtime.fit import remarks
 from rlinf_vla.runtime.open import play_in_process
 from rlinf_vla.telemetry.console import stages
@@ -21,8 +21,8 @@ from rlinf_vla.training.checkpoint import load_checkpoint
 
 def read(config: DictConfig) -> tuple[Recipe, Path | None]:
     """Return the recipe and its checkpoint."""
-    run_directory.find_checkpoint(config)
-    return recipes.read(config), Path(config.checkpoint) if config.checkpoint else None
+    recipe = run_directory.read(config)
+    return recipe, Path(recipe.checkpoint) if recipe.checkpoint else None
 
 
 def run(config: DictConfig) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from rlinf_vla.config.cluster import CUDA, GIVEN
 from rlinf_vla.config.recipe import SUPERVISED, Recipe
 from rlinf_vla.config.robot import ROBOT
 from rlinf_vla.core.interrupt import deferred_signals
-from rlinf_vla.runtime import builders, recipes, run_directory
+from rlinf_vla.runtime import builders, run_directory
 from rlinf_vla.runtime.base import Restart, Runtime, Say
 from rlinf_vla.runtime.open import open_runtime
 from rlinf_vla.telemetry.console import TrainingConsole
@@ -32,10 +32,7 @@ if TYPE_CHECKING:
 
 def run(config: DictConfig) -> None:
     """Train the recipe in a new or resumed run directory. Raises UserError."""
-    run_directory.find_checkpoint(config)
-    if config.checkpoint:
-        config.checkpoint = str(Path(config.checkpoint).absolute())  # workers may have another working directory
-    recipe = recipes.read(config)
+    recipe = run_directory.read(config)
     builders.require_training(recipe)
     directory, checkpoint = run_directory.resolve_run(config)
     preview = None
@@ -48,7 +45,7 @@ def run(config: DictConfig) -> None:
         preview.show(recipe)
         preview.require_nothing()
     with run_directory.locked(directory, config, checkpoint):
-        _train(recipe, directory.absolute(), checkpoint and checkpoint.absolute(), monitor)
+        _train(recipe, directory.absolute(), checkpoint and checkpoint.absolute(), monitor)  # workers may have another working directory
 
 
 def _train(recipe: Recipe, directory: Path, checkpoint: Path | None, monitor: PlanMonitor | None) -> None:

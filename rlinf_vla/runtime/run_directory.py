@@ -14,8 +14,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.recipe import flat
+from rlinf_vla.config.recipe import Recipe, flat
 from rlinf_vla.core.io import read_yaml, replacing
+from rlinf_vla.runtime import recipes
 from rlinf_vla.training.checkpoint_files import COMPLETE, complete_checkpoints, newest_sound
 
 RUNS = Path("runs")
@@ -88,13 +89,13 @@ def checkpoint_at(location: str, key: str) -> Path:
     return checkpoint
 
 
-def find_checkpoint(config: DictConfig) -> None:
-    """Replace ``checkpoint`` by the one that it means now: a run in training writes newer ones.
-
-    Raises UserError.
-    """
-    if config.checkpoint:
-        config.checkpoint = str(checkpoint_at(config.checkpoint, "checkpoint"))
+def read(config: DictConfig) -> Recipe:
+    """Return the recipe, whose ``checkpoint`` is the one that is meant now. Raises UserError."""
+    recipe = recipes.read(config)
+    if recipe.checkpoint:
+        config.checkpoint = str(checkpoint_at(recipe.checkpoint, "checkpoint").absolute())
+        recipe = recipes.read(config)  # sweep.policies may name it
+    return recipe
 
 
 def _newest_of(runs: Path, say: Callable[[str], None]) -> Path | None:
