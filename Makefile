@@ -14,7 +14,7 @@ export OMP_WAIT_POLICY ?= passive
 # Installed modules are compiled when first imported. Without this, where images set it, each process would compile PyTorch anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: docs release-check install install-all install-peers quickstart test test-all test-changed test-nightly test-order portability lint type format prove-all prove-putonplate25 sft-putonplate25 prove-cost prove-deadline prove-gpu prove-plans gpu-packages rehearse-7b robot-demo robot-chaos robot-deadlines prove-franka prove-delay sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-rewordings libero-reference scene25-recordings mutants serve-clients lerobot metaworld metaworld-expert prove-metaworld prove-serve screenshots clean
+.PHONY: docs release-check install install-all install-peers quickstart test test-all test-changed test-nightly test-order test-values portability lint type format prove-all prove-putonplate25 sft-putonplate25 prove-cost prove-deadline prove-gpu prove-plans gpu-packages rehearse-7b robot-demo robot-chaos robot-deadlines prove-franka prove-delay sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-rewordings libero-reference scene25-recordings mutants serve-clients lerobot metaworld metaworld-expert prove-metaworld prove-serve screenshots clean
 
 install: $(INSTALLED)
 
@@ -57,9 +57,15 @@ test-nightly: install-peers
 
 # The tests in random order, once per seed: it shuffles modules and the tests of each, and seeds the global random generators.
 SEEDS ?= 1 2 3
+SEED ?= 0
 TESTS ?= tests
 test-order: install
 	for seed in $(SEEDS); do $(BIN)/python -m pytest -n 2 --dist loadfile -p randomly --randomly-seed=$$seed $(TESTS) || exit; done
+
+# The tests that draw their values, with other values for each SEED, five times as many. Ten minutes.
+test-values: install
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not nightly" --hypothesis-profile=new --hypothesis-seed=$(SEED) \
+	    $$(grep -rl "^from hypothesis import" tests --include=test_*.py)
 
 # Mutation tests (tests/mutate.py): each listed mistake must fail a test. About 15 minutes on two cores; SOME=soft_trainer selects some.
 mutants: install-all
@@ -320,7 +326,6 @@ prove-metaworld: install metaworld
 		env.python=.venv-metaworld/bin/python env.processes=1 rollout.pipeline_depth=1 cluster.update_threads=1 episodes=200 || exit; done
 
 # Attacks a server with malformed frames and requests while a client is served, and writes the page. EXTRAS=serve,dev. Twenty minutes.
-SEED ?= 0
 prove-serve: install
 	$(BIN)/python tools/attack_server.py --seed $(SEED) --page docs/results/serving.md
 

@@ -29,6 +29,8 @@ from tests.skips import SkipCheck
 settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=60)
 settings.register_profile("without shrinking", settings.get_profile("repeatable"), phases=(Phase.explicit, Phase.generate))
 """For tests/mutate.py, which only needs to know that a test fails."""
+settings.register_profile("new", deadline=None, max_examples=300)
+"""For make test-values: other values with each --hypothesis-seed."""
 settings.load_profile("repeatable")
 
 
