@@ -217,7 +217,8 @@ def test_without_msgpack_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> N
 arrays = st.sampled_from(sorted(DTYPES)).flatmap(
     lambda name: st.lists(st.integers(0, 3), max_size=3).map(lambda shape: np.ones(shape, DTYPES[name].newbyteorder("=")))
 )
-leaves = st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20) | arrays
+numbers = st.integers(-(2**63), 2**63) | st.floats(allow_nan=False, allow_infinity=False)
+leaves = st.none() | st.booleans() | numbers | st.text(max_size=20) | arrays
 messages = st.recursive(leaves, lambda each: st.lists(each, max_size=3) | st.dictionaries(st.text("abc/_", max_size=5), each), max_leaves=8)
 
 
