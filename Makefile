@@ -64,7 +64,7 @@ test-order: install
 
 # The tests that draw their values, with other values for each SEED, five times as many. Ten minutes.
 test-values: install
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not nightly" --hypothesis-profile=new --hypothesis-seed=$(SEED) \
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not nightly and not realtime" --hypothesis-profile=new --hypothesis-seed=$(SEED) \
 	    $$(grep -rl "^from hypothesis import" tests --include=test_*.py)
 
 # Mutation tests (tests/mutate.py): each listed mistake must fail a test. About 15 minutes on two cores; SOME=soft_trainer selects some.

@@ -20,6 +20,7 @@ from hydra.errors import OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from rlinf_vla.cli.verbs import VERBS
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.runtime import recipes
 
@@ -27,7 +28,6 @@ CONFIG_MODULE = "rlinf_vla.recipes"
 FOLDER = "--config-dir"
 HYDRAS = ("cfg", "multirun", "resolve", "package", "info", "shell_completion", "config_dir", "config_path", "config_name", "sc", "cd")
 """Hydra's own options."""
-COMMANDS = ("train", "eval", "serve", "export", "record", "plan")
 READERS = {
     "sweep": ("eval",),
     "serve": ("serve",),
@@ -35,7 +35,7 @@ READERS = {
     "output": ("record", "export", "plan"),
     "output_dtype": ("export",),
 }
-"""Node of a recipe -> those of COMMANDS that read it."""
+"""Node of a recipe -> the verbs that read it; benches and robots have names of their own here."""
 CHOICES = ("recipe", "preset", "env", "robot", "model", "algorithm", "reward", "cluster")
 
 
@@ -77,7 +77,7 @@ def refuse_nodes_of_other_verbs(verb: str, arguments: Sequence[str]) -> None:
     for word in arguments:
         node = re.split(r"[.=]", word, maxsplit=1)[0]
         readers = READERS.get(node, (verb,))
-        if verb in COMMANDS and verb not in readers:
+        if verb in VERBS and verb not in readers:
             raise UserError(f"{word} has no effect: {node} is for rlinf-vla {' and '.join(readers)}, leave it out of {verb}")
 
 
@@ -86,7 +86,7 @@ def refuse_task_of_sweep(config: DictConfig, arguments: Sequence[str]) -> None:
     task = _given("env.task", arguments)
     tasks = OmegaConf.select(config, "env.tasks")
     if task and tasks:
-        alone = task.replace("env.task=", "")
+        alone = task.removeprefix("env.task=")
         raise UserError(f"{task} has no effect, because env.tasks={','.join(tasks)} are played: write env.tasks=[{alone}]")
 
 

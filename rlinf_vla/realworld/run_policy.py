@@ -14,7 +14,7 @@ from rlinf_vla.evaluation.evaluate import evaluate, headline
 from rlinf_vla.realworld.cell import require_robot
 from rlinf_vla.realworld.episode import RUN
 from rlinf_vla.realworld.runtime import playing_at_robot
-from rlinf_vla.runtime import builders, recipes, run_directory
+from rlinf_vla.runtime import builders, run_directory
 from rlinf_vla.telemetry import robot_report
 from rlinf_vla.telemetry.console import stages
 from rlinf_vla.telemetry.control_timing import control_table
@@ -28,11 +28,10 @@ def run_policy(config: DictConfig) -> None:
     episode succeeds by the scene, the operator's word or the recipe's classifier. Films, outcomes
     and the control loop's timing are in ``run_dir`` (default: a new run), with ``report.html``.
     """
-    recipe = recipes.read(config)
+    recipe = run_directory.read(config)
     require_robot(recipe, "run")
-    checkpoint = run_directory.checkpoint_at(recipe.checkpoint, "checkpoint") if recipe.checkpoint else None
+    checkpoint = Path(recipe.checkpoint) if recipe.checkpoint else None
     if checkpoint is not None:
-        recipe.checkpoint = config.checkpoint = str(checkpoint.absolute())
         builders.require_weights(recipe, f"no use for checkpoint={checkpoint}")
     directory = run_directory.for_evaluation(config, None)
     if (directory / run_directory.RECIPE).exists():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import math
 import sys
 import tracemalloc
 import zlib
@@ -217,17 +218,30 @@ def test_without_msgpack_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> N
 arrays = st.sampled_from(sorted(DTYPES)).flatmap(
     lambda name: st.lists(st.integers(0, 3), max_size=3).map(lambda shape: np.ones(shape, DTYPES[name].newbyteorder("=")))
 )
-numbers = st.integers(-(2**63), 2**63) | st.floats(allow_nan=False, allow_infinity=False)
-leaves = st.none() | st.booleans() | numbers | st.text(max_size=20) | arrays
-messages = st.recursive(leaves, lambda each: st.lists(each, max_size=3) | st.dictionaries(st.text("abc/_", max_size=5), each), max_leaves=8)
 
 
-@given(messages)
+def messages(infinity: bool) -> st.SearchStrategy[Any]:
+    numbers = st.integers(-(2**63), 2**63) | st.floats(allow_nan=False, allow_infinity=infinity)
+    leaves = st.none() | st.booleans() | numbers | st.text(max_size=20) | arrays
+    return st.recursive(leaves, lambda each: st.lists(each, max_size=3) | st.dictionaries(st.text("abc/_", max_size=5), each), max_leaves=8)
+
+
+@given(messages(infinity=True))
 def test_messages_arrive_as_sent(message: Any) -> None:
     for text_keys in (False, True):
         found = unpack(pack(message, text_keys), Limits(depth=20))
         assert pack(found) == pack(message)
+
+
+@given(messages(infinity=False))
+def test_messages_arrive_as_sent_in_json(message: Any) -> None:
     assert json_pack(json_unpack(json_pack(message), Limits(depth=20))) == json_pack(message)
+
+
+@pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan])
+def test_what_is_no_number_in_json_is_refused(number: float) -> None:
+    with pytest.raises(MessageError, match="is not a JSON number"):
+        json_unpack(json_pack({"x": number}))
 
 
 seeds = st.sampled_from([GOLDEN, pack(STATE, text_keys=True), *(data for data, _ in BAD.values() if 0 < len(data) < 1000)])

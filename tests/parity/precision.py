@@ -36,6 +36,7 @@ KINKS = 8
 """ReLUs so close to zero that rounding decides their side: gradients are computed for both sides of each, 2**KINKS times at most."""
 
 FEW = 4
+"""Quantities of at most so many numbers are bounded by the rounding of all quantities of their call."""
 
 Compute = Callable[["Precision"], Mapping[str, Tensor]]
 
