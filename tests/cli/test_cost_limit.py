@@ -90,8 +90,8 @@ def test_it_has_a_plan(rlinf_vla: CommandLine, counting: Counting, tmp_path: Pat
 
 
 def test_mistakes_are_one_line(rlinf_vla: CommandLine, counting: Counting) -> None:
-    def complaint(*overrides: str, recipe: str = "counting_ppo") -> str:
-        return rlinf_vla(*counting.arguments("train", recipe, *overrides)).complaint
+    def complaint(*overrides: str, recipe: str = "counting_ppo", verb: str = "train") -> str:
+        return rlinf_vla(*counting.arguments(verb, recipe, *overrides)).complaint
 
     for recipe in RECIPES:
         told = complaint("algorithm.cost_limit=1", recipe=recipe)
@@ -103,4 +103,4 @@ def test_mistakes_are_one_line(rlinf_vla: CommandLine, counting: Counting) -> No
     for key in ("algorithm.cost_limit", "algorithm.cost_rate", "algorithm.cost_initial"):
         assert complaint(f"{key}=-1").startswith(key)
     assert complaint("rollout.limits.translation=0").startswith("rollout.limits.translation=0")
-    assert "rollout.limits is for one policy" in complaint(*LIMITS, "sweep.policies=[start]")
+    assert "rollout.limits is for one policy" in complaint(*LIMITS, "sweep.policies=[start]", verb="eval")

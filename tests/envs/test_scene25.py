@@ -165,7 +165,7 @@ class TestRecordings:
 
     @needs_recordings
     @pytest.mark.simulator
-    @pytest.mark.slow
+    @pytest.mark.nightly
     @pytest.mark.timeout(1200)  # a minute on a machine that does nothing else
     @needs("maniskill")
     def test_with_the_simulator(self) -> None:
