@@ -1,39 +1,168 @@
-"""Print the lines and files of each package, and what the main job imports."""
+"""Measure the house: statements and files per room, density of lines, circles, and what a training run executes.
+
+python tools/sizes.py                 # all but the run, in seconds
+python tools/sizes.py --run           # also trains one small iteration of maniskill_ppo, a minute
+python tools/sizes.py --code DIR      # of another tree's files (no run)
+"""
 
 from __future__ import annotations
 
+import argparse
+import ast
+import graphlib
+import io
+import json
 import subprocess
 import sys
+import tempfile
+import tokenize
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-ENGINE = sorted(path for path in (ROOT / "rlinf_vla").iterdir() if path.is_dir() and path.name != "__pycache__")
-MAIN_JOB = """
+OTHERS = ("models", "envs", "robots", "rewards", "benchmarks", "tools", "tests")
+NO_TOKENS = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENCODING,
+    tokenize.ENDMARKER,
+}
+LOADED = """
 import sys
 from rlinf_vla.cli.main import run
 assert run(["train", "recipe=maniskill_ppo", "--cfg", "job"]) == 0
 import rlinf_vla.cli.train, rlinf_vla.runtime.local
-print("LOADED", *(m.__file__ for n, m in sys.modules.items() if n.startswith("rlinf_vla") and getattr(m, "__file__", None)))
+modules = [(name, module.__file__) for name, module in sys.modules.items() if getattr(module, "__file__", None)]
+print("LOADED", *(file for name, file in modules if name.startswith("rlinf_vla")))
 """
+EXECUTED = """
+import sys, threading
+from pathlib import Path
+from rlinf_vla.cli.main import run
+small = ["iterations=1", "env.num_envs=2", "rollout.batch_size=2", "rollout.pipeline_depth=1", "algorithm.horizon=8"]
+small += ["algorithm.minibatch_size=8", "env.processes=1", "evaluation.before_and_after=false", "run_dir=" + sys.argv[2]]
+files = set()
+def look(frame, event, value):
+    if frame.f_code.co_name != "<module>":
+        files.add(frame.f_code.co_filename)
+threading.setprofile(look)
+sys.setprofile(look)
+code = run(["train", "recipe=maniskill_ppo", *small])
+sys.setprofile(None)
+assert code == 0
+print("EXECUTED", *sorted(file for file in files if file.startswith(sys.argv[1])))
+"""
+"""Names of functions alone are executed; a class body counts, a module's own statements do not."""
 
 
-def lines(paths: list[Path]) -> int:
-    return sum(len(path.read_text().splitlines()) for path in paths)
+def is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
-def show(name: str, paths: list[Path]) -> None:
-    print(f"{name:28} {lines(paths):6} lines {len(paths):4} files")
+def statements(nodes: Iterable[ast.AST]) -> int:
+    """Statements among the nodes of a syntax tree; a docstring is none."""
+    return sum(isinstance(node, ast.stmt) and not is_text(node) for node in nodes)
+
+
+def is_parallel(node: ast.AST) -> bool:
+    """Whether a statement assigns several values to several names: ``a, b = x, y``."""
+    return isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple) and isinstance(node.targets[0], ast.Tuple)
+
+
+def tokens_and_lines(text: str) -> tuple[int, int]:
+    """Tokens of the code, and the lines that hold them; comments and docstrings are neither."""
+    prose = set[int]()
+    for node in ast.walk(ast.parse(text)):
+        if is_text(node):
+            prose.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    found = [
+        token
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.type not in NO_TOKENS and token.start[0] not in prose
+    ]
+    lines = {line for token in found for line in range(token.start[0], token.end[0] + 1)}
+    return len(found), len(lines)
+
+
+def row(name: str, paths: Sequence[Path]) -> str:
+    texts = [path.read_text() for path in paths]
+    trees = [list(ast.walk(ast.parse(text))) for text in texts]
+    count = sum(map(statements, trees))
+    parallel = sum(is_parallel(node) for tree in trees for node in tree)
+    counted = [tokens_and_lines(text) for text in texts]
+    tokens = sum(each[0] for each in counted)
+    lines = sum(each[1] for each in counted)
+    return (
+        f"| `{name}` | {count} | {len(paths)} | {sum(text.count(chr(10)) for text in texts)} "
+        f"| {tokens / max(1, lines):.1f} | {1000 * parallel / max(1, count):.1f} |"
+    )
+
+
+def flows(paths: Iterable[Path]) -> list[str]:
+    """Names of classes that carry out a macro flow or declare what one has."""
+    return [
+        node.name
+        for path in paths
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef) and node.name.endswith("Flow")
+    ]
+
+
+def circles(imports: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of modules that import each other, directly or through others."""
+    left = dict(imports)
+    found = []
+    while True:
+        try:
+            list(graphlib.TopologicalSorter(left).static_order())
+            return found
+        except graphlib.CycleError as error:
+            circle = error.args[1]
+            found.append(circle)
+            # Without one of its arrows, the next circle is seen.
+            left[circle[1]] = left[circle[1]] - {circle[0]}
+
+
+def printed(program: str, word: str, *arguments: str) -> list[Path]:
+    command = [sys.executable, "-c", program, *arguments]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return [Path(name) for name in said.rpartition(word)[2].split()]
+
+
+def engine_of(root: Path) -> list[Path]:
+    return [path for path in sorted((root / "rlinf_vla").rglob("*.py")) if "testing" not in path.parts]
 
 
 def main() -> None:
-    for folder in [*ENGINE, *(ROOT / name for name in ("models", "envs", "robots", "rewards", "benchmarks", "tools", "tests"))]:
-        show(str(folder.relative_to(ROOT)), list(folder.rglob("*.py")))
-    engine = list((ROOT / "rlinf_vla").rglob("*.py"))
-    show("rlinf_vla without testing", [path for path in engine if "testing" not in path.parts])
-    said = subprocess.run([sys.executable, "-c", MAIN_JOB], capture_output=True, text=True, check=True).stdout
-    loaded = [Path(name) for name in said.rpartition("LOADED ")[2].split()]
-    show("loaded by maniskill_ppo", loaded)
-    show("  of these the engine's", [path for path in loaded if ROOT / "rlinf_vla" in path.parents])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", action="store_true", help="also train, and count executed files")
+    parser.add_argument("--code", type=Path, default=ROOT, help="the tree whose files are counted")
+    arguments = parser.parse_args()
+    root = arguments.code
+    rooms = sorted(path for path in (root / "rlinf_vla").iterdir() if path.is_dir() and path.name != "__pycache__")
+    print("| room | statements | files | lines | tokens a line | parallel assignments per 1,000 |")
+    print("|---|---|---|---|---|---|")
+    for folder in [*rooms, *(root / name for name in OTHERS if (root / name).exists())]:
+        print(row(str(folder.relative_to(root)), sorted(folder.rglob("*.py"))))
+    engine = engine_of(root)
+    print(row("rlinf_vla without testing", engine))
+    names = flows(engine)
+    print(f"\n{len(names)} flow classes: {', '.join(names)}")
+    if root != ROOT:
+        return
+    loaded = printed(LOADED, "LOADED ")
+    print("\nloaded by `train recipe=maniskill_ppo`:")
+    print(row("all packages", loaded))
+    print(row("the engine", [path for path in loaded if ROOT / "rlinf_vla" in path.parents]))
+    if arguments.run:
+        with tempfile.TemporaryDirectory() as folder:
+            run = printed(EXECUTED, "EXECUTED ", str(ROOT), str(Path(folder, "run")))
+        inside = [str(path.relative_to(ROOT)) for path in run if ROOT / "rlinf_vla" in path.parents]
+        print(f"\n{len(inside)} files of the engine are executed until the first checkpoint:")
+        print(json.dumps(inside, indent=1))
 
 
 if __name__ == "__main__":
