@@ -89,7 +89,11 @@ def run(config: DictConfig) -> None:
     kept: list[LoopTiming] = []
     budgets: list[dict[str, float]] = []
     documents: dict[str, Any] = {}
-    with builders.threads(recipe.cluster.rollout_threads), acting(policy, settings.rounded), console.status("starting") as status:
+    with (
+        builders.threads(recipe.cluster.rollout_threads),
+        acting(policy, settings.rounded),
+        console.status("starting") as status,
+    ):
         actor = ControlActor(policy, settings, Clock())
         for hz in RATES:
             status.update(f"{hz:g} Hz")
@@ -99,16 +103,26 @@ def run(config: DictConfig) -> None:
             budgets.append(budget(recipe, policy, hz, documents[f"{hz:g}"]))
     _show(report, recipe, kept, budgets)
     console.print(control_table(documents[f"{RATES[0]:g}"]))
-    ratios = {f"{a.control_hz:g} Hz": _ratios(a, b) for a, b in zip(kept[::2], kept[1::2], strict=True)}
+    ratios = {
+        f"{a.control_hz:g} Hz": _ratios(a, b) for a, b in zip(kept[::2], kept[1::2], strict=True)
+    }
     for name, ratio in ratios.items():
-        console.print(f"{name}: sleep loop / ours = " + ", ".join(f"{value:.1f} ({what})" for what, value in ratio.items()))
+        console.print(
+            f"{name}: sleep loop / ours = "
+            + ", ".join(f"{value:.1f} ({what})" for what, value in ratio.items())
+        )
     document: dict[str, Any] = {
         "loops": [asdict(each) for each in kept],
         "sleep_over_ours": ratios,
         "budgets": budgets,
         "control": documents,
     }
-    document |= {"robot_s": ROBOT_S, "camera_s": CAMERA_S, "stall_every": STALL_EVERY, "stall_periods": STALL_PERIODS}
+    document |= {
+        "robot_s": ROBOT_S,
+        "camera_s": CAMERA_S,
+        "stall_every": STALL_EVERY,
+        "stall_periods": STALL_PERIODS,
+    }
     document |= {"model": recipe.model.name, "chunk": policy.spec.chunk}
     if absent := without_server(recipe):
         console.print(f"not measured with the policy on a server: {absent}")
@@ -127,12 +141,18 @@ def without_server(recipe: Recipe) -> str | None:
     return f"{', '.join(missing)} not installed" if missing else None
 
 
-def _measure(recipe: Recipe, policy: Policy, actor: ControlActor, hz: float) -> tuple[LoopTiming, LoopTiming, LoopStatistics]:
+def _measure(
+    recipe: Recipe, policy: Policy, actor: ControlActor, hz: float
+) -> tuple[LoopTiming, LoopTiming, LoopStatistics]:
     clock = Clock()
     background = InferenceWorker(Stalling(actor, STALL_PERIODS / hz), clock)
     robot = SyntheticRobot(clock, hz, ROBOT_S)
-    cameras = [SyntheticCamera(clock, name, size, CAMERA_S) for name, size in policy.spec.images.items()]
-    counted = replace(recipe.control, max_misses=sys.maxsize)  # misses are counted here and must not stop the robot
+    cameras = [
+        SyntheticCamera(clock, name, size, CAMERA_S) for name, size in policy.spec.images.items()
+    ]
+    counted = replace(
+        recipe.control, max_misses=sys.maxsize
+    )  # misses are counted here and must not stop the robot
     loop = ControlLoop(robot, cameras, background, policy.spec.chunk, counted, clock)
     sensors, inline = Sensors(robot, cameras, clock), Stalling(actor, STALL_PERIODS / hz)
     loop.warm_up(INSTRUCTION)
@@ -181,7 +201,9 @@ class _Times:
         jitter = 1e3 * np.abs(np.concatenate([np.diff(times) for times in self.runs]) - 1 / hz)
         p50, p99 = (float(np.quantile(jitter, share)) for share in (0.5, 0.99))
         behind = max(times[-1] - times[0] - (len(times) - 1) / hz for times in self.runs)
-        return LoopTiming(loop, hz, sum(map(len, self.runs)) / due, self.commands / due, p50, p99, 1e3 * behind)
+        return LoopTiming(
+            loop, hz, sum(map(len, self.runs)) / due, self.commands / due, p50, p99, 1e3 * behind
+        )
 
 
 def budget(recipe: Recipe, policy: Policy, hz: float, document: dict[str, Any]) -> dict[str, float]:
@@ -192,7 +214,10 @@ def budget(recipe: Recipe, policy: Policy, hz: float, document: dict[str, Any]) 
     """
     sections, goes_by = document["sections_ms"], timing(recipe.control, hz, policy.spec.chunk)
     overhead = sum(sections[name]["p99"] for name in ("lateness", "observe", "camera", "command"))
-    inference = {each: sum(sections[name][each] for name in ("prepare", "encode", "act") if name in sections) for each in ("p50", "p99")}
+    inference = {
+        each: sum(sections[name][each] for name in ("prepare", "encode", "act") if name in sections)
+        for each in ("p50", "p99")
+    }
     left = 1e3 * inference_budget(goes_by, policy.spec.chunk) - overhead
     return {"control_hz": hz, "period": 1e3 / hz, "overhead": overhead, "left": left, **inference}
 
@@ -206,18 +231,40 @@ def _ratios(ours: LoopTiming, plain: LoopTiming) -> dict[str, float]:
     }
 
 
-def _show(report: harness.Report, recipe: Recipe, kept: list[LoopTiming], budgets: list[dict[str, float]]) -> None:
+def _show(
+    report: harness.Report, recipe: Recipe, kept: list[LoopTiming], budgets: list[dict[str, float]]
+) -> None:
     stalls = f"every {STALL_EVERY}th inference stalls for {STALL_PERIODS:g} periods"
-    columns = ("Hz", "loop", "steps / due", "commands / due", "jitter p50 ms", "p99 ms", "behind ms")
+    columns = (
+        "Hz",
+        "loop",
+        "steps / due",
+        "commands / due",
+        "jitter p50 ms",
+        "p99 ms",
+        "behind ms",
+    )
     rows = []
     for each in kept:
         numbers = (each.jitter_p50_ms, each.jitter_p99_ms, each.behind_ms)
         shares = (f"{each.steps:.3f}", f"{each.commands:.3f}")
-        rows.append((f"{each.control_hz:g}", each.loop, *shares, *(f"{number:.2f}" for number in numbers)))
+        rows.append(
+            (f"{each.control_hz:g}", each.loop, *shares, *(f"{number:.2f}" for number in numbers))
+        )
     report.show(columns, rows, f"{recipe.model.name}: {stalls}")
-    columns = ("Hz", "period", "sensors, commands", "left for inference", "inference p50", "p99", "")
+    columns = (
+        "Hz",
+        "period",
+        "sensors, commands",
+        "left for inference",
+        "inference p50",
+        "p99",
+        "",
+    )
     rows = []
     for row in budgets:
         cells = [f"{row[name]:.1f}" for name in ("period", "overhead", "left", "p50", "p99")]
-        rows.append((f"{row['control_hz']:g}", *cells, "fits" if row["p99"] < row["left"] else "too slow"))
+        rows.append(
+            (f"{row['control_hz']:g}", *cells, "fits" if row["p99"] < row["left"] else "too slow")
+        )
     report.show(columns, rows, "Budget (ms) without stalls")

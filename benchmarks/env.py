@@ -65,10 +65,17 @@ def run(arguments: Sequence[str]) -> None:
     for name, config in configs.items():
         with report.console.status(f"starting {name}") as status:
             found = _simulator(recipes.read_node(config, "env"), status.update)
-        rows = [(each.name, each.images, f"{each.steps_per_s:.1f}", f"{1000 * each.cpu_per_step:.1f}") for each in found]
+        rows = [
+            (each.name, each.images, f"{each.steps_per_s:.1f}", f"{1000 * each.cpu_per_step:.1f}")
+            for each in found
+        ]
         title = f"{name}: {config.env.num_envs} environments, {EPISODES} episodes each"
         report.show(("vector environment", "images", "steps/s", "CPU ms per step"), rows, title)
-        document[name] = {"env": OmegaConf.to_container(config.env), "measured": [asdict(each) for each in found], "ratios": _ratios(found)}
+        document[name] = {
+            "env": OmegaConf.to_container(config.env),
+            "measured": [asdict(each) for each in found],
+            "ratios": _ratios(found),
+        }
         for what, ratio in document[name]["ratios"].items():
             report.console.print(f"{what}: {ratio:.2f}")
     report.write(document)
@@ -79,7 +86,11 @@ def _simulator(env: Any, say: Callable[[str], None]) -> list[EnvThroughput]:
     with harness.opened(env) as group:
         limit = group.spec.episode_limit
         found = []
-        for chunk, images in ((1, "every step"), (min(CHUNK, limit), f"every {min(CHUNK, limit)} steps"), (limit, "once an episode")):
+        for chunk, images in (
+            (1, "every step"),
+            (min(CHUNK, limit), f"every {min(CHUNK, limit)} steps"),
+            (limit, "once an episode"),
+        ):
             say(f"{env.name}: images {images}")
             found.append(_ours(group, chunk, images))
     others = harness.comparisons(env)
@@ -102,13 +113,17 @@ def _ours(env: VectorEnv, chunk: int, images: str) -> EnvThroughput:
 def _episode(env: VectorEnv, chunk: int, number: int, generator: torch.Generator) -> int:
     """Run for the length of one episode and return the control steps; reset what ends early."""
     size, limit, done = env.spec.num_envs, env.spec.episode_limit, 0
-    episodes = numbered_episodes(EVALUATION_SEEDS, number * size, size, 1)  # the first task, as in the baselines
+    episodes = numbered_episodes(
+        EVALUATION_SEEDS, number * size, size, 1
+    )  # the first task, as in the baselines
     env.reset(episodes)
     for first in range(0, limit, chunk):
         result = env.step(harness.random_actions(env.spec, min(chunk, limit - first), generator))
         done += int(result.valid.sum())
         if result.done.any() and first + chunk < limit:
-            env.reset(Episodes(episodes.task_id, episodes.seed, episodes.attempt), result.done.cpu())
+            env.reset(
+                Episodes(episodes.task_id, episodes.seed, episodes.attempt), result.done.cpu()
+            )
     return done
 
 
@@ -123,7 +138,9 @@ def _stock(baseline: Baseline, steps: int) -> EnvThroughput:
     pipe = subprocess.PIPE
     with (
         tempfile.TemporaryFile() as said,
-        subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=said, env=environment, text=True) as process,
+        subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=said, env=environment, text=True
+        ) as process,
     ):
         watch = threading.Timer(TIMEOUT, process.kill)
         watch.start()
@@ -136,7 +153,9 @@ def _stock(baseline: Baseline, steps: int) -> EnvThroughput:
         finally:
             watch.cancel()
             process.kill()
-    return EnvThroughput(baseline.name, "every step" if baseline.images else "none", steps, seconds, spent)
+    return EnvThroughput(
+        baseline.name, "every step" if baseline.images else "none", steps, seconds, spent
+    )
 
 
 def _wait_for(word: str, process: subprocess.Popen[str], baseline: Baseline) -> None:
@@ -144,7 +163,9 @@ def _wait_for(word: str, process: subprocess.Popen[str], baseline: Baseline) -> 
     for line in process.stdout:
         if line.strip() == word:
             return
-    raise RuntimeError(f"the baseline {baseline.name} ended before it printed {word!r} (exit code {process.wait()})")
+    raise RuntimeError(
+        f"the baseline {baseline.name} ended before it printed {word!r} (exit code {process.wait()})"
+    )
 
 
 def _ratios(found: Sequence[EnvThroughput]) -> dict[str, float]:
@@ -153,10 +174,18 @@ def _ratios(found: Sequence[EnvThroughput]) -> dict[str, float]:
     ratios = {}
     for stock in found[3:]:
         if stock.images == "none":
-            ratios[f"steps/s, an image once an episode / {stock.name}"] = rare.steps_per_s / stock.steps_per_s
-            ratios[f"CPU per step, {stock.name} / an image once an episode"] = stock.cpu_per_step / rare.cpu_per_step
+            ratios[f"steps/s, an image once an episode / {stock.name}"] = (
+                rare.steps_per_s / stock.steps_per_s
+            )
+            ratios[f"CPU per step, {stock.name} / an image once an episode"] = (
+                stock.cpu_per_step / rare.cpu_per_step
+            )
         else:
             for ours in (every, chunked):
-                ratios[f"steps/s, image {ours.images} / {stock.name}"] = ours.steps_per_s / stock.steps_per_s
-                ratios[f"CPU per step, {stock.name} / image {ours.images}"] = stock.cpu_per_step / ours.cpu_per_step
+                ratios[f"steps/s, image {ours.images} / {stock.name}"] = (
+                    ours.steps_per_s / stock.steps_per_s
+                )
+                ratios[f"CPU per step, {stock.name} / image {ours.images}"] = (
+                    stock.cpu_per_step / ours.cpu_per_step
+                )
     return ratios

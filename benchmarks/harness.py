@@ -30,7 +30,9 @@ class Report:
         self.directory, self._name = run_directory.for_evaluation(config, None), name
         self.console = Console(highlight=False)
 
-    def show(self, columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
+    def show(
+        self, columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None
+    ) -> None:
         """Print a table."""
         table = Table(*columns, title=title, title_justify="left")
         for row in rows:
@@ -56,7 +58,9 @@ def simulators(arguments: Sequence[str], usage: str) -> dict[str, DictConfig]:
     if len(names) != 1 or not names[0]:
         raise UserError(f"say which simulators to measure: {usage}")
     others = [argument for argument in arguments if not argument.startswith("env=")]
-    return {name: compose.load("bench_env", [f"env={name}", *others]) for name in names[0].split(",")}
+    return {
+        name: compose.load("bench_env", [f"env={name}", *others]) for name in names[0].split(",")
+    }
 
 
 def comparisons(env: Any) -> Comparisons | None:
@@ -76,4 +80,6 @@ def opened(env: Any) -> Iterator[VectorEnv]:
 
 def random_actions(spec: EnvSpec, steps: int, generator: torch.Generator) -> Tensor:
     """Draw float32 ``[B, steps, D]`` uniformly from -1 ... 1."""
-    return (2 * torch.rand(spec.num_envs, steps, spec.action_dim, generator=generator) - 1).to(spec.device)
+    return (2 * torch.rand(spec.num_envs, steps, spec.action_dim, generator=generator) - 1).to(
+        spec.device
+    )

@@ -40,24 +40,36 @@ def run(config: DictConfig) -> None:
         shards = len(list(Path(folder).glob("*.safetensors")))
         found = in_process("load", folder, chosen)
     peak, above = found["peak"], found["peak"] - found["baseline"]
-    print(f"checkpoint: {model.name} of {model.checkpoint}, random, {size / 1e9:.2f} GB in {shards} shards; loaded on the CPU")
-    print(f"peak resident memory / checkpoint: {above / size:.3f} without the {found['baseline'] / 1e9:.2f} GB of the imports")
+    print(
+        f"checkpoint: {model.name} of {model.checkpoint}, random, {size / 1e9:.2f} GB in {shards} shards; loaded on the CPU"
+    )
+    print(
+        f"peak resident memory / checkpoint: {above / size:.3f} without the {found['baseline'] / 1e9:.2f} GB of the imports"
+    )
     print(f"peak resident memory / checkpoint: {peak / size:.3f} with the imports")
     print(f"seconds to load: {found['seconds']:.1f}")
 
 
 def in_process(stage: str, folder: str, chosen: dict[str, Any]) -> dict[str, Any]:
     """Run ``make`` or ``load`` in a process of its own; return its result. Raises UserError."""
-    command = child_process.command(["-m", "rlinf_vla.benchmarks.load", stage, folder, json.dumps(chosen)])
-    finished = subprocess.run(command, env=child_process.environment(), stdout=subprocess.PIPE, text=True, timeout=TIMEOUT)
+    command = child_process.command(
+        ["-m", "rlinf_vla.benchmarks.load", stage, folder, json.dumps(chosen)]
+    )
+    finished = subprocess.run(
+        command, env=child_process.environment(), stdout=subprocess.PIPE, text=True, timeout=TIMEOUT
+    )
     if finished.returncode:
-        raise UserError(f"bench load: could not {stage} the checkpoint in {folder} (exit code {finished.returncode}, reason above)")
+        raise UserError(
+            f"bench load: could not {stage} the checkpoint in {folder} (exit code {finished.returncode}, reason above)"
+        )
     return json.loads(finished.stdout or "{}")
 
 
 def _policy(directory: Path, chosen: dict[str, Any], random_weights: bool) -> Policy:
     model = plugins.choose("model", chosen["name"], plugins.models())
-    return model.load(directory, replace(model.Config(**chosen["options"]), random_weights=random_weights))
+    return model.load(
+        directory, replace(model.Config(**chosen["options"]), random_weights=random_weights)
+    )
 
 
 def make(folder: Path, chosen: dict[str, Any]) -> None:
@@ -68,11 +80,19 @@ def make(folder: Path, chosen: dict[str, Any]) -> None:
     _policy(asset_path(chosen["sizes"]), chosen, random_weights=True).save(folder)
     whole = folder / "model.safetensors"
     with safe_open(whole, "pt") as file:
-        places = {key: f"model-{i % SHARDS + 1:05d}-of-{SHARDS:05d}.safetensors" for i, key in enumerate(file.keys())}
+        places = {
+            key: f"model-{i % SHARDS + 1:05d}-of-{SHARDS:05d}.safetensors"
+            for i, key in enumerate(file.keys())
+        }
         for name in sorted(set(places.values())):
-            save_file({key: file.get_tensor(key) for key, place in places.items() if place == name}, folder / name)
+            save_file(
+                {key: file.get_tensor(key) for key, place in places.items() if place == name},
+                folder / name,
+            )
     whole.unlink()
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": places})
+    )
 
 
 def load(folder: Path, chosen: dict[str, Any]) -> dict[str, Any]:

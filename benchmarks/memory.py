@@ -47,11 +47,19 @@ def run(config: DictConfig) -> None:
     }
     with tempfile.TemporaryDirectory(prefix="rlinf-vla-") as folder:
         measured = measure(stored(recipe, Path(folder)), model)
-    returned = f"{THRESHOLD}={os.environ[THRESHOLD]}" if THRESHOLD in os.environ else f"not returned at once, as without {THRESHOLD}"
-    print(f"{recipe.model.checkpoint}: policy calls of {calls} rows, micro-batches of {rows}; freed memory: {returned}")
+    returned = (
+        f"{THRESHOLD}={os.environ[THRESHOLD]}"
+        if THRESHOLD in os.environ
+        else f"not returned at once, as without {THRESHOLD}"
+    )
+    print(
+        f"{recipe.model.checkpoint}: policy calls of {calls} rows, micro-batches of {rows}; freed memory: {returned}"
+    )
     print("| | counted, MB | measured, MB | counted / measured |\n|---|---|---|---|")
     for name in [*counted, "all"]:
-        said, found = (sum(each.values()) if name == "all" else each[name] for each in (counted, measured))
+        said, found = (
+            sum(each.values()) if name == "all" else each[name] for each in (counted, measured)
+        )
         print(f"| {name} | {said / 1e6:.1f} | {found / 1e6:.1f} | {said / found:.2f} |")
 
 
@@ -60,7 +68,14 @@ def stored(recipe: Recipe, folder: Path) -> Recipe:
     if not getattr(recipe.model.options, "random_weights", False):
         return recipe
     builders.build_policy(recipe, lora=False).save(folder)
-    return replace(recipe, model=replace(recipe.model, checkpoint=str(folder), options=replace(recipe.model.options, random_weights=False)))
+    return replace(
+        recipe,
+        model=replace(
+            recipe.model,
+            checkpoint=str(folder),
+            options=replace(recipe.model.options, random_weights=False),
+        ),
+    )
 
 
 def measure(recipe: Recipe, model: MemoryModel) -> dict[str, int]:
@@ -81,12 +96,22 @@ def measure(recipe: Recipe, model: MemoryModel) -> dict[str, int]:
     held.clear()
     measured = {"load": peak_growth(load, CPU)}
     policy, rows, calls = held[0], recipe.cluster.rows, recipe.rollout.batch_size
-    actor, numbers = Actor(policy, builders.actor_settings(recipe, recipe.rollout.temperature)), torch.arange(calls)
-    inputs, episodes = policy.prepare(observation(policy.spec, calls)), Episodes.first_attempts(0 * numbers, numbers)
+    actor, numbers = (
+        Actor(policy, builders.actor_settings(recipe, recipe.rollout.temperature)),
+        torch.arange(calls),
+    )
+    inputs, episodes = (
+        policy.prepare(observation(policy.spec, calls)),
+        Episodes.first_attempts(0 * numbers, numbers),
+    )
     measured["act"] = second(lambda: actor.act(inputs, episodes, 0 * numbers))
     batch = synthetic_batch(recipe, policy, model.algorithm, max(rows, calls))
     if model.kept:
         with torch.no_grad():
-            batch = replace(batch, calls=replace(batch.calls, inputs=policy.precompute(batch.calls.inputs)))
-    measured["micro-batch"] = second(lambda: model.algorithm.loss(policy, batch[torch.arange(rows)], False)[0].backward())
+            batch = replace(
+                batch, calls=replace(batch.calls, inputs=policy.precompute(batch.calls.inputs))
+            )
+    measured["micro-batch"] = second(
+        lambda: model.algorithm.loss(policy, batch[torch.arange(rows)], False)[0].backward()
+    )
     return measured

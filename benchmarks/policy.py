@@ -62,32 +62,65 @@ def run(config: DictConfig) -> None:
         for batch in sorted({1, recipe.rollout.batch_size}):
             status.update(f"batch {batch}")
             observation = synthetic.observation(policy.spec, batch)
-            found, same = measure(policy, observation, recipe.rollout.temperature, recipe.cluster.cuda_graphs, limits)
+            found, same = measure(
+                policy, observation, recipe.rollout.temperature, recipe.cluster.cuda_graphs, limits
+            )
             measured += found
             if same is not None:
-                plain, act = (next(each for each in found if each.kind == kind) for kind in ("plain", "act"))
-                ratios[f"batch {batch}"] = {"best": plain.best_ms / act.best_ms, "p50": plain.p50_ms / act.p50_ms}
+                plain, act = (
+                    next(each for each in found if each.kind == kind) for kind in ("plain", "act")
+                )
+                ratios[f"batch {batch}"] = {
+                    "best": plain.best_ms / act.best_ms,
+                    "p50": plain.p50_ms / act.p50_ms,
+                }
                 agreement[f"batch {batch}"] = same
     rows = []
     for each in measured:
         numbers = (each.best_ms, each.p50_ms, each.p99_ms, each.actions_per_s)
-        rows.append((str(each.batch), each.kind, *(f"{number:.1f}" for number in numbers), *each.reached.described()))
+        rows.append(
+            (
+                str(each.batch),
+                each.kind,
+                *(f"{number:.1f}" for number in numbers),
+                *each.reached.described(),
+            )
+        )
     columns = ("batch", "call", "best ms", "p50 ms", "p99 ms", "actions/s", "MFU", "of roofline")
-    report.show(columns, rows, f"{recipe.model.name} on {recipe.cluster.device}; limits: {limits.described()}")
+    report.show(
+        columns,
+        rows,
+        f"{recipe.model.name} on {recipe.cluster.device}; limits: {limits.described()}",
+    )
     for name, ratio in ratios.items():
         same_share = f"the same actions in {100 * agreement[name]:.0f} %"
-        console.print(f"{name}: plain / act = {ratio['p50']:.2f} (p50), {ratio['best']:.2f} (best); {same_share}")
+        console.print(
+            f"{name}: plain / act = {ratio['p50']:.2f} (p50), {ratio['best']:.2f} (best); {same_share}"
+        )
     if not ratios:
         console.print(f"{recipe.model.name} has no reference implementation to compare with")
-    document: dict[str, Any] = {"latencies": [asdict(each) for each in measured], "plain_over_act": ratios, "same_actions": agreement}
+    document: dict[str, Any] = {
+        "latencies": [asdict(each) for each in measured],
+        "plain_over_act": ratios,
+        "same_actions": agreement,
+    }
     weights = sum(parameter.numel() for parameter in policy.parameters())
     document |= {"limits": asdict(limits), "cuda_graphs": recipe.cluster.cuda_graphs}
-    document |= {"model": recipe.model.name, "weights": weights, "threads": recipe.cluster.rollout_threads}
+    document |= {
+        "model": recipe.model.name,
+        "weights": weights,
+        "threads": recipe.cluster.rollout_threads,
+    }
     report.write(document)
 
 
 def measure(
-    policy: Policy, observation: Observation, temperature: float, cuda_graphs: bool, limits: Limits, updates: bool = True
+    policy: Policy,
+    observation: Observation,
+    temperature: float,
+    cuda_graphs: bool,
+    limits: Limits,
+    updates: bool = True,
 ) -> tuple[list[Latency], float | None]:
     """Measure each kind of call, in turns so that other load affects all kinds alike.
 
@@ -102,7 +135,9 @@ def measure(
     batch, chunk = sample.actions.shape[:2]
     device = sample.actions.device
     zeros = torch.zeros(batch, dtype=torch.int64)
-    eager, actor = (Actor(policy, Settings(0, 0.0, batch, graphs)) for graphs in (False, cuda_graphs))
+    eager, actor = (
+        Actor(policy, Settings(0, 0.0, batch, graphs)) for graphs in (False, cuda_graphs)
+    )
 
     def act() -> None:
         actor.act(inputs, Episodes(zeros, zeros, zeros), zeros)
@@ -135,7 +170,18 @@ def measure(
         best, p50, p99 = (float(np.quantile(each, share)) for share in (0, 0.5, 0.99))
         done = work(act_eagerly if kind == "act" else kinds[kind], policy.parameters())
         reached = limits.reached(done, best)
-        found.append(Latency(batch, kind, len(each), 1e3 * best, 1e3 * p50, 1e3 * p99, batch * chunk / p50, reached))
+        found.append(
+            Latency(
+                batch,
+                kind,
+                len(each),
+                1e3 * best,
+                1e3 * p50,
+                1e3 * p99,
+                batch * chunk / p50,
+                reached,
+            )
+        )
     if plain is None:
         return found, None
     return found, torch.isclose(sample.actions, plain, rtol=0, atol=1e-4).double().mean().item()

@@ -47,8 +47,12 @@ class Bench:
         for key, value in trials.usage(self.cell, played).items():
             self.used[key] = max(self.used.get(key, 0.0), value)
 
-    def _sent(self, draw: np.random.Generator, actions: int) -> Iterator[tuple[ToolTarget | None, int]]:
-        for goal in itertools.islice(trials.goals(draw, self.cell, lambda: self.filter.admitted), actions):
+    def _sent(
+        self, draw: np.random.Generator, actions: int
+    ) -> Iterator[tuple[ToolTarget | None, int]]:
+        for goal in itertools.islice(
+            trials.goals(draw, self.cell, lambda: self.filter.admitted), actions
+        ):
             self.actions += 1
             yield goal, int(draw.choice(TICKS))
         yield None, self.cell.windows.length + 1
@@ -73,8 +77,14 @@ def latency(cell: Cell, ticks: int = 20_000) -> dict[str, list[float]]:
         follower.follow(filtered.command)
     brings = np.arange(ticks) % cell.ticks_per_step == 0
     groups = {"all": took, "with a new goal": took[brings], "between goals": took[~brings]}
-    quietest = {name: min(np.median(block) for block in np.array_split(each, 100)) for name, each in groups.items()}
-    return {name: [*np.percentile(each, [50, 99]).tolist(), float(quietest[name])] for name, each in groups.items()}
+    quietest = {
+        name: min(np.median(block) for block in np.array_split(each, 100))
+        for name, each in groups.items()
+    }
+    return {
+        name: [*np.percentile(each, [50, 99]).tolist(), float(quietest[name])]
+        for name, each in groups.items()
+    }
 
 
 def most_used(benches: dict[str, Bench]) -> float:
@@ -82,11 +92,19 @@ def most_used(benches: dict[str, Bench]) -> float:
 
     The limit of joint accelerations is one of a prediction.
     """
-    return max(value for each in benches.values() for key, value in each.used.items() if key != "joint_acceleration")
+    return max(
+        value
+        for each in benches.values()
+        for key, value in each.used.items()
+        if key != "joint_acceleration"
+    )
 
 
 def page(benches: dict[str, Bench], times: dict[str, list[float]], command: str, asked: int) -> str:
-    actions, ticks = sum(each.actions for each in benches.values()), sum(each.ticks for each in benches.values())
+    actions, ticks = (
+        sum(each.actions for each in benches.values()),
+        sum(each.ticks for each in benches.values()),
+    )
     faults = sum((each.faults for each in benches.values()), Counter[str]())
     worst = most_used(benches)
     keys, columns = list(next(iter(benches.values())).used), " | ".join(benches)
@@ -103,7 +121,10 @@ def page(benches: dict[str, Bench], times: dict[str, list[float]], command: str,
         "",
         f"| highest usage of the limit | {columns} |",
         "|---|" + "---|" * len(benches),
-        *(f"| {key} | " + " | ".join(f"{each.used[key]:.4f}" for each in benches.values()) + " |" for key in keys),
+        *(
+            f"| {key} | " + " | ".join(f"{each.used[key]:.4f}" for each in benches.values()) + " |"
+            for key in keys
+        ),
         "",
         "joint_margin_rad: how far the joints came into their margin; at 0.5 the arm is stopped, at 1 a joint is at its limit.",
         "",
@@ -111,9 +132,21 @@ def page(benches: dict[str, Bench], times: dict[str, list[float]], command: str,
         "|---|" + "---|" * len(benches),
     ]
     rules = sorted(set().union(*(each.filter.counts for each in benches.values())))
-    lines += [f"| {rule} | " + " | ".join(str(each.filter.counts[rule]) for each in benches.values()) + " |" for rule in rules]
-    lines += ["", "| µs of a step | median | 99 % | median of the quietest hundredth |", "|---|---|---|---|"]
-    lines += [f"| {name} | " + " | ".join(f"{value:.0f}" for value in values) + " |" for name, values in times.items()]
+    lines += [
+        f"| {rule} | "
+        + " | ".join(str(each.filter.counts[rule]) for each in benches.values())
+        + " |"
+        for rule in rules
+    ]
+    lines += [
+        "",
+        "| µs of a step | median | 99 % | median of the quietest hundredth |",
+        "|---|---|---|---|",
+    ]
+    lines += [
+        f"| {name} | " + " | ".join(f"{value:.0f}" for value in values) + " |"
+        for name, values in times.items()
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -132,7 +165,9 @@ def main() -> None:
         bench = list(benches.values())[begun // TRIAL % len(benches)]
         bench.trial(draw, min(TRIAL, options.actions - begun))
         if begun // TRIAL % 10 == 1 or begun + TRIAL >= options.actions:
-            options.output.write_text(page(benches, times, command, options.actions), encoding="utf-8")  # intermediate results
+            options.output.write_text(
+                page(benches, times, command, options.actions), encoding="utf-8"
+            )  # intermediate results
             print(f"{begun + TRIAL} of {options.actions}", flush=True)
     if most_used(benches) > 1 + 1e-6:
         raise SystemExit(f"a command exceeded a limit: {options.output}")

@@ -54,7 +54,9 @@ class Follower:
         return ToolState(self._time, self.joints, np.zeros(7), self._pose, felt, 0.08)
 
 
-def goals(draw: Draw, cell: Cell, admitted: Callable[[], ToolTarget]) -> Iterator[ToolTarget | None]:
+def goals(
+    draw: Draw, cell: Cell, admitted: Callable[[], ToolTarget]
+) -> Iterator[ToolTarget | None]:
     """Yield goals for ever, in bouts of one kind; ``admitted`` returns the last admitted goal."""
     kinds = (policy, _push, _extremes, _jump, _corner, _malformed)
     while True:
@@ -64,14 +66,18 @@ def goals(draw: Draw, cell: Cell, admitted: Callable[[], ToolTarget]) -> Iterato
 
 
 def moved(from_: ToolTarget, step: Vector, turn: Vector, width: float | None = None) -> ToolTarget:
-    quaternion = rotations.multiply(rotations.from_vector(turn.tolist()), from_.pose.quaternion.tolist())
+    quaternion = rotations.multiply(
+        rotations.from_vector(turn.tolist()), from_.pose.quaternion.tolist()
+    )
     return ToolTarget(ToolPose(from_.pose.position + step, np.array(quaternion)), width)
 
 
 def policy(draw: Draw, cell: Cell, from_: ToolTarget, bout: Vector, number: int) -> ToolTarget:
     action = np.clip(draw.normal(size=7) + bout, -1, 1)
     width = float(np.clip(0.04 + 0.04 * action[6], 0, 0.08))
-    return moved(from_, action[:3] * cell.action_translation_m, action[3:6] * cell.action_rotation_rad, width)
+    return moved(
+        from_, action[:3] * cell.action_translation_m, action[3:6] * cell.action_rotation_rad, width
+    )
 
 
 def _push(draw: Draw, cell: Cell, from_: ToolTarget, bout: Vector, number: int) -> ToolTarget:
@@ -87,7 +93,10 @@ def _extremes(draw: Draw, cell: Cell, from_: ToolTarget, bout: Vector, number: i
 def _jump(draw: Draw, cell: Cell, from_: ToolTarget, bout: Vector, number: int) -> ToolTarget:
     """Jump to a random pose; q and -q are equally likely."""
     quaternion = draw.normal(size=4)
-    return ToolTarget(ToolPose(draw.uniform(-2, 2, 3), quaternion / np.linalg.norm(quaternion)), float(draw.uniform(-1, 1)))
+    return ToolTarget(
+        ToolPose(draw.uniform(-2, 2, 3), quaternion / np.linalg.norm(quaternion)),
+        float(draw.uniform(-1, 1)),
+    )
 
 
 def _corner(draw: Draw, cell: Cell, from_: ToolTarget, bout: Vector, number: int) -> ToolTarget:
@@ -95,12 +104,18 @@ def _corner(draw: Draw, cell: Cell, from_: ToolTarget, bout: Vector, number: int
     box = np.array([cell.workspace_x_m, cell.workspace_y_m, cell.workspace_z_m])
     side = (bout[:3] > 0).astype(int)
     across = bout[3:5] / np.hypot(*bout[3:5]) * math.radians(cell.max_tilt_deg)
-    turn = rotations.from_vector([*across.tolist(), math.copysign(math.radians(cell.max_twist_deg), float(bout[5]))])
+    turn = rotations.from_vector(
+        [*across.tolist(), math.copysign(math.radians(cell.max_twist_deg), float(bout[5]))]
+    )
     quaternion = np.array(rotations.multiply(cell.reference, turn)) * draw.choice([-1, 1])
-    return ToolTarget(ToolPose(box[np.arange(3), side] + draw.choice([-1e-9, 0, 1e-9], 3), quaternion), None)
+    return ToolTarget(
+        ToolPose(box[np.arange(3), side] + draw.choice([-1e-9, 0, 1e-9], 3), quaternion), None
+    )
 
 
-def _malformed(draw: Draw, cell: Cell, from_: ToolTarget, bout: Vector, number: int) -> ToolTarget | None:
+def _malformed(
+    draw: Draw, cell: Cell, from_: ToolTarget, bout: Vector, number: int
+) -> ToolTarget | None:
     position, quaternion, width = from_.pose.position.copy(), from_.pose.quaternion.copy(), 0.04
     odd = float(draw.choice([math.nan, math.inf, -math.inf, 1e300, -1e300, 5e-324, 1.7e308]))
     wrong: Any = draw.choice(["position", "quaternion", "width", "shape", "length", "none"])
@@ -130,11 +145,17 @@ class Trial:
     fault: str | None
 
 
-def run_trial(cell: Cell, filter_: SafetyFilter, sent: Iterator[tuple[ToolTarget | None, int]]) -> Trial:
+def run_trial(
+    cell: Cell, filter_: SafetyFilter, sent: Iterator[tuple[ToolTarget | None, int]]
+) -> Trial:
     """Run the filter from rest at home on ``sent`` (goal, ticks to hold it) until a fault."""
     follower = Follower(cell)
     filter_.start(follower.state())
-    commands, joints, fault = [[*cell.home.position, *cell.home.quaternion]] * 4, [follower.joints] * 4, None
+    commands, joints, fault = (
+        [[*cell.home.position, *cell.home.quaternion]] * 4,
+        [follower.joints] * 4,
+        None,
+    )
     for goal, ticks in sent:
         for _ in range(ticks):
             command, _, fault = filter_.step(goal, follower.state(), 1 / cell.servo_hz)
@@ -158,33 +179,56 @@ def usage(cell: Cell, played: Trial) -> dict[str, float]:
         used[key] = float(np.abs(2 * (position[:, axis] - low) / (high - low) - 1).max())
     reference = np.broadcast_to(rotations.inverse(cell.reference), quaternion.shape)
     turn = _products(reference, quaternion)
-    used["max_tilt_deg"] = float(np.degrees(2 * np.arcsin(np.hypot(turn[:, 1], turn[:, 2])).max())) / cell.max_tilt_deg
-    used["max_twist_deg"] = float(np.degrees(np.abs(_vectors(turn)[:, 2]).max())) / cell.max_twist_deg
+    used["max_tilt_deg"] = (
+        float(np.degrees(2 * np.arcsin(np.hypot(turn[:, 1], turn[:, 2])).max())) / cell.max_tilt_deg
+    )
+    used["max_twist_deg"] = (
+        float(np.degrees(np.abs(_vectors(turn)[:, 2]).max())) / cell.max_twist_deg
+    )
     moved = np.diff(position, axis=0)
     turned = _vectors(_products(quaternion[1:], quaternion[:-1] * [1, -1, -1, -1]))
-    for steps, prefix, unit, speed in ((moved, "translation", "m", ""), (turned, "rotation", "rad", "rotation_")):
-        for order, (name, power) in enumerate((("speed", ""), ("acceleration", "2"), ("jerk", "3"))):
+    for steps, prefix, unit, speed in (
+        (moved, "translation", "m", ""),
+        (turned, "rotation", "rad", "rotation_"),
+    ):
+        for order, (name, power) in enumerate(
+            (("speed", ""), ("acceleration", "2"), ("jerk", "3"))
+        ):
             rates = np.linalg.norm(np.diff(steps, order, axis=0), axis=1) * hz ** (order + 1)
-            used[f"max_{speed}{name}_{unit}_s{power}"] = float(rates.max()) / getattr(cell, f"max_{speed}{name}_{unit}_s{power}")
+            used[f"max_{speed}{name}_{unit}_s{power}"] = float(rates.max()) / getattr(
+                cell, f"max_{speed}{name}_{unit}_s{power}"
+            )
         ways = np.concatenate([[0], np.cumsum(np.linalg.norm(steps, axis=1))])
         for window, ticks in (("step", cell.ticks_per_step), ("second", round(hz))):
             key = f"max_{prefix}_per_{window}_{unit}"
-            used[key] = float((ways[ticks:] - ways[:-ticks]).max()) / getattr(cell, key) if len(ways) > ticks else 0.0
+            used[key] = (
+                float((ways[ticks:] - ways[:-ticks]).max()) / getattr(cell, key)
+                if len(ways) > ticks
+                else 0.0
+            )
     beyond = np.maximum(played.joints - kinematics.UPPER, kinematics.LOWER - played.joints).max()
     used["joint_margin_rad"] = 1 + float(beyond) / cell.joint_margin_rad
-    used["joint_acceleration"] = float(np.abs(np.diff(played.joints, 2, axis=0)).max()) * hz**2 / kinematics.ACCELERATION_RAD_S2
+    used["joint_acceleration"] = (
+        float(np.abs(np.diff(played.joints, 2, axis=0)).max())
+        * hz**2
+        / kinematics.ACCELERATION_RAD_S2
+    )
     return used
 
 
 def _products(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
     """Multiply quaternions ``[N, 4]``."""
     vector = a[:, :1] * b[:, 1:] + b[:, :1] * a[:, 1:] + np.cross(a[:, 1:], b[:, 1:])
-    return np.concatenate([a[:, :1] * b[:, :1] - (a[:, 1:] * b[:, 1:]).sum(1, keepdims=True), vector], axis=1)
+    return np.concatenate(
+        [a[:, :1] * b[:, :1] - (a[:, 1:] * b[:, 1:]).sum(1, keepdims=True), vector], axis=1
+    )
 
 
 def _vectors(q: NDArray[np.float64]) -> NDArray[np.float64]:
     """Convert quaternions ``[N, 4]`` to rotation vectors ``[N, 3]`` of at most pi."""
     q = np.where(q[:, :1] < 0, -q, q)
     sine = np.linalg.norm(q[:, 1:], axis=1, keepdims=True)
-    scale: NDArray[np.float64] = np.where(sine > 1e-12, 2 * np.arctan2(sine, q[:, :1]) / np.maximum(sine, 1e-12), 2.0)
+    scale: NDArray[np.float64] = np.where(
+        sine > 1e-12, 2 * np.arctan2(sine, q[:, :1]) / np.maximum(sine, 1e-12), 2.0
+    )
     return q[:, 1:] * scale

@@ -56,23 +56,49 @@ def run(config: DictConfig) -> None:
     ratio = pipelined.steps_per_s / serial.steps_per_s
     bound = serial.seconds / max(serial.policy_seconds, serial.simulator_seconds)
     rows = [
-        (name, *(f"{number:.2f}" for number in (each.steps_per_s, each.policy_seconds, each.simulator_seconds, each.seconds)))
+        (
+            name,
+            *(
+                f"{number:.2f}"
+                for number in (
+                    each.steps_per_s,
+                    each.policy_seconds,
+                    each.simulator_seconds,
+                    each.seconds,
+                )
+            ),
+        )
         for name, each in (("serial", serial), (f"pipelined, depth {depth}", pipelined))
     ]
-    report.show(("rollout", "steps/s", "policy s", "simulator s", "wall s"), rows, f"{recipe.env.num_envs} environments")
+    report.show(
+        ("rollout", "steps/s", "policy s", "simulator s", "wall s"),
+        rows,
+        f"{recipe.env.num_envs} environments",
+    )
     share = f"{100 * ratio / bound:.0f} % of the bound {bound:.2f} (time of the slower stage alone)"
     console.print(f"pipelined / serial: {ratio:.2f}, {share}")
     for name, rate in frames.items():
         console.print(f"frames/s in one simulator process, {name}: {rate:.1f}")
-    document = {"serial": asdict(serial), "pipelined": asdict(pipelined), "ratio": ratio, "bound": bound, "frames_per_s": frames}
+    document = {
+        "serial": asdict(serial),
+        "pipelined": asdict(pipelined),
+        "ratio": ratio,
+        "bound": bound,
+        "frames_per_s": frames,
+    }
     report.write(document)
 
 
-def _rollouts(recipe: Recipe, policy: Policy, depths: Sequence[int], say: Callable[[str], None]) -> list[Rollout]:
+def _rollouts(
+    recipe: Recipe, policy: Policy, depths: Sequence[int], say: Callable[[str], None]
+) -> list[Rollout]:
     """The fastest rollout at each depth; they take turns, so that all meet the same load."""
     found: dict[int, list[Rollout]] = {depth: [] for depth in depths}
     with ExitStack() as stack:
-        opened = {depth: stack.enter_context(builders.open_envs(recipe, policy, depth)) for depth in depths}
+        opened = {
+            depth: stack.enter_context(builders.open_envs(recipe, policy, depth))
+            for depth in depths
+        }
         actor = Actor(policy, builders.actor_settings(recipe, recipe.rollout.temperature))
         for repeat in range(REPEATS):
             for depth, groups in opened.items():
@@ -83,14 +109,18 @@ def _rollouts(recipe: Recipe, policy: Policy, depths: Sequence[int], say: Callab
 
 def _rollout(recipe: Recipe, actor: Actor, groups: Sequence[VectorEnv]) -> Rollout:
     timeline, limit = Timeline(), groups[0].spec.episode_limit
-    calls = rollout_calls(getattr(recipe.algorithm, "horizon", limit), limit, actor.policy.spec.chunk)
+    calls = rollout_calls(
+        getattr(recipe.algorithm, "horizon", limit), limit, actor.policy.spec.chunk
+    )
     timeline.begin_iteration(0)
     started = time.perf_counter()
     with merged_lora(actor.policy):
         rollouts = collect(actor, groups, 0, 0, calls, timeline)
     seconds = time.perf_counter() - started
     simulators = max(timeline.busy(f"simulator {index}") for index in range(len(groups)))
-    return Rollout(len(groups), int(rollouts.valid.sum()), seconds, timeline.busy("policy"), simulators)
+    return Rollout(
+        len(groups), int(rollouts.valid.sum()), seconds, timeline.busy("policy"), simulators
+    )
 
 
 def _frames(recipe: Recipe, say: Callable[[str], None]) -> dict[str, float]:

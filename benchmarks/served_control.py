@@ -47,7 +47,9 @@ START_S = 600.0
 REMOTE = "remote"
 
 
-def measure(config: DictConfig, recipe: Recipe, policy: Policy, costs: tuple[float, float]) -> list[dict[str, Any]]:
+def measure(
+    config: DictConfig, recipe: Recipe, policy: Policy, costs: tuple[float, float]
+) -> list[dict[str, Any]]:
     """Return what the loop counted over each of LINKS, in each mode that ``policy`` can be run in.
 
     ``costs``: seconds of a robot's call and of a camera's image. Raises Failure.
@@ -58,18 +60,32 @@ def measure(config: DictConfig, recipe: Recipe, policy: Policy, costs: tuple[flo
             with relay(port, link) as relayed:
                 for mode, control in modes(recipe, policy).items():
                     document = _run(f"ws://127.0.0.1:{relayed}", recipe, control, costs)
-                    found.append({"mode": mode, **{name: value for name, value in asdict(link).items() if name != "seed"}, **document})
+                    found.append(
+                        {
+                            "mode": mode,
+                            **{
+                                name: value
+                                for name, value in asdict(link).items()
+                                if name != "seed"
+                            },
+                            **document,
+                        }
+                    )
     return found
 
 
 def modes(recipe: Recipe, policy: Policy) -> dict[str, ControlConfig]:
     """Return the ways to run ``policy``; without those that its chunk or the recipe forbids."""
-    free = replace(recipe.control, execution_horizon=None, real_time_chunking=False, max_misses=sys.maxsize)
+    free = replace(
+        recipe.control, execution_horizon=None, real_time_chunking=False, max_misses=sys.maxsize
+    )
     asynchronous = replace(free, asynchronous=True)
     found = {"synchronous": replace(free, asynchronous=False), "asynchronous": asynchronous}
     if isinstance(policy, RealTimeChunking):
         found["real-time chunking"] = replace(asynchronous, real_time_chunking=True)
-    return {name: control for name, control in found.items() if _possible(control, policy.spec.chunk)}
+    return {
+        name: control for name, control in found.items() if _possible(control, policy.spec.chunk)
+    }
 
 
 def _possible(control: ControlConfig, chunk: int) -> bool:
@@ -80,16 +96,24 @@ def _possible(control: ControlConfig, chunk: int) -> bool:
     return True
 
 
-def _run(url: str, recipe: Recipe, control: ControlConfig, costs: tuple[float, float]) -> dict[str, Any]:
+def _run(
+    url: str, recipe: Recipe, control: ControlConfig, costs: tuple[float, float]
+) -> dict[str, Any]:
     remote, clock = plugins.models()[REMOTE], Clock()
     policy = remote.load(Path(NO_MODEL), remote.Config(url=url))
     robot = SyntheticRobot(clock, CONTROL_HZ, costs[0])
-    cameras = [SyntheticCamera(clock, name, size, costs[1]) for name, size in policy.spec.images.items()]
-    background = InferenceWorker(ControlActor(policy, builders.actor_settings(recipe, 0.0), clock), clock)
+    cameras = [
+        SyntheticCamera(clock, name, size, costs[1]) for name, size in policy.spec.images.items()
+    ]
+    background = InferenceWorker(
+        ControlActor(policy, builders.actor_settings(recipe, 0.0), clock), clock
+    )
     loop = ControlLoop(robot, cameras, background, policy.spec.chunk, control, clock)
     try:
         loop.warm_up(INSTRUCTION)
-        ended = loop.run(INSTRUCTION, lambda step: "enough" if step.tick + 1 >= SECONDS * CONTROL_HZ else None)
+        ended = loop.run(
+            INSTRUCTION, lambda step: "enough" if step.tick + 1 >= SECONDS * CONTROL_HZ else None
+        )
         background.settle(clock.now() + SECONDS)
     finally:
         background.close()
@@ -97,13 +121,41 @@ def _run(url: str, recipe: Recipe, control: ControlConfig, costs: tuple[float, f
 
 
 def show(report: harness.Report, found: list[dict[str, Any]]) -> None:
-    columns = ("delay ms", "jitter ms", "loss", "mode", "round trip ms, p50", "p99", "held", "skipped", "too old", "age ms, p50", "p99")
+    columns = (
+        "delay ms",
+        "jitter ms",
+        "loss",
+        "mode",
+        "round trip ms, p50",
+        "p99",
+        "held",
+        "skipped",
+        "too old",
+        "age ms, p50",
+        "p99",
+    )
     rows = []
     for each in found:
-        trip, age = (each[kind].get(name, {}) for kind, name in (("sections_ms", "act"), ("ages_ms", "action")))
-        link = (f"{1e3 * each['delay_s']:g}", f"{1e3 * each['jitter_s']:g}", f"{100 * each['loss']:g} %", each["mode"])
-        times = [f"{block[name]:.0f}" if block else "-" for block in (trip, age) for name in ("p50", "p99")]
-        counts = [str(each["steps"]["held"]), str(each["steps"]["skipped"]), str(each["chunks"]["too_old"])]
+        trip, age = (
+            each[kind].get(name, {})
+            for kind, name in (("sections_ms", "act"), ("ages_ms", "action"))
+        )
+        link = (
+            f"{1e3 * each['delay_s']:g}",
+            f"{1e3 * each['jitter_s']:g}",
+            f"{100 * each['loss']:g} %",
+            each["mode"],
+        )
+        times = [
+            f"{block[name]:.0f}" if block else "-"
+            for block in (trip, age)
+            for name in ("p50", "p99")
+        ]
+        counts = [
+            str(each["steps"]["held"]),
+            str(each["steps"]["skipped"]),
+            str(each["chunks"]["too_old"]),
+        ]
         rows.append((*link, *times[:2], *counts, *times[2:]))
     title = f"Policy on a server, {CONTROL_HZ:g} Hz, {SECONDS * CONTROL_HZ:g} periods each; a lost answer comes {1e3 * RESEND_S:g} ms later"
     report.show(columns, rows, title)
@@ -113,7 +165,13 @@ def show(report: harness.Report, found: list[dict[str, Any]]) -> None:
 def _server(config: DictConfig) -> Iterator[int]:
     """Serve the recipe's policy in another process; yield the port. Raises Failure."""
     with tempfile.TemporaryDirectory(prefix="rlinf-vla-") as folder:
-        here = {"host": "127.0.0.1", "port": 0, "token_env": None, "certificate": None, "private_key": None}
+        here = {
+            "host": "127.0.0.1",
+            "port": 0,
+            "token_env": None,
+            "certificate": None,
+            "private_key": None,
+        }
         told = OmegaConf.merge(config, {"serve": here})
         assert isinstance(told, DictConfig)
         run_directory.save_recipe(Path(folder) / run_directory.RECIPE, told)
@@ -130,7 +188,9 @@ def _port(child: Child) -> int:
         said = child.channel.receive(START_S)
     except ChannelClosed:
         child.end(5.0)
-        raise Failure(f"the policy server ended: {child.output_tail() or 'it printed nothing'}") from None
+        raise Failure(
+            f"the policy server ended: {child.output_tail() or 'it printed nothing'}"
+        ) from None
     if said is None:
         raise Failure(f"the policy server was not ready within {START_S:g} s")
     return int(said["port"])

@@ -82,6 +82,8 @@ def _delay(source: socket.socket, target: socket.socket, link: Link) -> None:
             data = source.recv(_PIECE)
         except OSError:
             data = b""
-        wait = max(0.0, draw.gauss(link.delay_s, link.jitter_s)) + RESEND_S * (draw.random() < link.loss)
+        wait = max(0.0, draw.gauss(link.delay_s, link.jitter_s)) + RESEND_S * (
+            draw.random() < link.loss
+        )
         due = max(due, time.monotonic() + wait)
         pieces.put((due, data))

@@ -69,18 +69,29 @@ class SoakResult:
 
 def run(arguments: Sequence[str]) -> int:
     """Test each simulator and write bench_soak.json. Returns 1 if the memory of any grew."""
-    own = dict(argument.split("=", 1) for argument in arguments if argument.startswith(("seconds=", "page=")))
-    configs = harness.simulators([each for each in arguments if each.partition("=")[0] not in own], USAGE)
+    own = dict(
+        argument.split("=", 1)
+        for argument in arguments
+        if argument.startswith(("seconds=", "page="))
+    )
+    configs = harness.simulators(
+        [each for each in arguments if each.partition("=")[0] not in own], USAGE
+    )
     seconds = _seconds(own.get("seconds", "3600"))
     if not configs:
         return 0
     report = harness.Report(next(iter(configs.values())), "bench_soak")
     console, document, grown = report.console, dict[str, Any](), []
     for name, config in configs.items():
-        with console.status(f"starting {name}") as status, harness.opened(recipes.read_node(config, "env")) as group:
+        with (
+            console.status(f"starting {name}") as status,
+            harness.opened(recipes.read_node(config, "env")) as group,
+        ):
             found = soak(group, seconds, status.update)
         document[name] = {"growth": found.growth, **asdict(found), "stack": group.spec.stack}
-        console.print(f"{name}: {found.growth:+.2%} in {seconds / 60:.0f} minutes, {found.episodes} episodes")
+        console.print(
+            f"{name}: {found.growth:+.2%} in {seconds / 60:.0f} minutes, {found.episodes} episodes"
+        )
         if "page" in own:
             _write(Path(own["page"]), _line(name, group, found))
         if found.growth >= ALLOWED:
@@ -94,12 +105,17 @@ def run(arguments: Sequence[str]) -> int:
 def soak(env: VectorEnv, seconds: float, say: Callable[[str], None]) -> SoakResult:
     """Run episodes for ``seconds``; each ends at a random length, on success or at the limit."""
     chance, noise, spec = random.Random(0), torch.Generator().manual_seed(0), env.spec  # noqa: S311  (nothing secret)
-    drawn = Episodes.first_attempts(torch.zeros(spec.num_envs, dtype=torch.int64), torch.zeros(spec.num_envs, dtype=torch.int64))
+    drawn = Episodes.first_attempts(
+        torch.zeros(spec.num_envs, dtype=torch.int64), torch.zeros(spec.num_envs, dtype=torch.int64)
+    )
     left, over = [0] * spec.num_envs, torch.ones(spec.num_envs, dtype=torch.bool)
     samples, episodes, steps, begin = list[Sample](), 0, 0, time.monotonic()
     while (now := time.monotonic() - begin) < seconds:
         for row in over.nonzero().flatten().tolist():
-            drawn.task_id[row], drawn.seed[row] = chance.randrange(len(spec.tasks)), chance.randrange(2**31)
+            drawn.task_id[row], drawn.seed[row] = (
+                chance.randrange(len(spec.tasks)),
+                chance.randrange(2**31),
+            )
             left[row] = chance.randint(1, spec.episode_limit)
         if over.any():
             env.reset(drawn, over)
@@ -110,9 +126,13 @@ def soak(env: VectorEnv, seconds: float, say: Callable[[str], None]) -> SoakResu
         over = result.done.cpu() | (torch.tensor(left) <= 0)
         if now >= len(samples) * seconds / SAMPLES:
             samples.append(Sample(now, usage().resident + resident("VmRSS")))
-            say(f"{now:.0f} of {seconds:.0f} s: {samples[-1].resident / 1e6:.0f} MB after {episodes} episodes")
+            say(
+                f"{now:.0f} of {seconds:.0f} s: {samples[-1].resident / 1e6:.0f} MB after {episodes} episodes"
+            )
     if len(samples) < 6:
-        raise UserError(f"seconds={seconds:g} is too short: memory was sampled {len(samples)} times, and 6 samples are needed")
+        raise UserError(
+            f"seconds={seconds:g} is too short: memory was sampled {len(samples)} times, and 6 samples are needed"
+        )
     return SoakResult(seconds, episodes, steps, samples)
 
 
@@ -128,9 +148,15 @@ def _seconds(text: str) -> float:
 
 def _line(name: str, env: VectorEnv, found: SoakResult) -> str:
     then, now = (level / 1e6 for level in found.levels)
-    versions = ", ".join(f"{key} {value}" for key, value in env.spec.stack.items() if value[:1].isdigit() and "." in value)
+    versions = ", ".join(
+        f"{key} {value}"
+        for key, value in env.spec.stack.items()
+        if value[:1].isdigit() and "." in value
+    )
     figures = f"{found.seconds / 60:.0f} | {found.episodes} | {found.steps} | {then:.0f} | {now:.0f} | {found.growth:+.2%}"
-    return f"| {date.today()} | {name} ({env.spec.num_envs} environments) | {figures} | {versions} |\n"
+    return (
+        f"| {date.today()} | {name} ({env.spec.num_envs} environments) | {figures} | {versions} |\n"
+    )
 
 
 def _write(page: Path, line: str) -> None:

@@ -8,7 +8,17 @@ from dataclasses import replace
 import numpy as np
 
 from rlinf_vla.core.action_space import ToolSpace
-from rlinf_vla.core.robot import Frame, Intervention, RobotError, RobotSpec, RobotState, Target, ToolPose, ToolState, ToolTarget
+from rlinf_vla.core.robot import (
+    Frame,
+    Intervention,
+    RobotError,
+    RobotSpec,
+    RobotState,
+    Target,
+    ToolPose,
+    ToolState,
+    ToolTarget,
+)
 from rlinf_vla.realworld.clock import Clock
 
 REST = ToolPose(np.array([0.45, 0.0, 0.3]), np.array([0.0, 1.0, 0.0, 0.0]))

@@ -58,8 +58,12 @@ def run(config: DictConfig) -> None:
     """
     recipe = recipes.read(config)
     if recipe.algorithm.family != ON_POLICY:
-        raise UserError(f"bench throughput runs on-policy algorithms, not algorithm={recipe.algorithm.name}")
-    if isinstance(recipe.algorithm, PPOConfig):  # iterations that warm up the critic are cheaper than predicted
+        raise UserError(
+            f"bench throughput runs on-policy algorithms, not algorithm={recipe.algorithm.name}"
+        )
+    if isinstance(
+        recipe.algorithm, PPOConfig
+    ):  # iterations that warm up the critic are cheaper than predicted
         recipe = replace(recipe, algorithm=replace(recipe.algorithm, value_warmup=0))
     report = harness.Report(config, "bench_throughput")
     console = report.console
@@ -74,35 +78,75 @@ def run(config: DictConfig) -> None:
                 status.update(name)
                 predictions[name].append(simulate(problem, plan).seconds)
                 timings[name].append(_measure(planning.with_plan(recipe, plan), status.update))
-                console.print(f"{name}: {timings[name][-1].seconds:.1f} s, predicted {predictions[name][-1]:.1f} s")
-    found = {name: sorted(each, key=lambda timing: timing.seconds)[len(each) // 2] for name, each in timings.items()}
+                console.print(
+                    f"{name}: {timings[name][-1].seconds:.1f} s, predicted {predictions[name][-1]:.1f} s"
+                )
+    found = {
+        name: sorted(each, key=lambda timing: timing.seconds)[len(each) // 2]
+        for name, each in timings.items()
+    }
     predicted = {name: median(each) for name, each in predictions.items()}
-    accuracy = {name: median(map(truediv, each, (timing.seconds for timing in timings[name]))) for name, each in predictions.items()}
-    columns = ("plan", "s", "predicted", "rollout s", "update s", "steps/s", "samples/s", "busy", "MB rollouts", "MB weights")
+    accuracy = {
+        name: median(map(truediv, each, (timing.seconds for timing in timings[name])))
+        for name, each in predictions.items()
+    }
+    columns = (
+        "plan",
+        "s",
+        "predicted",
+        "rollout s",
+        "update s",
+        "steps/s",
+        "samples/s",
+        "busy",
+        "MB rollouts",
+        "MB weights",
+    )
     rows = []
     for name, each in found.items():
         busy = ", ".join(f"{role} {share:.0%}" for role, share in each.busy.items())
         numbers = (each.rollout_seconds, each.update_seconds, each.steps_per_s, each.samples_per_s)
         moved = (f"{each.rollout_bytes / 1e6:.1f}", f"{each.weights_bytes / 1e6:.1f}")
         share = f"{predicted[name]:.1f} ({accuracy[name]:.2f})"
-        rows.append((name, f"{each.seconds:.1f}", share, *(f"{number:.1f}" for number in numbers), busy, *moved))
+        rows.append(
+            (
+                name,
+                f"{each.seconds:.1f}",
+                share,
+                *(f"{number:.1f}" for number in numbers),
+                busy,
+                *moved,
+            )
+        )
     report.show(columns, rows)
     serial = found[SERIAL]
     ratios = {name: serial.seconds / each.seconds for name, each in found.items() if name != SERIAL}
     for name, ratio in ratios.items():
         console.print(f"{name}: {ratio:.2f} times the iterations of {SERIAL} in the same time")
-    bound = least_rollout_seconds(problem, wanted[SERIAL]) / least_rollout_seconds(problem, wanted[PIPELINED])
+    bound = least_rollout_seconds(problem, wanted[SERIAL]) / least_rollout_seconds(
+        problem, wanted[PIPELINED]
+    )
     reached = serial.rollout_seconds / found[PIPELINED].rollout_seconds
     said = f"{bound:.2f} by the profile (the slower stage, or all cores), {reached / bound:.0%} of it reached"
     console.print(f"rollouts, {PIPELINED} / {SERIAL}: {reached:.2f}; the bound: {said}")
     best, least = min(found, key=lambda name: found[name].seconds), min(predicted.values())
-    chosen = next(name for name, seconds in predicted.items() if seconds <= (1 + TIE_TOLERANCE) * least)  # as the planner does
+    chosen = next(
+        name for name, seconds in predicted.items() if seconds <= (1 + TIE_TOLERANCE) * least
+    )  # as the planner does
     regret = found[chosen].seconds / found[best].seconds
-    console.print(f"fastest: {best}; predicted to be: {chosen}, which took {regret:.2f} times as long")
+    console.print(
+        f"fastest: {best}; predicted to be: {chosen}, which took {regret:.2f} times as long"
+    )
     document: dict[str, Any] = {
-        name: asdict(each) | {"predicted_seconds": predicted[name], "accuracy": accuracy[name]} for name, each in found.items()
+        name: asdict(each) | {"predicted_seconds": predicted[name], "accuracy": accuracy[name]}
+        for name, each in found.items()
     }
-    document |= {"ratios": ratios, "rollout_ratio": reached, "rollout_bound": bound, "regret": regret}
+    document |= {
+        "ratios": ratios,
+        "rollout_ratio": reached,
+        "rollout_bound": bound,
+        "regret": regret,
+    }
     if measured is not None:
         measured.write(report.directory / "profile.json")
     report.write(document)
@@ -114,12 +158,18 @@ SERIAL, PIPELINED = "in process, serial", "in process, pipelined"
 def plans(recipe: Recipe) -> dict[str, Plan]:
     """Return plans that compute the same update, with the recipe's own plan if it is another."""
     depth, rows = max(2, recipe.rollout.pipeline_depth), recipe.cluster.rows
-    found = {SERIAL: Plan(pipeline_depth=1, micro_batch_size=rows), PIPELINED: Plan(pipeline_depth=depth, micro_batch_size=rows)}
+    found = {
+        SERIAL: Plan(pipeline_depth=1, micro_batch_size=rows),
+        PIPELINED: Plan(pipeline_depth=depth, micro_batch_size=rows),
+    }
     for workers in sorted({1, 2, recipe.cluster.rollout_workers}):
         for each in (1, depth):
             plan = Plan("ray", rollout_workers=workers, pipeline_depth=each, micro_batch_size=rows)
             if divides(plan, recipe.env.num_envs, recipe.rollout.batch_size):
-                found[f"Ray, {workers} rollout worker{'s' * (workers > 1)}" + ", pipelined" * (each > 1)] = plan
+                found[
+                    f"Ray, {workers} rollout worker{'s' * (workers > 1)}"
+                    + ", pipelined" * (each > 1)
+                ] = plan
     own = planning.plan_of(recipe)
     return found if own in found.values() else found | {"as the recipe says": own}
 
@@ -154,7 +204,8 @@ def _of(flow: OnPolicyFlow, recipe: Recipe, seconds: float) -> PlanTiming:
         samples_per_s=samples / update if update else 0.0,
         busy={role: share / seconds for role, share in busy(flow.timeline).items()},
         rollout_bytes=metrics.get("rollout/bytes", 0.0),
-        weights_bytes=metrics.get("weights/bytes", 0.0) * (recipe.cluster.rollout_workers if recipe.cluster.runtime == "ray" else 0),
+        weights_bytes=metrics.get("weights/bytes", 0.0)
+        * (recipe.cluster.rollout_workers if recipe.cluster.runtime == "ray" else 0),
     )
 
 
@@ -162,6 +213,12 @@ def busy(timeline: Timeline) -> dict[str, float]:
     """Seconds of the current iteration in which each role had work, the mean over its tracks."""
     roles: dict[str, list[float]] = {}
     for track in sorted({span.track for span in timeline.spans()}):
-        role = "simulators" if "simulator" in track else "policy" if track.endswith("policy") else "trainer"
+        role = (
+            "simulators"
+            if "simulator" in track
+            else "policy"
+            if track.endswith("policy")
+            else "trainer"
+        )
         roles.setdefault(role, []).append(timeline.busy(track))
     return {role: sum(each) / len(each) for role, each in roles.items()}

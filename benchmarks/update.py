@@ -21,10 +21,15 @@ def run(config: DictConfig) -> None:
     recipe = recipes.read(config)
     algorithm = None if recipe.algorithm.name == NO_ALGORITHM else builders.build_algorithm(recipe)
     if not isinstance(algorithm, OnPolicy | SAC):
-        raise UserError(f"recipe={recipe.name}: bench update measures on-policy algorithms and sac, not {recipe.algorithm.name}")
+        raise UserError(
+            f"recipe={recipe.name}: bench update measures on-policy algorithms and sac, not {recipe.algorithm.name}"
+        )
     policy = builders.build_policy(recipe)
     report = harness.Report(config, "bench_update")
-    with builders.threads(recipe.cluster.update_threads), report.console.status("starting") as status:
+    with (
+        builders.threads(recipe.cluster.update_threads),
+        report.console.status("starting") as status,
+    ):
         limits = limits_of(torch.device(recipe.cluster.torch_device), network_dtype(policy))
         if isinstance(policy, SACPolicy):
             report.directory.mkdir(parents=True, exist_ok=True)
@@ -32,8 +37,15 @@ def run(config: DictConfig) -> None:
         else:
             found = update_on_policy.measure(recipe, policy, limits, status.update)
     _show(report, found, f"{recipe.model.name} on {recipe.cluster.device}")
-    weights, trained = ([p.numel() for p in policy.parameters() if p.requires_grad or every] for every in (True, False))
-    document = found.document() | {"model": recipe.model.name, "weights": sum(weights), "trained": sum(trained)}
+    weights, trained = (
+        [p.numel() for p in policy.parameters() if p.requires_grad or every]
+        for every in (True, False)
+    )
+    document = found.document() | {
+        "model": recipe.model.name,
+        "weights": sum(weights),
+        "trained": sum(trained),
+    }
     report.write(document | {"threads": recipe.cluster.update_threads})
 
 
@@ -43,12 +55,22 @@ def _show(report: harness.Report, found: UpdateMeasurements, subject: str) -> No
     rows = []
     for name, rate in rates:
         reached = ("", "") if rate.reached is None else rate.reached.described()
-        rows.append((name, f"{rate.per_s:.1f} {rate.unit}/s", f"{1e3 * rate.best_s:.2f}", str(rate.calls), *reached))
+        rows.append(
+            (
+                name,
+                f"{rate.per_s:.1f} {rate.unit}/s",
+                f"{1e3 * rate.best_s:.2f}",
+                str(rate.calls),
+                *reached,
+            )
+        )
     report.show(("", "rate", "best ms", "calls", "MFU", "of roofline"), rows)
     for name, each in found.memory.items():
         parts = ("weights", "gradients", "optimizer", "activations", "data")
         said = ", ".join(f"{part} {getattr(each, part) / 1e6:.1f}" for part in parts)
-        console.print(f"{name}: peak / expected memory {each.ratio:.3f} = {each.peak / 1e6:.1f} MB / ({said})")
+        console.print(
+            f"{name}: peak / expected memory {each.ratio:.3f} = {each.peak / 1e6:.1f} MB / ({said})"
+        )
     for name, ratio in found.ratios.items():
         console.print(f"{name}: {ratio:.2f}")
     for name, difference in found.differences.items():

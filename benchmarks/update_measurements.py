@@ -70,20 +70,34 @@ class UpdateMeasurements:
     differences: dict[str, float] = field(default_factory=dict)
     """Largest relative differences between results that should be the same."""
 
-    def time(self, kinds: Mapping[str, Work], device: torch.device, calls: int, warmup: int = 0, limit: float = float("inf")) -> None:
+    def time(
+        self,
+        kinds: Mapping[str, Work],
+        device: torch.device,
+        calls: int,
+        warmup: int = 0,
+        limit: float = float("inf"),
+    ) -> None:
         """Measure each kind in turns; ``limit``: seconds after which no further turn starts."""
-        seconds = time_interleaved({name: work.call for name, work in kinds.items()}, device, calls, warmup, limit)
+        seconds = time_interleaved(
+            {name: work.call for name, work in kinds.items()}, device, calls, warmup, limit
+        )
         for name, work in kinds.items():
             best = min(seconds[name])
             reached = None if work.model is None else self.limits.reached(work.model, best)
-            self.rates[name] = Rate(work.unit, work.amount / best, best, len(seconds[name]), reached)
+            self.rates[name] = Rate(
+                work.unit, work.amount / best, best, len(seconds[name]), reached
+            )
 
     def compare(self, label: str, first: str, second: str) -> None:
         """Store the ratio of the rates ``first`` / ``second``."""
         self.ratios[label] = self.rates[first].per_s / self.rates[second].per_s
 
     def document(self) -> dict[str, Any]:
-        memory = {name: asdict(each) | {"expected": each.expected, "ratio": each.ratio} for name, each in self.memory.items()}
+        memory = {
+            name: asdict(each) | {"expected": each.expected, "ratio": each.ratio}
+            for name, each in self.memory.items()
+        }
         return asdict(self) | {"memory": memory}
 
 
@@ -106,4 +120,6 @@ def measured_memory(
         parameter.grad = None
     present, learning = nbytes([*weights, *data]) + kept, nbytes(trained)
     peak = present + peak_growth(update, weights[0].device)
-    return Memory(nbytes(weights), learning, 2 * learning + kept, activations, nbytes(data) + computed, peak)
+    return Memory(
+        nbytes(weights), learning, 2 * learning + kept, activations, nbytes(data) + computed, peak
+    )

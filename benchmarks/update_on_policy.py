@@ -12,7 +12,12 @@ from torch import Tensor
 
 from rlinf_vla.algorithms.on_policy import Batch, OnPolicy
 from rlinf_vla.benchmarks import roofline
-from rlinf_vla.benchmarks.update_measurements import Memory, UpdateMeasurements, Work, measured_memory
+from rlinf_vla.benchmarks.update_measurements import (
+    Memory,
+    UpdateMeasurements,
+    Work,
+    measured_memory,
+)
 from rlinf_vla.config.cluster import ClusterConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
@@ -32,7 +37,9 @@ SPLIT = 4
 """Micro-batches per minibatch if the recipe's own micro-batch size does not split it."""
 
 
-def measure(recipe: Recipe, policy: Policy, limits: roofline.Limits, say: Callable[[str], None]) -> UpdateMeasurements:
+def measure(
+    recipe: Recipe, policy: Policy, limits: roofline.Limits, say: Callable[[str], None]
+) -> UpdateMeasurements:
     """Measure updates on ``MINIBATCHES`` minibatches of synthetic policy calls.
 
     ``limits``: of the policy's device.
@@ -45,7 +52,8 @@ def measure(recipe: Recipe, policy: Policy, limits: roofline.Limits, say: Callab
     with torch.no_grad():
         again = config.epochs > 1 and policy.precompute(one) is not one
     found = UpdateMeasurements(
-        f"{config.name}: {len(batch)} policy calls, {config.epochs} epochs of minibatches of {config.minibatch_size}", limits
+        f"{config.name}: {len(batch)} policy calls, {config.epochs} epochs of minibatches of {config.minibatch_size}",
+        limits,
     )
     flows: dict[str, InProcessFlow] = {}
     kinds: dict[str, Work] = {}
@@ -53,17 +61,30 @@ def measure(recipe: Recipe, policy: Policy, limits: roofline.Limits, say: Callab
         say(f"memory of {name}")
         plan = replace(recipe, cluster=cluster)
         settings = builders.actor_settings(plan, recipe.rollout.temperature)
-        flow = InProcessFlow(policy, [], builders.build_trainer(plan, policy), settings, reuse_frozen=cluster.reuse_frozen)
+        flow = InProcessFlow(
+            policy,
+            [],
+            builders.build_trainer(plan, policy),
+            settings,
+            reuse_frozen=cluster.reuse_frozen,
+        )
         update = partial(flow.update, batch, algorithm)
-        found.memory[name] = _memory(plan, algorithm, batch, flow, update, again and cluster.reuse_frozen)
-        flows[name], kinds[name] = flow, Work(update, len(batch) * config.epochs, "policy calls", model_work(plan))
+        found.memory[name] = _memory(
+            plan, algorithm, batch, flow, update, again and cluster.reuse_frozen
+        )
+        flows[name], kinds[name] = (
+            flow,
+            Work(update, len(batch) * config.epochs, "policy calls", model_work(plan)),
+        )
     say(f"{REPEATS} updates under each plan")
     found.time(kinds, batch.advantage.device, REPEATS)
     whole, *others = kinds
     norm = flows[whole].metrics["actor/grad_norm"]
     for name in others:
         found.compare(f"{name} / {whole}", name, whole)
-        found.differences[f"gradient norms of {name} and {whole}"] = abs(flows[name].metrics["actor/grad_norm"] / norm - 1)
+        found.differences[f"gradient norms of {name} and {whole}"] = abs(
+            flows[name].metrics["actor/grad_norm"] / norm - 1
+        )
     return found
 
 
@@ -71,7 +92,10 @@ def _clusters(cluster: ClusterConfig, minibatch: int, again: bool) -> dict[str, 
     """``again``: without ``reuse_frozen``, every epoch would compute the frozen part again."""
     rows = cluster.rows if cluster.rows < minibatch else max(1, minibatch // SPLIT)
     whole = replace(cluster, micro_batch_size=minibatch, reuse_frozen=True)
-    plans = {"whole minibatches": whole, f"micro-batches of {rows}": replace(whole, micro_batch_size=rows)}
+    plans = {
+        "whole minibatches": whole,
+        f"micro-batches of {rows}": replace(whole, micro_batch_size=rows),
+    }
     if again:
         plans["without reuse_frozen"] = replace(whole, reuse_frozen=False)
     return plans
@@ -105,10 +129,19 @@ def model_work(recipe: Recipe) -> counting.Work | None:
 
     with kernels_of(recipe.cluster.torch_device):
         found = of_blocks(step, config.minibatch_size) * (MINIBATCHES * config.epochs)
-        return found + of_blocks(frozen, MINIBATCHES * config.minibatch_size) if model.kept else found
+        return (
+            found + of_blocks(frozen, MINIBATCHES * config.minibatch_size) if model.kept else found
+        )
 
 
-def _memory(recipe: Recipe, algorithm: OnPolicy, batch: Batch, flow: InProcessFlow, update: Callable[[], Any], remembers: bool) -> Memory:
+def _memory(
+    recipe: Recipe,
+    algorithm: OnPolicy,
+    batch: Batch,
+    flow: InProcessFlow,
+    update: Callable[[], Any],
+    remembers: bool,
+) -> Memory:
     """Measure the memory of the flow's first ``update``.
 
     A separate trainer measures the activations, because the flow's must not have made a step yet.
@@ -126,6 +159,10 @@ def _memory(recipe: Recipe, algorithm: OnPolicy, batch: Batch, flow: InProcessFl
         return algorithm.loss(policy, part, False)
 
     besides = [*weights, *part.tensors()]
-    activations = saved_for_backward(lambda: builders.build_trainer(recipe, policy).step(part, loss), besides)
+    activations = saved_for_backward(
+        lambda: builders.build_trainer(recipe, policy).step(part, loss), besides
+    )
     reference = nbytes(trained) if config.kl_coef > 0 else 0
-    return measured_memory(update, weights, trained, batch.tensors(), reference, activations, computed)
+    return measured_memory(
+        update, weights, trained, batch.tensors(), reference, activations, computed
+    )

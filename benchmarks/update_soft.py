@@ -37,14 +37,20 @@ REPLAY, SINGLY, COPY = "sample of the replay", "record by record", "copy in memo
 ENSEMBLE, SEPARATE = "ensemble of critics", "critics one by one"
 
 
-def measure(recipe: Recipe, policy: SACPolicy, limits: Limits, directory: Path, say: Callable[[str], None]) -> UpdateMeasurements:
+def measure(
+    recipe: Recipe, policy: SACPolicy, limits: Limits, directory: Path, say: Callable[[str], None]
+) -> UpdateMeasurements:
     """Measure the SAC update on a device of ``limits``; ``directory``: of a temporary replay."""
     config: SACConfig = recipe.algorithm
     device = policy.log_alpha.device
-    found = UpdateMeasurements(f"sac: {config.batch_size} transitions, {config.critics} critics", limits)
+    found = UpdateMeasurements(
+        f"sac: {config.batch_size} transitions, {config.critics} critics", limits
+    )
     with tempfile.TemporaryDirectory(prefix="replay-", dir=directory) as folder:
         say("filling a replay")
-        block = synthetic.records(policy, BLOCK, builders.actor_settings(recipe, recipe.rollout.temperature), config.gamma)
+        block = synthetic.records(
+            policy, BLOCK, builders.actor_settings(recipe, recipe.rollout.temperature), config.gamma
+        )
         store = filled(Path(folder) / "replay", block, config.replay_capacity)
         batch = store.sample(config.batch_size, torch.Generator().manual_seed(0))
         say("memory of an update")
@@ -52,14 +58,22 @@ def measure(recipe: Recipe, policy: SACPolicy, limits: Limits, directory: Path, 
         say("steps")
         _steps(policy, config, batch, device, found)
         say("sampling")
-        _sampling(store, block, config.batch_size, nbytes([*batch.now.values(), *batch.following.values()]), found)
+        _sampling(
+            store,
+            block,
+            config.batch_size,
+            nbytes([*batch.now.values(), *batch.following.values()]),
+            found,
+        )
     say("critics")
     _critics(policy, batch, device, found)
     found.compare(f"{CRITICS_STEP} / {STEP}", CRITICS_STEP, STEP)
     found.compare("replay / record by record", REPLAY, SINGLY)
     found.compare("replay / copy in memory", REPLAY, COPY)
     found.compare("ensemble / critics one by one", ENSEMBLE, SEPARATE)
-    found.ratios["seconds of a sample / of a step"] = found.rates[REPLAY].best_s / found.rates[STEP].best_s
+    found.ratios["seconds of a sample / of a step"] = (
+        found.rates[REPLAY].best_s / found.rates[STEP].best_s
+    )
     return found
 
 
@@ -78,12 +92,19 @@ def _trainer(policy: SACPolicy, config: SACConfig) -> Trainer:
 def _step(trainer: Trainer, batch: Transitions, with_actor: bool) -> Callable[[], dict[str, float]]:
     algorithm = trainer.settings
     assert isinstance(algorithm, SAC)
-    return partial(algorithm.step, trainer, batch, torch.Generator(), 0, 0 if with_actor else 1, lambda: batch)
+    return partial(
+        algorithm.step, trainer, batch, torch.Generator(), 0, 0 if with_actor else 1, lambda: batch
+    )
 
 
-def _memory(policy: SACPolicy, config: SACConfig, batch: Transitions, found: UpdateMeasurements) -> None:
+def _memory(
+    policy: SACPolicy, config: SACConfig, batch: Transitions, found: UpdateMeasurements
+) -> None:
     """A separate trainer measures the activations: the measured one must not have made a step."""
-    weights, records = [*policy.parameters(), *policy.buffers()], [*batch.now.values(), *batch.following.values()]
+    weights, records = (
+        [*policy.parameters(), *policy.buffers()],
+        [*batch.now.values(), *batch.following.values()],
+    )
     first, trainer = _trainer(policy, config), _trainer(policy, config)
     besides = [*weights, *records, *first.target.parameters()]
     activations = saved_for_backward(_step(first, batch, True), besides)
@@ -93,15 +114,27 @@ def _memory(policy: SACPolicy, config: SACConfig, batch: Transitions, found: Upd
     found.memory[STEP] = measured_memory(update, weights, trained, records, target, activations)
 
 
-def _steps(policy: SACPolicy, config: SACConfig, batch: Transitions, device: torch.device, found: UpdateMeasurements) -> None:
+def _steps(
+    policy: SACPolicy,
+    config: SACConfig,
+    batch: Transitions,
+    device: torch.device,
+    found: UpdateMeasurements,
+) -> None:
     trainer, size = _trainer(policy, config), config.batch_size
-    steps = {name: _step(trainer, batch, actor) for name, actor in ((STEP, True), (CRITICS_STEP, False))}
+    steps = {
+        name: _step(trainer, batch, actor) for name, actor in ((STEP, True), (CRITICS_STEP, False))
+    }
     weights = [*policy.parameters(), *trainer.target.parameters()]
-    works = {name: Work(step, size, "transitions", work(step, weights)) for name, step in steps.items()}
+    works = {
+        name: Work(step, size, "transitions", work(step, weights)) for name, step in steps.items()
+    }
     found.time(works, device, CALLS, WARMUP, SECONDS)
 
 
-def _sampling(store: Replay, block: Tensors, size: int, amount: int, found: UpdateMeasurements) -> None:
+def _sampling(
+    store: Replay, block: Tensors, size: int, amount: int, found: UpdateMeasurements
+) -> None:
     """Compare sampling with reading record by record, and with indexing tensors in memory."""
     copies = store.total // BLOCK
     whole = {name: torch.cat([value.cpu()] * copies) for name, value in block.items()}
@@ -115,19 +148,28 @@ def _sampling(store: Replay, block: Tensors, size: int, amount: int, found: Upda
         for each in (index, index + 1):
             _ = {name: value.index_select(0, each) for name, value in whole.items()}
 
-    kinds: dict[str, Callable[[], object]] = {REPLAY: partial(store.sample, size, generator), SINGLY: singly, COPY: copy}
+    kinds: dict[str, Callable[[], object]] = {
+        REPLAY: partial(store.sample, size, generator),
+        SINGLY: singly,
+        COPY: copy,
+    }
     works = {name: Work(call, amount / 1e6, "MB") for name, call in kinds.items()}
     found.time(works, torch.device("cpu"), CALLS, WARMUP, SECONDS)
 
 
-def _critics(policy: SACPolicy, batch: Transitions, device: torch.device, found: UpdateMeasurements) -> None:
+def _critics(
+    policy: SACPolicy, batch: Transitions, device: torch.device, found: UpdateMeasurements
+) -> None:
     """Measure forward and backward of the ensemble and of separate networks with the same weights.
 
     Raises AssertionError if their values or gradients differ.
     """
     critics, action = policy.critics, batch.now[ACTION].to(device)
     width = members_weights(critics)[0][0].shape[1] - action[0].numel()
-    features, target = (torch.randn(len(action), size, generator=torch.Generator().manual_seed(0)).to(device) for size in (width, 1))
+    features, target = (
+        torch.randn(len(action), size, generator=torch.Generator().manual_seed(0)).to(device)
+        for size in (width, 1)
+    )
     features.requires_grad_()
     members = separate(critics)
 
@@ -150,8 +192,16 @@ def _critics(policy: SACPolicy, batch: Transitions, device: torch.device, found:
     together, one_by_one = (call() for call in calls.values())
     for what, first, second in zip(("values", "gradients"), together, one_by_one, strict=True):
         torch.testing.assert_close(first, second, rtol=1e-3, atol=1e-5)
-        found.differences[f"{what} of the ensemble and of separate critics"] = float((first - second).norm() / second.norm())
-    found.time({name: Work(call, len(action), "transitions") for name, call in calls.items()}, device, CALLS, WARMUP, SECONDS)
+        found.differences[f"{what} of the ensemble and of separate critics"] = float(
+            (first - second).norm() / second.norm()
+        )
+    found.time(
+        {name: Work(call, len(action), "transitions") for name, call in calls.items()},
+        device,
+        CALLS,
+        WARMUP,
+        SECONDS,
+    )
 
 
 def members_weights(critics: Critics) -> list[tuple[Tensor, Tensor]]:
@@ -168,6 +218,10 @@ def separate(critics: Critics) -> nn.ModuleList:
         for weights, biases in members_weights(critics):
             linear = nn.Linear(weights.shape[1], weights.shape[2], device=weights.device)
             linear.load_state_dict({"weight": weights[k].T, "bias": biases[k, 0]})
-            layers += [linear, nn.LayerNorm(linear.out_features, elementwise_affine=False), nn.ReLU()]
+            layers += [
+                linear,
+                nn.LayerNorm(linear.out_features, elementwise_affine=False),
+                nn.ReLU(),
+            ]
         members.append(nn.Sequential(*layers[:-2]))
     return members

@@ -38,17 +38,23 @@ class BatchServer:
         verb: Callable[..., Any] = getattr(self, command["verb"])
         return {"rows": verb(*zip(*command["rows"], strict=True))}
 
-    def reset(self, slots: tuple[int, ...], seeds: tuple[int, ...], tasks: tuple[int, ...]) -> list[str]:
+    def reset(
+        self, slots: tuple[int, ...], seeds: tuple[int, ...], tasks: tuple[int, ...]
+    ) -> list[str]:
         instructions = self._reset(slots, seeds)
         self._observe(slots)
         return instructions
 
-    def step(self, slots: tuple[int, ...], begin: tuple[int, ...], end: tuple[int, ...]) -> list[int]:
+    def step(
+        self, slots: tuple[int, ...], begin: tuple[int, ...], end: tuple[int, ...]
+    ) -> list[int]:
         """Execute actions ``begin:end``, up to the first terminal one. Returns steps so far."""
         arrays, slot, done, last = self.arrays, np.array(slots), np.array(begin), np.array(end)
         while (alive := done < last).any():
             at = slot[alive], done[alive]
-            reward, terminated, success, truncated = (each[slot - self.first] for each in self._step(*at))
+            reward, terminated, success, truncated = (
+                each[slot - self.first] for each in self._step(*at)
+            )
             arrays.record(at, reward[alive], terminated[alive], success[alive], truncated[alive])
             done[alive] += 1
             over = alive & (terminated | truncated)
@@ -58,7 +64,13 @@ class BatchServer:
         executed: list[int] = done.tolist()
         return executed
 
-    def replay(self, slots: tuple[int, ...], seeds: tuple[int, ...], tasks: tuple[int, ...], executed: tuple[int, ...]) -> list[None]:
+    def replay(
+        self,
+        slots: tuple[int, ...],
+        seeds: tuple[int, ...],
+        tasks: tuple[int, ...],
+        executed: tuple[int, ...],
+    ) -> list[None]:
         """Rebuild a lost simulator; staggered starts bring all episodes to the present at once."""
         slot, count, longest = np.array(slots), np.array(executed), max(executed)
         for now in range(-longest, 1):
@@ -81,7 +93,9 @@ class BatchServer:
             self.arrays.picture[:] = self.batch.render(slot - self.first).cpu().numpy()
         return [None] * len(slots)
 
-    def _reset(self, slots: tuple[int, ...] | list[int], seeds: tuple[int, ...] | list[int]) -> list[str]:
+    def _reset(
+        self, slots: tuple[int, ...] | list[int], seeds: tuple[int, ...] | list[int]
+    ) -> list[str]:
         rows = [slot - self.first for slot in slots]
         for row, seed in zip(rows, seeds, strict=True):
             self._seeds[row] = seed
@@ -89,7 +103,9 @@ class BatchServer:
         self.arrays.reached[list(slots)] = 1
         return [instructions[row] for row in rows]
 
-    def _step(self, slots: NDArray[np.int64], numbers: NDArray[np.int64]) -> tuple[NDArray[Any], ...]:
+    def _step(
+        self, slots: NDArray[np.int64], numbers: NDArray[np.int64]
+    ) -> tuple[NDArray[Any], ...]:
         """Step the batch once; return reward, terminated, success and truncated of all its rows.
 
         Each of ``slots`` gets its recorded action of that number; the other slots get zeros.
@@ -97,7 +113,9 @@ class BatchServer:
         actions = np.zeros((self.batch.num_envs, self.batch.spec.action_dim), np.float32)
         actions[slots - self.first] = self.arrays.actions[slots, numbers]
         told = self.batch.step(torch.from_numpy(actions).to(self.batch.device))
-        reward, *flags = torch.stack([each.float() for each in told]).cpu().numpy()  # one wait for the device, not three
+        reward, *flags = (
+            torch.stack([each.float() for each in told]).cpu().numpy()
+        )  # one wait for the device, not three
         self.arrays.reached[slots] += 1
         if len(flags) < 3:  # the simulator itself truncates nothing
             flags.append(np.zeros_like(reward))

@@ -31,7 +31,9 @@ def current_gpu() -> tuple[torch.device, dict[str, str]]:
     """Return this process's GPU, and the variables for which a process has no other."""
     index = torch.cuda.current_device()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return torch.device("cuda", index), {"CUDA_VISIBLE_DEVICES": visible.split(",")[index] if visible else str(index)}
+    return torch.device("cuda", index), {
+        "CUDA_VISIBLE_DEVICES": visible.split(",")[index] if visible else str(index)
+    }
 
 
 def use_gpu(backend: str, num_envs: int, refusal: str | None) -> bool:

@@ -40,7 +40,10 @@ class Frames:
 
 def of_arrays(arrays: SharedArrays) -> Frames:
     """Return the frames in host memory."""
-    images, jpeg = ({name: torch.from_numpy(each) for name, each in kind.items()} for kind in (arrays.images, arrays.jpeg))
+    images, jpeg = (
+        {name: torch.from_numpy(each) for name, each in kind.items()}
+        for kind in (arrays.images, arrays.jpeg)
+    )
     return Frames(torch.from_numpy(arrays.state), images, jpeg)
 
 
@@ -55,8 +58,12 @@ def within(memory: Tensor, spec: SimulatorSpec, slots: int) -> Frames:
     for name, offset in placed(shapes)[0].items():
         dtype = torch.float32 if name == "state" else torch.uint8
         shape = torch.Size(shapes[name][1])
-        views[name] = memory[offset : offset + shape.numel() * dtype.itemsize].view(dtype).view(shape)
-    images, jpeg = ({name: views[f"{kind}/{name}"] for name in spec.images} for kind in ("images", "jpeg"))
+        views[name] = (
+            memory[offset : offset + shape.numel() * dtype.itemsize].view(dtype).view(shape)
+        )
+    images, jpeg = (
+        {name: views[f"{kind}/{name}"] for name in spec.images} for kind in ("images", "jpeg")
+    )
     return Frames(views["state"], images, jpeg)
 
 
@@ -88,6 +95,18 @@ def opened(found: dict[str, Any]) -> Tensor:
     handle, counter, event = (base64.b64decode(each) for each in found["bytes"])
     length, offset, counter_offset, event_needed = found["numbers"]
     device, storage = torch.cuda.current_device(), torch.storage.TypedStorage
-    place = (Tensor, (found["count"],), (1,), found["tensor_offset"], storage, torch.uint8, device, handle, length, offset, False)
+    place = (
+        Tensor,
+        (found["count"],),
+        (1,),
+        found["tensor_offset"],
+        storage,
+        torch.uint8,
+        device,
+        handle,
+        length,
+        offset,
+        False,
+    )
     memory: Tensor = rebuild_cuda_tensor(*place, counter, counter_offset, event, event_needed)
     return memory

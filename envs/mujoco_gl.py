@@ -39,9 +39,17 @@ def environment(backend: str) -> dict[str, str]:
     if backend == "none":
         return {"MUJOCO_GL": "disable"}
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0]
-    device = {"MUJOCO_EGL_DEVICE_ID": os.environ.get("MUJOCO_EGL_DEVICE_ID", first)} if first.isdigit() else {}
+    device = (
+        {"MUJOCO_EGL_DEVICE_ID": os.environ.get("MUJOCO_EGL_DEVICE_ID", first)}
+        if first.isdigit()
+        else {}
+    )
     # Mesa would otherwise write compiled shaders to the user's home directory.
-    return {"MUJOCO_GL": backend, "PYOPENGL_PLATFORM": backend, "MESA_SHADER_CACHE_DISABLE": "true"} | device
+    return {
+        "MUJOCO_GL": backend,
+        "PYOPENGL_PLATFORM": backend,
+        "MESA_SHADER_CACHE_DISABLE": "true",
+    } | device
 
 
 def find(wanted: str, python: str | None, needed: bool = True) -> Renderer:
@@ -55,15 +63,29 @@ def find(wanted: str, python: str | None, needed: bool = True) -> Renderer:
             return Renderer(backend, name)
     if not needed:
         return Renderer("none", "none")
-    raise UserError(NONE if wanted == "auto" else f"env.renderer={wanted} does not work here: use env.renderer=auto, or {NONE}")
+    raise UserError(
+        NONE
+        if wanted == "auto"
+        else f"env.renderer={wanted} does not work here: use env.renderer=auto, or {NONE}"
+    )
 
 
 @functools.cache
 def renderer(backend: str, python: str | None) -> str | None:
     """Test in a separate process: OpenGL makes later forks unsafe, and a driver may crash."""
-    program, variables = child_process.command(["-c", _PROBE], python), child_process.environment(environment(backend))
+    program, variables = (
+        child_process.command(["-c", _PROBE], python),
+        child_process.environment(environment(backend)),
+    )
     try:
-        done = subprocess.run(program, env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            program,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

@@ -36,7 +36,9 @@ class Package(NamedTuple):
         """Check that it is installed; report the versions of its ``distributions``."""
         if self.missing():
             return Diagnosis(self.name, False, "optional: not installed", self.install)
-        return Diagnosis(self.name, True, ", ".join(f"{each} {version(each)}" for each in distributions))
+        return Diagnosis(
+            self.name, True, ", ".join(f"{each} {version(each)}" for each in distributions)
+        )
 
 
 def one_of(value: str, allowed: Iterable[str], what: str) -> None:
@@ -75,14 +77,18 @@ def processes_per_group(config: Any, groups: int, *, batches: bool) -> int:
     if batches:
         divide(per_group, own, "the environments of a group, env.num_envs / groups")
     elif own > per_group:
-        raise UserError(f"env.processes={config.processes} is more than env.num_envs={config.num_envs}")
+        raise UserError(
+            f"env.processes={config.processes} is more than env.num_envs={config.num_envs}"
+        )
     return own
 
 
 def refuse_several(tasks: list[str]) -> None:
     """Raise UserError if ``env.tasks`` is set where a single task is run."""
     if tasks:
-        raise UserError("env.tasks is for evaluation sweeps (rlinf-vla eval with sweep.policies): choose one with env.task")
+        raise UserError(
+            "env.tasks is for evaluation sweeps (rlinf-vla eval with sweep.policies): choose one with env.task"
+        )
 
 
 def one_each(config: C) -> list[C]:

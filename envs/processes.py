@@ -83,7 +83,9 @@ class SimulatorPool:
         self._device = device
         self._closed = self._told = False
         memory, variables = self._memory.fileno(), {"OMP_NUM_THREADS": "1", **(environment or {})}
-        start = partial(Child, [*program, str(memory)], python=python, variables=variables, files=[memory])
+        start = partial(
+            Child, [*program, str(memory)], python=python, variables=variables, files=[memory]
+        )
         message = {"options": options, "pool": slots, "episode_limit": episode_limit}
         self._processes: list[SimulatorProcess] = []
         for index in range(processes):
@@ -132,7 +134,9 @@ class SimulatorPool:
                 process.command = {"verb": verb, "rows": own}
                 if verb == "reset":
                     for slot, *_ in own:
-                        self._slots[slot] = _Slot()  # until the reset is done there is nothing to replay
+                        self._slots[slot] = (
+                            _Slot()
+                        )  # until the reset is done there is nothing to replay
                 process.send(process.command, self.step_timeout)
 
     def finish(self) -> dict[int, Any]:
@@ -199,7 +203,11 @@ class SimulatorPool:
         if not self._told:
             print(told, file=sys.stderr)
         self._told = True
-        print(f"the episodes of {len(slots)} environments are cut: {FAULTS[reason]}", file=sys.stderr, flush=True)
+        print(
+            f"the episodes of {len(slots)} environments are cut: {FAULTS[reason]}",
+            file=sys.stderr,
+            flush=True,
+        )
         assert process.command is not None
         process.command["rows"] = [row for row in process.command["rows"] if row[0] not in slots]
         for slot in slots:
@@ -215,14 +223,22 @@ class SimulatorPool:
                 self._spec = SimulatorSpec(**process.receive()["spec"])
                 process.started = True
                 if self._arrays is None:
-                    self._arrays = SharedArrays(self._memory.fileno(), self._spec, self.slots, self.episode_limit)
+                    self._arrays = SharedArrays(
+                        self._memory.fileno(), self._spec, self.slots, self.episode_limit
+                    )
                     self._frames = frame_memory.of_arrays(self._arrays)
                     if self._device is not None:
-                        self._on_device = frame_memory.allocated(frame_memory.size(self._spec, self.slots), self._device)
+                        self._on_device = frame_memory.allocated(
+                            frame_memory.size(self._spec, self.slots), self._device
+                        )
                 if self._device is not None:
                     self._share(process)
                 under_way = [(slot, self._slots[slot]) for slot in process.slots]
-                replay = [[slot, *state.episode, state.executed] for slot, state in under_way if state.episode is not None]
+                replay = [
+                    [slot, *state.episode, state.executed]
+                    for slot, state in under_way
+                    if state.episode is not None
+                ]
                 if replay:
                     process.send({"verb": "replay", "rows": replay}, self._start_timeout)
                     process.receive()
@@ -245,17 +261,29 @@ class SimulatorPool:
         if refusal is None:
             self._frames = frame_memory.within(self._on_device, self._spec, self.slots)
         else:
-            print(f"images cross host memory, because CUDA IPC is not possible: {refusal}", file=sys.stderr, flush=True)
+            print(
+                f"images cross host memory, because CUDA IPC is not possible: {refusal}",
+                file=sys.stderr,
+                flush=True,
+            )
             self._device = None
             assert self._arrays is not None
             self._frames = frame_memory.of_arrays(self._arrays)
 
     def _replace(self, process: SimulatorProcess, loss: Exception) -> None:
         exit_code = process.child.end()
-        how = f"did not answer for {process.child.allowed:.0f} s" if isinstance(loss, TimeoutError) else f"died with exit code {exit_code}"
+        how = (
+            f"did not answer for {process.child.allowed:.0f} s"
+            if isinstance(loss, TimeoutError)
+            else f"died with exit code {exit_code}"
+        )
         # The first loss counts as 0: unlike its replacements, that process had nothing to replay.
         if process.losses.give_up(process.reached(self._arrays) if process.losses.in_a_row else 0):
-            doing = f"while it carried out '{process.command['verb']}'" if process.command else "while it started"
+            doing = (
+                f"while it carried out '{process.command['verb']}'"
+                if process.command
+                else "while it started"
+            )
             words = process.child.output_tail(20) or "(no output)"
             told = f"simulator processes were lost {ATTEMPTS} times in a row without progress: the last one {how} {doing}.\n{words}"
             if process.command is None or not process.command["rows"] or not process.started:

@@ -75,7 +75,10 @@ class Server(Protocol):
         """Execute a verb on rows ``[slot, *arguments]``; answer with one entry per row."""
 
 
-def serve(create: Callable[[dict[str, Any], int], Any], server: Callable[[Any, SharedArrays, int], Server] | None = None) -> None:
+def serve(
+    create: Callable[[dict[str, Any], int], Any],
+    server: Callable[[Any, SharedArrays, int], Server] | None = None,
+) -> None:
     """Serve ``create(options, number of slots)`` until the parent exits.
 
     Called in a process that ``SimulatorPool`` started. ``create`` returns a :class:`Simulator`, or
@@ -102,8 +105,14 @@ def serve(create: Callable[[dict[str, Any], int], Any], server: Callable[[Any, S
     except UserError as error:
         channel.send({"unusable": str(error)}, None)
     except Exception as error:
-        slots = list(error.args) if isinstance(error, SlotError) else [row[0] for row in command.get("rows", [])]
-        told = "".join(traceback.format_exception(error.__cause__ if isinstance(error, SlotError) else error))
+        slots = (
+            list(error.args)
+            if isinstance(error, SlotError)
+            else [row[0] for row in command.get("rows", [])]
+        )
+        told = "".join(
+            traceback.format_exception(error.__cause__ if isinstance(error, SlotError) else error)
+        )
         channel.send({"error": told.rstrip(), "slots": slots}, None)
 
 

@@ -43,7 +43,11 @@ Shapes = dict[str, tuple[Any, tuple[int, ...]]]
 
 def observation_shapes(spec: SimulatorSpec, slots: int) -> Shapes:
     """Shapes of ``state``, ``images/NAME`` and ``jpeg/NAME``, for all slots."""
-    images: Shapes = {f"{kind}/{name}": (np.uint8, (slots, *size, 3)) for kind in ("images", "jpeg") for name, size in spec.images.items()}
+    images: Shapes = {
+        f"{kind}/{name}": (np.uint8, (slots, *size, 3))
+        for kind in ("images", "jpeg")
+        for name, size in spec.images.items()
+    }
     return {"state": (np.float32, (slots, spec.state_dim)), **images}
 
 
@@ -89,7 +93,10 @@ class SharedArrays:
         if os.fstat(file).st_size < end:
             os.ftruncate(file, end)
         memory = mmap.mmap(file, end)
-        views: dict[str, NDArray[Any]] = {name: np.ndarray(shape, dtype, memory, offsets[name]) for name, (dtype, shape) in shapes.items()}
+        views: dict[str, NDArray[Any]] = {
+            name: np.ndarray(shape, dtype, memory, offsets[name])
+            for name, (dtype, shape) in shapes.items()
+        }
         self.actions: NDArray[np.float32] = views["actions"]
         self.reached: NDArray[np.int64] = views["reached"]
         self.reward: NDArray[np.float32] = views["reward"]
@@ -100,8 +107,12 @@ class SharedArrays:
         self.expert: NDArray[np.float32] = views["expert"]
         self.picture: NDArray[np.uint8] = views["picture"]
         self.as_jpeg: NDArray[np.bool_] = views["as_jpeg"]
-        self.images: dict[str, NDArray[np.uint8]] = {name: views[f"images/{name}"] for name in spec.images}
-        self.jpeg: dict[str, NDArray[np.uint8]] = {name: views[f"jpeg/{name}"] for name in spec.images}
+        self.images: dict[str, NDArray[np.uint8]] = {
+            name: views[f"images/{name}"] for name in spec.images
+        }
+        self.jpeg: dict[str, NDArray[np.uint8]] = {
+            name: views[f"jpeg/{name}"] for name in spec.images
+        }
 
     def record(self, at: Any, reward: Any, terminated: Any, success: Any, truncated: Any) -> None:
         """Store the outcome of control steps. ``at``: their slots and numbers."""

@@ -34,7 +34,11 @@ def environments(
     processes: of one group. others: further arguments of :class:`SimulatorPool`, as are ``program``
     and ``options``. Closes all pools if one of them cannot start.
     """
-    sizes: dict[str, Any] = {"slots": config.num_envs // groups, "processes": processes, "step_timeout": config.step_timeout_s}
+    sizes: dict[str, Any] = {
+        "slots": config.num_envs // groups,
+        "processes": processes,
+        "step_timeout": config.step_timeout_s,
+    }
     pools = [SimulatorPool(program, options, **sizes, **others) for _ in range(groups)]
     try:
         return [ProcessVectorEnv(each, tasks, no_expert) for each in pools]
@@ -53,7 +57,9 @@ class ProcessVectorEnv(VectorEnv):
     no_expert: error message of ``expert_actions``; None if the task has an expert.
     """
 
-    def __init__(self, pool: SimulatorPool, tasks: tuple[str, ...], no_expert: str | None = None) -> None:
+    def __init__(
+        self, pool: SimulatorPool, tasks: tuple[str, ...], no_expert: str | None = None
+    ) -> None:
         self.pool = pool
         self._no_expert = no_expert
         self._ended = [False] * pool.slots
@@ -97,7 +103,13 @@ class ProcessVectorEnv(VectorEnv):
         reward = np.zeros(shape, np.float32)
         fault = np.zeros(shape, np.uint8)
         terminated, truncated, success, valid = (np.zeros(shape, np.bool_) for _ in range(4))
-        for index, begin, _ in self._rows:  # numpy: element access to tensors costs ten times as much, and a step has hundreds
+        for (
+            index,
+            begin,
+            _,
+        ) in (
+            self._rows
+        ):  # numpy: element access to tensors costs ten times as much, and a step has hundreds
             if index in self._failed:
                 continue
             end = executed[index]
@@ -106,7 +118,10 @@ class ProcessVectorEnv(VectorEnv):
             terminated[index, :count] = arrays.terminated[index, begin:end]
             success[index, :count] = arrays.success[index, begin:end]
             valid[index, :count] = True
-            fell, over = bool(terminated[index, count - 1]), end == self.spec.episode_limit or bool(arrays.truncated[index, end - 1])
+            fell, over = (
+                bool(terminated[index, count - 1]),
+                end == self.spec.episode_limit or bool(arrays.truncated[index, end - 1]),
+            )
             # Termination in the last allowed step is not truncation: there is no bootstrap value.
             truncated[index, count - 1] = over and not fell
             self._ended[index] = fell or over
@@ -115,7 +130,9 @@ class ProcessVectorEnv(VectorEnv):
             valid[index, 0] = truncated[index, 0] = self._ended[index] = True
         self._failed.clear()
         told = (torch.from_numpy(each) for each in (reward, terminated, truncated, success, valid))
-        return replace(StepResult(self._observation(), *told), fault=torch.from_numpy(fault)).outcome_to(self.spec.device)
+        return replace(
+            StepResult(self._observation(), *told), fault=torch.from_numpy(fault)
+        ).outcome_to(self.spec.device)
 
     def add_jpeg(self, cameras: Sequence[str]) -> None:
         self.pool.arrays.as_jpeg[:] = [name in cameras for name in self.spec.images]
@@ -147,13 +164,19 @@ class ProcessVectorEnv(VectorEnv):
     def _finish(self) -> dict[int, Any]:
         """Return the answers to the command in flight, and mark the episodes that it cut."""
         answers = self.pool.finish()
-        self._failed |= {index: reason for index, reason in self.pool.cut.items() if not self._ended[index]}
+        self._failed |= {
+            index: reason for index, reason in self.pool.cut.items() if not self._ended[index]
+        }
         return answers
 
     def _observation(self) -> Observation:
         shown = self.pool.frames
         images = {name: image.clone() for name, image in shown.images.items()}
-        jpeg = {name: shown.jpeg[name].clone() for name, chosen in zip(images, self.pool.arrays.as_jpeg, strict=True) if chosen}
+        jpeg = {
+            name: shown.jpeg[name].clone()
+            for name, chosen in zip(images, self.pool.arrays.as_jpeg, strict=True)
+            if chosen
+        }
         seen = Observation(images, shown.state.clone(), list(self._instruction), jpeg)
         shown.settle()
         return seen

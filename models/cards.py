@@ -53,14 +53,20 @@ class Card:
 
         ``inherited``: it is a dataset of the base model, which the card does not describe.
         """
-        return replace(self.convention, tool=self.tools.get(dataset, None if inherited else self.convention.tool))
+        return replace(
+            self.convention,
+            tool=self.tools.get(dataset, None if inherited else self.convention.tool),
+        )
 
     def remarks(self, dataset: str = "", inherited: bool = False) -> tuple[str, ...]:
         """Return lines that a user should read; arguments as of ``meaning``."""
         found = () if self.assumed is None else (f"card {self.name} assumes: {self.assumed}",)
         if dataset in self.tools or not (self.tools or inherited):
             return found
-        return (*found, f"card {self.name} does not know the action units of dataset {dataset}: they are not checked")
+        return (
+            *found,
+            f"card {self.name} does not know the action units of dataset {dataset}: they are not checked",
+        )
 
     def env_for(self, cameras: Iterable[str]) -> dict[str, Any]:
         """Return the values of ``env`` for a policy that sees these cameras."""
@@ -68,7 +74,12 @@ class Card:
 
 
 def find_card(
-    cards: Sequence[Card], model: str, directory: Path, chosen: str | None, stored: str | None, layout: str | None = None
+    cards: Sequence[Card],
+    model: str,
+    directory: Path,
+    chosen: str | None,
+    stored: str | None,
+    layout: str | None = None,
 ) -> Card | None:
     """Return the card of a checkpoint, or None.
 
@@ -82,13 +93,20 @@ def find_card(
     if name is not None:
         found = next((card for card in cards if card.name == name), None)
         if found is None:
-            raise UserError(f"model.options.card={name} is not known{nearest(name, [NO_CARD, *(card.name for card in cards)])}")
+            raise UserError(
+                f"model.options.card={name} is not known{nearest(name, [NO_CARD, *(card.name for card in cards)])}"
+            )
     else:
         fitting = [card for card in cards if layout is None or card.layout in (None, layout)]
-        named = {name: next((card for card in fitting if _matches(card, name)), None) for name in repository_of(directory)}
+        named = {
+            name: next((card for card in fitting if _matches(card, name)), None)
+            for name in repository_of(directory)
+        }
         matching = {card.name: card for card in named.values() if card is not None}
         if len(matching) > 1:
-            raise UserError(f"{directory} has names of several cards ({', '.join(matching)}): choose one with model.options.card")
+            raise UserError(
+                f"{directory} has names of several cards ({', '.join(matching)}): choose one with model.options.card"
+            )
         found = next(iter(matching.values()), None)
     if found is not None and model not in found.models:
         raise UserError(
@@ -128,7 +146,9 @@ def _matches(card: Card, repository: str) -> bool:
     if "/" in name:
         return any(fnmatchcase(name, pattern) for pattern in card.repositories)
     of_name = [pattern.rpartition("/")[2] for pattern in card.repositories]
-    of_both = [pattern.replace("/", "_", 1) for pattern in card.repositories if not pattern.startswith("*")]
+    of_both = [
+        pattern.replace("/", "_", 1) for pattern in card.repositories if not pattern.startswith("*")
+    ]
     return any(fnmatchcase(name, pattern) for pattern in (*of_name, *of_both))
 
 
@@ -141,5 +161,9 @@ def with_card(options: Any, card: Card | None, stored: Mapping[str, Any]) -> Any
     """
     if card is None:
         return options
-    values = {key: value for key, value in card.options.items() if getattr(options, key, value) is None and key not in stored}
+    values = {
+        key: value
+        for key, value in card.options.items()
+        if getattr(options, key, value) is None and key not in stored
+    }
     return replace(options, dtype=options.dtype or "bfloat16", **values)

@@ -36,7 +36,10 @@ class Only:
         self.values, self.missing = values, missing.get("missing", values[0])
 
     def allows(self, value: Any) -> bool:
-        return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in self.values)
+        return any(
+            value == each and isinstance(value, bool) == isinstance(each, bool)
+            for each in self.values
+        )
 
 
 Table = Mapping[str, "Use | Only | Table"]
@@ -56,7 +59,9 @@ def check_keys(node: Mapping[str, Any], table: Table, path: Path) -> list[str]:
     """
     unknown = printable(", ".join(_unknown(node, table, path, "")))
     shown = unknown if len(unknown) <= SHOWN else f"{unknown[:SHOWN]} ..."
-    return [f"{path.name} has keys that are not known and have no effect: {shown}"] if unknown else []
+    return (
+        [f"{path.name} has keys that are not known and have no effect: {shown}"] if unknown else []
+    )
 
 
 def _unknown(node: Mapping[str, Any], table: Table, path: Path, prefix: str) -> Iterator[str]:
@@ -65,7 +70,9 @@ def _unknown(node: Mapping[str, Any], table: Table, path: Path, prefix: str) -> 
         if isinstance(use, Only) and not use.allows(value):
             shown = json.dumps(value)[:60]
             wanted = " or ".join(json.dumps(each) for each in use.values)
-            raise UserError(f"{path}: {prefix}{name}={shown} is not supported, {wanted} is: choose another model.checkpoint")
+            raise UserError(
+                f"{path}: {prefix}{name}={shown} is not supported, {wanted} is: choose another model.checkpoint"
+            )
         if isinstance(use, Mapping) and isinstance(value, dict):
             yield from _unknown(value, use, path, f"{prefix}{name}.")
     yield from (f"{prefix}{name}" for name in node if name not in table)
@@ -77,7 +84,10 @@ TRANSFORMERS: Table = {
         "_attn_implementation_autoset _commit_hash _name_or_path architectures auto_map finetuning_task name_or_path tokenizer_class "
         "transformers_version",
     ),
-    **keys(Use.TRAINING, "problem_type task_specific_params id2label label2id num_labels tf_legacy_loss gradient_checkpointing"),
+    **keys(
+        Use.TRAINING,
+        "problem_type task_specific_params id2label label2id num_labels tf_legacy_loss gradient_checkpointing",
+    ),
     **keys(
         Use.SPEED,
         "_attn_implementation _attn_implementation_internal attn_implementation chunk_size_feed_forward dtype model_dtype compute_dtype "
@@ -92,6 +102,9 @@ TRANSFORMERS: Table = {
         "min_length no_repeat_ngram_size num_beam_groups num_beams num_return_sequences prefix remove_invalid_values "
         "repetition_penalty sep_token_id suppress_tokens temperature top_k top_p typical_p",
     ),
-    **keys(Use.SPEED, "add_cross_attention cross_attention_hidden_size is_decoder is_encoder_decoder tie_encoder_decoder"),
+    **keys(
+        Use.SPEED,
+        "add_cross_attention cross_attention_hidden_size is_decoder is_encoder_decoder tie_encoder_decoder",
+    ),
 }
 """Keys that transformers writes into any model's config.json; each has no effect on a policy."""

@@ -76,7 +76,9 @@ def read_json(path: Path) -> dict[str, Any]:
             raise ValueError("an object is expected")
         return document
     except FileNotFoundError:
-        raise UserError(f"{path.parent} is not a checkpoint of this model: {path.name} is missing") from None
+        raise UserError(
+            f"{path.parent} is not a checkpoint of this model: {path.name} is missing"
+        ) from None
     except ValueError as error:
         raise UserError(f"{path} is not valid JSON ({error}): copy the checkpoint again") from None
 
@@ -87,7 +89,9 @@ def read_tokenizer(directory: Path) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_file(str(directory / TOKENIZER))
     except Exception as error:  # the library raises nothing more specific
-        raise UserError(f"{directory / TOKENIZER} cannot be read ({error}): copy the checkpoint again") from None
+        raise UserError(
+            f"{directory / TOKENIZER} cannot be read ({error}): copy the checkpoint again"
+        ) from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -133,7 +137,9 @@ def check_prompt(instruction: str, tokens: int, length: int) -> None:
         )
 
 
-def padded_prompts(prompts: Sequence[tuple[str, Sequence[int]]], length: int) -> tuple[Tensor, Tensor]:
+def padded_prompts(
+    prompts: Sequence[tuple[str, Sequence[int]]], length: int
+) -> tuple[Tensor, Tensor]:
     """Return ids int64 and mask bool ``[B, length]``, padded on the right, of instructions and ids.
 
     Raises UserError for longer prompts.
@@ -167,7 +173,9 @@ def weight_remarks(directory: Path, sources: Sequence[str] = SOURCES) -> list[st
     found = [name for name in sources if (directory / name).exists()]
     if not found or (len(found) == 1 and found[0] != FULL_WEIGHTS):
         return []
-    return [f"weights: {found[0]}" + (f", not {' or '.join(found[1:])} beside it" if found[1:] else "")]
+    return [
+        f"weights: {found[0]}" + (f", not {' or '.join(found[1:])} beside it" if found[1:] else "")
+    ]
 
 
 def read_pickle(path: Path) -> dict[str, Tensor]:
@@ -177,23 +185,36 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
     """
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
-        if not isinstance(state, dict) or not all(isinstance(each, Tensor) for each in state.values()):
+        if not isinstance(state, dict) or not all(
+            isinstance(each, Tensor) for each in state.values()
+        ):
             raise ValueError("a map of names to tensors is expected")
     except Exception as error:  # a damaged or malicious pickle can raise anything
         reason = str(error).splitlines()[0]
-        raise UserError(f"{path} cannot be read as tensors ({reason}): it is damaged or holds code, copy it again") from None
+        raise UserError(
+            f"{path} cannot be read as tensors ({reason}): it is damaged or holds code, copy it again"
+        ) from None
     return state
 
 
 def _shards(index: Path) -> list[str]:
     names = read_json(index).get("weight_map")
-    if not isinstance(names, dict) or any(not isinstance(name, str) or Path(name).name != name for name in names.values()):
-        raise UserError(f"{index} has no weight_map of file names beside it: copy the checkpoint again")
+    if not isinstance(names, dict) or any(
+        not isinstance(name, str) or Path(name).name != name for name in names.values()
+    ):
+        raise UserError(
+            f"{index} has no weight_map of file names beside it: copy the checkpoint again"
+        )
     return sorted(set(names.values()))
 
 
 def _without_weights(directory: Path) -> str:
-    pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in directory.glob(pattern) if "--" not in path.name)
+    pickles = sorted(
+        path.name
+        for pattern in ("*.bin", "*.pt", "*.pth")
+        for path in directory.glob(pattern)
+        if "--" not in path.name
+    )
     if not pickles:
         return f"{directory} has no {WEIGHTS}: choose another model.checkpoint, or set model.options.random_weights=true"
     convert = f"save_file(torch.load('{pickles[0]}', weights_only=True), '{WEIGHTS}')"
@@ -207,9 +228,14 @@ def read_safetensors(path: Path) -> dict[str, Stored]:
     """Return the tensors of a safetensors file, unread. Raises UserError if it cannot be read."""
     try:
         with safe_open(path, "pt") as file:
-            return {key: Stored(path, key, torch.Size(file.get_slice(key).get_shape())) for key in file.keys()}  # noqa: SIM118
+            return {
+                key: Stored(path, key, torch.Size(file.get_slice(key).get_shape()))
+                for key in file.keys()  # noqa: SIM118
+            }
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} cannot be read ({error}): the file is missing or damaged, copy it again") from None
+        raise UserError(
+            f"{path} cannot be read ({error}): the file is missing or damaged, copy it again"
+        ) from None
 
 
 def build_device(random_weights: bool) -> torch.device:
@@ -218,7 +244,10 @@ def build_device(random_weights: bool) -> torch.device:
 
 
 def load_weights(
-    module: nn.Module, state: State, directory: Path, dtype_of: Callable[[str], torch.dtype] = lambda name: torch.float32
+    module: nn.Module,
+    state: State,
+    directory: Path,
+    dtype_of: Callable[[str], torch.dtype] = lambda name: torch.float32,
 ) -> dict[str, torch.dtype]:
     """Load weights into ``module``, which may be on meta; return their stored dtypes.
 
@@ -227,12 +256,19 @@ def load_weights(
     weights, and NaN or infinite values.
     """
     expected = module.state_dict()
-    for problem, keys in (("missing", expected.keys() - state.keys()), ("unexpected", state.keys() - expected.keys())):
+    for problem, keys in (
+        ("missing", expected.keys() - state.keys()),
+        ("unexpected", state.keys() - expected.keys()),
+    ):
         if keys:
-            raise UserError(f"{directory} does not fit its config.json: {len(keys)} {problem} weights, first {min(keys)}")
+            raise UserError(
+                f"{directory} does not fit its config.json: {len(keys)} {problem} weights, first {min(keys)}"
+            )
     for key, value in state.items():
         if value.shape != expected[key].shape:
-            raise UserError(f"{directory}: {key} has shape {list(value.shape)}, config.json says {list(expected[key].shape)}")
+            raise UserError(
+                f"{directory}: {key} has shape {list(value.shape)}, config.json says {list(expected[key].shape)}"
+            )
     filled: dict[str, Tensor] = {}
     stored: dict[str, torch.dtype] = {}
     for key, value in state.items():
@@ -280,12 +316,18 @@ def save(
     else:
         names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
         places = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
-        (directory / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": places}, indent=1) + "\n")
+        (directory / INDEX).write_text(
+            json.dumps({"metadata": {"total_size": total}, "weight_map": places}, indent=1) + "\n"
+        )
     for name, shard in zip(names, shards, strict=True):
-        write_safetensors({key: value.to(kinds[key]) for key, value in shard.items()}, directory / name)
+        write_safetensors(
+            {key: value.to(kinds[key]) for key, value in shard.items()}, directory / name
+        )
 
 
 def write_safetensors(state: Mapping[str, Tensor], path: Path) -> None:
     # official loaders reject a file without format metadata
-    save_file({key: value.contiguous() for key, value in state.items()}, path, metadata={"format": "pt"})
+    save_file(
+        {key: value.contiguous() for key, value in state.items()}, path, metadata={"format": "pt"}
+    )
     path.chmod(0o644)  # safetensors creates files that only their owner can read

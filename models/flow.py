@@ -28,7 +28,9 @@ def ode_step(x: Tensor, velocity: Tensor, steps: int) -> Tensor:
     return x - velocity / steps
 
 
-def sde_step(x: Tensor, velocity: Tensor, time: Tensor, steps: int, noise_level: float) -> tuple[Tensor, Tensor]:
+def sde_step(
+    x: Tensor, velocity: Tensor, time: Tensor, steps: int, noise_level: float
+) -> tuple[Tensor, Tensor]:
     """Return mean and standard deviation of a stochastic step with the marginals of the flow.
 
     Source: Flow-GRPO (arXiv 2505.05470), piRL (2510.25889).
@@ -63,7 +65,9 @@ def standard_log_prob(noise: Tensor) -> Tensor:
 def gaussian_entropy(std: Tensor) -> Tensor:
     """Return the elementwise differential entropy; 0 where ``std`` is 0."""
     certain = std == 0
-    return torch.where(certain, 0.0, 0.5 * math.log(2 * math.pi * math.e) + torch.where(certain, 1.0, std).log())
+    return torch.where(
+        certain, 0.0, 0.5 * math.log(2 * math.pi * math.e) + torch.where(certain, 1.0, std).log()
+    )
 
 
 def interpolate(actions: Tensor, noise: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:

@@ -41,8 +41,12 @@ class Prefix:
         without keys."""
         if not self.keys_and_values:
             return {_STATES: self.states, _MASK: self.mask}
-        keys, values = (torch.stack(each, dim=1) for each in zip(*self.keys_and_values, strict=True))
-        return {_KEYS: keys, _VALUES: values, _MASK: self.mask} | ({_STATES: self.states} if states else {})
+        keys, values = (
+            torch.stack(each, dim=1) for each in zip(*self.keys_and_values, strict=True)
+        )
+        return {_KEYS: keys, _VALUES: values, _MASK: self.mask} | (
+            {_STATES: self.states} if states else {}
+        )
 
     @classmethod
     def unpack(cls, tensors: Tensors) -> Prefix | None:
@@ -56,35 +60,47 @@ class Prefix:
         return cls(states, list(zip(keys.unbind(1), values.unbind(1), strict=True)), mask)
 
 
-def time_embedding(time: Tensor, dim: int, min_period: float = 4e-3, max_period: float = 4.0) -> Tensor:
+def time_embedding(
+    time: Tensor, dim: int, min_period: float = 4e-3, max_period: float = 4.0
+) -> Tensor:
     """Embed times ``[...]`` as sin and cos of geometric periods ``[..., dim]``.
 
     In float64, as in openpi.
     """
     fraction = torch.linspace(0.0, 1.0, dim // 2, dtype=torch.float64, device=time.device)
-    angles = time.double()[..., None] * (2 * math.pi / (min_period * (max_period / min_period) ** fraction))
+    angles = time.double()[..., None] * (
+        2 * math.pi / (min_period * (max_period / min_period) ** fraction)
+    )
     return torch.cat([angles.sin(), angles.cos()], dim=-1).float()
 
 
-def with_time(actions: Tensor, time: Tensor, min_period: float = 4e-3, max_period: float = 4.0) -> Tensor:
+def with_time(
+    actions: Tensor, time: Tensor, min_period: float = 4e-3, max_period: float = 4.0
+) -> Tensor:
     """Append its time's embedding to each action ``[B, H, width]``: ``[B, H, 2 width]``.
 
     ``time``: ``[B]``, or of each action ``[B, H]``.
     """
     embedded = time_embedding(time, actions.shape[-1], min_period, max_period).to(actions.dtype)
-    return torch.cat([actions, (embedded if time.ndim == 2 else embedded[:, None]).expand_as(actions)], dim=-1)
+    return torch.cat(
+        [actions, (embedded if time.ndim == 2 else embedded[:, None]).expand_as(actions)], dim=-1
+    )
 
 
 def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the mask ``[B, 1, N, M]`` to add to scores; ``visible``: bool ``[B, N, M]``."""
     # a row without visible tokens (padding, unused) attends to all: softmax over none is NaN
     visible = visible | ~visible.any(-1, keepdim=True)
-    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))[:, None]
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(
+        ~visible, float("-inf")
+    )[:, None]
 
 
 def rotations(positions: Tensor, head_dim: int) -> Tensor:
     """Return RoPE cos and sin, float32 ``[2, B, 1, N, head_dim / 2]`` (base 10000)."""
-    frequencies = 10000.0 ** -(torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim)
+    frequencies = 10000.0 ** -(
+        torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim
+    )
     angles = positions[:, None, :, None].float() * frequencies
     return torch.stack([angles.cos(), angles.sin()])
 
@@ -97,7 +113,9 @@ def rotate_both(q: Tensor, k: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor]
     return rotate(q, *rotation), rotate(k, *rotation)
 
 
-def few_queries_attention(q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], mask: Tensor) -> Tensor:
+def few_queries_attention(
+    q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], mask: Tensor
+) -> Tensor:
     """Return attention ``[B, heads, N, D]`` as two matrix products, for few queries on a GPU.
 
     Heads that share keys are rows of one product, so there is much to compute at once, where a
@@ -111,7 +129,9 @@ def few_queries_attention(q: Tensor, keys: Sequence[Tensor], values: Sequence[Te
     k, v = (torch.cat([*parts, rest], dim=2).flatten(0, 1) for parts in (keys, values))
     bias = F.pad(mask.to(q.dtype), (0, pad), value=float("-inf")).expand(-1, heads, -1, -1)
     scores = bias.clone(memory_format=torch.contiguous_format).view(batch * shared, -1, k.shape[1])
-    scores = scores.baddbmm_(q.reshape(batch * shared, -1, width), k.transpose(1, 2), alpha=width**-0.5)
+    scores = scores.baddbmm_(
+        q.reshape(batch * shared, -1, width), k.transpose(1, 2), alpha=width**-0.5
+    )
     return torch.bmm(scores.softmax(-1), v).view(q.shape)
 
 

@@ -66,24 +66,40 @@ class FlowPolicy(PretrainedPolicy):
         UserError for options that do not fit.
         """
         options, (expert, vlm) = self.options, widths
-        self.value_head = mlp({"expert": expert, "vlm": vlm}.get(options.value_on, expert + vlm), 512, 128, 1, activation=nn.GELU)
+        self.value_head = mlp(
+            {"expert": expert, "vlm": vlm}.get(options.value_on, expert + vlm),
+            512,
+            128,
+            1,
+            activation=nn.GELU,
+        )
         for parameter in self.value_head[-1].parameters():
             nn.init.zeros_(parameter)
         low, high = options.noise_range
-        self.noise_head = NoiseHead(expert, action_dim, low, high) if options.sampler == "flow_noise" else None
+        self.noise_head = (
+            NoiseHead(expert, action_dim, low, high) if options.sampler == "flow_noise" else None
+        )
         self.noise_dim, self.horizon = action_dim, horizon
         chunk = options.chunk or chunk
         if chunk > horizon:
-            raise UserError(f"model.options.chunk={chunk} is more than the model's horizon of {horizon} actions")
+            raise UserError(
+                f"model.options.chunk={chunk} is more than the model's horizon of {horizon} actions"
+            )
         if self.simulated_delay >= chunk:
-            raise UserError(f"model.options.simulated_delay={self.simulated_delay} leaves nothing of a chunk of {chunk} actions: reduce it")
+            raise UserError(
+                f"model.options.simulated_delay={self.simulated_delay} leaves nothing of a chunk of {chunk} actions: reduce it"
+            )
         return chunk
 
     def _spec_of(self, chunk: int, size: ImageSize, card: Card | None) -> PolicySpec:
         images = dict.fromkeys(self.options.images or ["base"], size)
-        spec = PolicySpec(chunk, len(self.action_normalizer), len(self.state_normalizer), images, bars=self.bars)
+        spec = PolicySpec(
+            chunk, len(self.action_normalizer), len(self.state_normalizer), images, bars=self.bars
+        )
         if card is not None:
-            spec = replace(spec, convention=card.convention, env=card.env_for(images), remarks=card.remarks())
+            spec = replace(
+                spec, convention=card.convention, env=card.env_for(images), remarks=card.remarks()
+            )
         if self._gripper and spec.convention.gripper is not None:
             raise UserError(
                 f"model.options.gripper={self.options.gripper}: the gripper's numbers of this checkpoint are signs already "
@@ -104,7 +120,9 @@ class FlowPolicy(PretrainedPolicy):
     def precompute(self, inputs: Inputs) -> Inputs:
         if not self.options.frozen_vlm:
             return inputs
-        return self._prefix(inputs).pack(states=self.options.value_on != "expert") | {"state": inputs["state"]}
+        return self._prefix(inputs).pack(states=self.options.value_on != "expert") | {
+            "state": inputs["state"]
+        }
 
     def _prefix(self, inputs: Inputs) -> Prefix:
         if (stored := Prefix.unpack(inputs)) is not None:
@@ -119,7 +137,9 @@ class FlowPolicy(PretrainedPolicy):
             x = state.new_zeros(len(state), self.horizon, self.noise_dim)
             critics.append(self._velocity(prefix, state, x, state.new_ones(1))[1].mean(1))
         if self.options.value_on != "expert":
-            critics.append((prefix.states * prefix.mask[..., None]).sum(1) / prefix.mask.sum(1, keepdim=True))
+            critics.append(
+                (prefix.states * prefix.mask[..., None]).sum(1) / prefix.mask.sum(1, keepdim=True)
+            )
         critic = torch.cat(critics, dim=1)
         return Features(prefix, state, critic.detach() if self.options.detach_critic else critic)
 
@@ -127,7 +147,10 @@ class FlowPolicy(PretrainedPolicy):
         return features.critic.float()
 
     def pack(self, features: Features) -> Tensors:
-        return features.prefix.pack(states=False) | {"state": features.state, "critic": features.critic}
+        return features.prefix.pack(states=False) | {
+            "state": features.state,
+            "critic": features.critic,
+        }
 
     def unpack(self, tensors: Tensors) -> Features:
         prefix = Prefix.unpack(tensors)
@@ -137,38 +160,71 @@ class FlowPolicy(PretrainedPolicy):
     def act(self, features: Features, noise: Noise | None, temperature: float) -> ActionSample:
         return self._denoise(features, noise, temperature, self._flow(features))
 
-    def act_with_prefix(self, features: Features, noise: Noise | None, temperature: float, committed: Tensor, frozen: int) -> ActionSample:
+    def act_with_prefix(
+        self,
+        features: Features,
+        noise: Noise | None,
+        temperature: float,
+        committed: Tensor,
+        frozen: int,
+    ) -> ActionSample:
         """See ``RealTimeChunking``. The log-probability is that of the guided or conditioned chain.
         Of a longer delay than the simulated ones, the model is given the actions of the longest."""
         count = committed.shape[1]
         known = self._model_units(committed, features)
         target = F.pad(known, (0, self.noise_dim - known.shape[-1], 0, self.horizon - count))
         if self.simulated_delay:
-            flow_onto = real_time.conditioned_velocity(self._flow(features), target, min(frozen, self.simulated_delay))
+            flow_onto = real_time.conditioned_velocity(
+                self._flow(features), target, min(frozen, self.simulated_delay)
+            )
         else:
             real = torch.arange(self.noise_dim) < known.shape[-1]
             weights = real_time.prefix_weights(count, frozen, self.horizon)[:, None] * real
-            flow_onto = real_time.guided_velocity(self._flow(features), target, weights.to(target.device))
+            flow_onto = real_time.guided_velocity(
+                self._flow(features), target, weights.to(target.device)
+            )
         sample = self._denoise(features, noise, temperature, flow_onto)
-        return replace(sample, actions=torch.cat([committed[:, :frozen], sample.actions[:, frozen:]], dim=1))
+        return replace(
+            sample, actions=torch.cat([committed[:, :frozen], sample.actions[:, frozen:]], dim=1)
+        )
 
     def _flow(self, features: Features) -> Velocity:
         return lambda x, time: self._velocity(features.prefix, features.state, x, time)
 
-    def _denoise(self, features: Features, noise: Noise | None, temperature: float, velocity_at: Velocity) -> ActionSample:
+    def _denoise(
+        self, features: Features, noise: Noise | None, temperature: float, velocity_at: Velocity
+    ) -> ActionSample:
         steps, batch = self.options.denoise_steps, len(features.state)
         shape = (self.horizon, self.noise_dim)
         device = features.state.device
-        random = noise if temperature > 0 else None  # greedily there are only Euler steps, as in openpi
-        draws = torch.zeros(batch, steps + 1, *shape, device=device) if noise is None else noise.normal(steps + 1, *shape)
-        index = torch.full((batch,), steps - 1, device=device) if random is None else (random.uniform(1)[:, 0] * steps).long()
+        random = (
+            noise if temperature > 0 else None
+        )  # greedily there are only Euler steps, as in openpi
+        draws = (
+            torch.zeros(batch, steps + 1, *shape, device=device)
+            if noise is None
+            else noise.normal(steps + 1, *shape)
+        )
+        index = (
+            torch.full((batch,), steps - 1, device=device)
+            if random is None
+            else (random.uniform(1)[:, 0] * steps).long()
+        )
         chain = [draws[:, 0]]
-        log_prob = features.state.new_zeros(batch, *shape) if self._one_step else flow.standard_log_prob(chain[0])
+        log_prob = (
+            features.state.new_zeros(batch, *shape)
+            if self._one_step
+            else flow.standard_log_prob(chain[0])
+        )
         for i, time in enumerate(flow.times(steps, device)):
             x = chain[-1]
             velocity, states = velocity_at(x, time)
             mean, std = self._transition(x, velocity, states, time.expand(batch), temperature)
-            moved = flow.ode_step(x, velocity, steps) if random is None else mean + std * draws[:, i + 1]
+            moved = (
+                flow.ode_step(x, velocity, steps)
+                if random is None
+                else mean + std * draws[:, i + 1]
+            )
             here = flow.gaussian_log_prob(moved, mean, std)
             if self._one_step:
                 chosen = (index == i)[:, None, None]
@@ -179,8 +235,17 @@ class FlowPolicy(PretrainedPolicy):
         latent = {"chain": torch.stack(chain, dim=1)}
         if self._one_step:
             rows = torch.arange(batch, device=device)
-            latent = {"before": latent["chain"][rows, index], "after": latent["chain"][rows, index + 1], "index": index}
-        return ActionSample(self._actions(chain[-1], features), latent, self._executed(log_prob / self._draws), self.value(features))
+            latent = {
+                "before": latent["chain"][rows, index],
+                "after": latent["chain"][rows, index + 1],
+                "index": index,
+            }
+        return ActionSample(
+            self._actions(chain[-1], features),
+            latent,
+            self._executed(log_prob / self._draws),
+            self.value(features),
+        )
 
     def act_from_noise(self, features: Features, noise: Tensor) -> Tensor:
         """See ``Policy``. Uses the same noise for every action of the horizon."""
@@ -191,7 +256,11 @@ class FlowPolicy(PretrainedPolicy):
 
     def _actions(self, x: Tensor, features: Features) -> Tensor:
         """Convert denoised ``x`` ``[B, H, A]`` to actions in environment units ``[B, C, D]``."""
-        actions = absolute(self.action_normalizer.inverse(self._executed(x)), self._robot_state(features), self.delta)
+        actions = absolute(
+            self.action_normalizer.inverse(self._executed(x)),
+            self._robot_state(features),
+            self.delta,
+        )
         return to_environment(actions, self._gripper)
 
     def _model_units(self, actions: Tensor, features: Features) -> Tensor:
@@ -203,12 +272,19 @@ class FlowPolicy(PretrainedPolicy):
         features = self.encode(inputs)
         times = flow.times(self.options.denoise_steps, features.state.device)
         if self._one_step:
-            log_prob, entropy = self._evaluate(features, latent["before"], latent["after"], times[latent["index"]], temperature)
+            log_prob, entropy = self._evaluate(
+                features, latent["before"], latent["after"], times[latent["index"]], temperature
+            )
         else:
             chain = latent["chain"]
-            log_prob, entropy = flow.standard_log_prob(chain[:, 0]), flow.gaussian_entropy(torch.ones_like(chain[:, 0]))
+            log_prob, entropy = (
+                flow.standard_log_prob(chain[:, 0]),
+                flow.gaussian_entropy(torch.ones_like(chain[:, 0])),
+            )
             for i, time in enumerate(times):
-                parts = self._evaluate(features, chain[:, i], chain[:, i + 1], time.expand(len(chain)), temperature)
+                parts = self._evaluate(
+                    features, chain[:, i], chain[:, i + 1], time.expand(len(chain)), temperature
+                )
                 log_prob, entropy = log_prob + parts[0], entropy + parts[1]
         log_prob, entropy = (self._executed(each / self._draws) for each in (log_prob, entropy))
         return ActionEval(log_prob, entropy, self.value(features))
@@ -224,7 +300,9 @@ class FlowPolicy(PretrainedPolicy):
         target = F.pad(target, (0, self.noise_dim - target.shape[2]))
         time = flow.training_times(noise.uniform(1)[:, 0])
         if self.simulated_delay:
-            time = real_time.simulated_times(time, noise.uniform(1)[:, 0], self.simulated_delay, self.horizon)
+            time = real_time.simulated_times(
+                time, noise.uniform(1)[:, 0], self.simulated_delay, self.horizon
+            )
         x, velocity = flow.interpolate(target, noise.normal(*target.shape[1:]), time)
         found, _ = self._velocity(features.prefix, features.state, x, time)
         count = self.noise_dim if self.padding_learns else self.spec.action_dim
@@ -241,7 +319,11 @@ class FlowPolicy(PretrainedPolicy):
     @property
     def _draws(self) -> int:
         """By what the sums over a chain are divided."""
-        return self.options.denoise_steps + 1 if self.options.chain_log_prob == "mean" and not self._one_step else 1
+        return (
+            self.options.denoise_steps + 1
+            if self.options.chain_log_prob == "mean" and not self._one_step
+            else 1
+        )
 
     def _executed(self, chunk: Tensor) -> Tensor:
         return chunk[:, : self.spec.chunk, : self.spec.action_dim]
@@ -250,18 +332,28 @@ class FlowPolicy(PretrainedPolicy):
         """Return the state ``[B, S]`` in the robot's units."""
         return self.state_normalizer.inverse(features.state[:, : self.spec.state_dim])
 
-    def _velocity(self, prefix: Prefix, state: Tensor, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
-        return self.backbone.velocity(prefix, state, x, time if time.ndim == 2 else time.expand(len(x)))
+    def _velocity(
+        self, prefix: Prefix, state: Tensor, x: Tensor, time: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return self.backbone.velocity(
+            prefix, state, x, time if time.ndim == 2 else time.expand(len(x))
+        )
 
-    def _transition(self, x: Tensor, velocity: Tensor, states: Tensor, time: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    def _transition(
+        self, x: Tensor, velocity: Tensor, states: Tensor, time: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor]:
         """Return mean and standard deviation of a stochastic step; temperature 0 counts as 1."""
         if self.noise_head is not None:
-            return flow.ode_step(x, velocity, self.options.denoise_steps), self.noise_head(states) * (temperature or 1.0)
+            return flow.ode_step(x, velocity, self.options.denoise_steps), self.noise_head(
+                states
+            ) * (temperature or 1.0)
         level = self.options.noise_level * (temperature or 1.0)
         mean, std = flow.sde_step(x, velocity, time, self.options.denoise_steps, level)
         return mean, std.expand_as(mean)
 
-    def _evaluate(self, features: Features, before: Tensor, after: Tensor, time: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    def _evaluate(
+        self, features: Features, before: Tensor, after: Tensor, time: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor]:
         velocity, states = self._velocity(features.prefix, features.state, before, time)
         mean, std = self._transition(before, velocity, states, time, temperature)
         return flow.gaussian_log_prob(after, mean, std), flow.gaussian_entropy(std)

@@ -50,12 +50,20 @@ def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tens
 
 def silu_times(gate: Tensor, up: Tensor) -> Tensor:
     """Return ``silu(gate) * up``. A backward pass overwrites both."""
-    return _CountedProduct.apply(gate, up) if gate.is_meta else kernel("swiglu", "LigerSiLUMulFunction").apply(gate, up)
+    return (
+        _CountedProduct.apply(gate, up)
+        if gate.is_meta
+        else kernel("swiglu", "LigerSiLUMulFunction").apply(gate, up)
+    )
 
 
 def gelu_times(gate: Tensor, up: Tensor) -> Tensor:
     """Return ``gelu(gate) * up``, by the tanh approximation. A backward pass overwrites both."""
-    return _CountedProduct.apply(gate, up) if gate.is_meta else kernel("geglu", "LigerGELUMulFunction").apply(gate, up)
+    return (
+        _CountedProduct.apply(gate, up)
+        if gate.is_meta
+        else kernel("geglu", "LigerGELUMulFunction").apply(gate, up)
+    )
 
 
 class _CountedNorm(torch.autograd.Function):

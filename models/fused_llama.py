@@ -15,7 +15,11 @@ _plain_rotary = modeling_llama.apply_rotary_pos_emb
 
 class RMSNorm(modeling_llama.LlamaRMSNorm):
     def forward(self, x: Tensor) -> Tensor:
-        return fused.rms_norm(x, self.weight, self.variance_epsilon) if fused.usable(x) else super().forward(x)
+        return (
+            fused.rms_norm(x, self.weight, self.variance_epsilon)
+            if fused.usable(x)
+            else super().forward(x)
+        )
 
 
 class MLP(modeling_llama.LlamaMLP):
@@ -25,7 +29,9 @@ class MLP(modeling_llama.LlamaMLP):
         return self.down_proj(fused.silu_times(self.gate_proj(x), self.up_proj(x)))
 
 
-def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
+def rotary(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
+) -> tuple[Tensor, Tensor]:
     if unsqueeze_dim != 1:
         return _plain_rotary(q, k, cos, sin, unsqueeze_dim)
     if fused.usable(q):

@@ -21,19 +21,35 @@ PROCESSORS = {
     "actions": ("policy_postprocessor.json", "unnormalizer_processor"),
 }
 """What is normalised -> the file of its pipeline, and the step's name there."""
-BUFFERS = {"state": "normalize_inputs.buffer_observation_state.", "actions": "unnormalize_outputs.buffer_action."}
+BUFFERS = {
+    "state": "normalize_inputs.buffer_observation_state.",
+    "actions": "unnormalize_outputs.buffer_action.",
+}
 """The same -> the prefix of its statistics among the weights, before there were processor files."""
 BUFFER_PREFIXES = ("normalize_inputs.", "normalize_targets.", "unnormalize_outputs.")
 KINDS = {"state": "STATE", "actions": "ACTION"}
 RELATIVE = ("relative_actions_processor", "delta_actions_processor", "absolute_actions_processor")
 STEPS = (
-    *("rename_observations_processor", "to_batch_processor", "device_processor", "tokenizer_processor"),
-    *("normalizer_processor", "unnormalizer_processor", "pi0_new_line_processor", "smolvla_new_line_processor"),
+    *(
+        "rename_observations_processor",
+        "to_batch_processor",
+        "device_processor",
+        "tokenizer_processor",
+    ),
+    *(
+        "normalizer_processor",
+        "unnormalizer_processor",
+        "pi0_new_line_processor",
+        "smolvla_new_line_processor",
+    ),
     *("pi05_prepare_state_tokenizer_processor_step", *RELATIVE),
 )
 """Steps of its processors whose work the policies do."""
 KEYS: Table = {
-    **keys(Use.READ, "type chunk_size n_action_steps max_action_dim input_features output_features min_period max_period"),
+    **keys(
+        Use.READ,
+        "type chunk_size n_action_steps max_action_dim input_features output_features min_period max_period",
+    ),
     "normalization_mapping": {"VISUAL": Only("IDENTITY"), "STATE": Use.READ, "ACTION": Use.READ},
     "n_obs_steps": Only(1),
     "use_peft": Only(False),
@@ -41,8 +57,13 @@ KEYS: Table = {
     "use_delta_joint_actions_aloha": Only(False),
     "max_state_dim": Use.SHAPE,
     # slots of empty cameras and of padding are masked: they change nothing
-    **keys(Use.SPEED, "empty_cameras tokenizer_max_length device use_amp use_cache compile_model compile_mode rtc_config"),
-    **keys(Use.RECORD, "push_to_hub repo_id private tags license pretrained_path pretrained_revision"),
+    **keys(
+        Use.SPEED,
+        "empty_cameras tokenizer_max_length device use_amp use_cache compile_model compile_mode rtc_config",
+    ),
+    **keys(
+        Use.RECORD, "push_to_hub repo_id private tags license pretrained_path pretrained_revision"
+    ),
     **keys(
         Use.TRAINING,
         "freeze_vision_encoder train_expert_only train_state_proj optimizer_lr optimizer_betas optimizer_eps optimizer_weight_decay "
@@ -59,12 +80,20 @@ def check_cameras(directory: Path, document: Mapping[str, Any], images: list[str
     lerobot gives a camera that a data set lacks the name ``empty_camera``.
     """
     features = document.get("input_features") or {}
-    visual = [name for name, known in features.items() if known.get("type") == "VISUAL" and "empty_camera" not in name]
+    visual = [
+        name
+        for name, known in features.items()
+        if known.get("type") == "VISUAL" and "empty_camera" not in name
+    ]
     if images is None and len(visual) > 1:
-        raise UserError(f"{directory} was trained with {', '.join(visual)}: set model.options.images to cameras in this order")
+        raise UserError(
+            f"{directory} was trained with {', '.join(visual)}: set model.options.images to cameras in this order"
+        )
 
 
-def check_dimensions(directory: Path, document: Mapping[str, Any], state: int, actions: int) -> None:
+def check_dimensions(
+    directory: Path, document: Mapping[str, Any], state: int, actions: int
+) -> None:
     """Raise UserError if the statistics are not of the features in config.json, or too many.
 
     A feature that config.json pads has the padded size.
@@ -77,7 +106,9 @@ def check_dimensions(directory: Path, document: Mapping[str, Any], state: int, a
         shape = ((document.get(key) or {}).get(name) or {}).get("shape", [count])
         if count > padded or shape not in ([count], [padded]):
             said = f"{name} has shape {shape}, and {most}={padded}"
-            raise UserError(f"{directory / CONFIG}: {said}, but the statistics have {count} numbers: copy the checkpoint again")
+            raise UserError(
+                f"{directory / CONFIG}: {said}, but the statistics have {count} numbers: copy the checkpoint again"
+            )
 
 
 def has_processors(directory: Path) -> bool:
@@ -85,7 +116,9 @@ def has_processors(directory: Path) -> bool:
     return all((directory / file).exists() for file, _ in PROCESSORS.values())
 
 
-def read_statistics(directory: Path, document: Mapping[str, Any], other_remedy: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
+def read_statistics(
+    directory: Path, document: Mapping[str, Any], other_remedy: str = ""
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return ``norm_stats`` as openpi has them, and ``normalization``: a mode of each, ``epsilon``.
 
     Raises UserError if the checkpoint has none, as base models; ``other_remedy`` ends its message.
@@ -103,14 +136,20 @@ def read_statistics(directory: Path, document: Mapping[str, Any], other_remedy: 
         else:
             tensors = weights = read_weights(directory) if weights is None else weights
             prefix, modes = BUFFERS[name], document.get("normalization_mapping", {})
-        stored = {key.removeprefix(prefix): value.read() for key, value in tensors.items() if key.startswith(prefix)}
+        stored = {
+            key.removeprefix(prefix): value.read()
+            for key, value in tensors.items()
+            if key.startswith(prefix)
+        }
         # lerobot initialises buffers that were never set with infinity
         if not stored or any(value.isinf().all() for value in stored.values()):
             raise UserError(
                 f"{directory} has no statistics of its {name}, as lerobot's base models: choose a fine-tuned checkpoint{other_remedy}"
             )
         if modes.get("VISUAL", "IDENTITY") != "IDENTITY":
-            raise UserError(f"{directory}: normalisation {modes['VISUAL']} of images is not supported, IDENTITY is: {OTHER}")
+            raise UserError(
+                f"{directory}: normalisation {modes['VISUAL']} of images is not supported, IDENTITY is: {OTHER}"
+            )
         statistics[name] = {key: value.tolist() for key, value in stored.items()}
         normalization[name] = modes.get(KINDS[name], "IDENTITY")
     return statistics, normalization
@@ -126,9 +165,15 @@ def processor_remarks(directory: Path, relative: bool) -> list[str]:
         for step in _steps(directory / file) if (directory / file).exists() else []:
             name, config = step.get("registry_name"), step.get("config") or {}
             if name in RELATIVE and bool(config.get("enabled")) != relative:
-                raise UserError(f"{directory / file}: {name} is not as use_relative_actions of {CONFIG} says: make them agree")
+                raise UserError(
+                    f"{directory / file}: {name} is not as use_relative_actions of {CONFIG} says: make them agree"
+                )
             unknown += [] if name in STEPS else [str(name or step.get("class"))[:40]]
-    return [f"the processors have steps that are not known and are left out: {', '.join(unknown[:5])}"] if unknown else []
+    return (
+        [f"the processors have steps that are not known and are left out: {', '.join(unknown[:5])}"]
+        if unknown
+        else []
+    )
 
 
 def _steps(path: Path) -> list[dict[str, Any]]:
@@ -139,7 +184,9 @@ def _steps(path: Path) -> list[dict[str, Any]]:
 def _step(path: Path, name: str) -> dict[str, Any]:
     found = [step for step in _steps(path) if step.get("registry_name") == name]
     if len(found) != 1:
-        raise UserError(f"{path} has {len(found)} steps {name}, one is expected: copy the checkpoint again")
+        raise UserError(
+            f"{path} has {len(found)} steps {name}, one is expected: copy the checkpoint again"
+        )
     return found[0]
 
 
@@ -148,5 +195,7 @@ def _tensors(directory: Path, file: Any) -> Mapping[str, Stored]:
     if file is None:
         return {}
     if not isinstance(file, str) or Path(file).name != file:
-        raise UserError(f"{directory}: state_file={file} is not the name of a file there: copy the checkpoint again")
+        raise UserError(
+            f"{directory}: state_file={file} is not the name of a file there: copy the checkpoint again"
+        )
     return read_safetensors(directory / file)

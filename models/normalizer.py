@@ -22,7 +22,13 @@ class Normalizer(nn.Module):
     ``epsilon`` is added to the standard deviation or range. Raises UserError.
     """
 
-    def __init__(self, statistics: dict[str, Any], mode: str, epsilon: float = 1e-6, what: str = "state or actions") -> None:
+    def __init__(
+        self,
+        statistics: dict[str, Any],
+        mode: str,
+        epsilon: float = 1e-6,
+        what: str = "state or actions",
+    ) -> None:
         super().__init__()
         if mode not in (*RANGES, "MEAN_STD", "IDENTITY"):
             raise UserError(f"normalisation {mode} is not known: choose another model.checkpoint")

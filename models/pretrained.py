@@ -53,14 +53,20 @@ class PretrainedPolicy(Policy):
     def _build(cls, checkpoint: Path, config: Any) -> Self:
         with building_errors(checkpoint, *cls.built_from):
             policy = cls(checkpoint, config)
-        lines = (*policy.remarks, *policy.spec.remarks, *([] if config.random_weights else files.weight_remarks(checkpoint, cls.sources)))
+        lines = (
+            *policy.remarks,
+            *policy.spec.remarks,
+            *([] if config.random_weights else files.weight_remarks(checkpoint, cls.sources)),
+        )
         policy.spec = replace(policy.spec, remarks=lines)
         return policy
 
     @classmethod
     def card(cls, directory: Path, options: Any, config: Mapping[str, Any]) -> Card | None:
         """Return the card of the checkpoint, if it has one. Raises UserError."""
-        return find_card(cls.cards, cls.name, directory, options.card, config.get("card"), cls.layout(config))
+        return find_card(
+            cls.cards, cls.name, directory, options.card, config.get("card"), cls.layout(config)
+        )
 
     def take_card(self, config: dict[str, Any]) -> Card | None:
         """Apply the checkpoint's card, if it has one, to ``options``; put its name into ``config``.
@@ -73,7 +79,11 @@ class PretrainedPolicy(Policy):
         if card is not None:
             config["card"] = card.name
         if self.cards:
-            chosen = "none, null options are defaults" if card is None else f"{card.name} gives what is null"
+            chosen = (
+                "none, null options are defaults"
+                if card is None
+                else f"{card.name} gives what is null"
+            )
             self.remarks.append(f"model.options.card: {chosen}")
         return card
 
@@ -88,7 +98,11 @@ class PretrainedPolicy(Policy):
         if card is None:
             return None
         found = next((files for part, files in cls.sizes.items() if part in card.name), None)
-        return None if found is None else (found, replace(config, card=card.name, **{cls.dataset_option: None}))
+        return (
+            None
+            if found is None
+            else (found, replace(config, card=card.name, **{cls.dataset_option: None}))
+        )
 
     described_by_json: ClassVar[bool] = False
     """Whether JSON files and the tokenizer say all of a checkpoint but its weights."""
@@ -126,7 +140,9 @@ class PretrainedPolicy(Policy):
         network, heads = self._parts(checkpoint)
         self.stored_dtypes = files.load_weights(self.backbone, network, checkpoint, self.dtype_of)
         if heads:
-            self.spec = replace(self.spec, remarks=(*self.spec.remarks, self._take_critic(heads, checkpoint)))
+            self.spec = replace(
+                self.spec, remarks=(*self.spec.remarks, self._take_critic(heads, checkpoint))
+            )
 
     def stored_weights(self, checkpoint: Path) -> dict[str, Callable[[], Tensor]]:
         return self.readers("backbone.", self._parts(checkpoint)[0], checkpoint)
@@ -140,19 +156,33 @@ class PretrainedPolicy(Policy):
     def _take_critic(self, heads: files.State, checkpoint: Path) -> str:
         """Load RLinf's value head if it has the shape of the critic; return a line on the heads."""
         wanted = self.value_head.state_dict()
-        given = {name.removeprefix(CRITIC): value for name, value in heads.items() if name.startswith(CRITIC)}
+        given = {
+            name.removeprefix(CRITIC): value
+            for name, value in heads.items()
+            if name.startswith(CRITIC)
+        }
         *_, bias = (name for name in wanted if name.endswith("bias"))  # RLinf's last layer has none
-        fits = given.keys() | {bias} == wanted.keys() and all(value.shape == wanted[name].shape for name, value in given.items())
+        fits = given.keys() | {bias} == wanted.keys() and all(
+            value.shape == wanted[name].shape for name, value in given.items()
+        )
         if not fits:
             return f"{len(heads)} weights of heads in the checkpoint ({min(heads)}, ...) are left out: training begins with new ones"
-        read = {name: files.read_weight(name, value, checkpoint).float() for name, value in given.items()}
+        read = {
+            name: files.read_weight(name, value, checkpoint).float()
+            for name, value in given.items()
+        }
         self.value_head.load_state_dict({bias: torch.zeros_like(wanted[bias])} | read)
         return f"the critic is the checkpoint's ({min(heads)}, ...)"
 
     @staticmethod
-    def readers(prefix: str, state: files.State, checkpoint: Path) -> dict[str, Callable[[], Tensor]]:
+    def readers(
+        prefix: str, state: files.State, checkpoint: Path
+    ) -> dict[str, Callable[[], Tensor]]:
         """Return what reads each weight of a module whose names in the policy have this prefix."""
-        return {f"{prefix}{key}": partial(files.read_weight, key, value, checkpoint) for key, value in state.items()}
+        return {
+            f"{prefix}{key}": partial(files.read_weight, key, value, checkpoint)
+            for key, value in state.items()
+        }
 
     def read_state(self, checkpoint: Path) -> files.State:
         """Return the weights of the backbone under its own names."""

@@ -37,12 +37,16 @@ class PromptedFlowPolicy(FlowPolicy):
 
     def fit_instructions(self, instructions: Sequence[str]) -> None:
         needed = {instruction: len(self.ids(instruction)) for instruction in instructions}
-        self.prompt_length = files.prompt_length(self.options.prompt_length, self._default_length, needed)
+        self.prompt_length = files.prompt_length(
+            self.options.prompt_length, self._default_length, needed
+        )
 
     def prepare(self, obs: Observation) -> Inputs:
         """Images keep their size, which may be smaller than the model's, until they are encoded."""
         inputs = {f"image.{name}": obs.images[name] for name in self.spec.images}
-        ids, mask = files.padded_prompts([(each, self.ids(each)) for each in obs.instruction], self.prompt_length)
+        ids, mask = files.padded_prompts(
+            [(each, self.ids(each)) for each in obs.instruction], self.prompt_length
+        )
         state = self.state_normalizer(obs.state)
         inputs |= {"token_ids": ids.to(state.device), "token_mask": mask.to(state.device)}
         return inputs | {"state": F.pad(state, (0, self.config.state_dim - state.shape[-1]))}

@@ -67,7 +67,9 @@ def conditioned_velocity(velocity: Velocity, given: Tensor, frozen: int) -> Velo
 
     def conditioned(x: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
         known = torch.arange(x.shape[1], device=x.device) < frozen
-        return velocity(torch.where(known[:, None], given, x), torch.where(known, 0.0, time).expand(x.shape[:2]))
+        return velocity(
+            torch.where(known[:, None], given, x), torch.where(known, 0.0, time).expand(x.shape[:2])
+        )
 
     return conditioned
 
@@ -80,4 +82,6 @@ def simulated_times(time: Tensor, uniform: Tensor, longest: int, horizon: int) -
     (0, 1), draws them.
     """
     delay = (uniform * (longest + 1)).long().clamp(max=longest)
-    return torch.where(torch.arange(horizon, device=time.device) < delay[:, None], 0.0, time[:, None])
+    return torch.where(
+        torch.arange(horizon, device=time.device) < delay[:, None], 0.0, time[:, None]
+    )

@@ -16,12 +16,16 @@ class VisionTower(nn.Module):
 
         super().__init__()
         sizes = {key: value for key, value in config.items() if key != "projection_dim"}
-        siglip = SiglipVisionConfig(**sizes, hidden_act="gelu_pytorch_tanh", layer_norm_eps=1e-6, vision_use_head=False)
+        siglip = SiglipVisionConfig(
+            **sizes, hidden_act="gelu_pytorch_tanh", layer_norm_eps=1e-6, vision_use_head=False
+        )
         siglip._attn_implementation = "sdpa"
         self.vision_model = SiglipVisionModel(siglip)
         embeddings = self.vision_model.embeddings
         with torch.device("cpu"):  # computed, not loaded: must not be on meta while the weights are
-            embeddings.register_buffer("position_ids", torch.arange(embeddings.num_positions)[None], persistent=False)
+            embeddings.register_buffer(
+                "position_ids", torch.arange(embeddings.num_positions)[None], persistent=False
+            )
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Return patch features; the embeddings may be more precise than the rest, as in openpi."""

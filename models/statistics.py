@@ -19,16 +19,29 @@ def read_numbers(statistics: Any, names: Sequence[str], where: str) -> list[Tens
     ``where`` begins messages. Raises UserError unless they are lists of finite numbers, all of one
     length; a standard deviation must not be negative.
     """
-    if not isinstance(statistics, Mapping) or (absent := [name for name in names if name not in statistics]):
+    if not isinstance(statistics, Mapping) or (
+        absent := [name for name in names if name not in statistics]
+    ):
         lacking = " and ".join(absent) if isinstance(statistics, Mapping) else "all numbers"
-        raise UserError(f"{where} needs {' and '.join(names)}, the checkpoint's statistics lack {lacking}: {FIX}")
+        raise UserError(
+            f"{where} needs {' and '.join(names)}, the checkpoint's statistics lack {lacking}: {FIX}"
+        )
     for name in names:
         values = statistics[name]
-        if not isinstance(values, list) or not values or not all(isinstance(each, int | float) for each in values):
+        if (
+            not isinstance(values, list)
+            or not values
+            or not all(isinstance(each, int | float) for each in values)
+        ):
             raise UserError(f"{where}: {name} is not a list of numbers: {FIX}")
         if len(values) != (count := len(statistics[names[0]])):
-            raise UserError(f"{where}: {name} has {len(values)} numbers, {names[0]} has {count}: {FIX}")
-    found = [torch.tensor([float(each) for each in statistics[name]], dtype=torch.float64, device="cpu") for name in names]
+            raise UserError(
+                f"{where}: {name} has {len(values)} numbers, {names[0]} has {count}: {FIX}"
+            )
+    found = [
+        torch.tensor([float(each) for each in statistics[name]], dtype=torch.float64, device="cpu")
+        for name in names
+    ]
     for name, tensor in zip(names, found, strict=True):
         if not tensor.isfinite().all():
             raise UserError(f"{where}: {name} has NaN or infinite numbers: {FIX}")
@@ -43,7 +56,9 @@ def read_range(statistics: Any, names: tuple[str, str], where: str) -> list[Tens
     low, high = read_numbers(statistics, names, where)
     if (wrong := (low > high).nonzero()).numel():
         i = int(wrong[0])
-        raise UserError(f"{where}: {names[0]}={low[i]:g} is above {names[1]}={high[i]:g} in dimension {i}: {FIX}")
+        raise UserError(
+            f"{where}: {names[0]}={low[i]:g} is above {names[1]}={high[i]:g} in dimension {i}: {FIX}"
+        )
     return [low, high]
 
 
@@ -54,7 +69,11 @@ def read_mask(statistics: Mapping[str, Any], count: int, where: str) -> Tensor:
     """
     mask = statistics.get("mask", [True] * count)
     if not isinstance(mask, list) or not all(isinstance(each, bool) for each in mask):
-        raise UserError(f"{where}: mask must be a list of true and false: write true for 1 and false for 0")
+        raise UserError(
+            f"{where}: mask must be a list of true and false: write true for 1 and false for 0"
+        )
     if len(mask) != count:
-        raise UserError(f"{where}: mask has {len(mask)} entries, the other statistics have {count}: {FIX}")
+        raise UserError(
+            f"{where}: mask has {len(mask)} entries, the other statistics have {count}: {FIX}"
+        )
     return torch.tensor(mask, device="cpu")

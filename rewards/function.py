@@ -54,7 +54,9 @@ def _find(location: str) -> Shaped:
     try:
         function = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(f"reward.options.function={location} cannot be imported ({error}): write module:name, on PYTHONPATH") from None
+        raise UserError(
+            f"reward.options.function={location} cannot be imported ({error}): write module:name, on PYTHONPATH"
+        ) from None
     if not callable(function):
         raise UserError(f"reward.options.function={location} is not a function")
     return function

@@ -50,13 +50,25 @@ class Admission:
     """
 
     def __init__(
-        self, cell: Cell, space: Workspace, arm: kinematics.FrankaKinematics, goal: ToolTarget, start: Start, state: ToolState
+        self,
+        cell: Cell,
+        space: Workspace,
+        arm: kinematics.FrankaKinematics,
+        goal: ToolTarget,
+        start: Start,
+        state: ToolState,
     ) -> None:
         self.end, self.joints = start.place, start.joints
         self.speeds = np.zeros(7), np.zeros(7)
         self.width: float | None = None
         self.changes: dict[str, tuple[float, float]] = {}
-        self._cell, self._space, self._arm, self._start, self._state = cell, space, arm, start, state
+        self._cell, self._space, self._arm, self._start, self._state = (
+            cell,
+            space,
+            arm,
+            start,
+            state,
+        )
         try:
             pose, width = numbers(goal)
         except Refused as refused:
@@ -78,13 +90,24 @@ class Admission:
 
     def _in_time(self) -> None:
         """Shorten the path to one step and to the rest of the per-second budget."""
-        (begin, begin_turn), (end, turn), cell, start = self._start.place, self.end, self._cell, self._start
+        (begin, begin_turn), (end, turn), cell, start = (
+            self._start.place,
+            self.end,
+            self._cell,
+            self._start,
+        )
         keys = ("max_translation_per_step_m", "max_speed_m_s", "max_translation_per_second_m")
-        turn_keys = ("max_rotation_per_step_rad", "max_rotation_speed_rad_s", "max_rotation_per_second_rad")
+        turn_keys = (
+            "max_rotation_per_step_rad",
+            "max_rotation_speed_rad_s",
+            "max_rotation_per_second_rad",
+        )
         end = self._cut(begin, end, start.gone_m, cell.step_m, keys)
         self.end = end, self._cut(begin_turn, turn, start.gone_rad, cell.step_rad, turn_keys)
 
-    def _cut(self, begin: Triple, end: Triple, gone: float, step: float, keys: tuple[str, str, str]) -> Triple:
+    def _cut(
+        self, begin: Triple, end: Triple, gone: float, step: float, keys: tuple[str, str, str]
+    ) -> Triple:
         per_step, speed, per_second = keys
         way, longest, budget = math.dist(begin, end), step, getattr(self._cell, per_second)
         if way > step + TOLERANCE:
@@ -116,7 +139,10 @@ class Admission:
         (begin, begin_turn), (whole, whole_turn), part = self._start.place, self.end, 1.0
         if math.dist(begin, whole) <= TOLERANCE and math.dist(begin_turn, whole_turn) <= TOLERANCE:
             return
-        (inverse, smallest), began = self._arm.inverse(self._start.joints), self._space.pose(self._start.place)
+        (inverse, smallest), began = (
+            self._arm.inverse(self._start.joints),
+            self._space.pose(self._start.place),
+        )
         for _ in range(_CUTS):
             pose = self._space.pose(self.end)
             joints, allowed = self._arm.reach(self._state.joints, pose, _REACHED, _ATTEMPTS), 0.5
@@ -126,7 +152,11 @@ class Admission:
                 at_end, smallest_at_end = self._arm.inverse(joints)
                 velocity = kinematics.velocity(began, pose, self._cell.control_hz)
                 speeds = inverse @ velocity, at_end @ velocity
-                allowed = min(self._allowed(joints), *map(self._steady, speeds), self._dexterous(smallest, smallest_at_end))
+                allowed = min(
+                    self._allowed(joints),
+                    *map(self._steady, speeds),
+                    self._dexterous(smallest, smallest_at_end),
+                )
                 if allowed == 1:
                     self.joints, self.speeds = joints, speeds
                     return
@@ -138,7 +168,9 @@ class Admission:
         """Return the fraction of the way to ``joints`` that keeps margins and speeds."""
         margin, hz = self._cell.joint_margin_rad, self._cell.control_hz
         part, before = 1.0, self._start.joints
-        for joint, (at, was_at, (low, high)) in enumerate(zip(joints.tolist(), before.tolist(), _ENDS, strict=True)):
+        for joint, (at, was_at, (low, high)) in enumerate(
+            zip(joints.tolist(), before.tolist(), _ENDS, strict=True)
+        ):
             way, allowed = abs(at - was_at), self._speed(joint, at, at - was_at) / hz
             if way > allowed + TOLERANCE:
                 part = min(part, allowed / way)
@@ -154,7 +186,9 @@ class Admission:
     def _steady(self, speeds: Vector) -> float:
         """Return the fraction of joint speeds ``[7]`` that keeps the joints' accelerations."""
         part = 1.0
-        for speed, low, high in zip(speeds.tolist(), *(each.tolist() for each in self._start.speeds), strict=True):
+        for speed, low, high in zip(
+            speeds.tolist(), *(each.tolist() for each in self._start.speeds), strict=True
+        ):
             allowed = max(high, 0.0) if speed > 0 else min(low, 0.0)
             if abs(speed) > abs(allowed) + TOLERANCE * self._cell.control_hz:
                 part = min(part, allowed / speed)
@@ -174,4 +208,6 @@ class Admission:
     def _speed(self, joint: int, end: float, way: float) -> float:
         """Return the speed allowed on a path to ``end``: within the arm's own limit with some room,
         because it is a mean, and the arm follows like a spring."""
-        return min(self._cell.max_joint_speed_rad_s, OWN_SHARE * kinematics.fastest(joint, end, way))
+        return min(
+            self._cell.max_joint_speed_rad_s, OWN_SHARE * kinematics.fastest(joint, end, way)
+        )

@@ -64,9 +64,13 @@ class ArmCell(ABC):
 def check_timing(cell: ArmCell) -> None:
     """Raise CellError if rates or time limits contradict each other."""
     if abs(cell.servo_hz / cell.control_hz - cell.ticks_per_step) > 1e-9:
-        raise CellError(f"servo_hz: {cell.servo_hz:g} is not a multiple of control_hz {cell.control_hz:g}; make it one")
+        raise CellError(
+            f"servo_hz: {cell.servo_hz:g} is not a multiple of control_hz {cell.control_hz:g}; make it one"
+        )
     if cell.expired_goals_to_stop % 1:
-        raise CellError(f"expired_goals_to_stop: {cell.expired_goals_to_stop:g} is a number of goals; write a whole number")
+        raise CellError(
+            f"expired_goals_to_stop: {cell.expired_goals_to_stop:g} is a number of goals; write a whole number"
+        )
     if cell.max_goal_validity_s < 1 / cell.control_hz:
         raise CellError(
             f"max_goal_validity_s: {cell.max_goal_validity_s:g} s is below one control period, {1 / cell.control_hz:g} s; raise it"

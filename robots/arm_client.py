@@ -33,7 +33,9 @@ class ArmClient(ABC):
     module: str
     """Main module of the arm's process, relative to this folder."""
 
-    def __init__(self, spec: RobotSpec, folder: Path, leave: Callable[[], None], python: str | None) -> None:
+    def __init__(
+        self, spec: RobotSpec, folder: Path, leave: Callable[[], None], python: str | None
+    ) -> None:
         """``leave``: called when the arm is left, also after a failed connection."""
         self.spec, self._folder, self._leave, self._python = spec, folder, leave, python
         self.found: dict[str, str] = {}
@@ -86,7 +88,9 @@ class ArmClient(ABC):
     def command(self, target: Target, valid_until: float) -> None:
         fault = self._look().fault
         if fault is not None:
-            raise RobotError(f"{fault}: look at the arm, then `rlinf-vla robot acknowledge operator=NAME`")
+            raise RobotError(
+                f"{fault}: look at the arm, then `rlinf-vla robot acknowledge operator=NAME`"
+            )
         self._send({"goal": self.pack(target), "until": valid_until})
 
     def interventions(self) -> list[Intervention]:
@@ -155,13 +159,17 @@ class ArmClient(ABC):
         except ChannelClosed:
             raise child.reason() from None
         except BlockingIOError:
-            raise RobotError(f"the arm's process ({child.pid}) does not read its messages") from None
+            raise RobotError(
+                f"the arm's process ({child.pid}) does not read its messages"
+            ) from None
 
     def _drain(self) -> None:
         child = self._living()
         try:
             while (message := child.channel.receive(0)) is not None:
-                self._interventions += [Intervention(*row) for row in message.get("interventions", [])]
+                self._interventions += [
+                    Intervention(*row) for row in message.get("interventions", [])
+                ]
                 self._safety += message.get("safety", [])
                 self._homed = message.get("homed", self._homed)
                 self.refusal = message.get("recovered", self.refusal)

@@ -29,7 +29,15 @@ from typing import Any, TypeVar
 
 from rlinf_vla.core.channel import Channel, ChannelClosed
 from rlinf_vla.core.listener import Listener
-from rlinf_vla.core.robot import POLICY, STOPPED_BY, CellError, RobotError, RobotState, Target, stopped_by_a_person
+from rlinf_vla.core.robot import (
+    POLICY,
+    STOPPED_BY,
+    CellError,
+    RobotError,
+    RobotState,
+    Target,
+    stopped_by_a_person,
+)
 
 from .arm_cell import ArmCell
 from .child_process import ENDING_SIGNALS
@@ -61,28 +69,49 @@ class ArmProcess(ABC):
     """Longest packed state in bytes."""
 
     def __init__(self, owner: Channel, options: dict[str, Any], cell: ArmCell) -> None:
-        self._owner, self._cell, self._host, self._options = owner, cell, str(options["host"]), options
+        self._owner, self._cell, self._host, self._options = (
+            owner,
+            cell,
+            str(options["host"]),
+            options,
+        )
         folder = Path(options["folder"])
         self._lock, self._disk = Lock(folder, self._host), BackgroundWriter()
         latch = self._latch = Latch(folder, self._disk)
         if self._lock.killed is not None and latch.fault is None:
             latch.add(f"the arm's process {self._lock.killed} was killed")
             if not self._disk.settle(_END_S):
-                raise RobotError(f"{folder}: {self._disk.problem or 'the disk does not answer'}; make room, and begin again")
+                raise RobotError(
+                    f"{folder}: {self._disk.problem or 'the disk does not answer'}; make room, and begin again"
+                )
         self._lock.hold()
-        self._journal = Journal(Path(options["journal"]) if options["journal"] else folder / JOURNAL, self._disk)
+        self._journal = Journal(
+            Path(options["journal"]) if options["journal"] else folder / JOURNAL, self._disk
+        )
         self._servo = self.connected(latch, self._journal)
         self._record = SharedRecord(folder / STATE, self.capacity)
         self._listener = Listener(folder / ORDERS, self._lock.socket)
-        own: dict[str, OwnFile] = {ORDERS: self._listener, LOCK: self._lock, STATE: self._record, LATCH: latch}
+        own: dict[str, OwnFile] = {
+            ORDERS: self._listener,
+            LOCK: self._lock,
+            STATE: self._record,
+            LATCH: latch,
+        }
         self._files = OwnFiles(folder, own, self._disk)
         self._recovery: tuple[Future[Any], str] | None = None
         """The running recovery and the operator who acknowledged."""
         self._homing = False
         self._asked_to_end: str | None = None
         for signum in ENDING_SIGNALS:
-            signal.signal(signum, lambda number, _: self._end(f"{POLICY}the arm's process got {signal.Signals(number).name}"))
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)  # Ray's workers, which may have started this one, block some
+            signal.signal(
+                signum,
+                lambda number, _: self._end(
+                    f"{POLICY}the arm's process got {signal.Signals(number).name}"
+                ),
+            )
+        signal.pthread_sigmask(
+            signal.SIG_UNBLOCK, ENDING_SIGNALS
+        )  # Ray's workers, which may have started this one, block some
 
     def run(self) -> None:
         """Run until the owner closes the channel or a signal arrives; then the arm stands still."""
@@ -114,7 +143,9 @@ class ArmProcess(ABC):
                 self._servo.stop(self._disk.problem, now)
             self._publish(now)
             self._journal.flush()
-        if self._disk.settle(_END_S) or self._servo.fault is None:  # else the next process finds this one killed
+        if (
+            self._disk.settle(_END_S) or self._servo.fault is None
+        ):  # else the next process finds this one killed
             self._lock.release()
 
     @property
@@ -126,7 +157,9 @@ class ArmProcess(ABC):
         """Latch the failure of this process and brake the arm."""
         arm = self._servo.arm
         try:
-            self._servo.stop(f"the arm's process failed: {type(error).__name__}: {error}", time.monotonic())
+            self._servo.stop(
+                f"the arm's process failed: {type(error).__name__}: {error}", time.monotonic()
+            )
         finally:
             arm.rest()
         deadline = time.monotonic() + _END_S
@@ -156,7 +189,9 @@ class ArmProcess(ABC):
         except TimeoutError:
             future.add_done_callback(_let_go)  # the arm takes one connection at a time
             seconds = self._cell.connect_timeout_s
-            raise RobotError(f"{self._host} accepted the connection but was silent for {seconds:g} s: restart the arm's control") from None
+            raise RobotError(
+                f"{self._host} accepted the connection but was silent for {seconds:g} s: restart the arm's control"
+            ) from None
 
     @abstractmethod
     def connected(self, latch: Latch, journal: Journal) -> ArmServo:
@@ -182,7 +217,9 @@ class ArmProcess(ABC):
     def unpack_target(self, numbers: list[float | None]) -> Target: ...
 
     def _end(self, why: str) -> None:
-        self._asked_to_end = self._asked_to_end or why  # keep the first: after a goodbye the channel closes, too
+        self._asked_to_end = (
+            self._asked_to_end or why
+        )  # keep the first: after a goodbye the channel closes, too
 
     def _publish(self, now: float) -> None:
         state, interventions = self._servo.tick(now)
@@ -199,7 +236,9 @@ class ArmProcess(ABC):
             self._tell({"interventions": rows})
 
     def _tell(self, message: dict[str, Any]) -> None:
-        with contextlib.suppress(ChannelClosed, BlockingIOError):  # _listen notices the former; the latter has not read for long
+        with contextlib.suppress(
+            ChannelClosed, BlockingIOError
+        ):  # _listen notices the former; the latter has not read for long
             self._owner.send(message)
 
     def _listen(self, now: float) -> None:
@@ -212,16 +251,26 @@ class ArmProcess(ABC):
         except ChannelClosed:
             self._end(OWNER_LOST)
         for caller, message in self._listener.messages():
-            self._obey({key: value for key, value in message.items() if key not in _OWNERS}, now, own=True)
+            self._obey(
+                {key: value for key, value in message.items() if key not in _OWNERS}, now, own=True
+            )
             with contextlib.suppress(ChannelClosed, BlockingIOError):
-                caller.send({"host": self._host, "pid": os.getpid(), "fault": "; ".join(self._latch.faults) or None})
+                caller.send(
+                    {
+                        "host": self._host,
+                        "pid": os.getpid(),
+                        "fault": "; ".join(self._latch.faults) or None,
+                    }
+                )
 
     def _obey(self, message: dict[str, Any], now: float, own: bool = False) -> None:
         if "goal" in message:
             self._servo.pursue(self.unpack_target(message["goal"]), float(message["until"]), now)
         if "stop" in message:
             why = str(message["stop"])[: Latch.LONGEST]
-            if own and not stopped_by_a_person(why):  # from outside the session, which must not release it by a script
+            if own and not stopped_by_a_person(
+                why
+            ):  # from outside the session, which must not release it by a script
                 why = f"{STOPPED_BY}{why}"
             self._journal.write("stop", why=why)
             self._servo.stop(why, now, own or self._servo.recovering)
@@ -233,7 +282,10 @@ class ArmProcess(ABC):
                 self._tell({"recovered": self._servo.fault})
                 return
             self._servo.recovering = True
-            self._recovery = ThreadPoolExecutor(1).submit(self.recover), str(message["acknowledge"])[: Latch.LONGEST]
+            self._recovery = (
+                ThreadPoolExecutor(1).submit(self.recover),
+                str(message["acknowledge"])[: Latch.LONGEST],
+            )
 
     def _look_at_recovery(self) -> None:
         if self._recovery is None or not self._recovery[0].done():
@@ -243,7 +295,9 @@ class ArmProcess(ABC):
         try:
             self.install(future.result())
         except Exception as error:
-            why = str(error) if isinstance(error, RobotError) else f"{type(error).__name__}: {error}"
+            why = (
+                str(error) if isinstance(error, RobotError) else f"{type(error).__name__}: {error}"
+            )
             self._journal.write("not recovered", operator=operator, error=why, durable=True)
             self._tell({"recovered": why})
         else:
@@ -266,7 +320,11 @@ def main(make: Callable[[Channel, dict[str, Any]], ArmProcess]) -> None:
     options = owner.wait()
     try:
         process = make(owner, options)
-    except (RobotError, CellError, OSError) as error:  # OSError: a file of the arm's folder is of another kind, or not ours
+    except (
+        RobotError,
+        CellError,
+        OSError,
+    ) as error:  # OSError: a file of the arm's folder is of another kind, or not ours
         owner.send({"error": str(error)})
         os._exit(1)  # the thread of a hanging connection would keep this process alive
     code = 0

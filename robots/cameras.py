@@ -66,7 +66,9 @@ class FrameMonitor:
 class SimulatedCamera:
     """Camera of a simulated cell that is already running."""
 
-    def __init__(self, name: str, folder: Path, max_age_s: float, frozen_s: float, mount: Mount | None = None) -> None:
+    def __init__(
+        self, name: str, folder: Path, max_age_s: float, frozen_s: float, mount: Mount | None = None
+    ) -> None:
         self.name, self.mount = name, mount
         self._path = frames_path(folder, name)
         self._watch = FrameMonitor(name, max_age_s, frozen_s)
@@ -76,12 +78,18 @@ class SimulatedCamera:
         try:
             self._frames = FrameRecord(self._path)
         except OSError:
-            raise CameraError(f"camera {self.name}: no simulated cell in {self._path.parent} renders it; connect the robot first") from None
+            raise CameraError(
+                f"camera {self.name}: no simulated cell in {self._path.parent} renders it; connect the robot first"
+            ) from None
 
     @property
     def intrinsics(self) -> Intrinsics | None:
         frame = self._frames.read() if self._frames else None
-        return None if frame is None else intrinsics(self.name, frame.image.shape[1], frame.image.shape[0])
+        return (
+            None
+            if frame is None
+            else intrinsics(self.name, frame.image.shape[1], frame.image.shape[0])
+        )
 
     def latest(self) -> Frame:
         return self._watch.check(self._frames.read() if self._frames else None, time.monotonic())
@@ -120,13 +128,17 @@ class CapturingCamera(ABC):
         Raises CameraError if the device fails or sends no frame within FIRST_FRAME_S.
         """
         self._forget()
-        self._thread = threading.Thread(target=self._capture, args=(self._now, self._open()), daemon=True)
+        self._thread = threading.Thread(
+            target=self._capture, args=(self._now, self._open()), daemon=True
+        )
         self._thread.start()
         deadline = time.monotonic() + FIRST_FRAME_S
         while self._now.newest is None:
             if self._now.failure or time.monotonic() > deadline:
                 self.close()
-                raise CameraError(f"camera {self.name}: {self._now.failure or f'no picture within {FIRST_FRAME_S:g} s'}")
+                raise CameraError(
+                    f"camera {self.name}: {self._now.failure or f'no picture within {FIRST_FRAME_S:g} s'}"
+                )
             time.sleep(0.01)
 
     def latest(self) -> Frame:
@@ -188,12 +200,16 @@ class OpenCVCamera(CapturingCamera):
         device = self._options.device or "0"
         self._cv2, self._device = cv2, cv2.VideoCapture(int(device) if device.isdigit() else device)
         if not self._device.isOpened():
-            raise CameraError(f"camera {self.name}: OpenCV finds nothing at device {device!r}; `ls /dev/v4l/by-id` names what is there")
+            raise CameraError(
+                f"camera {self.name}: OpenCV finds nothing at device {device!r}; `ls /dev/v4l/by-id` names what is there"
+            )
         for key, value in (("WIDTH", self._options.width), ("HEIGHT", self._options.height)):
             self._device.set(getattr(cv2, f"CAP_PROP_FRAME_{key}"), value)
         self._device.set(cv2.CAP_PROP_FPS, self._options.hz)
         self._device.set(cv2.CAP_PROP_BUFFERSIZE, 1)  # no queue of old frames
-        self._stamped = self._device.getBackendName() == "V4L2"  # elsewhere it is the position in a film
+        self._stamped = (
+            self._device.getBackendName() == "V4L2"
+        )  # elsewhere it is the position in a film
         return self._device.release
 
     def _read(self) -> tuple[NDArray[np.uint8], float | None]:
@@ -212,7 +228,9 @@ class RealSenseCamera(CapturingCamera):
             import pyrealsense2 as rs
         except ImportError as error:
             fix = LIBUSB if "libusb" in str(error) else INSTALL
-            raise CameraError(f"camera {self.name}: pyrealsense2 cannot be imported: {fix}") from None
+            raise CameraError(
+                f"camera {self.name}: pyrealsense2 cannot be imported: {fix}"
+            ) from None
         self._queue = rs.frame_queue(1)  # keeps only the newest frame
         # time stamps of this machine's clock, as those of the arrival at the driver are
         self._clocks = (rs.timestamp_domain.global_time, rs.timestamp_domain.system_time)
@@ -221,22 +239,38 @@ class RealSenseCamera(CapturingCamera):
         wanted = self._options.device or next(iter(serials), None)
         if wanted not in serials:
             found = ", ".join(serials) or "none is plugged in"
-            raise CameraError(f"camera {self.name}: no RealSense {wanted or ''} here (found: {found})".replace("  ", " "))
+            raise CameraError(
+                f"camera {self.name}: no RealSense {wanted or ''} here (found: {found})".replace(
+                    "  ", " "
+                )
+            )
         return self._stream(rs, wanted, self._queue).stop
 
     def _serials(self, rs: Any) -> list[str]:
-        return [device.get_info(rs.camera_info.serial_number) for device in rs.context().query_devices()]
+        return [
+            device.get_info(rs.camera_info.serial_number) for device in rs.context().query_devices()
+        ]
 
     def _stream(self, rs: Any, serial: str, queue: Any) -> Any:
         config, pipeline = rs.config(), rs.pipeline()
         config.enable_device(serial)
-        config.enable_stream(rs.stream.color, self._options.width, self._options.height, rs.format.rgb8, self._options.hz)
+        config.enable_stream(
+            rs.stream.color,
+            self._options.width,
+            self._options.height,
+            rs.format.rgb8,
+            self._options.hz,
+        )
         try:
             profile = pipeline.start(config, queue)
         except RuntimeError as error:
             size = f"{self._options.width}x{self._options.height} at {self._options.hz} Hz"
-            raise CameraError(f"camera {self.name}: the RealSense {serial} does not stream {size}: {error}") from None
-        self.intrinsics = _intrinsics(profile.get_stream(rs.stream.color).as_video_stream_profile().get_intrinsics())
+            raise CameraError(
+                f"camera {self.name}: the RealSense {serial} does not stream {size}: {error}"
+            ) from None
+        self.intrinsics = _intrinsics(
+            profile.get_stream(rs.stream.color).as_video_stream_profile().get_intrinsics()
+        )
         return pipeline
 
     def _read(self) -> tuple[NDArray[np.uint8], float | None]:
@@ -244,14 +278,28 @@ class RealSenseCamera(CapturingCamera):
         if frame.is_frameset():
             frame = frame.as_frameset().get_color_frame()
         exposed = None
-        if frame.get_frame_timestamp_domain() in self._clocks and frame.supports_frame_metadata(self._arrival):
-            exposed = time.monotonic() - (frame.get_frame_metadata(self._arrival) - frame.get_timestamp()) / 1000
+        if frame.get_frame_timestamp_domain() in self._clocks and frame.supports_frame_metadata(
+            self._arrival
+        ):
+            exposed = (
+                time.monotonic()
+                - (frame.get_frame_metadata(self._arrival) - frame.get_timestamp()) / 1000
+            )
         return np.array(frame.get_data(), np.uint8), exposed  # a copy: the driver reuses its memory
 
 
 def _intrinsics(found: Any) -> Intrinsics:
     """Convert librealsense's, whose image coordinates are ours."""
-    return Intrinsics(found.width, found.height, found.fx, found.fy, found.ppx, found.ppy, str(found.model), tuple(found.coeffs))
+    return Intrinsics(
+        found.width,
+        found.height,
+        found.fx,
+        found.fy,
+        found.ppx,
+        found.ppy,
+        str(found.model),
+        tuple(found.coeffs),
+    )
 
 
 DRIVERS = {"opencv": OpenCVCamera, "realsense": RealSenseCamera}
@@ -260,7 +308,9 @@ DRIVERS = {"opencv": OpenCVCamera, "realsense": RealSenseCamera}
 def device(name: str, options: CameraConfig, mount: Mount | None = None) -> CapturingCamera:
     """Return the camera of ``options.driver``. Raises CameraError if that driver is unknown."""
     if options.driver not in DRIVERS:
-        raise CameraError(f"robot.cameras.{name}.driver={options.driver}: must be one of {', '.join(DRIVERS)}")
+        raise CameraError(
+            f"robot.cameras.{name}.driver={options.driver}: must be one of {', '.join(DRIVERS)}"
+        )
     return DRIVERS[options.driver](name, options, mount)
 
 
@@ -280,5 +330,9 @@ def check_camera(camera: Camera) -> Finding:
 
 def _geometry(camera: Camera) -> str:
     known = geometry(camera)
-    focal = "focal length {fx:.1f}, {fy:.1f} pixels".format(**known["intrinsics"]) if "intrinsics" in known else "intrinsics not known"
+    focal = (
+        "focal length {fx:.1f}, {fy:.1f} pixels".format(**known["intrinsics"])
+        if "intrinsics" in known
+        else "intrinsics not known"
+    )
     return f"{focal}; {'on the ' + known['mount']['parent'] if 'mount' in known else 'place not in the cell file'}"

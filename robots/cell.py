@@ -85,7 +85,9 @@ class Cell(ArmCell):
 
     @property
     def space(self) -> ToolSpace:
-        return ToolSpace(self.action_translation_m, self.action_rotation_rad, self.gripper_width_m[1])
+        return ToolSpace(
+            self.action_translation_m, self.action_rotation_rad, self.gripper_width_m[1]
+        )
 
     @property
     def arm(self) -> kinematics.FrankaKinematics:
@@ -102,7 +104,9 @@ class Cell(ArmCell):
         It is home, rotated by the smallest angle that aligns the tool with the axis.
         """
         home = self.home.quaternion.tolist()
-        return rotations.multiply(rotations.between(rotations.matrix(home)[:, 2].tolist(), self.orientation_axis), home)
+        return rotations.multiply(
+            rotations.between(rotations.matrix(home)[:, 2].tolist(), self.orientation_axis), home
+        )
 
     @property
     def step_m(self) -> float:
@@ -122,7 +126,11 @@ class Cell(ArmCell):
         return Windows.of(
             1 / self.servo_hz,
             (self.step_m * self.control_hz, self.max_acceleration_m_s2, self.max_jerk_m_s3),
-            (self.step_rad * self.control_hz, self.max_rotation_acceleration_rad_s2, self.max_rotation_jerk_rad_s3),
+            (
+                self.step_rad * self.control_hz,
+                self.max_rotation_acceleration_rad_s2,
+                self.max_rotation_jerk_rad_s3,
+            ),
         )
 
     @property
@@ -153,13 +161,17 @@ def check(cell: Cell) -> None:
     check_timing(cell)
     for key in ("orientation_axis", "tool_quaternion_wxyz"):
         if abs(math.hypot(*getattr(cell, key)) - 1) > 1e-3:
-            raise CellError(f"{key}: {list(getattr(cell, key))} is not of length 1; divide it by its length")
+            raise CellError(
+                f"{key}: {list(getattr(cell, key))} is not of length 1; divide it by its length"
+            )
     _check_steps(cell)
     _check_space(cell)
     try:
         seconds = cell.stop_time_s
     except ValueError as error:
-        raise CellError(f"max_rotation_acceleration_rad_s2: {error}; raise it, or lower max_rotation_speed_rad_s") from None
+        raise CellError(
+            f"max_rotation_acceleration_rad_s2: {error}; raise it, or lower max_rotation_speed_rad_s"
+        ) from None
     if seconds > SLOWEST_STOP_S:
         raise CellError(
             f"max_acceleration_m_s2: with these accelerations and jerks a stop takes {seconds:.1f} s, longer than {SLOWEST_STOP_S:g} s; "
@@ -176,19 +188,33 @@ def _check_steps(cell: Cell) -> None:
         ("max_rotation_per_step_rad", "max_rotation_per_second_rad"),
     ):
         if getattr(cell, key) > getattr(cell, limit):
-            raise CellError(f"{key}: {getattr(cell, key):g} is above {limit} {getattr(cell, limit):g}; lower it")
+            raise CellError(
+                f"{key}: {getattr(cell, key):g} is above {limit} {getattr(cell, limit):g}; lower it"
+            )
 
 
 def _check_full_actions(cell: Cell) -> None:
     """Raise CellError if consecutive full-size actions would cause interventions."""
     for key, speeds, lead, unit in (
-        ("action_translation_m", ("max_speed_m_s", "max_translation_per_second_m"), "max_lead_m", "m"),
-        ("action_rotation_rad", ("max_rotation_speed_rad_s", "max_rotation_per_second_rad"), "max_lead_rad", "rad"),
+        (
+            "action_translation_m",
+            ("max_speed_m_s", "max_translation_per_second_m"),
+            "max_lead_m",
+            "m",
+        ),
+        (
+            "action_rotation_rad",
+            ("max_rotation_speed_rad_s", "max_rotation_per_second_rad"),
+            "max_lead_rad",
+            "rad",
+        ),
     ):
         speed = getattr(cell, key) * cell.control_hz
         for limit in speeds:
             if speed > getattr(cell, limit):
-                raise CellError(f"{limit}: {getattr(cell, limit):g} is below {speed:g} {unit}/s, the speed of full actions; lower {key}")
+                raise CellError(
+                    f"{limit}: {getattr(cell, limit):g} is below {speed:g} {unit}/s, the speed of full actions; lower {key}"
+                )
         ahead = speed * cell.lag_s
         if ahead > getattr(cell, lead):
             raise CellError(
@@ -198,17 +224,33 @@ def _check_full_actions(cell: Cell) -> None:
 
 
 def _check_space(cell: Cell) -> None:
-    boxes = {key: getattr(cell, key) for key in ("workspace_x_m", "workspace_y_m", "workspace_z_m", "gripper_width_m")}
+    boxes = {
+        key: getattr(cell, key)
+        for key in ("workspace_x_m", "workspace_y_m", "workspace_z_m", "gripper_width_m")
+    }
     for key, (low, high) in boxes.items():
         if low >= high:
-            raise CellError(f"{key}: [{low:g}, {high:g}] is reversed; write the smaller number first")
+            raise CellError(
+                f"{key}: [{low:g}, {high:g}] is reversed; write the smaller number first"
+            )
     reach = kinematics.REACH_M + math.hypot(*cell.tool_position_m)
-    for key, middle in (("workspace_x_m", 0.0), ("workspace_y_m", 0.0), ("workspace_z_m", kinematics.SHOULDER_M)):
+    for key, middle in (
+        ("workspace_x_m", 0.0),
+        ("workspace_y_m", 0.0),
+        ("workspace_z_m", kinematics.SHOULDER_M),
+    ):
         (low, high), nearest, furthest = boxes[key], middle - reach, middle + reach
         if low < nearest or high > furthest:
-            raise CellError(f"{key}: [{low:g}, {high:g}] is beyond the arm's reach, [{nearest:.2f}, {furthest:.2f}]; tighten it")
-    lower, upper = kinematics.LOWER + cell.joint_margin_rad, kinematics.UPPER - cell.joint_margin_rad
-    for joint, (angle, low, high) in enumerate(zip(cell.home_joints_rad, lower, upper, strict=True), 1):
+            raise CellError(
+                f"{key}: [{low:g}, {high:g}] is beyond the arm's reach, [{nearest:.2f}, {furthest:.2f}]; tighten it"
+            )
+    lower, upper = (
+        kinematics.LOWER + cell.joint_margin_rad,
+        kinematics.UPPER - cell.joint_margin_rad,
+    )
+    for joint, (angle, low, high) in enumerate(
+        zip(cell.home_joints_rad, lower, upper, strict=True), 1
+    ):
         if not low <= angle <= high:
             raise CellError(
                 f"home_joints_rad: joint {joint} at {angle:g} is outside [{low:.4f}, {high:.4f}], its limits less joint_margin_rad; move it"
@@ -216,8 +258,12 @@ def _check_space(cell: Cell) -> None:
     for key, at in zip(boxes, cell.home.position, strict=False):
         low, high = boxes[key]
         if not low <= at <= high:
-            raise CellError(f"home_joints_rad: the tool is then at {at:.3f} m, outside {key} [{low:g}, {high:g}]; move home or the box")
+            raise CellError(
+                f"home_joints_rad: the tool is then at {at:.3f} m, outside {key} [{low:g}, {high:g}]; move home or the box"
+            )
     points = rotations.matrix(cell.home.quaternion.tolist())[:, 2]
     tilt = math.degrees(math.acos(min(1.0, float(points @ np.array(cell.orientation_axis)))))
     if tilt > cell.max_tilt_deg:
-        raise CellError(f"home_joints_rad: the tool is then {tilt:.1f} deg off orientation_axis, above max_tilt_deg {cell.max_tilt_deg:g}")
+        raise CellError(
+            f"home_joints_rad: the tool is then {tilt:.1f} deg off orientation_axis, above max_tilt_deg {cell.max_tilt_deg:g}"
+        )

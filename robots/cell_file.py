@@ -20,7 +20,10 @@ from .joint_cell import ANY, JointCell
 CELLS = Path(__file__).parent / "cells"
 """Shipped cells; they explain each key."""
 SHIPPED = "cell://"
-_EXAMPLE: dict[type[ArmCell], str] = {Cell: "cells/franka_sim.yaml", JointCell: "cells/so101_sim.yaml"}
+_EXAMPLE: dict[type[ArmCell], str] = {
+    Cell: "cells/franka_sim.yaml",
+    JointCell: "cells/so101_sim.yaml",
+}
 AnyCell = TypeVar("AnyCell", bound=ArmCell)
 
 
@@ -46,7 +49,10 @@ def load(path: Path, kind: type[AnyCell]) -> AnyCell:
             for key, _ in node.value:
                 if isinstance(key, yaml.ScalarNode):
                     if key.value in seen:
-                        raise yaml.MarkedYAMLError(problem=f"{key.value} is given twice; keep one", problem_mark=key.start_mark)
+                        raise yaml.MarkedYAMLError(
+                            problem=f"{key.value} is given twice; keep one",
+                            problem_mark=key.start_mark,
+                        )
                     seen.add(key.value)
             return super().construct_mapping(node, deep)
 
@@ -55,7 +61,9 @@ def load(path: Path, kind: type[AnyCell]) -> AnyCell:
             values = Strict(file).get_single_data()
     except FileNotFoundError:
         shipped = ", ".join(sorted(str(each) for each in CELLS.glob("*.yaml")))
-        raise CellError(f"{path}: no such cell file; copy and adapt a shipped one: {shipped}") from None
+        raise CellError(
+            f"{path}: no such cell file; copy and adapt a shipped one: {shipped}"
+        ) from None
     except (OSError, ValueError) as error:  # not UTF-8, a number with thousands of digits, month 13
         raise CellError(f"{path}: cannot be read: {error}") from None
     except yaml.MarkedYAMLError as error:
@@ -65,7 +73,9 @@ def load(path: Path, kind: type[AnyCell]) -> AnyCell:
         raise CellError(f"{path}: is not YAML: {' '.join(str(error).split())}") from None
     try:
         if not isinstance(values, dict):
-            raise CellError("is not a mapping of keys to values; write lines like max_speed_m_s: 0.2")
+            raise CellError(
+                "is not a mapping of keys to values; write lines like max_speed_m_s: 0.2"
+            )
         return of(values, path.stem, kind)
     except CellError as error:
         raise CellError(f"{path}: {error}") from None
@@ -77,12 +87,17 @@ def of(values: Mapping[Any, Any], name: str, kind: type[AnyCell]) -> AnyCell:
     for key in values:
         if key not in keys:
             close = difflib.get_close_matches(str(key), list(keys), n=1, cutoff=0.5)
-            raise CellError(f"{key}: no such key; {f'did you mean {close[0]}?' if close else 'remove it'}")
+            raise CellError(
+                f"{key}: no such key; {f'did you mean {close[0]}?' if close else 'remove it'}"
+            )
     missing = [key for key in keys if key not in values]
     if missing:
-        raise CellError(f"{', '.join(missing)}: missing; a cell file must give every key, {_EXAMPLE[kind]} explains each")
+        raise CellError(
+            f"{', '.join(missing)}: missing; a cell file must give every key, {_EXAMPLE[kind]} explains each"
+        )
     read: dict[str, Any] = {
-        key: values[key] if field.metadata == {} else _read(key, values[key], **field.metadata) for key, field in keys.items()
+        key: values[key] if field.metadata == {} else _read(key, values[key], **field.metadata)
+        for key, field in keys.items()
     }
     if "cameras" in keys:
         read["cameras"] = _mounts(read["cameras"])
@@ -101,7 +116,9 @@ def as_json(cell: ArmCell) -> dict[str, Any]:
 
 def _mounts(values: Any) -> dict[str, Mount]:
     if not isinstance(values, dict):
-        raise CellError(f"cameras: {values!r} is not a mapping of names to poses; write {{}} if they are not known")
+        raise CellError(
+            f"cameras: {values!r} is not a mapping of names to poses; write {{}} if they are not known"
+        )
     return {str(name): _mount(f"cameras: {name}", value) for name, value in values.items()}
 
 
@@ -110,38 +127,54 @@ def _mount(key: str, value: Any) -> Mount:
     if not isinstance(value, dict) or sorted(map(str, value)) != sorted(wanted):
         raise CellError(f"{key}: {value!r} must give exactly {', '.join(wanted)}")
     if value["parent"] not in PARENTS:
-        raise CellError(f"{key}.parent: {value['parent']!r} is not known; one of {', '.join(PARENTS)}")
+        raise CellError(
+            f"{key}.parent: {value['parent']!r} is not known; one of {', '.join(PARENTS)}"
+        )
     position = _read(f"{key}.position_m", value["position_m"], -10, 10, 3)
     quaternion = _read(f"{key}.quaternion_wxyz", value["quaternion_wxyz"], -1, 1, 4)
     assert isinstance(position, tuple) and isinstance(quaternion, tuple)  # of this length
     if abs(math.hypot(*quaternion) - 1) > 1e-3:
-        raise CellError(f"{key}.quaternion_wxyz: {list(quaternion)} is not of length 1; divide it by its length")
+        raise CellError(
+            f"{key}.quaternion_wxyz: {list(quaternion)} is not of length 1; divide it by its length"
+        )
     return Mount(value["parent"], position, quaternion)
 
 
-def _read(key: str, value: Any, low: float, high: float, length: int | None) -> float | tuple[float, ...]:
+def _read(
+    key: str, value: Any, low: float, high: float, length: int | None
+) -> float | tuple[float, ...]:
     if length is None:
         return _number(key, value, low, high)
     if length == ANY and isinstance(value, list | tuple):
         length = len(value)
     if not isinstance(value, list | tuple) or len(value) != length:
-        raise CellError(f"{key}: {value!r} is not a list of {length} numbers; write [{', '.join(['…'] * length)}]")
+        raise CellError(
+            f"{key}: {value!r} is not a list of {length} numbers; write [{', '.join(['…'] * length)}]"
+        )
     return tuple(_number(key, each, low, high) for each in value)
 
 
 def _number(key: str, value: Any, low: float, high: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        hint = "; YAML needs a decimal point, as in 1.0e-3" if isinstance(value, str) and _is_number(value) else "; write one"
+        hint = (
+            "; YAML needs a decimal point, as in 1.0e-3"
+            if isinstance(value, str) and _is_number(value)
+            else "; write one"
+        )
         raise CellError(f"{key}: {value!r} is not a number{hint}")
     try:
         number = float(value)
     except OverflowError:  # an integer with hundreds of digits
         number = math.inf if value > 0 else -math.inf
     if not math.isfinite(number):
-        raise CellError(f"{key}: {number} is not finite; write a number between {low:g} and {high:g}")
+        raise CellError(
+            f"{key}: {number} is not finite; write a number between {low:g} and {high:g}"
+        )
     if not low <= number <= high:
         fix = "lower" if number > high else "raise"
-        raise CellError(f"{key}: {number:g} is not between {low:g} and {high:g}, the allowed range; {fix} it")
+        raise CellError(
+            f"{key}: {number:g} is not between {low:g} and {high:g}, the allowed range; {fix} it"
+        )
     return number
 
 

@@ -16,7 +16,14 @@ from .extra import INSTALL
 
 ENDING_SIGNALS = (
     *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU, signal.SIGALRM),
-    *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGVTALRM, signal.SIGPROF, signal.SIGIO, signal.SIGPWR),
+    *(
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+        signal.SIGVTALRM,
+        signal.SIGPROF,
+        signal.SIGIO,
+        signal.SIGPWR,
+    ),
 )
 """Signals that would end a process and can be caught, so that it stops an arm first."""
 _EXIT_S = 5.0
@@ -31,14 +38,24 @@ class NotInstalled(RobotError):
 class ChildProcess(child_process.Child):
     """Run ``module`` (relative to this folder) in a child process, maybe in another environment."""
 
-    def __init__(self, name: str, module: str, python: str | None = None, variables: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        python: str | None = None,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         """Start the process; ``name`` is used in errors. Raises RobotError if that fails."""
         self._name = name
         program = [str(bootstrap.__file__), f"robots.{module}"]
         try:
-            super().__init__(program, python=python, variables={"OMP_NUM_THREADS": "1", **(variables or {})})
+            super().__init__(
+                program, python=python, variables={"OMP_NUM_THREADS": "1", **(variables or {})}
+            )
         except OSError as error:
-            raise RobotError(f"{name} cannot be started with {python or 'python'}: {error.strerror}") from None
+            raise RobotError(
+                f"{name} cannot be started with {python or 'python'}: {error.strerror}"
+            ) from None
 
     def begin(self, options: dict[str, Any]) -> None:
         """Send the first message. If the process is already dead, ``wait_ready`` reports why."""
@@ -68,7 +85,9 @@ class ChildProcess(child_process.Child):
         code = self.wait(_EXIT_S)
         words = self.output_tail() or "no output"
         if words.startswith(_NOT_INSTALLED):
-            return NotInstalled(f"{self._name} needs {words.removeprefix(_NOT_INSTALLED)}, which is not installed: {INSTALL}")
+            return NotInstalled(
+                f"{self._name} needs {words.removeprefix(_NOT_INSTALLED)}, which is not installed: {INSTALL}"
+            )
         return RobotError(f"{self._name} (process {self.pid}) ended with exit code {code}: {words}")
 
 

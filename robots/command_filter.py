@@ -38,7 +38,11 @@ class CommandFilter(ABC, Generic[Goal, State]):
     def __init__(self, cell: ArmCell) -> None:
         self.counts: Counter[str] = Counter()
         """Interventions so far, by rule."""
-        self._servo_hz, self._tick_s, self._ticks = cell.servo_hz, 1 / cell.servo_hz, cell.ticks_per_step
+        self._servo_hz, self._tick_s, self._ticks = (
+            cell.servo_hz,
+            1 / cell.servo_hz,
+            cell.ticks_per_step,
+        )
         self._reference: Any = None
         self._end: Any = None
         self._commanded: Any = None

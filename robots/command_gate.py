@@ -10,7 +10,13 @@ from rlinf_vla.core.rotations import Quaternion, Triple
 
 from .cell import Cell
 
-TRANSLATION = ("max_speed_m_s", "max_acceleration_m_s2", "max_jerk_m_s3", "max_translation_per_step_m", "max_translation_per_second_m")
+TRANSLATION = (
+    "max_speed_m_s",
+    "max_acceleration_m_s2",
+    "max_jerk_m_s3",
+    "max_translation_per_step_m",
+    "max_translation_per_second_m",
+)
 ROTATION = (
     "max_rotation_speed_rad_s",
     "max_rotation_acceleration_rad_s2",
@@ -39,7 +45,10 @@ class CommandGate:
 
     def rest(self, at: ToolTarget) -> None:
         """Restart the checks from standstill ``at`` this target."""
-        self._position, self._quaternion = at.pose.position.tolist(), rotations.unit(at.pose.quaternion.tolist())
+        self._position, self._quaternion = (
+            at.pose.position.tolist(),
+            rotations.unit(at.pose.quaternion.tolist()),
+        )
         self._moving.rest()
         self._turning.rest()
 
@@ -49,7 +58,10 @@ class CommandGate:
         A command that passes is recorded as sent; one that is refused is ignored.
         """
         position, quaternion = command.pose.position.tolist(), command.pose.quaternion.tolist()
-        if not math.isfinite(sum(position) + sum(quaternion)) or abs(math.hypot(*quaternion) - 1) > _RELATIVE:
+        if (
+            not math.isfinite(sum(position) + sum(quaternion))
+            or abs(math.hypot(*quaternion) - 1) > _RELATIVE
+        ):
             return "the command is not a valid pose"
         x, y, z = position
         wrong = self._place(position, quaternion, command.gripper_width)
@@ -57,13 +69,17 @@ class CommandGate:
             return wrong
         before = self._position
         moved = (x - before[0], y - before[1], z - before[2])
-        turned = rotations.to_vector(rotations.multiply(quaternion, rotations.inverse(self._quaternion)))
+        turned = rotations.to_vector(
+            rotations.multiply(quaternion, rotations.inverse(self._quaternion))
+        )
         wrong = self._moving.check(moved, self._tick_s) or self._turning.check(turned, self._tick_s)
         if wrong is None:
             self._position, self._quaternion = position, quaternion
         return wrong
 
-    def _place(self, position: list[float], quaternion: list[float], width: float | None) -> str | None:
+    def _place(
+        self, position: list[float], quaternion: list[float], width: float | None
+    ) -> str | None:
         for at, (key, low, high) in zip(position, self._box, strict=True):
             if not low - _ABSOLUTE <= at <= high + _ABSOLUTE:
                 return f"{key}: a command of {at:.6g} violates the limit"
@@ -96,7 +112,13 @@ class _Motion:
         acceleration = _slope(velocity, self._velocity, tick_s)
         jerk = _slope(acceleration, self._acceleration, tick_s)
         ways = [*self._ways[1 - self._second :], math.hypot(*moved)]
-        found = (math.hypot(*velocity), math.hypot(*acceleration), math.hypot(*jerk), sum(ways[-self._step :]), sum(ways))
+        found = (
+            math.hypot(*velocity),
+            math.hypot(*acceleration),
+            math.hypot(*jerk),
+            sum(ways[-self._step :]),
+            sum(ways),
+        )
         for value, (key, limit) in zip(found, self._limits, strict=True):
             if not value <= limit * (1 + _RELATIVE) + _ABSOLUTE:
                 return f"{key}: a command of {value:.6g} violates the limit"
@@ -105,4 +127,8 @@ class _Motion:
 
 
 def _slope(after: Triple, before: Triple, tick_s: float) -> Triple:
-    return ((after[0] - before[0]) / tick_s, (after[1] - before[1]) / tick_s, (after[2] - before[2]) / tick_s)
+    return (
+        (after[0] - before[0]) / tick_s,
+        (after[1] - before[1]) / tick_s,
+        (after[2] - before[2]) / tick_s,
+    )

@@ -41,7 +41,9 @@ def way_home(cell: Cell, joints: Vector) -> list[Vector]:
     inside = not space.inside(start)[1].keys() & set(BOX)
     # a straight line from outside might pass the arm's own base
     numbers = _PARTS if inside else _PARTS[:1]
-    for lift, parts in itertools.product(dict.fromkeys((min(LIFT_M, height), height, 0.0)), numbers):
+    for lift, parts in itertools.product(
+        dict.fromkeys((min(LIFT_M, height), height, 0.0)), numbers
+    ):
         x, y, z = start[0]
         lifted = (x, y, z + lift), start[1]
         way = _through(cell, space, joints, [start, lifted, *_between(lifted, home, parts)])
@@ -56,10 +58,15 @@ def way_home(cell: Cell, joints: Vector) -> list[Vector]:
 
 def _between(begin: Place, end: Place, parts: int) -> list[Place]:
     """Return the places that divide the straight line into ``parts``, without its ends."""
-    return [tuple(along(a, b, part / parts) for a, b in zip(begin, end, strict=True)) for part in range(1, parts)]  # type: ignore[misc]
+    return [
+        tuple(along(a, b, part / parts) for a, b in zip(begin, end, strict=True))
+        for part in range(1, parts)
+    ]  # type: ignore[misc]
 
 
-def _through(cell: Cell, space: Workspace, joints: Vector, places: list[Place]) -> list[Vector] | None:
+def _through(
+    cell: Cell, space: Workspace, joints: Vector, places: list[Place]
+) -> list[Vector] | None:
     """Return the joints at all places but the first, or None if one is not reached."""
     found = []
     for before, after in itertools.pairwise(places):
@@ -69,7 +76,11 @@ def _through(cell: Cell, space: Workspace, joints: Vector, places: list[Place]) 
         for step in range(1, steps + 1):
             (place,) = _between(before, after, steps)[step - 1 : step] or [after]
             reached = cell.arm.reach(joints, space.pose(place), _REACHED, _ATTEMPTS)
-            if reached is None or (reached <= kinematics.LOWER).any() or (reached >= kinematics.UPPER).any():
+            if (
+                reached is None
+                or (reached <= kinematics.LOWER).any()
+                or (reached >= kinematics.UPPER).any()
+            ):
                 return None
             joints = reached
         found.append(joints)

@@ -40,4 +40,6 @@ class JointAccelerations:
     def range(self, ticks: int) -> tuple[Vector, Vector]:
         """Return each joint's lowest and highest speed in the next ``ticks``, rad/s ``[7]``."""
         past = self._past[:ticks]  # from these the coming ones are subtracted
-        return np.maximum(past.max(axis=0), 0) - self._most, np.minimum(past.min(axis=0), 0) + self._most
+        return np.maximum(past.max(axis=0), 0) - self._most, np.minimum(
+            past.min(axis=0), 0
+        ) + self._most

@@ -56,7 +56,14 @@ class JointCell(ArmCell):
     max_deviation_s: float = number(0.05, 5)
 
     def space(self, relative: bool) -> JointSpace:
-        return JointSpace(tuple(self.joints), self.lower, self.upper, self.action_step, tuple(self.grippers), relative)
+        return JointSpace(
+            tuple(self.joints),
+            self.lower,
+            self.upper,
+            self.action_step,
+            tuple(self.grippers),
+            relative,
+        )
 
     def spec(self, relative: bool) -> RobotSpec:
         return RobotSpec(self.name, self.control_hz, self.lag_s, self.space(relative))
@@ -68,7 +75,10 @@ class JointCell(ArmCell):
     @property
     def windows(self) -> Windows:
         """Averaging windows that keep acceleration and jerk of each joint within limits."""
-        return Windows.within(1 / self.servo_hz, zip(self.max_speed, self.max_acceleration, self.max_jerk, strict=True))
+        return Windows.within(
+            1 / self.servo_hz,
+            zip(self.max_speed, self.max_acceleration, self.max_jerk, strict=True),
+        )
 
     @property
     def lag_s(self) -> float:
@@ -81,7 +91,11 @@ def check(cell: JointCell) -> None:
     check_timing(cell)
     for key in ("joints", "grippers"):
         names = getattr(cell, key)
-        if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names) or len(set(names)) != len(names):
+        if (
+            not isinstance(names, list | tuple)
+            or not all(isinstance(name, str) for name in names)
+            or len(set(names)) != len(names)
+        ):
             raise CellError(f"{key}: {names!r} is not a list of different names")
     if not cell.joints:
         raise CellError("joints: is empty; name at least one")
@@ -100,20 +114,30 @@ def check(cell: JointCell) -> None:
         "max_deviation",
     ):
         if (count := len(getattr(cell, key))) != len(cell.joints):
-            raise CellError(f"{key}: has {count} numbers, joints has {len(cell.joints)} names; give one per joint")
+            raise CellError(
+                f"{key}: has {count} numbers, joints has {len(cell.joints)} names; give one per joint"
+            )
     hz, ahead = cell.control_hz, np.array(cell.action_step) * cell.control_hz * cell.lag_s
     for joint, name in enumerate(cell.joints):
         low, high, home = cell.lower[joint], cell.upper[joint], cell.home[joint]
         if low >= high:
-            raise CellError(f"lower: {name} at {low:g} is not below its upper {high:g}; exchange them")
+            raise CellError(
+                f"lower: {name} at {low:g} is not below its upper {high:g}; exchange them"
+            )
         if not low <= home <= high:
             raise CellError(f"home: {name} at {home:g} is outside [{low:g}, {high:g}]; move it")
         if name in cell.grippers:
             continue
         if cell.action_step[joint] * hz > cell.max_speed[joint] * (1 + 1e-9):
             speed = cell.action_step[joint] * hz
-            raise CellError(f"max_speed: {name}'s {cell.max_speed[joint]:g} is below {speed:g}, that of full actions; lower action_step")
+            raise CellError(
+                f"max_speed: {name}'s {cell.max_speed[joint]:g} is below {speed:g}, that of full actions; lower action_step"
+            )
         if ahead[joint] > cell.max_lead[joint]:
-            raise CellError(f"max_lead: {name}'s {cell.max_lead[joint]:g} is below {ahead[joint]:.1f}, the lead of full actions; raise it")
+            raise CellError(
+                f"max_lead: {name}'s {cell.max_lead[joint]:g} is below {ahead[joint]:.1f}, the lead of full actions; raise it"
+            )
     if cell.stop_time_s > SLOWEST_STOP_S:
-        raise CellError(f"max_acceleration: a stop takes {cell.stop_time_s:.1f} s, more than {SLOWEST_STOP_S:g} s; raise it, or max_jerk")
+        raise CellError(
+            f"max_acceleration: a stop takes {cell.stop_time_s:.1f} s, more than {SLOWEST_STOP_S:g} s; raise it, or max_jerk"
+        )

@@ -59,7 +59,9 @@ class JointFilter(CommandFilter[JointTarget, RobotState]):
 
     def _outside(self, state: RobotState) -> str | None:
         sag = SAG * (self._upper - self._lower)
-        for name, at, low, high in zip(self._cell.joints, state.joints, self._lower - sag, self._upper + sag, strict=True):
+        for name, at, low, high in zip(
+            self._cell.joints, state.joints, self._lower - sag, self._upper + sag, strict=True
+        ):
             if not low <= at <= high:
                 return f"lower, upper: {name} stands at {at:.1f}, outside [{low:.1f}, {high:.1f}]; bring the arm home"
         return None
@@ -93,12 +95,18 @@ class JointFilter(CommandFilter[JointTarget, RobotState]):
         if not np.isfinite(wanted).all():
             self._tell(state, "not_finite", float(np.count_nonzero(~np.isfinite(wanted))), 0)
             return self._hold()
-        at = np.clip(state.joints, self._lower, self._upper)  # an arm that sags beyond a limit leads back in
+        at = np.clip(
+            state.joints, self._lower, self._upper
+        )  # an arm that sags beyond a limit leads back in
         for key, low, high in (
             ("lower", self._lower, np.full_like(wanted, np.inf)),
             ("upper", np.full_like(wanted, -np.inf), self._upper),
             ("max_speed", self._reference - self._step, self._reference + self._step),
-            ("max_lead", np.minimum(self._reference, at - self._lead), np.maximum(self._reference, at + self._lead)),
+            (
+                "max_lead",
+                np.minimum(self._reference, at - self._lead),
+                np.maximum(self._reference, at + self._lead),
+            ),
         ):
             cut = np.clip(wanted, low, high)
             for joint in np.flatnonzero(np.abs(cut - wanted) > _ABSOLUTE):
@@ -120,7 +128,10 @@ class JointGate:
     def __init__(self, cell: JointCell) -> None:
         self._names, self._tick_s = cell.joints, 1 / cell.servo_hz
         self._lower, self._upper = np.array(cell.lower), np.array(cell.upper)
-        self._limits = [(key, np.array(getattr(cell, key))) for key in ("max_speed", "max_acceleration", "max_jerk")]
+        self._limits = [
+            (key, np.array(getattr(cell, key)))
+            for key in ("max_speed", "max_acceleration", "max_jerk")
+        ]
         self._before: list[Vector] = []
 
     def rest(self, at: Vector) -> None:
@@ -140,7 +151,11 @@ class JointGate:
         found = [command]
         for (key, limit), before in zip(self._limits, self._before, strict=True):
             found.append((found[-1] - before) / self._tick_s)
-            over = np.abs(found[-1]) - limit * (1 + _RELATIVE) - _ABSOLUTE / self._tick_s ** (len(found) - 1)
+            over = (
+                np.abs(found[-1])
+                - limit * (1 + _RELATIVE)
+                - _ABSOLUTE / self._tick_s ** (len(found) - 1)
+            )
             if (over > 0).any():
                 joint = int(over.argmax())
                 return f"{key}: a command of {self._names[joint]} has {abs(found[-1][joint]):.6g}"

@@ -53,7 +53,15 @@ REACH_M = 0.855
 """Reach of the flange from the shoulder, which is SHOULDER_M above the base."""
 SHOULDER_M = 0.333
 
-_LINKS = ((0, 0.0, 0.333), (-1, 0.0, 0.0), (1, 0.0, 0.316), (1, 0.0825, 0.0), (-1, -0.0825, 0.384), (1, 0.0, 0.0), (1, 0.088, 0.0))
+_LINKS = (
+    (0, 0.0, 0.333),
+    (-1, 0.0, 0.0),
+    (1, 0.0, 0.316),
+    (1, 0.0825, 0.0),
+    (-1, -0.0825, 0.384),
+    (1, 0.0, 0.0),
+    (1, 0.088, 0.0),
+)
 """For each joint: alpha in quarter turns, a and d in metres."""
 _FLANGE_M = 0.107
 
@@ -73,7 +81,9 @@ def levers(tool_m: float) -> list[float]:
     """
     beyond, found = _FLANGE_M + tool_m, list[float]()
     for _, a, d in reversed(_LINKS):
-        found.append(beyond)  # d is along the joint's own axis, and a leads to it from the joint before
+        found.append(
+            beyond
+        )  # d is along the joint's own axis, and a leads to it from the joint before
         beyond += math.hypot(a, d)
     return found[::-1]
 
@@ -91,7 +101,10 @@ class FrankaKinematics:
     def pose(self, joints: Vector) -> ToolPose:
         """Return the tool's pose in the base frame; ``joints`` in radians ``[7]``."""
         _, _, flange, position = self._chain(joints)
-        return ToolPose(np.array(position), np.array(rotations.from_matrix(np.array(flange).T @ rotations.matrix(self._rotation))))
+        return ToolPose(
+            np.array(position),
+            np.array(rotations.from_matrix(np.array(flange).T @ rotations.matrix(self._rotation))),
+        )
 
     def jacobian(self, joints: Vector) -> NDArray[np.float64]:
         """Return the Jacobian ``[6, 7]``: tool m/s and rad/s (base axes) per joint rad/s."""
@@ -106,14 +119,18 @@ class FrankaKinematics:
         left, sizes, right = np.linalg.svd(self.jacobian(joints), full_matrices=False)
         return (right.T / np.maximum(sizes, _SMALLEST)) @ left.T, float(sizes[-1])
 
-    def reach(self, joints: Vector, pose: ToolPose, tolerance: float, attempts: int) -> Vector | None:
+    def reach(
+        self, joints: Vector, pose: ToolPose, tolerance: float, attempts: int
+    ) -> Vector | None:
         """Return joints near ``joints`` that put the tool at ``pose``, or None after ``attempts``.
 
         ``tolerance`` is in metres and radians. Damped least squares (Nakamura and Hanafusa
         1986) find the smallest joint motion, without extra motion of the elbow. Joint limits are
         ignored. At singularities and out of reach the result is None.
         """
-        wanted = rotations.axes(rotations.multiply(pose.quaternion.tolist(), self._to_flange))  # axes of the flange
+        wanted = rotations.axes(
+            rotations.multiply(pose.quaternion.tolist(), self._to_flange)
+        )  # axes of the flange
         x, y, z = pose.position.tolist()
         inverse = np.zeros((7, 6))
         for attempt in range(attempts):
@@ -127,12 +144,27 @@ class FrankaKinematics:
             joints = joints + inverse.dot(error)
         return None
 
-    def _chain(self, joints: Vector) -> tuple[list[Triple], list[Triple], tuple[Triple, Triple, Triple], Triple]:
+    def _chain(
+        self, joints: Vector
+    ) -> tuple[list[Triple], list[Triple], tuple[Triple, Triple, Triple], Triple]:
         """Return axes and origins of the joints, the flange's axes and the tool centre point.
 
         Plain floats take a third of numpy's time here.
         """
-        x0, x1, x2, y0, y1, y2, z0, z1, z2, o0, o1, o2 = 1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0
+        x0, x1, x2, y0, y1, y2, z0, z1, z2, o0, o1, o2 = (
+            1.0,
+            0.0,
+            0.0,
+            0.0,
+            1.0,
+            0.0,
+            0.0,
+            0.0,
+            1.0,
+            0.0,
+            0.0,
+            0.0,
+        )
         axes, origins = [], []
         for (turn, a, d), angle in zip(_LINKS, joints.tolist(), strict=True):
             o0, o1, o2 = o0 + a * x0, o1 + a * x1, o2 + a * x2
@@ -141,18 +173,31 @@ class FrankaKinematics:
             elif turn < 0:
                 y0, y1, y2, z0, z1, z2 = -z0, -z1, -z2, y0, y1, y2
             c, s = math.cos(angle), math.sin(angle)
-            x0, x1, x2, y0, y1, y2 = c * x0 + s * y0, c * x1 + s * y1, c * x2 + s * y2, c * y0 - s * x0, c * y1 - s * x1, c * y2 - s * x2
+            x0, x1, x2, y0, y1, y2 = (
+                c * x0 + s * y0,
+                c * x1 + s * y1,
+                c * x2 + s * y2,
+                c * y0 - s * x0,
+                c * y1 - s * x1,
+                c * y2 - s * x2,
+            )
             o0, o1, o2 = o0 + d * z0, o1 + d * z1, o2 + d * z2
             axes.append((z0, z1, z2))
             origins.append((o0, o1, o2))
         x, y, z = self._offset
-        tool = (o0 + x * x0 + y * y0 + z * z0, o1 + x * x1 + y * y1 + z * z1, o2 + x * x2 + y * y2 + z * z2)
+        tool = (
+            o0 + x * x0 + y * y0 + z * z0,
+            o1 + x * x1 + y * y1 + z * z1,
+            o2 + x * x2 + y * y2 + z * z2,
+        )
         return axes, origins, ((x0, x1, x2), (y0, y1, y2), (z0, z1, z2)), tool
 
 
 def velocity(before: ToolPose, after: ToolPose, hz: float) -> Vector:
     """Return the tool's velocity between poses 1 / hz s apart, in base axes: m/s, rad/s ``[6]``."""
-    turn = rotations.multiply(after.quaternion.tolist(), rotations.inverse(before.quaternion.tolist()))
+    turn = rotations.multiply(
+        after.quaternion.tolist(), rotations.inverse(before.quaternion.tolist())
+    )
     return hz * np.array([*(after.position - before.position), *rotations.to_vector(turn)])
 
 

@@ -36,7 +36,10 @@ class Lock:
         self._path, self._text = folder / LOCK, ""
         existed = self._path.exists()
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
-        self._address, self.socket = abstract_address(folder), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._address, self.socket = (
+            abstract_address(folder),
+            socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET),
+        )
         until = time.monotonic() + self.ENDING_S
         while not self._taken():
             holder, state = self._read()
@@ -44,11 +47,15 @@ class Lock:
                 os.close(self._file)
                 self.socket.close()
                 advice = "end that session first (`rlinf-vla robot stop` stops the arm)"
-                raise RobotError(f"{name} is driven by process {holder or 'unknown'} already: {advice}")
+                raise RobotError(
+                    f"{name} is driven by process {holder or 'unknown'} already: {advice}"
+                )
             time.sleep(0.05)
         holder, state = self._read()
         self.killed = holder if state not in (_HOLDS, "") else None
-        if not existed and not holder and os.path.lexists(folder / STATE):  # which a process removes when it ends
+        if (
+            not existed and not holder and os.path.lexists(folder / STATE)
+        ):  # which a process removes when it ends
             self.killed = "with a deleted lock"
         if self.killed is None:
             self.hold()

@@ -41,9 +41,14 @@ def camera(name: str, given: Any) -> CameraConfig:
     if not isinstance(given, dict):
         raise UserError(f"robot.cameras.{name}={given} must be keys and values: {known}")
     try:
-        found = cast(CameraConfig, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(CameraConfig), given)))
+        found = cast(
+            CameraConfig,
+            OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(CameraConfig), given)),
+        )
     except (OmegaConfBaseException, ValueError) as error:
-        raise UserError(f"robot.cameras.{name}: {str(error).splitlines()[0]}; its keys: {known}") from None
+        raise UserError(
+            f"robot.cameras.{name}: {str(error).splitlines()[0]}; its keys: {known}"
+        ) from None
     check_values(found, f"robot.cameras.{name}.")
     return found
 

@@ -56,7 +56,9 @@ class BackgroundWriter:
             try:
                 work()
             except OSError as error:
-                self.problem = f"disk: {error.strerror or error}; faults and the journal cannot be written"
+                self.problem = (
+                    f"disk: {error.strerror or error}; faults and the journal cannot be written"
+                )
 
 
 ORDERS = "arm.socket"
@@ -78,9 +80,13 @@ def root() -> Path:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = path.stat()
     except (OSError, RuntimeError) as error:
-        raise RobotError(f"no folder for locks and faults of arms: {error}; XDG_STATE_HOME=FOLDER names another place") from None
+        raise RobotError(
+            f"no folder for locks and faults of arms: {error}; XDG_STATE_HOME=FOLDER names another place"
+        ) from None
     if status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise RobotError(f"{path} is open to other users: `chmod 700` it, or remove it where it is not yours")
+        raise RobotError(
+            f"{path} is open to other users: `chmod 700` it, or remove it where it is not yours"
+        )
     return path
 
 
@@ -235,7 +241,12 @@ class Journal:
 
     def write(self, event: str, *, durable: bool = False, **values: Any) -> None:
         """Append one event. ``durable``: flush and fsync it."""
-        line = json.dumps({"wall_time": time.time(), "time": time.monotonic(), "event": event, **values}) + "\n"
+        line = (
+            json.dumps(
+                {"wall_time": time.time(), "time": time.monotonic(), "event": event, **values}
+            )
+            + "\n"
+        )
 
         def put() -> None:
             if durable:

@@ -35,7 +35,12 @@ class SafetyFilter(CommandFilter[ToolTarget, ToolState]):
 
     def __init__(self, cell: Cell) -> None:
         super().__init__(cell)
-        self._cell, self._space, self._gate, self._arm = cell, Workspace(cell), CommandGate(cell), cell.arm
+        self._cell, self._space, self._gate, self._arm = (
+            cell,
+            Workspace(cell),
+            CommandGate(cell),
+            cell.arm,
+        )
         self._watch = StateMonitor(cell, self._space)
         self._average = Average(cell.windows)
         self._ways = np.zeros((round(cell.servo_hz), 2))
@@ -83,9 +88,16 @@ class SafetyFilter(CommandFilter[ToolTarget, ToolState]):
 
     def _admit(self, goal: ToolTarget, state: ToolState) -> None:
         gone_m, gone_rad = self._ways.sum(axis=0).tolist()
-        start = Start(self._reference, self._joints, gone_m, gone_rad, self._accelerations.range(self._ticks))
+        start = Start(
+            self._reference, self._joints, gone_m, gone_rad, self._accelerations.range(self._ticks)
+        )
         admission = Admission(self._cell, self._space, self._arm, goal, start, state)
-        self._end, self._end_joints, self._speeds, self._left = admission.end, admission.joints, admission.speeds, self._ticks
+        self._end, self._end_joints, self._speeds, self._left = (
+            admission.end,
+            admission.joints,
+            admission.speeds,
+            self._ticks,
+        )
         self._width = self._width if admission.width is None else admission.width
         for rule, (before, after) in admission.changes.items():
             self._tell(state, rule, before, after)
@@ -93,16 +105,26 @@ class SafetyFilter(CommandFilter[ToolTarget, ToolState]):
     def _travel(self) -> ToolTarget:
         before = self._reference
         done = 1 - (self._left - 0.5) / self._ticks
-        self._accelerations.push((1 - done) * self._speeds[0] + done * self._speeds[1] if self._left else np.zeros(7))
+        self._accelerations.push(
+            (1 - done) * self._speeds[0] + done * self._speeds[1] if self._left else np.zeros(7)
+        )
         if self._left == 1:
             self._reference, self._joints = self._end, self._end_joints
         elif self._left:
             part = 1 / self._left
-            self._reference = along(before[0], self._end[0], part), along(before[1], self._end[1], part)
+            self._reference = (
+                along(before[0], self._end[0], part),
+                along(before[1], self._end[1], part),
+            )
             self._joints = self._joints + part * (self._end_joints - self._joints)
         self._left = max(self._left - 1, 0)
-        self._ways[self._tick] = math.dist(before[0], self._reference[0]), math.dist(before[1], self._reference[1])
+        self._ways[self._tick] = (
+            math.dist(before[0], self._reference[0]),
+            math.dist(before[1], self._reference[1]),
+        )
         self._tick = (self._tick + 1) % len(self._ways)
-        x, y, z, *turn = self._average.push(np.array((*self._reference[0], *self._reference[1]))).tolist()
+        x, y, z, *turn = self._average.push(
+            np.array((*self._reference[0], *self._reference[1]))
+        ).tolist()
         self._commanded = (x, y, z), (turn[0], turn[1], turn[2])
         return ToolTarget(self._space.pose(self._commanded), self._width)

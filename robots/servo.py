@@ -11,7 +11,14 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import Any, Protocol
 
-from rlinf_vla.core.robot import POLICY, Intervention, RobotError, RobotState, Target, stopped_by_a_person
+from rlinf_vla.core.robot import (
+    POLICY,
+    Intervention,
+    RobotError,
+    RobotState,
+    Target,
+    stopped_by_a_person,
+)
 
 from .arm_cell import ArmCell
 from .runtime_folder import Journal, Latch
@@ -51,7 +58,9 @@ class ArmServo(ABC):
     ``acknowledge``.
     """
 
-    def __init__(self, cell: ArmCell, arm: Any, safety_filter: Any, latch: Latch, journal: Journal) -> None:
+    def __init__(
+        self, cell: ArmCell, arm: Any, safety_filter: Any, latch: Latch, journal: Journal
+    ) -> None:
         """``arm``: an ArmDriver. ``safety_filter``: with the methods of SafetyFilter."""
         self._cell, self._latch, self._journal = cell, latch, journal
         self.arm = arm
@@ -104,7 +113,10 @@ class ArmServo(ABC):
         late = self._armed and self._goal is None
         self._expired = self._expired + 1 if late else 0
         if self._expired >= self._cell.expired_goals_to_stop:
-            self._stop_in_time(f"{POLICY}late, {self._expired} goals in a row arrived after the previous one had expired", now)
+            self._stop_in_time(
+                f"{POLICY}late, {self._expired} goals in a row arrived after the previous one had expired",
+                now,
+            )
             return
         self._goal, self._armed = goal, True
         self._valid_until = min(valid_until, now + self._cell.max_goal_validity_s)
@@ -174,14 +186,18 @@ class ArmServo(ABC):
     @property
     def standing(self) -> bool:
         """Whether the arm is not homing and the command stands still, or none is being sent."""
-        still = self._commanded is None or self._still > self._cell.servo_hz * self._cell.stop_time_s
+        still = (
+            self._commanded is None or self._still > self._cell.servo_hz * self._cell.stop_time_s
+        )
         return still and not self.arm.homing
 
     def tick(self, now: float) -> tuple[RobotState, list[Intervention]]:
         """Run one step at ``now`` (monotonic s); return the new state and the interventions."""
         state = self.state()
         self._watch(now, state)
-        if self._halting and self.arm.homing:  # at each tick: a motion that is starting cannot be stopped yet
+        if (
+            self._halting and self.arm.homing
+        ):  # at each tick: a motion that is starting cannot be stopped yet
             self.arm.halt()
         interventions: list[Intervention] = []
         if self._goal is not None and now > self._valid_until:
@@ -200,7 +216,11 @@ class ArmServo(ABC):
         except RobotError as error:
             self.stop(str(error), now)
         else:
-            self._commanded, self._stepped, self._still = self._filter.admitted, now - 1 / self._cell.servo_hz, 0
+            self._commanded, self._stepped, self._still = (
+                self._filter.admitted,
+                now - 1 / self._cell.servo_hz,
+                0,
+            )
 
     def _step(self, now: float, state: RobotState, before: Target) -> list[Intervention]:
         if self.arm.problem is not None:  # the arm has ended impedance control by itself
@@ -232,8 +252,12 @@ class ArmServo(ABC):
             self._stop_in_time(f"{NETWORK}no state of the arm for {age:.2f} s", now)
         elif (problem := self.gripper_problem) is not None:
             self.stop(problem, now)
-        elif (self._armed or self.arm.homing) and now - self._heard > self._cell.heartbeat_timeout_s:
-            self._stop_in_time(f"{POLICY}its process has said nothing for {now - self._heard:.2f} s", now)
+        elif (
+            self._armed or self.arm.homing
+        ) and now - self._heard > self._cell.heartbeat_timeout_s:
+            self._stop_in_time(
+                f"{POLICY}its process has said nothing for {now - self._heard:.2f} s", now
+            )
         elif self.arm.homing and (felt := self._felt(state)) is not None:
             self._stop_in_time(felt, now)
 

@@ -41,7 +41,9 @@ class SharedRecord:
         """Path in memory, known to the writer."""
         if capacity is not None:
             self.remove()
-            made, name = tempfile.mkstemp(prefix=_PREFIX, dir=MEMORY if MEMORY.is_dir() else path.parent)
+            made, name = tempfile.mkstemp(
+                prefix=_PREFIX, dir=MEMORY if MEMORY.is_dir() else path.parent
+            )
             os.truncate(made, _NEWEST.size + 2 * (_SLOT.size + capacity))
             os.close(made)
             path.symlink_to(name)
@@ -56,7 +58,9 @@ class SharedRecord:
         begin = _NEWEST.size + self._number % 2 * self._slot
         self._memory[begin + _SLOT.size : begin + _SLOT.size + len(data)] = data
         _SLOT.pack_into(self._memory, begin, self._number, len(data), zlib.crc32(data))
-        self._memory[: _NEWEST.size] = _NEWEST.pack(self._number)  # one write; pack_into would first write zeros, which readers see
+        self._memory[: _NEWEST.size] = _NEWEST.pack(
+            self._number
+        )  # one write; pack_into would first write zeros, which readers see
 
     def read(self) -> bytes | None:
         """Return the newest version, or None before the first.
@@ -110,11 +114,15 @@ class FrameRecord:
 
         Raises OSError if there is nothing to read.
         """
-        self._record = SharedRecord(path, None if size is None else _HEADER.size + size[0] * size[1] * 3)
+        self._record = SharedRecord(
+            path, None if size is None else _HEADER.size + size[0] * size[1] * 3
+        )
 
     def write(self, frame: Frame) -> None:
         height, width, _ = frame.image.shape
-        self._record.write(_HEADER.pack(frame.time, frame.number, height, width) + frame.image.tobytes())
+        self._record.write(
+            _HEADER.pack(frame.time, frame.number, height, width) + frame.image.tobytes()
+        )
 
     def read(self) -> Frame | None:
         """Return the newest frame, or None before the first."""
@@ -122,7 +130,11 @@ class FrameRecord:
         if data is None:
             return None
         time, number, height, width = _HEADER.unpack_from(data)
-        return Frame(time, number, np.frombuffer(data, np.uint8, offset=_HEADER.size).reshape(height, width, 3))
+        return Frame(
+            time,
+            number,
+            np.frombuffer(data, np.uint8, offset=_HEADER.size).reshape(height, width, 3),
+        )
 
     def remove(self) -> None:
         self._record.remove()

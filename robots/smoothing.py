@@ -45,7 +45,12 @@ class Windows:
         return self.first + self.second - 2
 
     @classmethod
-    def of(cls, tick_s: float, translation: tuple[float, float, float], rotation: tuple[float, float, float]) -> Windows:
+    def of(
+        cls,
+        tick_s: float,
+        translation: tuple[float, float, float],
+        rotation: tuple[float, float, float],
+    ) -> Windows:
         """Return the shortest windows that keep speed, acceleration and jerk of both motions.
 
         Raises ValueError if the rotation's acceleration or jerk is too small for its speed.
@@ -59,7 +64,9 @@ class Windows:
         free = _SLACK * acceleration - speed**2 / 2
         free_jerk = _SLACK * jerk - 1.5 * speed * max(free, 0) - speed**3 / 3
         if free <= 0 or free_jerk <= 0:
-            raise ValueError("turning at full speed already takes all of the rotation's acceleration or jerk")
+            raise ValueError(
+                "turning at full speed already takes all of the rotation's acceleration or jerk"
+            )
         return cls.within(tick_s, (translation, (speed, free, free_jerk)))
 
     @classmethod
@@ -79,7 +86,9 @@ class Average:
     """Apply both moving averages to a reference ``[D]``, for any D."""
 
     def __init__(self, windows: Windows) -> None:
-        weights = np.convolve(np.full(windows.first, 1 / windows.first), np.full(windows.second, 1 / windows.second))
+        weights = np.convolve(
+            np.full(windows.first, 1 / windows.first), np.full(windows.second, 1 / windows.second)
+        )
         self._weights = weights[::-1] / weights.sum()
         self._size = len(weights)
         self._past: NDArray[np.float64] = np.zeros((0, 0))

@@ -29,7 +29,9 @@ class StateMonitor:
     def __init__(self, cell: Cell, space: Workspace) -> None:
         self._cell, self._space, self._arm = cell, space, cell.arm
         half = cell.joint_margin_rad / 2
-        self._joints = list(zip((kinematics.LOWER + half).tolist(), (kinematics.UPPER - half).tolist(), strict=True))
+        self._joints = list(
+            zip((kinematics.LOWER + half).tolist(), (kinematics.UPPER - half).tolist(), strict=True)
+        )
         """Half the margin is kept for unpredicted motion: a drifting elbow, a person's push."""
 
     def fault(self, state: ToolState) -> str | None:
@@ -43,15 +45,29 @@ class StateMonitor:
     def misplaced(self, state: ToolState) -> str | None:
         """Return why the arm must not start where it stands, or None."""
         return (
-            self._unmeasured(state) or self._at_a_joints_end(state) or self._moves(state) or self._other_tool(state) or self._outside(state)
+            self._unmeasured(state)
+            or self._at_a_joints_end(state)
+            or self._moves(state)
+            or self._other_tool(state)
+            or self._outside(state)
         )
 
     def _unmeasured(self, state: ToolState) -> str | None:
-        shapes = (state.pose.position.shape, state.pose.quaternion.shape, state.joints.shape, state.wrench.shape)
+        shapes = (
+            state.pose.position.shape,
+            state.pose.quaternion.shape,
+            state.joints.shape,
+            state.wrench.shape,
+        )
         if shapes != ((3,), (4,), (7,), (6,)):
             return f"state: arrays of shapes {shapes} are not a measurement"
         position, quaternion = state.pose.position.tolist(), state.pose.quaternion.tolist()
-        if not math.isfinite(sum(position) + sum(quaternion) + sum(state.joints.tolist()) + sum(state.wrench.tolist())):
+        if not math.isfinite(
+            sum(position)
+            + sum(quaternion)
+            + sum(state.joints.tolist())
+            + sum(state.wrench.tolist())
+        ):
             return "state: a measurement is not finite"
         if abs(math.hypot(*quaternion) - 1) > 1e-3:
             return "state: the measured quaternion is not of length 1"
@@ -63,11 +79,15 @@ class StateMonitor:
         if force > self._cell.max_force_n:
             return f"max_force_n: {force:.1f} N measured, {self._cell.max_force_n:g} allowed"
         if torque > self._cell.max_torque_n_m:
-            return f"max_torque_n_m: {torque:.1f} N m measured, {self._cell.max_torque_n_m:g} allowed"
+            return (
+                f"max_torque_n_m: {torque:.1f} N m measured, {self._cell.max_torque_n_m:g} allowed"
+            )
         return None
 
     def _at_a_joints_end(self, state: ToolState) -> str | None:
-        for joint, (at, (low, high)) in enumerate(zip(state.joints.tolist(), self._joints, strict=True), 1):
+        for joint, (at, (low, high)) in enumerate(
+            zip(state.joints.tolist(), self._joints, strict=True), 1
+        ):
             if not low <= at <= high:
                 half = self._cell.joint_margin_rad / 2
                 left = half + min(at - low, high - at)
@@ -82,7 +102,9 @@ class StateMonitor:
     def _other_tool(self, state: ToolState) -> str | None:
         computed, pose = self._arm.pose(state.joints), state.pose
         apart = 1000 * math.dist(computed.position, pose.position)
-        turn = rotations.multiply(computed.quaternion.tolist(), rotations.inverse(pose.quaternion.tolist()))
+        turn = rotations.multiply(
+            computed.quaternion.tolist(), rotations.inverse(pose.quaternion.tolist())
+        )
         turned = math.hypot(*rotations.to_vector(rotations.unit(turn)))
         if apart > 1000 * TOOL_M or turned > TOOL_RAD:
             return (

@@ -41,11 +41,15 @@ def send_order(where: Sequence[Path] | None, order: str, operator: str) -> list[
     acknowledgement clears no fault within RECOVERY_S.
     """
     answers, failed = list[str](), list[str]()
-    for name, addresses in (_all_arms(failed) if where is None else {each.name: _addresses(each) for each in where}).items():
+    for name, addresses in (
+        _all_arms(failed) if where is None else {each.name: _addresses(each) for each in where}
+    ).items():
         try:
             sent = _send(addresses, order, operator)
         except TimeoutError as error:
-            failed.append(f"{name}: {order} was delivered, but there is {error}: look at the arm, and use its own stop")
+            failed.append(
+                f"{name}: {order} was delivered, but there is {error}: look at the arm, and use its own stop"
+            )
             continue
         if sent is not None:
             done, line = sent
@@ -73,10 +77,14 @@ def _all_arms(failed: list[str]) -> Mapping[str, _Addresses]:
     try:
         names = [line.split()[-1] for line in SOCKETS.read_text(errors="replace").splitlines()]
     except OSError as error:
-        failed.append(f"{SOCKETS}: {error.strerror}: an arm whose folder was deleted cannot be found")
+        failed.append(
+            f"{SOCKETS}: {error.strerror}: an arm whose folder was deleted cannot be found"
+        )
         names = []
     others = sorted({f"\0{name[1:]}" for name in names if name.startswith(mine)} - known)
-    return found | {f"an arm in another folder ({each.rpartition('-')[2]})": (each,) for each in others}
+    return found | {
+        f"an arm in another folder ({each.rpartition('-')[2]})": (each,) for each in others
+    }
 
 
 def _send(addresses: _Addresses, order: str, operator: str) -> tuple[bool, str] | None:
@@ -89,14 +97,23 @@ def _send(addresses: _Addresses, order: str, operator: str) -> tuple[bool, str] 
     if order != "stop" and before is not None:
         answer = _recovered(addresses, answer)
         if answer["fault"] is not None:
-            left = ": still latched, " + ("fix its cause and acknowledge again" if answer["fault"] == before else "acknowledge that, too")
+            left = ": still latched, " + (
+                "fix its cause and acknowledge again"
+                if answer["fault"] == before
+                else "acknowledge that, too"
+            )
     done = order == "stop" or before is None or answer["fault"] != before
-    return done, f"{answer['host']} (process {answer['pid']}): {answer['fault'] or 'no fault'}{left}"
+    return (
+        done,
+        f"{answer['host']} (process {answer['pid']}): {answer['fault'] or 'no fault'}{left}",
+    )
 
 
 def _asked(addresses: _Addresses, message: dict[str, Any]) -> dict[str, Any] | None:
     """Return the answer at the first address that gives one."""
-    return next((answer for each in addresses if (answer := ask(each, message, ANSWER_S)) is not None), None)
+    return next(
+        (answer for each in addresses if (answer := ask(each, message, ANSWER_S)) is not None), None
+    )
 
 
 def _recovered(addresses: _Addresses, answer: dict[str, Any]) -> dict[str, Any]:
@@ -115,7 +132,10 @@ def main(words: Sequence[str] | None = None) -> None:
         print(HELP)
         return
     if words:
-        print(f"rlinf-vla-stop: {words[0]!r} is not known, and no arm was stopped: give no arguments, or --help", file=sys.stderr)
+        print(
+            f"rlinf-vla-stop: {words[0]!r} is not known, and no arm was stopped: give no arguments, or --help",
+            file=sys.stderr,
+        )
         sys.exit(2)
     try:
         print("\n".join(send_order(None, "stop", user_name())))

@@ -60,8 +60,13 @@ class Workspace:
 
     def pose(self, place: Place) -> ToolPose:
         """Convert a place back to a pose, with read-only arrays."""
-        position, quaternion = np.array(place[0]), np.array(rotations.multiply(self._reference, rotations.from_vector(place[1])))
-        position.flags.writeable = quaternion.flags.writeable = False  # a command that was sent must not change
+        position, quaternion = (
+            np.array(place[0]),
+            np.array(rotations.multiply(self._reference, rotations.from_vector(place[1]))),
+        )
+        position.flags.writeable = quaternion.flags.writeable = (
+            False  # a command that was sent must not change
+        )
         return ToolPose(position, quaternion)
 
     def inside(self, place: Place) -> tuple[Place, Changes]:
@@ -79,7 +84,10 @@ class Workspace:
             changes["max_tilt_deg"] = math.degrees(across), math.degrees(self._across)
             x, y = x * self._across / across, y * self._across / across
         if abs(twist) > self._twist + TOLERANCE:
-            changes["max_twist_deg"] = math.degrees(twist), math.degrees(math.copysign(self._twist, twist))
+            changes["max_twist_deg"] = (
+                math.degrees(twist),
+                math.degrees(math.copysign(self._twist, twist)),
+            )
             twist = math.copysign(self._twist, twist)
         return ((position[0], position[1], position[2]), (x, y, twist)), changes
 
@@ -112,7 +120,11 @@ def _finite(values: Any, length: int) -> list[float]:
 
 
 def along(begin: Triple, end: Triple, part: float) -> Triple:
-    return (begin[0] + part * (end[0] - begin[0]), begin[1] + part * (end[1] - begin[1]), begin[2] + part * (end[2] - begin[2]))
+    return (
+        begin[0] + part * (end[0] - begin[0]),
+        begin[1] + part * (end[1] - begin[1]),
+        begin[2] + part * (end[2] - begin[2]),
+    )
 
 
 def part_within(begin: Triple, end: Triple, centre: Triple, radius: float) -> float:
@@ -128,4 +140,6 @@ def part_within(begin: Triple, end: Triple, centre: Triple, radius: float) -> fl
     way = [b - a for a, b in zip(begin, end, strict=True)]
     off = [a - c for a, c in zip(begin, centre, strict=True)]
     square, half = sum(w * w for w in way), sum(w * o for w, o in zip(way, off, strict=True))
-    return (math.sqrt(half * half + square * (radius * radius - from_begin * from_begin)) - half) / square
+    return (
+        math.sqrt(half * half + square * (radius * radius - from_begin * from_begin)) - half
+    ) / square

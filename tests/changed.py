@@ -47,9 +47,20 @@ def below(room: str) -> set[str]:
 def mentioned(path: Path) -> frozenset[str]:
     """Rooms that a file names in its texts: of programs that it starts."""
     docstrings = {id(node.value) for node in nodes(path) if isinstance(node, ast.Expr)}
-    texts = [node.value for node in nodes(path) if isinstance(node, ast.Constant) and id(node) not in docstrings]
-    found = {room for each in texts if isinstance(each, str) for room in re.findall(r"\brlinf_vla\.(\w+)", each)}
-    return frozenset(found | {"cli" for each in texts if isinstance(each, str) and "rlinf-vla" in each})
+    texts = [
+        node.value
+        for node in nodes(path)
+        if isinstance(node, ast.Constant) and id(node) not in docstrings
+    ]
+    found = {
+        room
+        for each in texts
+        if isinstance(each, str)
+        for room in re.findall(r"\brlinf_vla\.(\w+)", each)
+    }
+    return frozenset(
+        found | {"cli" for each in texts if isinstance(each, str) and "rlinf-vla" in each}
+    )
 
 
 def suites(path: Path) -> Iterator[Path]:
@@ -64,7 +75,11 @@ def suites(path: Path) -> Iterator[Path]:
 @functools.cache
 def with_helpers(test: Path) -> tuple[Path, ...]:
     """A test file, the conftest.py files of its folders, and what they import of ``tests`` and ``rlinf_vla.testing``."""
-    conftests = [folder / "conftest.py" for folder in test.parents if folder.is_relative_to(ROOT / "tests") and folder != ROOT / "tests"]
+    conftests = [
+        folder / "conftest.py"
+        for folder in test.parents
+        if folder.is_relative_to(ROOT / "tests") and folder != ROOT / "tests"
+    ]
     found = [helper for path in (test, *conftests) if path.exists() for helper in read_with(path)]
     for path in found:
         found += [each for each in suites(path) if each not in found]
@@ -80,9 +95,13 @@ def seen(test: Path) -> set[str]:
 
 def changed(commit: str) -> list[str]:
     def git(*arguments: str) -> list[str]:
-        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+        return subprocess.run(
+            ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout.splitlines()
 
-    return sorted({*git("diff", "--name-only", commit), *git("ls-files", "--others", "--exclude-standard")})
+    return sorted(
+        {*git("diff", "--name-only", commit), *git("ls-files", "--others", "--exclude-standard")}
+    )
 
 
 def room_of(name: str) -> str | None:
@@ -97,7 +116,9 @@ def selected(changes: Iterable[str]) -> list[str]:
     """Test files that can see one of the changed files."""
     changes = set(changes)
     tests = sorted((ROOT / "tests").rglob("test_*.py"))
-    common = COMMON | {str(path.relative_to(ROOT)) for path in read_with(ROOT / "tests" / "conftest.py")}
+    common = COMMON | {
+        str(path.relative_to(ROOT)) for path in read_with(ROOT / "tests" / "conftest.py")
+    }
     if changes & common:
         return [str(test.relative_to(ROOT)) for test in tests]
     touched = {room for name in changes if (room := room_of(name))}
@@ -107,7 +128,13 @@ def selected(changes: Iterable[str]) -> list[str]:
         name = str(test.relative_to(ROOT))
         own = {str(path.relative_to(ROOT)) for path in with_helpers(test)}
         of_a_tool = any(re.search(rf"\b{tool}\b", text(test)) for tool in tools)
-        if name in ALWAYS or own & changes or seen(test) & touched or of_a_tool or any(is_data_of(test, change) for change in changes):
+        if (
+            name in ALWAYS
+            or own & changes
+            or seen(test) & touched
+            or of_a_tool
+            or any(is_data_of(test, change) for change in changes)
+        ):
             found.append(name)
     return found
 
@@ -115,15 +142,24 @@ def selected(changes: Iterable[str]) -> list[str]:
 def is_data_of(test: Path, change: str) -> bool:
     """Whether a changed file is in a folder beside a test file, as ``fixtures`` are."""
     folder = test.parent.relative_to(ROOT)
-    return folder != Path("tests") and folder in Path(change).parents and Path(change).parent != folder
+    return (
+        folder != Path("tests") and folder in Path(change).parents and Path(change).parent != folder
+    )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("commit", nargs="?", help="what to compare with")
     parser.add_argument("--list", action="store_true", help="print the files, run nothing")
     arguments = parser.parse_args()
-    known = subprocess.run(["git", "rev-parse", "-q", "--verify", "origin/main"], cwd=ROOT, capture_output=True).returncode == 0
+    known = (
+        subprocess.run(
+            ["git", "rev-parse", "-q", "--verify", "origin/main"], cwd=ROOT, capture_output=True
+        ).returncode
+        == 0
+    )
     changes = changed(arguments.commit or ("origin/main" if known else "HEAD"))
     tests = selected(changes)
     print(f"{len(changes)} changed files, {len(tests)} test files that can see them", flush=True)

@@ -29,18 +29,32 @@ class Forked:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self._server = subprocess.Popen(command, **pipes, text=True, start_new_session=True)  # type: ignore[call-overload]
 
-    def __call__(self, words: Sequence[str], folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    def __call__(
+        self, words: Sequence[str], folder: Path, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
         """Runs ``rlinf-vla`` with these words in ``folder`` until it ends, with changes to the environment variables."""
         with tempfile.TemporaryDirectory() as written:
             files = [Path(written, name) for name in ("out", "err")]
-            known = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH_")}  # Ray is imported there
-            request = {"words": words, "folder": folder, "environment": known | environment, "path": sys.path, "files": files}
+            known = {
+                name: value
+                for name, value in os.environ.items()
+                if not name.startswith("RAY_AUTH_")
+            }  # Ray is imported there
+            request = {
+                "words": words,
+                "folder": folder,
+                "environment": known | environment,
+                "path": sys.path,
+                "files": files,
+            }
             print(json.dumps(request, default=str), file=self._server.stdin, flush=True)
             child = None
             try:
                 child = int(self._server.stdout.readline())
                 code = int(self._server.stdout.readline())
-            except BaseException:  # such as the time limit of a test; the next test is answered again
+            except (
+                BaseException
+            ):  # such as the time limit of a test; the next test is answered again
                 with suppress(ProcessLookupError):
                     os.killpg(child or int(self._server.stdout.readline()), signal.SIGKILL)
                 self._server.stdout.readline()
@@ -64,7 +78,13 @@ def serve() -> None:
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 
 
-def run(words: Sequence[str], folder: str, environment: Mapping[str, str], path: Sequence[str], files: Sequence[str]) -> NoReturn:
+def run(
+    words: Sequence[str],
+    folder: str,
+    environment: Mapping[str, str],
+    path: Sequence[str],
+    files: Sequence[str],
+) -> NoReturn:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)

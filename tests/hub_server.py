@@ -17,7 +17,11 @@ from urllib.parse import unquote
 import pytest
 import yaml
 from huggingface_hub import close_session, constants
-from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+from huggingface_hub.utils import (
+    are_progress_bars_disabled,
+    disable_progress_bars,
+    enable_progress_bars,
+)
 
 TOKEN = "hf_" + "a" * 34
 LARGE = (".safetensors", ".parquet", ".mp4", ".png")
@@ -78,7 +82,11 @@ class Handler(BaseHTTPRequestHandler):
     def respond(self) -> None:
         path, body = unquote(self.path.split("?")[0]), self.body()
         self.hub.requests.append(f"{self.command} {path}")
-        if self.command not in ("GET", "HEAD") and not path.startswith("/lfs/") and self.headers.get("Authorization") != f"Bearer {TOKEN}":
+        if (
+            self.command not in ("GET", "HEAD")
+            and not path.startswith("/lfs/")
+            and self.headers.get("Authorization") != f"Bearer {TOKEN}"
+        ):
             return self.answer(401, {"error": "Invalid username or password."})
         if path.startswith("/lfs/"):
             self.hub.large[path.removeprefix("/lfs/")] = body
@@ -90,7 +98,9 @@ class Handler(BaseHTTPRequestHandler):
             return self.create(json.loads(body))
         batch = re.fullmatch(r"/(?:(datasets)/)?([^/]+/[^/]+)\.git/info/lfs/objects/batch", path)
         if batch is not None:
-            return self.answer(200, {"objects": [self.object(each) for each in json.loads(body)["objects"]]})
+            return self.answer(
+                200, {"objects": [self.object(each) for each in json.loads(body)["objects"]]}
+            )
         call = re.fullmatch(r"/api/(models|datasets)/([^/]+/[^/]+)(?:/(\w+)(?:/(.+))?)?", path)
         resolve = re.fullmatch(r"/(?:(datasets)/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
         if call is None and resolve is None:
@@ -121,7 +131,9 @@ class Handler(BaseHTTPRequestHandler):
         if name in self.hub.repositories:
             url = f"{self.hub.endpoint}/{name.removeprefix('models/')}"
             return self.answer(409, {"error": "You already created this model repo", "url": url})
-        repository = self.hub.repositories[name] = Repository(private=asked.get("visibility") == "private")
+        repository = self.hub.repositories[name] = Repository(
+            private=asked.get("visibility") == "private"
+        )
         repository.commit("main", {".gitattributes": b""})
         return self.answer(200, {"url": f"{self.hub.endpoint}/{name.removeprefix('models/')}"})
 
@@ -129,10 +141,16 @@ class Handler(BaseHTTPRequestHandler):
         upload = {"href": f"{self.hub.endpoint}/lfs/{asked['oid']}", "header": {}}
         return asked if asked["oid"] in self.hub.large else {**asked, "actions": {"upload": upload}}
 
-    def call(self, repository: Repository, name: str, verb: str | None, rest: str, body: bytes) -> None:
+    def call(
+        self, repository: Repository, name: str, verb: str | None, rest: str, body: bytes
+    ) -> None:
         if verb == "tag" and self.command == "DELETE":
             found = repository.tags.pop(rest, None)
-            return self.answer(200, {}) if found else self.answer(404, {}, {"X-Error-Code": "RevisionNotFound"})
+            return (
+                self.answer(200, {})
+                if found
+                else self.answer(404, {}, {"X-Error-Code": "RevisionNotFound"})
+            )
         if verb == "branch":
             repository.branches.setdefault(rest, repository.branches["main"])
             return self.answer(200, {})
@@ -143,10 +161,17 @@ class Handler(BaseHTTPRequestHandler):
             repository.tags[json.loads(body)["tag"]] = sha
             return self.answer(200, {})
         if verb == "tree":
-            return self.answer(200, [self.entry(path, content) for path, content in repository.commits[sha].items()])
+            return self.answer(
+                200,
+                [self.entry(path, content) for path, content in repository.commits[sha].items()],
+            )
         if verb == "preupload":
             modes = [
-                {"path": each["path"], "uploadMode": "lfs" if each["path"].endswith(LARGE) else "regular", "shouldIgnore": False}
+                {
+                    "path": each["path"],
+                    "uploadMode": "lfs" if each["path"].endswith(LARGE) else "regular",
+                    "shouldIgnore": False,
+                }
                 for each in json.loads(body)["files"]
             ]
             return self.answer(200, {"files": modes})
@@ -155,7 +180,17 @@ class Handler(BaseHTTPRequestHandler):
         card = repository.commits[sha].get("README.md", b"")
         data = yaml.safe_load(card.decode().split("---")[1]) if card.startswith(b"---") else None
         siblings = [{"rfilename": path} for path in repository.commits[sha]]
-        return self.answer(200, {"id": name, "sha": sha, "private": repository.private, "siblings": siblings, "cardData": data, "tags": []})
+        return self.answer(
+            200,
+            {
+                "id": name,
+                "sha": sha,
+                "private": repository.private,
+                "siblings": siblings,
+                "cardData": data,
+                "tags": [],
+            },
+        )
 
     def commit(self, repository: Repository, name: str, branch: str, body: bytes) -> None:
         files = dict(repository.files(branch))
@@ -168,12 +203,28 @@ class Handler(BaseHTTPRequestHandler):
             elif line["key"] == "deletedFile":
                 del files[value["path"]]
         sha = repository.commit(branch, files)
-        self.answer(200, {"commitUrl": f"{self.hub.endpoint}/{name}/commit/{sha}", "commitOid": sha, "success": True})
+        self.answer(
+            200,
+            {
+                "commitUrl": f"{self.hub.endpoint}/{name}/commit/{sha}",
+                "commitOid": sha,
+                "success": True,
+            },
+        )
 
     def entry(self, path: str, content: bytes) -> dict[str, Any]:
-        found: dict[str, Any] = {"type": "file", "path": path, "size": len(content), "oid": oid(content)}
+        found: dict[str, Any] = {
+            "type": "file",
+            "path": path,
+            "size": len(content),
+            "oid": oid(content),
+        }
         if path.endswith(LARGE):
-            found["lfs"] = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}
+            found["lfs"] = {
+                "oid": hashlib.sha256(content).hexdigest(),
+                "size": len(content),
+                "pointerSize": 134,
+            }
         return found
 
     def file(self, repository: Repository, revision: str, path: str) -> None:
@@ -187,7 +238,11 @@ class Handler(BaseHTTPRequestHandler):
     def answer(self, status: int, body: Any, headers: dict[str, str] | None = None) -> None:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         self.send_response(status)
-        for key, value in {"Content-Type": "application/json", "Content-Length": str(len(content)), **(headers or {})}.items():
+        for key, value in {
+            "Content-Type": "application/json",
+            "Content-Length": str(len(content)),
+            **(headers or {}),
+        }.items():
             self.send_header(key, value)
         self.end_headers()
         if self.command != "HEAD":

@@ -14,7 +14,18 @@ from pathlib import Path
 from tests.sources import PLUGIN_PACKAGES, ROOT, absolute_names, imported, modules, nodes
 
 PURE, MACHINE = "pure", "machine"
-IMPORTS = {"subprocess", "multiprocessing", "ray", "signal", "socket", "threading", "asyncio", "concurrent", "http", "urllib"}
+IMPORTS = {
+    "subprocess",
+    "multiprocessing",
+    "ray",
+    "signal",
+    "socket",
+    "threading",
+    "asyncio",
+    "concurrent",
+    "http",
+    "urllib",
+}
 NAMES = {"time.sleep", "os.kill", "os.killpg", "os.fork", "os.posix_spawn", "pytester", "Clock()"}
 """Attributes, arguments and calls."""
 SIMULATORS = {f"pytest.mark.{mark}" for mark in ("simulator", "realtime", "genesis")}
@@ -40,9 +51,18 @@ def processes_of_the_code() -> frozenset[str]:
     """Modules of the code that themselves import what starts processes or opens sockets."""
     found = set()
     for path in modules("rlinf_vla", "benchmarks", *PLUGIN_PACKAGES):
-        if {name.partition(".")[0] for name in imported(path)} & {"subprocess", "multiprocessing", "ray", "socket"}:
+        if {name.partition(".")[0] for name in imported(path)} & {
+            "subprocess",
+            "multiprocessing",
+            "ray",
+            "socket",
+        }:
             parts = path.relative_to(ROOT).with_suffix("").parts
-            found.add(".".join(parts if parts[0] == "rlinf_vla" else ("rlinf_vla", *parts)).removesuffix(".__init__"))
+            found.add(
+                ".".join(parts if parts[0] == "rlinf_vla" else ("rlinf_vla", *parts)).removesuffix(
+                    ".__init__"
+                )
+            )
     return frozenset(found - {REPORTS})
 
 
@@ -50,8 +70,14 @@ def helpers(path: Path) -> Iterator[Path]:
     """Files in ``tests`` that a file imports: as ``tests.name``, or by the bare name of a neighbour."""
     for name in named(path):
         parts = name.split(".")
-        places = [ROOT.joinpath(*parts), ROOT.joinpath(*parts[:-1])] if parts[0] == "tests" else [path.parent / parts[0]]
-        yield from (place.with_suffix(".py") for place in places if place.with_suffix(".py").is_file())
+        places = (
+            [ROOT.joinpath(*parts), ROOT.joinpath(*parts[:-1])]
+            if parts[0] == "tests"
+            else [path.parent / parts[0]]
+        )
+        yield from (
+            place.with_suffix(".py") for place in places if place.with_suffix(".py").is_file()
+        )
 
 
 @functools.cache
@@ -69,8 +95,14 @@ def signs(path: Path) -> frozenset[str]:
     tops = {name.partition(".")[0] for name in imported(path)}
     used = {ast.unparse(node) for node in nodes(path) if isinstance(node, ast.Attribute)}
     used |= {node.arg for node in nodes(path) if isinstance(node, ast.arg)}
-    used |= {f"{node.func.id}()" for node in nodes(path) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
-    return frozenset(tops & IMPORTS | used & (NAMES | MARKS) | named(path) & processes_of_the_code())
+    used |= {
+        f"{node.func.id}()"
+        for node in nodes(path)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
+    return frozenset(
+        tops & IMPORTS | used & (NAMES | MARKS) | named(path) & processes_of_the_code()
+    )
 
 
 @functools.cache

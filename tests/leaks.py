@@ -21,7 +21,11 @@ import pytest
 LASTING = {"cell", "wall_clock_off", "forked"}
 """Session fixtures that keep what they start until the end."""
 SET_BY_LIBRARIES = {
-    "OpenCV, when it is imported": ("LD_LIBRARY_PATH", "QT_QPA_FONTDIR", "QT_QPA_PLATFORM_PLUGIN_PATH"),
+    "OpenCV, when it is imported": (
+        "LD_LIBRARY_PATH",
+        "QT_QPA_FONTDIR",
+        "QT_QPA_PLATFORM_PLUGIN_PATH",
+    ),
     "Ray, when it is imported or started": ("PYTHONBREAKPOINT", "RAY_CLIENT_MODE"),
     "runtime/ray/cluster.py, before it imports Ray": ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"),
 }
@@ -39,10 +43,15 @@ ADDED = ("thread", "child process", "socket", "pipe", "temporary file")
 
 def state() -> State:
     found: State = {kind: {} for kind in ADDED}
-    found["thread"] = {thread: thread.name for thread in threading.enumerate() if thread.name != "tqdm_monitor"}  # one for all bars
+    found["thread"] = {
+        thread: thread.name for thread in threading.enumerate() if thread.name != "tqdm_monitor"
+    }  # one for all bars
     for children in Path("/proc/self/task").glob("*/children"):
         for pid in _text(children).split():
-            program = _text(Path("/proc", pid, "cmdline")).replace("\0", " ").strip() or "ended, but nobody waited for it"
+            program = (
+                _text(Path("/proc", pid, "cmdline")).replace("\0", " ").strip()
+                or "ended, but nobody waited for it"
+            )
             found["child process"][pid] = f"{pid} ({program[:100]})"
     for descriptor in Path("/proc/self/fd").iterdir():
         try:
@@ -53,13 +62,23 @@ def state() -> State:
             found[kind][target] = f"{target} (file descriptor {descriptor.name})"
     if "ray" in sys.modules:
         del found["socket"]  # its gRPC keeps some after a shutdown
-    found["temporary file"] = {path: str(path) for path in Path(tempfile.gettempdir()).iterdir() if not path.name.startswith(WARP)}
+    found["temporary file"] = {
+        path: str(path)
+        for path in Path(tempfile.gettempdir()).iterdir()
+        if not path.name.startswith(WARP)
+    }
     changing = {"PYTEST_CURRENT_TEST", *chain.from_iterable(SET_BY_LIBRARIES.values())}
-    found["environment variable"] = {pair: pair[0] for pair in os.environ.items() if pair[0] not in changing}
+    found["environment variable"] = {
+        pair: pair[0] for pair in os.environ.items() if pair[0] not in changing
+    }
     found["current directory"] = {Path.cwd(): str(Path.cwd())}
     # but for Ray's own copies of packages
-    found["sys.path"] = {tuple(each for each in sys.path if "/ray/" not in each): "order or entries"}
-    handlers = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    found["sys.path"] = {
+        tuple(each for each in sys.path if "/ray/" not in each): "order or entries"
+    }
+    handlers = {
+        each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
     found["signal handler"] = {(each, handler): each.name for each, handler in handlers.items()}
     if (torch := sys.modules.get("torch")) is not None:
         settings = {
@@ -110,7 +129,10 @@ def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     tmp_path_factory.getbasetemp()  # remains where pytest has it
     resource_tracker.ensure_running()  # a process that the standard library keeps from the first spawned child or shared memory on
     # The path is short because names of Unix sockets are limited to 107 bytes.
-    with tempfile.TemporaryDirectory(prefix="t", ignore_cleanup_errors=True) as folder, pytest.MonkeyPatch.context() as patch:
+    with (
+        tempfile.TemporaryDirectory(prefix="t", ignore_cleanup_errors=True) as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
         patch.setenv("TMPDIR", folder)
         patch.setattr(tempfile, "tempdir", None)
         # PyTorch would make such a folder, and set the variable, when something first imports its compiler; Ray keeps its logs.
@@ -122,7 +144,9 @@ def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 
 
 @pytest.fixture(autouse=True, scope="module")
-def nothing_is_left_behind(request: pytest.FixtureRequest, temporary_folder: None) -> Iterator[None]:
+def nothing_is_left_behind(
+    request: pytest.FixtureRequest, temporary_folder: None
+) -> Iterator[None]:
     """Fails at the end of a module that leaves something behind."""
     stash = request.config.stash
     stash[_BEFORE] = state()
@@ -132,7 +156,9 @@ def nothing_is_left_behind(request: pytest.FixtureRequest, temporary_folder: Non
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> Generator[None, Any, Any]:
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+) -> Generator[None, Any, Any]:
     """What a lasting fixture starts is no leak of the module that happens to be the first to ask for it."""
     if fixturedef.argname not in LASTING or fixturedef.scope != "session":
         return (yield)
@@ -140,6 +166,10 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.Fix
     try:
         return (yield)
     finally:
-        before = request.config.stash.get(_BEFORE, {})  # empty: it is started before the first module's check
+        before = request.config.stash.get(
+            _BEFORE, {}
+        )  # empty: it is started before the first module's check
         for kind, there in state().items():
-            before.setdefault(kind, {}).update({key: name for key, name in there.items() if key not in started.get(kind, {})})
+            before.setdefault(kind, {}).update(
+                {key: name for key, name in there.items() if key not in started.get(kind, {})}
+            )

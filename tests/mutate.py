@@ -35,7 +35,16 @@ LINKED = ("recipes", "assets", "docs", "README.md", "Makefile", "constraints.txt
 KILLED, SURVIVED, ELSEWHERE, LATE = 1, 0, 99, 98
 """Exit codes: pytest's; the copy was not what the tests imported; it took longer than LIMIT_S."""
 LIMIT_S = 300
-SLOW_TO_IMPORT = ["torch._dynamo", "pytest", "hypothesis.strategies", "hydra", "omegaconf", "pyarrow.parquet", "av", "safetensors.torch"]
+SLOW_TO_IMPORT = [
+    "torch._dynamo",
+    "pytest",
+    "hypothesis.strategies",
+    "hydra",
+    "omegaconf",
+    "pyarrow.parquet",
+    "av",
+    "safetensors.torch",
+]
 """Slow imports, done once instead of for every mutant. No module of the project is among them."""
 WANTED = 0.95
 
@@ -96,17 +105,25 @@ def run_tests(copy: Path, path: str | None, tests: Sequence[str], log: Path) -> 
     os.chdir(copy)
     sys.dont_write_bytecode = True
     os.environ |= {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
-    sys.path[:] = [str(copy), *(each for each in sys.path if Path(each).resolve() not in (ROOT, ROOT / "tests"))]
+    sys.path[:] = [
+        str(copy),
+        *(each for each in sys.path if Path(each).resolve() not in (ROOT, ROOT / "tests")),
+    ]
     import pytest
 
     marks = "" if all("::" in test for test in tests) else "not nightly"
     options = ["-x", "-q", "-n", "0", "-m", marks, "-p", "no:cacheprovider", "--timeout", "120"]
     options += ["--hypothesis-profile", "without shrinking"]
-    options += ["-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning"]  # what is preloaded
+    options += [
+        "-W",
+        "ignore:Module already imported:pytest.PytestAssertRewriteWarning",
+    ]  # what is preloaded
     code = int(pytest.main([*options, *tests]))
     name = "" if path is None else ".".join(Path(path).with_suffix("").parts)
     module = sys.modules.get(name if name.startswith("rlinf_vla") else f"rlinf_vla.{name}")
-    imported = path is None or (module is not None and Path(str(module.__file__)).resolve() == (copy / path).resolve())
+    imported = path is None or (
+        module is not None and Path(str(module.__file__)).resolve() == (copy / path).resolve()
+    )
     sys.stdout.flush()
     os._exit(code if imported else ELSEWHERE)
 
@@ -117,7 +134,10 @@ class Campaign:
     def __init__(self, workers: int, tests: Path = ROOT / "tests") -> None:
         self._workers, self._tests = workers, tests
         self._copies: Queue[Path] = Queue()
-        os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}  # as in conftest.py, which is too late for what is preloaded
+        os.environ |= {
+            "OMP_NUM_THREADS": "1",
+            "OMP_WAIT_POLICY": "passive",
+        }  # as in conftest.py, which is too late for what is preloaded
         self._processes = multiprocessing.get_context("forkserver")
         self._processes.set_forkserver_preload(SLOW_TO_IMPORT)
 
@@ -137,7 +157,9 @@ class Campaign:
         try:
             if mutant is not None and path is not None:
                 path.write_text(mutant.applied(copy))
-            process = self._processes.Process(target=run_tests, args=(copy, mutant and mutant.path, tests, log))
+            process = self._processes.Process(
+                target=run_tests, args=(copy, mutant and mutant.path, tests, log)
+            )
             process.start()
             process.join(LIMIT_S)
             if process.exitcode is None:
@@ -155,15 +177,24 @@ class Campaign:
         code, printed = self.run(mutant.tests, mutant)
         if code == LATE:  # it hangs, which counts as detected
             code = KILLED
-        said = {KILLED: "killed", SURVIVED: "SURVIVED", ELSEWHERE: "ERROR: the tests do not import this file"}
-        print(f"{said.get(code, f'ERROR {code}'):9} {time.monotonic() - started:5.1f} s  {mutant.path}: {mutant.what}", flush=True)
+        said = {
+            KILLED: "killed",
+            SURVIVED: "SURVIVED",
+            ELSEWHERE: "ERROR: the tests do not import this file",
+        }
+        print(
+            f"{said.get(code, f'ERROR {code}'):9} {time.monotonic() - started:5.1f} s  {mutant.path}: {mutant.what}",
+            flush=True,
+        )
         if code not in (KILLED, SURVIVED):
             print(printed[-3000:], flush=True)
         return code
 
 
 def page(mutants: Sequence[Mutant], codes: Sequence[int], seconds: float) -> str:
-    from rlinf_vla.telemetry.environment import fingerprint  # here: mutants are imported from a copy, by processes that read this file
+    from rlinf_vla.telemetry.environment import (
+        fingerprint,
+    )  # here: mutants are imported from a copy, by processes that read this file
 
     killed, total, machine = codes.count(KILLED), len(codes), fingerprint()
     lines = [
@@ -185,7 +216,11 @@ def page(mutants: Sequence[Mutant], codes: Sequence[int], seconds: float) -> str
         "|---|---|---|---|---|",
     ]
     for path in dict.fromkeys(each.path for each in mutants):
-        of_file = [(mutant, code) for mutant, code in zip(mutants, codes, strict=True) if mutant.path == path]
+        of_file = [
+            (mutant, code)
+            for mutant, code in zip(mutants, codes, strict=True)
+            if mutant.path == path
+        ]
         found = [sum(code == wanted for _, code in of_file) for wanted in (KILLED, SURVIVED)]
         before = sum(mutant.survived_before for mutant, _ in of_file)
         lines.append(f"| `{path}` | {len(of_file)} | {found[0]} | {found[1]} | {before} |")
@@ -194,25 +229,44 @@ def page(mutants: Sequence[Mutant], codes: Sequence[int], seconds: float) -> str
     lines += ["", "## Survived before", ""]
     lines += [f"* `{mutant.path}`: {mutant.what}" for mutant in mutants if mutant.survived_before]
     lines += ["", "## Survive now", ""]
-    alive = [f"* `{mutant.path}`: {mutant.what}" for mutant, code in zip(mutants, codes, strict=True) if code == SURVIVED]
+    alive = [
+        f"* `{mutant.path}`: {mutant.what}"
+        for mutant, code in zip(mutants, codes, strict=True)
+        if code == SURVIVED
+    ]
     return "\n".join([*lines, *(alive or ["None."])]) + "\n"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("some", nargs="*", help="only mutants whose path or description contains one of these")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "some", nargs="*", help="only mutants whose path or description contains one of these"
+    )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--page", type=Path, help="write the result there")
     arguments = parser.parse_args()
-    mutants = [each for each in listed() if not arguments.some or any(some in f"{each.path} {each.what}" for some in arguments.some)]
+    mutants = [
+        each
+        for each in listed()
+        if not arguments.some or any(some in f"{each.path} {each.what}" for some in arguments.some)
+    ]
     for mutant in mutants:
         mutant.applied(ROOT)
     started = time.monotonic()
-    with Campaign(arguments.workers).opened() as campaign, ThreadPoolExecutor(arguments.workers) as pool:
+    with (
+        Campaign(arguments.workers).opened() as campaign,
+        ThreadPoolExecutor(arguments.workers) as pool,
+    ):
         every = sorted({test for mutant in mutants for test in mutant.tests})
         named = [test for test in every if "::" in test]
         files = [test for test in every if test not in named]
-        parts = [tests[first :: arguments.workers] for tests in (named, files) for first in range(min(arguments.workers, len(tests)))]
+        parts = [
+            tests[first :: arguments.workers]
+            for tests in (named, files)
+            for first in range(min(arguments.workers, len(tests)))
+        ]
         for code, printed in pool.map(campaign.run, parts):
             if code:
                 print(f"the tests fail without any mutant:\n{printed[-3000:]}")

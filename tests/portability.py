@@ -19,7 +19,12 @@ from rlinf_vla.telemetry.environment import fingerprint
 FOLDERS = ("algorithms", "core", "evaluation", "models", "parity", "rollout", "runtime", "training")
 """Tests of computations; the others do not depend on PyTorch's rounding."""
 
-ATEN, MKL, ONEDNN, THREADS = "ATEN_CPU_CAPABILITY", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA", "OMP_NUM_THREADS"
+ATEN, MKL, ONEDNN, THREADS = (
+    "ATEN_CPU_CAPABILITY",
+    "MKL_CBWR",
+    "ONEDNN_MAX_CPU_ISA",
+    "OMP_NUM_THREADS",
+)
 
 
 def settings() -> list[dict[str, str]]:
@@ -30,12 +35,28 @@ def settings() -> list[dict[str, str]]:
     return [{THREADS: "1"} | limit for limit in ({}, *limits, oldest)] + [{THREADS: "2"}]
 
 
-def run(setting: Mapping[str, str], folder: Path) -> tuple[dict[str, int], dict[str, float], list[str]]:
+def run(
+    setting: Mapping[str, str], folder: Path
+) -> tuple[dict[str, int], dict[str, float], list[str]]:
     """Numbers of tests by outcome, the parity tests' ratios by quantity, and the names of the tests that failed."""
     report = folder / "report.xml"
     tests = [str(Path(__file__).parent / name) for name in FOLDERS]
-    command = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadfile", f"--junitxml={report}", "-p", "no:cacheprovider", *tests]
-    subprocess.run(command, env=os.environ | setting | {"PARITY_RATIOS": str(folder)}, stdout=sys.stderr)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-n",
+        "2",
+        "--dist",
+        "loadfile",
+        f"--junitxml={report}",
+        "-p",
+        "no:cacheprovider",
+        *tests,
+    ]
+    subprocess.run(
+        command, env=os.environ | setting | {"PARITY_RATIOS": str(folder)}, stdout=sys.stderr
+    )
     suite = ElementTree.parse(report).getroot()[0]
     counts = {name: int(suite.attrib[name]) for name in ("tests", "failures", "errors", "skipped")}
     failed = [
@@ -59,7 +80,9 @@ def main(page: Path) -> int:
         failures += len(failed)
         passed = counts["tests"] - counts["skipped"] - len(failed)
         said = " ".join(f"`{key}={value}`" for key, value in setting.items())
-        rows.append(f"| {said} | {passed} | {', '.join(failed) or 'none'} | {ratios[name]:.2f} ({name}) |")
+        rows.append(
+            f"| {said} | {passed} | {', '.join(failed) or 'none'} | {ratios[name]:.2f} ({name}) |"
+        )
     text = f"""# The numerical tests on other instruction sets
 
 `make portability`, {began}. {machine["cpu"]}, {machine["cores"]} cores, PyTorch {torch.__version__}

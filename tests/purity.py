@@ -18,7 +18,16 @@ from tests.sources import ROOT
 SHORT = {"git", "nvidia-smi", "uname", "ldconfig", "gcc", "cc", "ld", "objdump", "lscpu"}
 """Programs that a pure test may start: they answer at once, and no result depends on when."""
 
-REFUSED = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.kill", "os.killpg", "socket.bind", "socket.connect"}
+REFUSED = {
+    "subprocess.Popen",
+    "os.fork",
+    "os.forkpty",
+    "os.posix_spawn",
+    "os.kill",
+    "os.killpg",
+    "socket.bind",
+    "socket.connect",
+}
 """Audit events of Python that a pure test may not raise."""
 
 
@@ -63,7 +72,11 @@ class Lanes:
         if event not in REFUSED or not self._judges():
             return
         if event == "subprocess.Popen":
-            program = Path(os.fsdecode(arguments[1][0] if isinstance(arguments[1], list | tuple) else arguments[1])).name
+            program = Path(
+                os.fsdecode(
+                    arguments[1][0] if isinstance(arguments[1], list | tuple) else arguments[1]
+                )
+            ).name
             if program not in SHORT:
                 refuse(f"starts {program}")
         else:
@@ -77,4 +90,7 @@ class Lanes:
 
 
 def refuse(does: str) -> NoReturn:
-    pytest.fail(f"a test of the pure lane {does}: set pytestmark = pytest.mark.machine in its file (tests/lanes.py)", pytrace=True)
+    pytest.fail(
+        f"a test of the pure lane {does}: set pytestmark = pytest.mark.machine in its file (tests/lanes.py)",
+        pytrace=True,
+    )

@@ -83,11 +83,15 @@ class Record:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
-            self.found.failures.setdefault(report.nodeid, Failure(report.longreprtext, report.when == "teardown"))
+            self.found.failures.setdefault(
+                report.nodeid, Failure(report.longreprtext, report.when == "teardown")
+            )
             if (terminal := self._config.pluginmanager.get_plugin("terminalreporter")) is not None:
                 terminal.ensure_newline()
                 terminal.write_line(f"FAILED {report.nodeid}")
-        self.found.seconds[report.nodeid] = self.found.seconds.get(report.nodeid, 0.0) + report.duration
+        self.found.seconds[report.nodeid] = (
+            self.found.seconds.get(report.nodeid, 0.0) + report.duration
+        )
         if report.when == "teardown":
             self.found.cpu_s[report.nodeid] = dict(report.user_properties).get("cpu_s", 0.0)
 

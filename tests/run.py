@@ -52,8 +52,18 @@ class Part:
 def parts(everything: bool) -> list[Part]:
     """In the first, one worker runs the files that start several processes, the others all else (tests/purity.py)."""
     slow = "" if everything else "not slow and "
-    found = [Part("lanes", ("-n", str(WORKERS), "--dist", "loadfile"), f"{slow}not realtime and not nightly")]
-    return [*found, Part("realtime", ("-n", "0"), "realtime and not nightly", ("tests/robots",))] if everything else found
+    found = [
+        Part(
+            "lanes",
+            ("-n", str(WORKERS), "--dist", "loadfile"),
+            f"{slow}not realtime and not nightly",
+        )
+    ]
+    return (
+        [*found, Part("realtime", ("-n", "0"), "realtime and not nightly", ("tests/robots",))]
+        if everything
+        else found
+    )
 
 
 NIGHTLY = [Part("nightly", ("-n", "0"), "nightly")]
@@ -86,7 +96,17 @@ def pytest_once(part: Part, options: Sequence[str], tests: Sequence[str]) -> Ran
     with tempfile.TemporaryDirectory(prefix="tests-") as folder:
         record, listed = Path(folder, "record.json"), Path(folder, "names")
         listed.write_text("".join(f"{name}\n" for name in tests or part.tests))
-        command = [sys.executable, "-m", "pytest", *part.options, "-m", part.marks, f"--record={record}", *options, f"@{listed}"]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            *part.options,
+            "-m",
+            part.marks,
+            f"--record={record}",
+            *options,
+            f"@{listed}",
+        ]
         code = subprocess.run(command, cwd=ROOT).returncode
         found = Found.read(record) if record.exists() else Found()
     if code not in COMPLETE and not found.refused:
@@ -96,21 +116,35 @@ def pytest_once(part: Part, options: Sequence[str], tests: Sequence[str]) -> Ran
 
 def to_repeat(found: Found) -> list[str]:
     """The failed tests; of one that failed when it was taken down, its whole module."""
-    return list(dict.fromkeys(file_of(name) if failure.in_teardown else name for name, failure in found.failures.items()))
+    return list(
+        dict.fromkeys(
+            file_of(name) if failure.in_teardown else name
+            for name, failure in found.failures.items()
+        )
+    )
 
 
 def judge(first: Found, again: Found, listed: str) -> Verdict:
     """``again`` is the repetition, which may be empty; ``listed`` the text of tests/flaky.md."""
     verdict = Verdict(refused=[*first.refused, *again.refused])
     for name, failure in first.failures.items():
-        repeated = [each for each in again.cpu_s if each == name or (failure.in_teardown and file_of(each) == file_of(name))]
+        repeated = [
+            each
+            for each in again.cpu_s
+            if each == name or (failure.in_teardown and file_of(each) == file_of(name))
+        ]
         passed = repeated and not again.failures.keys() & {*repeated, name}
         (verdict.flaky if passed else verdict.failed).append(name)
     verdict.failed += [name for name in again.failures if name not in first.failures]
     known = [name for name in verdict.flaky if row(name) in listed]
-    verdict.refused += [f"{name} passed only when repeated, and is in {FLAKY.name} already: mend it first" for name in known]
+    verdict.refused += [
+        f"{name} passed only when repeated, and is in {FLAKY.name} already: mend it first"
+        for name in known
+    ]
     if len(verdict.flaky) > MOST_FLAKY:
-        verdict.refused.append(f"{len(verdict.flaky)} tests passed only when repeated: at most {MOST_FLAKY} may")
+        verdict.refused.append(
+            f"{len(verdict.flaky)} tests passed only when repeated: at most {MOST_FLAKY} may"
+        )
     return verdict
 
 
@@ -122,21 +156,40 @@ def row(name: str) -> str:
 def note(names: Sequence[str], path: Path) -> None:
     """Adds lines to the list."""
     text = path.read_text()
-    path.write_text(text + "".join(f"{row(name)} {date.today()} | not known yet |\n" for name in names if row(name) not in text))
+    path.write_text(
+        text
+        + "".join(
+            f"{row(name)} {date.today()} | not known yet |\n"
+            for name in names
+            if row(name) not in text
+        )
+    )
 
 
 def times(ran: Ran) -> list[str]:
     """A line for a part, and for its lanes if it has both. A lane's minutes are those of its tests one after the other."""
-    of_lanes = {name: [test for test in ran.found.cpu_s if lane(ROOT / file_of(test)) == name] for name in (PURE, MACHINE)}
+    of_lanes = {
+        name: [test for test in ran.found.cpu_s if lane(ROOT / file_of(test)) == name]
+        for name in (PURE, MACHINE)
+    }
     lines = [line(ran.part.name, ran.minutes, ran.found, list(ran.found.cpu_s))]
     if all(of_lanes.values()):
         for name, tests in of_lanes.items():
-            lines.append(line(f"  {name}", sum(ran.found.seconds[test] for test in tests) / 60, ran.found, tests))
+            lines.append(
+                line(
+                    f"  {name}",
+                    sum(ran.found.seconds[test] for test in tests) / 60,
+                    ran.found,
+                    tests,
+                )
+            )
     return lines
 
 
 def line(name: str, minutes: float, found: Found, tests: Sequence[str]) -> str:
-    return f"{name:10} {minutes:7.1f} {len(tests):7} {sum(found.cpu_s[test] for test in tests):12.0f}"
+    return (
+        f"{name:10} {minutes:7.1f} {len(tests):7} {sum(found.cpu_s[test] for test in tests):12.0f}"
+    )
 
 
 def table(ran: Sequence[Ran]) -> list[str]:
@@ -146,14 +199,19 @@ def table(ran: Sequence[Ran]) -> list[str]:
 def summary(ran: Sequence[Ran], verdict: Verdict, first: Found) -> list[str]:
     lines = ["", *table(ran), *dearest(first)]
     for name in verdict.flaky:
-        lines += [f"FLAKY {name} failed, and passed when repeated alone. The failure:", first.failures[name].text]
+        lines += [
+            f"FLAKY {name} failed, and passed when repeated alone. The failure:",
+            first.failures[name].text,
+        ]
     lines += [f"FAILED {name}" for name in verdict.failed]
     lines += [f"REFUSED {reason}" for reason in verdict.refused]
     lines.append("passed" if verdict.passed else "failed")
     return lines
 
 
-def run_parts(chosen: Sequence[Part], options: Sequence[str], tests: Sequence[str]) -> tuple[list[Ran], Verdict, Found]:
+def run_parts(
+    chosen: Sequence[Part], options: Sequence[str], tests: Sequence[str]
+) -> tuple[list[Ran], Verdict, Found]:
     ran: list[Ran] = []
     first = Found()
     for part in chosen:
@@ -196,26 +254,42 @@ def page(command: str, ran: Sequence[Ran], verdict: Verdict, first: Found) -> st
         folders.setdefault("/".join(Path(file_of(name)).parts[:-1]), []).append(name)
     for folder, tests in sorted(folders.items()):
         minutes = sum(first.seconds[name] for name in tests) / 60
-        lines.append(f"| `{folder}` | {len(tests)} | {minutes:.1f} | {sum(first.cpu_s[name] for name in tests):.0f} |")
+        lines.append(
+            f"| `{folder}` | {len(tests)} | {minutes:.1f} | {sum(first.cpu_s[name] for name in tests):.0f} |"
+        )
     lines += ["", "```", *dearest(first), "```"]
     return "\n".join([*lines, *(f"\n{reason}" for reason in verdict.refused)]) + "\n"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--all", action="store_true", help="slow and realtime tests too; no extra may be missing")
-    parser.add_argument("--nightly", action="store_true", help="only what takes too long for each change")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--all", action="store_true", help="slow and realtime tests too; no extra may be missing"
+    )
+    parser.add_argument(
+        "--nightly", action="store_true", help="only what takes too long for each change"
+    )
     parser.add_argument("--page", type=Path, help="write what was measured")
     parser.add_argument("tests", nargs="*", help="only these files")
     arguments = parser.parse_args()
     options = ["--all-extras"] if arguments.all or arguments.nightly else []
     options += ["--all-peers"] if arguments.nightly else []
     try:
-        ran, verdict, first = run_parts(NIGHTLY if arguments.nightly else parts(arguments.all), options, arguments.tests)
+        ran, verdict, first = run_parts(
+            NIGHTLY if arguments.nightly else parts(arguments.all), options, arguments.tests
+        )
     except KeyboardInterrupt:
         return 130
     if arguments.page:
-        command = "make test-nightly" if arguments.nightly else "make test-all" if arguments.all else "make test"
+        command = (
+            "make test-nightly"
+            if arguments.nightly
+            else "make test-all"
+            if arguments.all
+            else "make test"
+        )
         arguments.page.write_text(page(command, ran, verdict, first))
     return 0 if verdict.passed else 1
 

@@ -54,7 +54,12 @@ ALLOWED = {
 
 WITH_ALL_EXTRAS = {"make metaworld"}
 """Of these, the reasons not allowed with ``--all-extras``: `make test-all` prepares for them."""
-WITH_ALL_PEERS = {"make cluster-test", "make libero-reference", "make serve-clients", "make lerobot"}
+WITH_ALL_PEERS = {
+    "make cluster-test",
+    "make libero-reference",
+    "make serve-clients",
+    "make lerobot",
+}
 """Those that are not allowed with ``--all-peers`` either: `make test-nightly` prepares for them."""
 
 
@@ -87,7 +92,9 @@ class SkipCheck:
 
     def __init__(self, all_extras: bool, all_peers: bool, refused: list[str]) -> None:
         self.all_extras = all_extras
-        self.prepared = (WITH_ALL_EXTRAS if all_extras else set()) | (WITH_ALL_PEERS if all_peers else set())
+        self.prepared = (WITH_ALL_EXTRAS if all_extras else set()) | (
+            WITH_ALL_PEERS if all_peers else set()
+        )
         self.refused = refused
         """A line for each skip that is not allowed is added here."""
         self.reasons: dict[str, str] = {}
@@ -110,7 +117,11 @@ class SkipCheck:
         return any(part in reason for part in ALLOWED if part not in self.prepared)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        refused = [f"{name} is skipped: {reason}" for name, reason in self.reasons.items() if not self.allowed(reason)]
+        refused = [
+            f"{name} is skipped: {reason}"
+            for name, reason in self.reasons.items()
+            if not self.allowed(reason)
+        ]
         self.refused += refused
         if session.exitstatus == pytest.ExitCode.OK and refused:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -29,7 +29,9 @@ MAY_IMPORT = {
     "serving": BASE | {"algorithms", "runtime"} | PLAYING,
     "realworld": BASE | {"algorithms", "data", "evaluation", "runtime"} | PLAYING,
     "view": BASE | {"data", "evaluation", "runtime", "telemetry"},
-    "cli": BASE | {"algorithms", "data", "evaluation", "planner", "realworld", "runtime", "serving", "view"} | PLAYING,
+    "cli": BASE
+    | {"algorithms", "data", "evaluation", "planner", "realworld", "runtime", "serving", "view"}
+    | PLAYING,
     "testing": BASE | {"algorithms", "cli", "rollout", "telemetry"},
 }
 """cli -> {planner, realworld, serving, view} -> evaluation -> runtime -> {rollout, training, telemetry} -> {data} ->
@@ -72,7 +74,11 @@ def imported(path: Path) -> frozenset[str]:
             base = list(package[: len(package) - node.level + 1]) if node.level else []
             base += (node.module or "").split(".") if node.module else []
             if base == ["rlinf_vla"]:
-                found.update(f"rlinf_vla.{alias.name}" for alias in node.names if not alias.name.startswith("__"))
+                found.update(
+                    f"rlinf_vla.{alias.name}"
+                    for alias in node.names
+                    if not alias.name.startswith("__")
+                )
             else:
                 found.add(".".join(base))
     return frozenset(found)

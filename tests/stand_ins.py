@@ -27,7 +27,18 @@ from tools.tiny_checkpoints import unit_statistics, write_openvla, write_pi0, wr
 
 ACTION_DIM = 7
 STATISTICS, NORM_STATS, TOKENIZER = "dataset_statistics.json", "norm_stats.json", "tokenizer.json"
-OURS = ("chunk", "center_crop", "resize", "gripper", "bounds", "oft", "card", "action_horizon", "delta_mask", "pi05")
+OURS = (
+    "chunk",
+    "center_crop",
+    "resize",
+    "gripper",
+    "bounds",
+    "oft",
+    "card",
+    "action_horizon",
+    "delta_mask",
+    "pi05",
+)
 """Keys of config.json that only this package writes."""
 
 
@@ -64,7 +75,9 @@ def pi(kind: str, folder: str) -> StandIn:
     )
 
 
-def lerobot(kind: str, source: str, assumed: str = "its files, and quantiles among its statistics") -> StandIn:
+def lerobot(
+    kind: str, source: str, assumed: str = "its files, and quantiles among its statistics"
+) -> StandIn:
     return StandIn(kind, source=source, assumed=assumed)
 
 
@@ -73,18 +86,33 @@ OFT_EVALUATION = "openvla-oft: experiments/robot/libero/run_libero_eval.py (unno
 BASE_SOURCE = "RLinf a3816b59: examples/embodiment/config/maniskill_ppo_openvlaoft.yaml"
 TRAINED = "RLinf: docs/source-en/rst_source/examples/embodied/maniskill.rst"
 SUITES = ("spatial", "object", "goal", "10")
-OFT_MANISKILL = StandIn("openvla_oft", ("bridge_orig",), source=f"{BASE_SOURCE} (unnorm_key)", assumed="its files and datasets")
+OFT_MANISKILL = StandIn(
+    "openvla_oft",
+    ("bridge_orig",),
+    source=f"{BASE_SOURCE} (unnorm_key)",
+    assumed="its files and datasets",
+)
 STAND_INS = {
-    "openvla/openvla-7b": StandIn("openvla", ("bridge_orig", "fractal20220817_data"), source="its config.json"),
+    "openvla/openvla-7b": StandIn(
+        "openvla", ("bridge_orig", "fractal20220817_data"), source="its config.json"
+    ),
     **{
         f"openvla/openvla-7b-finetuned-libero-{suite}": StandIn(
-            "openvla", ("bridge_orig",), (f"libero_{suite}",), OPENVLA_EVALUATION, "that both files of statistics are there"
+            "openvla",
+            ("bridge_orig",),
+            (f"libero_{suite}",),
+            OPENVLA_EVALUATION,
+            "that both files of statistics are there",
         )
         for suite in SUITES
     },
     **{
         f"moojink/openvla-7b-oft-finetuned-libero-{suite}": StandIn(
-            "openvla_oft_l1", ("bridge_orig",), (f"libero_{suite}_no_noops",), OFT_EVALUATION, "the step in the names of its files"
+            "openvla_oft_l1",
+            ("bridge_orig",),
+            (f"libero_{suite}_no_noops",),
+            OFT_EVALUATION,
+            "the step in the names of its files",
         )
         for suite in SUITES
     },
@@ -102,15 +130,23 @@ STAND_INS = {
         source="RL4VLA 55f966d6: openvla/vla-scripts/finetune.py, merge script",
         assumed="that both files of statistics are there, and their datasets",
     ),
-    "gen-robot/openvla-7b-rlvla-rl": StandIn("openvla", ("bridge_orig",), ("warmup",), TRAINED, "as of the warm-up"),
+    "gen-robot/openvla-7b-rlvla-rl": StandIn(
+        "openvla", ("bridge_orig",), ("warmup",), TRAINED, "as of the warm-up"
+    ),
     **{
-        f"RLinf/RLinf-OpenVLA-{name}-ManiSkill3-25ood": StandIn("openvla", ("bridge_orig",), source=TRAINED, assumed="its files")
+        f"RLinf/RLinf-OpenVLA-{name}-ManiSkill3-25ood": StandIn(
+            "openvla", ("bridge_orig",), source=TRAINED, assumed="its files"
+        )
         for name in ("PPO", "GRPO")
     },
     "RLinf/RLinf-OpenVLAOFT-ManiSkill-Base-Main": OFT_MANISKILL,
-    **{f"RLinf/RLinf-OpenVLAOFT-{name}-ManiSkill3-25ood": OFT_MANISKILL for name in ("PPO", "GRPO")},
+    **{
+        f"RLinf/RLinf-OpenVLAOFT-{name}-ManiSkill3-25ood": OFT_MANISKILL for name in ("PPO", "GRPO")
+    },
     "RLinf/RLinf-OpenVLAOFT-ManiSkill-Base-Lora": StandIn(
-        "adapter", source=f"{BASE_SOURCE} (lora_path)", assumed="a PEFT directory, and the modules that it adapts"
+        "adapter",
+        source=f"{BASE_SOURCE} (lora_path)",
+        assumed="a PEFT directory, and the modules that it adapts",
     ),
     **{
         f"Haozhan72/Openvla-oft-SFT-{name}-{data}": libero_oft(f"{suite}_no_noops")
@@ -122,7 +158,9 @@ STAND_INS = {
     },
     "Haozhan72/openvla-oft-libero10-traj1-rl": libero_oft("libero_10_no_noops"),
     **{
-        f"RLinf/RLinf-OpenVLAOFT-GRPO-LIBERO-{name}": libero_oft(f"libero_{name.replace('long', '10')}_no_noops")
+        f"RLinf/RLinf-OpenVLAOFT-GRPO-LIBERO-{name}": libero_oft(
+            f"libero_{name.replace('long', '10')}_no_noops"
+        )
         for name in ("spatial", "object", "goal", "long", "90")
     },
     "RLinf/RLinf-OpenVLAOFT-LIBERO-90-Base-Lora": libero_oft("libero_90_no_noops_trajall"),
@@ -136,14 +174,25 @@ STAND_INS = {
         for name, kind in (("Pi0", "pi0"), ("Pi05", "pi05"))
         for stage in ("SFT", "RL-FlowSDE", "RL-FlowNoise")
     },
-    **{f"lerobot/{kind}_libero_finetuned": lerobot(f"lerobot_{kind}", "lerobot: docs/source/libero.mdx") for kind in ("pi0", "pi05")},
-    "lerobot/pi05-libero": lerobot("lerobot_pi05", "lerobot: docs/source/libero.mdx", "that there is such a repository"),
     **{
-        f"lerobot/{kind}_{name}": lerobot(f"lerobot_{kind}_base", "lerobot#1910", "that its processors hold no statistics")
+        f"lerobot/{kind}_libero_finetuned": lerobot(
+            f"lerobot_{kind}", "lerobot: docs/source/libero.mdx"
+        )
+        for kind in ("pi0", "pi05")
+    },
+    "lerobot/pi05-libero": lerobot(
+        "lerobot_pi05", "lerobot: docs/source/libero.mdx", "that there is such a repository"
+    ),
+    **{
+        f"lerobot/{kind}_{name}": lerobot(
+            f"lerobot_{kind}_base", "lerobot#1910", "that its processors hold no statistics"
+        )
         for kind in ("pi0", "pi05")
         for name in ("base", "libero", "libero_base")
     },
-    "google/paligemma-3b-pt-224": StandIn("tokenizer", source="openpi: src/openpi/models/tokenizer.py"),
+    "google/paligemma-3b-pt-224": StandIn(
+        "tokenizer", source="openpi: src/openpi/models/tokenizer.py"
+    ),
 }
 
 
@@ -158,7 +207,10 @@ def files(name: str) -> dict[str, bytes]:
         held[f"{folder}/{NORM_STATS}"] = statistics
     elif stand_in.kind.startswith("openvla"):
         (numbers,) = json.loads(statistics).values()
-        held["config.json"] = text(json.loads(held["config.json"]) | {"norm_stats": dict.fromkeys(stand_in.datasets, numbers)})
+        held["config.json"] = text(
+            json.loads(held["config.json"])
+            | {"norm_stats": dict.fromkeys(stand_in.datasets, numbers)}
+        )
         if stand_in.own:
             held[STATISTICS] = text(dict.fromkeys(stand_in.own, numbers))
     return held
@@ -170,9 +222,19 @@ def saved(kind: str) -> dict[str, bytes]:
     with TemporaryDirectory() as folder:
         bare, whole = Path(folder) / "bare", Path(folder) / "whole"
         WRITERS[kind](kind, bare, whole)
-        found = {path.relative_to(whole).as_posix(): path.read_bytes() for path in whole.rglob("*") if path.is_file()}
+        found = {
+            path.relative_to(whole).as_posix(): path.read_bytes()
+            for path in whole.rglob("*")
+            if path.is_file()
+        }
     if "config.json" in found:
-        found["config.json"] = text({key: value for key, value in json.loads(found["config.json"]).items() if key not in OURS})
+        found["config.json"] = text(
+            {
+                key: value
+                for key, value in json.loads(found["config.json"]).items()
+                if key not in OURS
+            }
+        )
     return found
 
 
@@ -186,7 +248,9 @@ def bare_openvla(kind: str, bare: Path) -> Any:
     write_openvla(bare, action_dim=ACTION_DIM)
     if kind == "openvla":
         return OpenVLAPolicy.load(bare, OpenVLAOptions(random_weights=True))
-    return OpenVLAOFTPolicy.load(bare, OpenVLAOFTOptions(random_weights=True, head="discrete", images=["base"], chunk=8))
+    return OpenVLAOFTPolicy.load(
+        bare, OpenVLAOFTOptions(random_weights=True, head="discrete", images=["base"], chunk=8)
+    )
 
 
 def adapter(kind: str, bare: Path, whole: Path) -> None:
@@ -198,7 +262,9 @@ def adapter(kind: str, bare: Path, whole: Path) -> None:
 def flow(kind: str, bare: Path, whole: Path) -> None:
     write_pi0(bare, action_dim=ACTION_DIM)
     config = json.loads((bare / "config.json").read_text())
-    (bare / "config.json").write_bytes(text(config | {"pi05": kind == "pi05", "action_horizon": 10}))
+    (bare / "config.json").write_bytes(
+        text(config | {"pi05": kind == "pi05", "action_horizon": 10})
+    )
     policy = Pi0Policy.load(bare, Pi0Options(random_weights=True))
     whole.mkdir()
     policy.save(whole)
@@ -208,17 +274,32 @@ def flow(kind: str, bare: Path, whole: Path) -> None:
 def regression(kind: str, bare: Path, whole: Path) -> None:
     """Two cameras; the head and the projector of the state are files of PyTorch, as openvla-oft saves them."""
     write_openvla(bare, action_dim=ACTION_DIM)
-    options = OpenVLAOFTOptions(random_weights=True, head="l1", proprio=True, images=["base", "wrist"], chunk=8)
+    options = OpenVLAOFTOptions(
+        random_weights=True, head="l1", proprio=True, images=["base", "wrist"], chunk=8
+    )
     policy = OpenVLAOFTPolicy.load(bare, options)
     whole.mkdir()
     policy.save(whole)
     (whole / "action_head.safetensors").unlink()
-    parts = {"action_head": policy.action_head, "proprio_projector": policy.backbone.proprio_projector}
+    parts = {
+        "action_head": policy.action_head,
+        "proprio_projector": policy.backbone.proprio_projector,
+    }
     weights = {name: value.read() for name, value in read_safetensors(whole / WEIGHTS).items()}
-    write_safetensors({name: value for name, value in weights.items() if not name.startswith("proprio_projector.")}, whole / WEIGHTS)
+    write_safetensors(
+        {
+            name: value
+            for name, value in weights.items()
+            if not name.startswith("proprio_projector.")
+        },
+        whole / WEIGHTS,
+    )
     for name, part in parts.items():
         assert part is not None
-        torch.save({f"module.{key}": value for key, value in part.state_dict().items()}, whole / f"{name}--150000_checkpoint.pt")
+        torch.save(
+            {f"module.{key}": value for key, value in part.state_dict().items()},
+            whole / f"{name}--150000_checkpoint.pt",
+        )
 
 
 def lerobot_flow(kind: str, bare: Path, whole: Path) -> None:
@@ -227,11 +308,27 @@ def lerobot_flow(kind: str, bare: Path, whole: Path) -> None:
     flow(name, bare, whole)
     (whole / NORM_STATS).unlink()
     config = json.loads((whole / "config.json").read_text())
-    modes = {"VISUAL": "IDENTITY", **dict.fromkeys(("STATE", "ACTION"), "QUANTILES" if name == "pi05" else "MEAN_STD")}
-    sizes = {"max_state_dim": 32, "max_action_dim": config.pop("action_dim"), "chunk_size": 50, "n_action_steps": 50}
-    (whole / "config.json").write_bytes(text(config | sizes | {"type": name, "normalization_mapping": modes}))
-    write_processors(whole, modes, {part: {} if base else numbers for part, numbers in unit_statistics(ACTION_DIM).items()})
-    weights = {f"model.{name}": value.read() for name, value in read_safetensors(whole / WEIGHTS).items()}
+    modes = {
+        "VISUAL": "IDENTITY",
+        **dict.fromkeys(("STATE", "ACTION"), "QUANTILES" if name == "pi05" else "MEAN_STD"),
+    }
+    sizes = {
+        "max_state_dim": 32,
+        "max_action_dim": config.pop("action_dim"),
+        "chunk_size": 50,
+        "n_action_steps": 50,
+    }
+    (whole / "config.json").write_bytes(
+        text(config | sizes | {"type": name, "normalization_mapping": modes})
+    )
+    write_processors(
+        whole,
+        modes,
+        {part: {} if base else numbers for part, numbers in unit_statistics(ACTION_DIM).items()},
+    )
+    weights = {
+        f"model.{name}": value.read() for name, value in read_safetensors(whole / WEIGHTS).items()
+    }
     write_safetensors(weights, whole / WEIGHTS)
 
 
@@ -275,7 +372,9 @@ def page() -> str:
     for name, stand_in in sorted(STAND_INS.items(), key=lambda item: item[0].lower()):
         held = ", ".join(f"`{path}`" for path in sorted(files(name)))
         datasets = ", ".join(stand_in.own or stand_in.datasets)
-        rows.append(f"| {name} | {held}{f'; {datasets}' if datasets else ''} | {stand_in.source} | {stand_in.assumed or '–'} |")
+        rows.append(
+            f"| {name} | {held}{f'; {datasets}' if datasets else ''} | {stand_in.source} | {stand_in.assumed or '–'} |"
+        )
     return HEAD + "\n".join(rows) + "\n"
 
 

@@ -18,15 +18,39 @@ def test_a_room_sees_what_it_may_import(room: str) -> None:
 @pytest.mark.parametrize(
     ("change", "seen", "unseen"),
     [
-        ("rlinf_vla/planner/simulate.py", "tests/planner/test_simulate.py", "tests/robots/test_pace.py"),
-        ("rlinf_vla/planner/simulate.py", "tests/cli/test_plan_command.py", "tests/algorithms/test_losses.py"),
-        ("rlinf_vla/serving/app.py", "tests/serving/test_protocols.py", "tests/planner/test_simulate.py"),
+        (
+            "rlinf_vla/planner/simulate.py",
+            "tests/planner/test_simulate.py",
+            "tests/robots/test_pace.py",
+        ),
+        (
+            "rlinf_vla/planner/simulate.py",
+            "tests/cli/test_plan_command.py",
+            "tests/algorithms/test_losses.py",
+        ),
+        (
+            "rlinf_vla/serving/app.py",
+            "tests/serving/test_protocols.py",
+            "tests/planner/test_simulate.py",
+        ),
         ("rlinf_vla/core/io.py", "tests/robots/test_pace.py", "tests/config/imagined.py"),
         ("models/pi0/policy.py", "tests/cli/test_presets.py", "tests/algorithms/test_losses.py"),
-        ("recipes/recipe/maniskill_ppo.yaml", "tests/test_recipes.py", "tests/algorithms/test_losses.py"),
-        ("tests/training/processes.py", "tests/training/test_sharding.py", "tests/training/test_lora.py"),
+        (
+            "recipes/recipe/maniskill_ppo.yaml",
+            "tests/test_recipes.py",
+            "tests/algorithms/test_losses.py",
+        ),
+        (
+            "tests/training/processes.py",
+            "tests/training/test_sharding.py",
+            "tests/training/test_lora.py",
+        ),
         ("tests/cli/conftest.py", "tests/cli/test_keys.py", "tests/planner/test_simulate.py"),
-        ("tests/parity/fixtures/some.npz", "tests/parity/test_pi0.py", "tests/planner/test_simulate.py"),
+        (
+            "tests/parity/fixtures/some.npz",
+            "tests/parity/test_pi0.py",
+            "tests/planner/test_simulate.py",
+        ),
         ("tools/prove_all.py", "tests/test_prove_all.py", "tests/planner/test_simulate.py"),
         ("docs/index.md", "tests/test_documentation.py", "tests/planner/test_simulate.py"),
     ],

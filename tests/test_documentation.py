@@ -47,15 +47,26 @@ def test_every_key_of_a_recipe_is_in_the_reference(configuration: ModuleType) ->
 
 
 def test_every_key_has_a_meaning(configuration: ModuleType) -> None:
-    assert [f"{key.choice} {key.path}" for keys in configuration.all_keys().values() for key in keys if not key.meaning] == []
+    assert [
+        f"{key.choice} {key.path}"
+        for keys in configuration.all_keys().values()
+        for key in keys
+        if not key.meaning
+    ] == []
 
 
 def test_a_page_of_the_reference(configuration: ModuleType) -> None:
     text = configuration.pages()["algorithm.md"]
     entry = text[text.index("{ #ppo.algorithm.gae_lambda }") :]
     entry = entry[: entry.index("###")]
-    assert "Value: a number from 0 to 1. Default: `0.95`." in entry and "Decay of generalised advantage estimation" in entry
-    assert "recipe=maniskill_grpo" not in text[text.index("#ppo.algorithm.epochs") : text.index("#sac.algorithm.name")], "it chooses GRPO"
+    assert (
+        "Value: a number from 0 to 1. Default: `0.95`." in entry
+        and "Decay of generalised advantage estimation" in entry
+    )
+    assert (
+        "recipe=maniskill_grpo"
+        not in text[text.index("#ppo.algorithm.epochs") : text.index("#sac.algorithm.name")]
+    ), "it chooses GRPO"
     cluster = configuration.pages()["cluster.md"]
     assert "[gpu](../../gpu.md)" in cluster and "Taken only from the command line" in cluster
 
@@ -103,9 +114,17 @@ def check(words: list[str]) -> None:
     overrides = [word for word in rest if re.match(r"[+~]*[\w./]+=", word)]
     for each in overrides:
         key = re.split(r"=", each)[0].lstrip("+~")
-        assert key in known() or any(key.startswith(f"{node}.") for node in known()) or verb.startswith("bench_"), f"{key} is no key"
+        assert (
+            key in known()
+            or any(key.startswith(f"{node}.") for node in known())
+            or verb.startswith("bench_")
+        ), f"{key} is no key"
     given = dict(each.split("=", 1) for each in overrides)
-    ours = re.fullmatch(r"[a-z0-9_]+", given.get("recipe", "")) and not {"...", "…", "--config-dir"} & {*rest}
+    ours = re.fullmatch(r"[a-z0-9_]+", given.get("recipe", "")) and not {
+        "...",
+        "…",
+        "--config-dir",
+    } & {*rest}
     chosen = all(re.fullmatch(r"[a-z0-9_]+", given.get(group, "none")) for group in compose.CHOICES)
     if not ours or not chosen or verb.startswith("bench_") or given["recipe"].startswith("my_"):
         return  # of a reader's own
@@ -115,7 +134,9 @@ def check(words: list[str]) -> None:
     except UserError as error:
         if "could not be converted" not in str(error):
             raise
-        recipes.read(compose.load("train", [each for each in only if not re.search(r"=[A-Z_]+$", each)]))  # a number's place, as LIMIT
+        recipes.read(
+            compose.load("train", [each for each in only if not re.search(r"=[A-Z_]+$", each)])
+        )  # a number's place, as LIMIT
 
 
 def test_a_wrong_command_is_found() -> None:
@@ -137,7 +158,11 @@ def test_commands_are_found_in_blocks() -> None:
     assert list(commands(text)) == [["train", "a=1", "b=2"]]
 
 
-@pytest.mark.parametrize("pages", [[ROOT / "README.md"], pytest.param(PAGES, marks=pytest.mark.slow)], ids=["README", "all"])
+@pytest.mark.parametrize(
+    "pages",
+    [[ROOT / "README.md"], pytest.param(PAGES, marks=pytest.mark.slow)],
+    ids=["README", "all"],
+)
 def test_every_command_of_a_page_is_accepted(pages: list[Path]) -> None:
     refused = []
     for page in pages:
@@ -180,7 +205,12 @@ def length(sentence: str) -> int:
 
 def test_sentences_are_counted() -> None:
     text = "# Not this one\nOne two `code of three`\n[four](no/words). Five.\n\n```\nnot this\n```\n| nor | this |\n\n- six 7\n- eight\n"
-    assert [(each, length(each)) for each in sentences(text)] == [("One two CODE four.", 4), ("Five.", 1), ("- six 7", 1), ("- eight", 1)]
+    assert [(each, length(each)) for each in sentences(text)] == [
+        ("One two CODE four.", 4),
+        ("Five.", 1),
+        ("- six 7", 1),
+        ("- eight", 1),
+    ]
 
 
 def faults(page: Path) -> Iterator[str]:
@@ -193,7 +223,9 @@ def faults(page: Path) -> Iterator[str]:
 
 
 def test_pages_are_readable() -> None:
-    assert [f"{page.relative_to(ROOT)}: {fault}" for page in WRITTEN for fault in faults(page)] == []
+    assert [
+        f"{page.relative_to(ROOT)}: {fault}" for page in WRITTEN for fault in faults(page)
+    ] == []
 
 
 def test_a_page_that_is_hard_to_read_is_detected(tmp_path: Path) -> None:
@@ -211,4 +243,6 @@ def test_a_page_that_is_hard_to_read_is_detected(tmp_path: Path) -> None:
 
 
 def test_a_page_has_at_most_250_lines() -> None:
-    assert [str(page.relative_to(ROOT)) for page in WRITTEN if len(page.read_text().splitlines()) > 250] == []
+    assert [
+        str(page.relative_to(ROOT)) for page in WRITTEN if len(page.read_text().splitlines()) > 250
+    ] == []

@@ -36,7 +36,9 @@ def test_this_file_is_pure() -> None:
         ("from rlinf_vla.realworld.clock import Clock\nClock()", lanes.MACHINE, False),
     ],
 )
-def test_a_lane_follows_from_the_source(code: str, lane: str, several: bool, tmp_path: Path) -> None:
+def test_a_lane_follows_from_the_source(
+    code: str, lane: str, several: bool, tmp_path: Path
+) -> None:
     path = tmp_path / "test_it.py"
     path.write_text(code)
     assert lanes.lane(path) == lane
@@ -70,12 +72,21 @@ def signal_itself() -> None:
 
 @pytest.mark.parametrize(
     ("act", "words"),
-    [(run_a_program, "starts sleep"), (sleep, "sleeps"), (listen, r"calls socket\.bind"), (signal_itself, r"calls os\.kill")],
+    [
+        (run_a_program, "starts sleep"),
+        (sleep, "sleeps"),
+        (listen, r"calls socket\.bind"),
+        (signal_itself, r"calls os\.kill"),
+    ],
 )
 def test_a_pure_test_that_depends_on_the_machine_fails(act: Callable[[], None], words: str) -> None:
-    with pytest.raises(pytest.fail.Exception, match=f"a test of the pure lane {words}: set pytestmark"):
+    with pytest.raises(
+        pytest.fail.Exception, match=f"a test of the pure lane {words}: set pytestmark"
+    ):
         act()
 
 
 def test_a_pure_test_may_ask_for_the_commit() -> None:
-    importlib.import_module("subprocess").run(["git", "--version"], check=True, timeout=60, capture_output=True)
+    importlib.import_module("subprocess").run(
+        ["git", "--version"], check=True, timeout=60, capture_output=True
+    )

@@ -112,7 +112,10 @@ def more_threads() -> Iterator[None]:
         (a_socket, "socket socket:["),
         (a_pipe, "pipe pipe:["),
         (a_temporary_file, "temporary file"),
-        (lambda: patched(lambda patch: patch.setenv("FORGOTTEN", "1")), "environment variable FORGOTTEN"),
+        (
+            lambda: patched(lambda patch: patch.setenv("FORGOTTEN", "1")),
+            "environment variable FORGOTTEN",
+        ),
         (lambda: patched(lambda patch: patch.delenv("TMPDIR")), "environment variable TMPDIR"),
         (lambda: patched(lambda patch: patch.chdir("/")), "current directory /"),
         (lambda: patched(lambda patch: patch.syspath_prepend("/forgotten")), "sys.path"),
@@ -176,8 +179,26 @@ def test_a_module_that_leaks_fails_by_name(tmp_path: Path) -> None:
     for name, text in MODULES.items():
         (tmp_path / f"{name}.py").write_text(text)
     # Without -rN the summary repeats the message, truncated unless CI is set.
-    options = ["-rN", "-p", "no:cacheprovider", "-p", "no:randomly", "-c", os.devnull, "--rootdir", ".", "--basetemp", "temporary"]
+    options = [
+        "-rN",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:randomly",
+        "-c",
+        os.devnull,
+        "--rootdir",
+        ".",
+        "--basetemp",
+        "temporary",
+    ]
     command = [sys.executable, "-m", "pytest", *options, "."]
-    said = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True).stdout
+    said = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    ).stdout
     assert "test_leaking.py leaves behind: environment variable FORGOTTEN\n" in said
     assert said.count(" leaves behind: environment") == 1 and "4 passed, 1 error" in said, said

@@ -31,7 +31,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copyfile(ROOT / name, copy / name)
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--skip-dependency-check"]
+    command = [
+        sys.executable,
+        "-m",
+        "build",
+        "--wheel",
+        "--no-isolation",
+        "--skip-dependency-check",
+    ]
     built = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=copy)
     assert built.returncode == 0, built.stdout + built.stderr
     (found,) = (copy / "dist").glob("*.whl")
@@ -47,24 +54,43 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def packaged(folder: str) -> set[str]:
-    return {str(path.relative_to(ROOT)) for path in (ROOT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    return {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
 
 
 def test_the_wheel_is_complete(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     for folder in SOURCES:
         wanted = packaged(folder)
-        missing = {name for name in wanted if (name if folder == "rlinf_vla" else f"rlinf_vla/{name}") not in names}
+        missing = {
+            name
+            for name in wanted
+            if (name if folder == "rlinf_vla" else f"rlinf_vla/{name}") not in names
+        }
         assert wanted and not missing
-    assert {"rlinf_vla/py.typed", "rlinf_vla/recipes/train.yaml", "rlinf_vla/assets/openvla_tiny/tokenizer.json"} <= names
+    assert {
+        "rlinf_vla/py.typed",
+        "rlinf_vla/recipes/train.yaml",
+        "rlinf_vla/assets/openvla_tiny/tokenizer.json",
+    } <= names
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
-    assert {name.split("/")[0].split("-")[0] for name in names} == {"rlinf_vla"}, "no generic name is installed in site-packages"
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"rlinf_vla"}, (
+        "no generic name is installed in site-packages"
+    )
 
 
 def run_installed(installed: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": str(installed)}
     return subprocess.run(
-        [sys.executable, "-m", "rlinf_vla.cli.main", *arguments], capture_output=True, text=True, timeout=200, cwd=cwd, env=environment
+        [sys.executable, "-m", "rlinf_vla.cli.main", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        cwd=cwd,
+        env=environment,
     )
 
 
@@ -72,7 +98,14 @@ def test_the_wheel_runs_from_an_empty_folder(installed: Path, tmp_path: Path) ->
     where = "import rlinf_vla, rlinf_vla.models.openvla; print(rlinf_vla.__file__, rlinf_vla.models.__file__)"
     environment = os.environ | {"PYTHONPATH": str(installed)}
     # the wheel's modules are imported, not those of an installed checkout
-    found = subprocess.run([sys.executable, "-c", where], capture_output=True, text=True, timeout=200, cwd=tmp_path, env=environment)
+    found = subprocess.run(
+        [sys.executable, "-c", where],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        cwd=tmp_path,
+        env=environment,
+    )
     assert found.stdout.count(str(installed)) == 2, found.stdout + found.stderr
     shown = run_installed(installed, "train", "recipe=maniskill_ppo", "--cfg", "job", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
@@ -82,14 +115,24 @@ def test_the_wheel_runs_from_an_empty_folder(installed: Path, tmp_path: Path) ->
 
 @pytest.mark.nightly
 @pytest.mark.timeout(1200)
-def test_written_packages_pass_their_tests_in_a_fresh_environment(wheel: Path, tmp_path: Path) -> None:
+def test_written_packages_pass_their_tests_in_a_fresh_environment(
+    wheel: Path, tmp_path: Path
+) -> None:
     """All five kinds, by the commands of their README. Third-party packages are those of this environment."""
     venv.create(tmp_path / "venv", with_pip=True)
     python = tmp_path / "venv" / "bin" / "python"
-    own = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path / "venv"), "platbase": str(tmp_path / "venv")}))
+    own = Path(
+        sysconfig.get_path(
+            "purelib", vars={"base": str(tmp_path / "venv"), "platbase": str(tmp_path / "venv")}
+        )
+    )
     # an editable checkout there is not on the path, because no .pth file is read in a folder that one names
     (own / "third_party.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH" and not name.startswith("PYTEST")}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name != "PYTHONPATH" and not name.startswith("PYTEST")
+    }
     environment |= {
         "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}",
         "VIRTUAL_ENV": str(tmp_path / "venv"),
@@ -97,19 +140,35 @@ def test_written_packages_pass_their_tests_in_a_fresh_environment(wheel: Path, t
     }
 
     def command(*words: str, cwd: Path = tmp_path) -> str:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=500, cwd=cwd, env=environment)
+        done = subprocess.run(
+            words, capture_output=True, text=True, timeout=500, cwd=cwd, env=environment
+        )
         assert done.returncode == 0, f"{words}\n{done.stdout}{done.stderr}"
         return done.stdout
 
-    pip = ("python", "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--no-build-isolation", "--disable-pip-version-check")
-    command("python", "-m", "pip", "uninstall", "-q", "-y", "setuptools")  # venv's own is too old, that of this environment is not
+    pip = (
+        "python",
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-deps",
+        "--no-index",
+        "--no-build-isolation",
+        "--disable-pip-version-check",
+    )
+    command(
+        "python", "-m", "pip", "uninstall", "-q", "-y", "setuptools"
+    )  # venv's own is too old, that of this environment is not
     command(*pip, str(wheel))
     where = command("python", "-c", "import rlinf_vla; print(rlinf_vla.__file__)")
     assert where.startswith(str(own)), "the wheel's modules are imported, not those of a checkout"
     for kind in ("model", "env", "reward", "robot", "algorithm"):
         package = tmp_path / f"own_{kind}"
         command("rlinf-vla", "new", kind, package.name)
-        install, test, train = (package / "README.md").read_text().split("```")[1].strip().split("\n")
+        install, test, train = (
+            (package / "README.md").read_text().split("```")[1].strip().split("\n")
+        )
         assert install == 'pip install -e ".[test]"'
         command(*pip, "-e", ".", cwd=package)
         assert re.search(r"\d+ passed", command(*test.split(), "-p", "no:randomly", cwd=package))
@@ -135,16 +194,23 @@ def test_torch_is_bounded() -> None:
     (request,) = [each for each in project["dependencies"] if re.match(r"torch\b", each)]
     assert request.endswith("<2.14")
     pinned = re.search(r"^torch==(2\.\d+)\.", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
-    assert pinned and float(pinned[1].removeprefix("2.")) < 14, "the version that CI installs is within the bound"
-    extras = project["optional-dependencies"].values()
-    assert not [each for each in chain(project["dependencies"], *extras) if re.match(r"(torchvision|timm)\b", each)], (
-        "both install a torchvision"
+    assert pinned and float(pinned[1].removeprefix("2.")) < 14, (
+        "the version that CI installs is within the bound"
     )
+    extras = project["optional-dependencies"].values()
+    assert not [
+        each
+        for each in chain(project["dependencies"], *extras)
+        if re.match(r"(torchvision|timm)\b", each)
+    ], "both install a torchvision"
 
 
 def test_the_entry_points_exist() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    targets = [*project["scripts"].values(), *(target for group in project["entry-points"].values() for target in group.values())]
+    targets = [
+        *project["scripts"].values(),
+        *(target for group in project["entry-points"].values() for target in group.values()),
+    ]
     for target in targets:
         EntryPoint("any", target, "any").load()
 
@@ -155,8 +221,18 @@ def test_other_extras_are_installed_into_an_existing_environment(tmp_path: Path)
 
     def would_do(extras: str) -> str:
         make = ["make", "--dry-run", "install", f"EXTRAS={extras}", "VENV=.venv", "FIND_LINKS="]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}  # these tests run under make, too
-        return subprocess.run(make, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True, timeout=60).stdout
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith("MAKE")
+        }  # these tests run under make, too
+        return subprocess.run(
+            make,
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        ).stdout
 
     (tmp_path / ".venv").mkdir()
     for extras in ("maniskill,ray,dev", "libero,dev"):
@@ -171,7 +247,9 @@ def test_the_dockerfile_names_existing_extras_and_all_system_libraries() -> None
     from rlinf_vla.envs.maniskill.vulkan import LIBRARIES
 
     text = (ROOT / "Dockerfile").read_text()
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     named = re.findall(r"^ARG EXTRAS=(.*)$", text, re.MULTILINE)
     assert len(named) == 2 and {*",".join(named).split(",")} <= {*extras}
     assert {*LIBRARIES} <= {*text.split()}

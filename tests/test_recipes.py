@@ -21,7 +21,10 @@ from rlinf_vla.telemetry.metrics import read_metrics
 from tests.cli.conftest import handlers_of_a_module  # noqa: F401
 from tests.skips import MODULES, python_with_metaworld, require
 
-pytestmark = [pytest.mark.simulator, pytest.mark.timeout(900)]  # on a busy machine a simulator takes minutes to start
+pytestmark = [
+    pytest.mark.simulator,
+    pytest.mark.timeout(900),
+]  # on a busy machine a simulator takes minutes to start
 
 EARLIER = {
     "genesis_ppo": ("genesis_sft", "runs/genesis_sft/half"),
@@ -34,20 +37,40 @@ GIVEN = {"maniskill_sft_putonplate25": ["model.checkpoint=asset://openvla_oft_ti
 """Keys of recipes that start from what another program writes."""
 
 COMMON = (
-    *("cluster=laptop", "cluster.update_threads=1", "iterations=1", "checkpoints.every=1", "evaluation.before_and_after=false"),
+    *(
+        "cluster=laptop",
+        "cluster.update_threads=1",
+        "iterations=1",
+        "checkpoints.every=1",
+        "evaluation.before_and_after=false",
+    ),
     *("env.num_envs=2", "env.episode_limit=4", "rollout.pipeline_depth=1", "rollout.batch_size=2"),
 )
-PUT_ON_PLATE = ("maniskill_grpo_putonplate", "maniskill_ppo_putonplate", "maniskill_sft_putonplate", "maniskill_sft_putonplate_reach")
+PUT_ON_PLATE = (
+    "maniskill_grpo_putonplate",
+    "maniskill_ppo_putonplate",
+    "maniskill_sft_putonplate",
+    "maniskill_sft_putonplate_reach",
+)
 OTHER_SIMULATORS = (*PUT_ON_PLATE, "maniskill_dsrl", "reward_classifier")
 """ManiSkill recipes that share a simulator with no recipe that is not slow."""
 PROGRESS = "env.reward=progress"
 """The same in all recipes with rewards, so that recipes of a task share a simulator."""
 SMALL = {
     "ppo": ("algorithm.horizon=4", "algorithm.epochs=1", "algorithm.minibatch_size=4"),
-    "grpo": ("algorithm.episodes=2", "algorithm.group_size=2", "algorithm.epochs=1", "algorithm.minibatch_size=4"),
+    "grpo": (
+        "algorithm.episodes=2",
+        "algorithm.group_size=2",
+        "algorithm.epochs=1",
+        "algorithm.minibatch_size=4",
+    ),
     "sac": ("algorithm.episodes=2", "algorithm.batch_size=4", "algorithm.updates_per_step=0.25"),
     "sft": ("algorithm.demonstrations.episodes=2", "algorithm.batch_size=4"),
-    "classifier": ("algorithm.demonstrations.episodes=10", "algorithm.batch_size=4", "env.episode_limit=30"),
+    "classifier": (
+        "algorithm.demonstrations.episodes=10",
+        "algorithm.batch_size=4",
+        "env.episode_limit=30",
+    ),
 }
 
 Run = Callable[[str], Path]
@@ -61,7 +84,9 @@ def kept_simulators() -> Iterator[None]:
         endings: list[Callable[[], None]] = []
         for plugin in plugins.envs().values():
 
-            def create(config: Any, groups: int, original: Callable[..., list[VectorEnv]] = plugin.create) -> list[VectorEnv]:
+            def create(
+                config: Any, groups: int, original: Callable[..., list[VectorEnv]] = plugin.create
+            ) -> list[VectorEnv]:
                 wanted = repr((config, groups))
                 if wanted not in started:
                     started[wanted] = original(config, groups)
@@ -89,13 +114,34 @@ def run(kept_simulators: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
                 once(EARLIER[name][0])
             found = recipes.read(compose.load("train", [f"recipe={name}", "cluster=laptop"]))
             algorithm = found.algorithm.name
-            few = ["algorithm.demonstrations=1"] if algorithm == "sac" and found.algorithm.demonstrations else []
+            few = (
+                ["algorithm.demonstrations=1"]
+                if algorithm == "sac" and found.algorithm.demonstrations
+                else []
+            )
             rewarded = [PROGRESS] if hasattr(found.env, "reward") else []
             few += ["env.processes=1"] if hasattr(found.env, "processes") else []
-            few += [f"env.python={python_with_metaworld() or 'null'}"] if found.env.name == "metaworld" else []
+            few += (
+                [f"env.python={python_with_metaworld() or 'null'}"]
+                if found.env.name == "metaworld"
+                else []
+            )
             few += GIVEN.get(name, [])
             run_dir = directories.get(name, f"runs/{name}/tiny")
-            assert cli.run(["train", f"recipe={name}", f"run_dir={run_dir}", *COMMON, *SMALL[algorithm], *few, *rewarded]) == 0
+            assert (
+                cli.run(
+                    [
+                        "train",
+                        f"recipe={name}",
+                        f"run_dir={run_dir}",
+                        *COMMON,
+                        *SMALL[algorithm],
+                        *few,
+                        *rewarded,
+                    ]
+                )
+                == 0
+            )
             done[name] = folder / run_dir
         return done[name]
 
@@ -114,18 +160,34 @@ def require_simulator(name: str) -> None:
         require(env)
     if env == "metaworld":
         python_with_metaworld()
-    lacking = [check for check in plugins.envs()[env].diagnose() if not check.ok and not check.detail.startswith("optional")]
+    lacking = [
+        check
+        for check in plugins.envs()[env].diagnose()
+        if not check.ok and not check.detail.startswith("optional")
+    ]
     assert not lacking, lacking
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in OTHER_SIMULATORS)) for name in HERE])
-def test_a_recipe_runs_an_iteration(run: Run, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in OTHER_SIMULATORS)) for name in HERE],
+)
+def test_a_recipe_runs_an_iteration(
+    run: Run, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     require_simulator(name)
-    if recipes.read(compose.load("train", [f"recipe={name}", "cluster=laptop"])).algorithm.name == "none":
+    if (
+        recipes.read(compose.load("train", [f"recipe={name}", "cluster=laptop"])).algorithm.name
+        == "none"
+    ):
         pytest.skip("an evaluation recipe")
     directory = run(name)
-    assert (directory / "checkpoints" / "step_000001" / "COMPLETE").exists() and (directory / "report.html").exists()
-    algorithm = recipes.read(compose.load("train", [f"recipe={name}", "cluster=laptop"])).algorithm.name
+    assert (directory / "checkpoints" / "step_000001" / "COMPLETE").exists() and (
+        directory / "report.html"
+    ).exists()
+    algorithm = recipes.read(
+        compose.load("train", [f"recipe={name}", "cluster=laptop"])
+    ).algorithm.name
     made = {"sft": "policy", "classifier": "classifier"}
     if algorithm in made:
         assert (directory / made[algorithm] / "manifest.json").exists()
@@ -134,12 +196,32 @@ def test_a_recipe_runs_an_iteration(run: Run, name: str, capsys: pytest.CaptureF
 
 
 @pytest.mark.slow
-def test_a_sweep_of_real_simulators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_of_real_simulators(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Its result is verified, too."""
     require_simulator("maniskill_eval")
     monkeypatch.chdir(tmp_path)
-    small = ("env.tasks=[PushCube]", "env.num_envs=2", "env.processes=1", "rollout.pipeline_depth=1", "rollout.batch_size=2")
-    assert cli.run(["eval", "recipe=maniskill_eval", "run_dir=out", "episodes=2", "evaluation.filmed=0", *small]) == 0
+    small = (
+        "env.tasks=[PushCube]",
+        "env.num_envs=2",
+        "env.processes=1",
+        "rollout.pipeline_depth=1",
+        "rollout.batch_size=2",
+    )
+    assert (
+        cli.run(
+            [
+                "eval",
+                "recipe=maniskill_eval",
+                "run_dir=out",
+                "episodes=2",
+                "evaluation.filmed=0",
+                *small,
+            ]
+        )
+        == 0
+    )
     document = json.loads((tmp_path / "out" / "result.json").read_text())
     assert [document["policies"][name]["n_success"] for name in ("expert", "random")] == [2, 0]
     assert document["suites"][0]["stack"].keys() >= {"sapien", "physics", "renderer"}

@@ -31,7 +31,10 @@ def test_skipped(): pass
 
 
 def failed(*names: str, in_teardown: bool = False) -> Found:
-    return Found(failures={name: Failure("why", in_teardown) for name in names}, cpu_s=dict.fromkeys(names, 0.0))
+    return Found(
+        failures={name: Failure("why", in_teardown) for name in names},
+        cpu_s=dict.fromkeys(names, 0.0),
+    )
 
 
 def passed(*names: str) -> Found:
@@ -40,7 +43,12 @@ def passed(*names: str) -> Found:
 
 def test_what_fails_once_is_flaky_and_what_fails_twice_has_failed() -> None:
     verdict = run.judge(failed("a::x", "a::y"), failed("a::y") + passed("a::x"), "")
-    assert (verdict.flaky, verdict.failed, verdict.refused, verdict.passed) == (["a::x"], ["a::y"], [], False)
+    assert (verdict.flaky, verdict.failed, verdict.refused, verdict.passed) == (
+        ["a::x"],
+        ["a::y"],
+        [],
+        False,
+    )
     assert run.judge(failed("a::x"), passed("a::x"), "").passed
 
 
@@ -68,7 +76,11 @@ def test_a_test_that_is_listed_already_fails_the_run(tmp_path: Path) -> None:
     run.note(["a::x[1|2]"], listed)
     run.note(["a::x[1|2]", "a::y"], listed)
     lines = listed.read_text().splitlines()
-    assert len(lines) == 2 and lines[0].startswith(r"| `a::x[1\|2]` | 20") and lines[0].endswith("| not known yet |")
+    assert (
+        len(lines) == 2
+        and lines[0].startswith(r"| `a::x[1\|2]` | 20")
+        and lines[0].endswith("| not known yet |")
+    )
     verdict = run.judge(failed("a::x[1|2]"), passed("a::x[1|2]"), listed.read_text())
     assert not verdict.passed and "mend it first" in verdict.refused[0]
 
@@ -80,7 +92,10 @@ def test_what_no_repetition_changes_fails_the_run() -> None:
 def test_the_dearest_are_named_if_one_is_above_the_budget() -> None:
     assert dearest(Found(cpu_s={"a": BUDGET_S})) == []
     lines = dearest(Found(cpu_s={"a": BUDGET_S, "b": 2 * BUDGET_S}))
-    assert lines[0].startswith("1 tests took more than 2 CPU-seconds") and lines[1].split() == ["4.0", "b"]
+    assert lines[0].startswith("1 tests took more than 2 CPU-seconds") and lines[1].split() == [
+        "4.0",
+        "b",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -100,12 +115,27 @@ def test_a_run(
     code: bool,
     words: list[str],
 ) -> None:
-    (tmp_path / "conftest.py").write_text("from tests.conftest import pytest_addoption, pytest_configure\n")
+    (tmp_path / "conftest.py").write_text(
+        "from tests.conftest import pytest_addoption, pytest_configure\n"
+    )
     (tmp_path / "test_it.py").write_text(FLAKY_ONCE.format(right=right, skips=skips))
     (tmp_path / "flaky.md").write_text("")
     monkeypatch.setattr(run, "ROOT", tmp_path)
     monkeypatch.setattr(run, "FLAKY", tmp_path / "flaky.md")
-    options = ("-n", "0", "-p", "no:cacheprovider", "-p", "no:randomly", "-c", os.devnull, "--rootdir", ".", "--basetemp", "temporary")
+    options = (
+        "-n",
+        "0",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:randomly",
+        "-c",
+        os.devnull,
+        "--rootdir",
+        ".",
+        "--basetemp",
+        "temporary",
+    )
     monkeypatch.setattr(run, "REPEATED", run.Part("repeated", options, ""))
     _, verdict, _ = run.run_parts([run.Part("all", options, "")], [], [])
     said = capfd.readouterr().out
@@ -115,14 +145,27 @@ def test_a_run(
 
 
 def test_the_page_has_a_row_for_each_folder() -> None:
-    seconds = {"tests/cli/test_cli.py::x": 60.0, "tests/cli/test_new.py::y": 120.0, "tests/test_run.py::z": 6.0}
-    found = Found(dict.fromkeys(seconds, 1.5), seconds, {"tests/test_run.py::z": Failure("why", False)})
-    text = run.page("make test", [run.Ran(run.NIGHTLY[0], 3.0, found)], run.Verdict(failed=["tests/test_run.py::z"]), found)
+    seconds = {
+        "tests/cli/test_cli.py::x": 60.0,
+        "tests/cli/test_new.py::y": 120.0,
+        "tests/test_run.py::z": 6.0,
+    }
+    found = Found(
+        dict.fromkeys(seconds, 1.5), seconds, {"tests/test_run.py::z": Failure("why", False)}
+    )
+    text = run.page(
+        "make test",
+        [run.Ran(run.NIGHTLY[0], 3.0, found)],
+        run.Verdict(failed=["tests/test_run.py::z"]),
+        found,
+    )
     assert "**2 of 3 tests passed at once, 0 when repeated, 1 failed.**" in text
     assert "| `tests/cli` | 2 | 3.0 | 3 |" in text and "| `tests` | 1 | 0.1 | 2 |" in text
 
 
 def test_a_run_that_cannot_begin_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "ROOT", tmp_path)
-    ran = run.pytest_once(run.Part("all", ("-n", "0", "-p", "no:cacheprovider"), ""), ["--no-such-option"], [])
+    ran = run.pytest_once(
+        run.Part("all", ("-n", "0", "-p", "no:cacheprovider"), ""), ["--no-such-option"], []
+    )
     assert ran.found.refused == ["all: pytest ended with exit code 4"], sys.executable

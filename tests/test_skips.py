@@ -69,7 +69,9 @@ def test_no_extra_may_be_missing_with_all_extras(run) -> None:  # type: ignore[n
 def test_any_other_skip_fails(run) -> None:  # type: ignore[no-untyped-def]
     found = run(own=True, all_extras=False)
     assert found.ret == pytest.ExitCode.TESTS_FAILED
-    found.stdout.fnmatch_lines(["1 skipped: I do not feel like it: NOT ALLOWED*", "1 skipped: has a GPU (*"])
+    found.stdout.fnmatch_lines(
+        ["1 skipped: I do not feel like it: NOT ALLOWED*", "1 skipped: has a GPU (*"]
+    )
 
 
 def test_what_ci_prepares_is_not_skipped_there() -> None:

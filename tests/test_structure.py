@@ -32,7 +32,11 @@ from tests.sources import (
 )
 from tools.sizes import statements
 
-ENGINE = [path for path in modules("rlinf_vla") if path.parent != ROOT / "rlinf_vla" or path.name != "__init__.py"]
+ENGINE = [
+    path
+    for path in modules("rlinf_vla")
+    if path.parent != ROOT / "rlinf_vla" or path.name != "__init__.py"
+]
 PLUGIN_MODULES = modules(*PLUGIN_PACKAGES)
 SHIPPED = modules("rlinf_vla", "benchmarks", *PLUGIN_PACKAGES, *DATA)
 READ = [*SHIPPED, *modules("tools")]
@@ -46,13 +50,19 @@ def offenders(paths: Iterable[Path], faults: Callable[[Path], Iterable[object]])
 def imports_of_files() -> dict[str, set[str]]:
     """Module name to the modules of the engine that it imports, wherever in the file."""
     names = {
-        ".".join(("rlinf_vla", *path.relative_to(ROOT / "rlinf_vla").with_suffix("").parts)).removesuffix(".__init__"): path
+        ".".join(
+            ("rlinf_vla", *path.relative_to(ROOT / "rlinf_vla").with_suffix("").parts)
+        ).removesuffix(".__init__"): path
         for path in ENGINE
     }
     found = {}
     for name, path in names.items():
         said = {*absolute_names(path), *imported(path)}
-        found[name] = {each for each in said if each in names and each != name and names[each].name != "__init__.py"}
+        found[name] = {
+            each
+            for each in said
+            if each in names and each != name and names[each].name != "__init__.py"
+        }
     return found
 
 
@@ -79,21 +89,38 @@ def test_a_plugin_imports_only_what_plugins_may() -> None:
     def faults(path: Path) -> Iterator[str]:
         yield from rooms(path) - FOR_PLUGINS - {path.relative_to(ROOT).parts[0]}
         siblings = tuple(f"rlinf_vla.{each}" for each in PLUGIN_PACKAGES)
-        yield from (f"{name}: siblings are imported relatively" for name in absolute_names(path) if name.startswith(siblings))
+        yield from (
+            f"{name}: siblings are imported relatively"
+            for name in absolute_names(path)
+            if name.startswith(siblings)
+        )
 
     assert offenders(PLUGIN_MODULES, faults) == []
 
 
 def test_only_testing_needs_pytest() -> None:
     def faults(path: Path) -> list[str]:
-        return [name for name in imported(path) if name.partition(".")[0] == "pytest" or name.startswith("rlinf_vla.testing")]
+        return [
+            name
+            for name in imported(path)
+            if name.partition(".")[0] == "pytest" or name.startswith("rlinf_vla.testing")
+        ]
 
-    assert offenders((path for path in SHIPPED if ROOT / "rlinf_vla" / "testing" not in path.parents), faults) == []
+    assert (
+        offenders(
+            (path for path in SHIPPED if ROOT / "rlinf_vla" / "testing" not in path.parents), faults
+        )
+        == []
+    )
 
 
 def test_models_and_simulators_do_not_know_each_other() -> None:
     def faults(path: Path) -> list[str]:
-        others = tuple(f"rlinf_vla.{package}" for package in PLUGIN_PACKAGES if package != path.relative_to(ROOT).parts[0])
+        others = tuple(
+            f"rlinf_vla.{package}"
+            for package in PLUGIN_PACKAGES
+            if package != path.relative_to(ROOT).parts[0]
+        )
         return [name for name in imported(path) if name.startswith(others)]
 
     assert offenders(PLUGIN_MODULES, faults) == []
@@ -102,7 +129,11 @@ def test_models_and_simulators_do_not_know_each_other() -> None:
 def prose(path: Path) -> Iterator[int]:
     """Numbers of the lines of docstrings and of comments that stand alone."""
     for node in nodes(path):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
             yield from range(node.lineno, (node.end_lineno or node.lineno) + 1)
     for token in tokenize.generate_tokens(io.StringIO(text(path)).readline):
         if token.type == tokenize.COMMENT and token.line.strip().startswith("#"):
@@ -112,7 +143,9 @@ def prose(path: Path) -> Iterator[int]:
 def test_prose_is_at_most_100_characters_wide() -> None:
     def faults(path: Path) -> list[str]:
         lines = text(path).split("\n")
-        return [f"line {number}" for number in sorted(set(prose(path))) if len(lines[number - 1]) > 100]
+        return [
+            f"line {number}" for number in sorted(set(prose(path))) if len(lines[number - 1]) > 100
+        ]
 
     assert offenders(READ, faults) == []
 
@@ -129,7 +162,9 @@ assert "jinja2" not in sys.modules, "only a report needs it"
 
 def test_the_main_job_imports_no_feature_and_no_other_plugin() -> None:
     """A budget of the modules that `rlinf-vla train recipe=maniskill_ppo` imports."""
-    said = subprocess.run([sys.executable, "-c", MAIN_JOB], capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        [sys.executable, "-c", MAIN_JOB], capture_output=True, text=True, check=True
+    ).stdout
     loaded = said.rpartition("LOADED ")[2].split()
     others = (
         "planner",
@@ -144,7 +179,9 @@ def test_the_main_job_imports_no_feature_and_no_other_plugin() -> None:
         "models.gr00t",
         "models.compact",
     )
-    assert [name for name in loaded if name.startswith(tuple(f"rlinf_vla.{each}" for each in others))] == []
+    assert [
+        name for name in loaded if name.startswith(tuple(f"rlinf_vla.{each}" for each in others))
+    ] == []
     assert len(loaded) <= 112
 
 
@@ -190,12 +227,24 @@ EXECUTES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "mar
 def test_no_code_executes_data() -> None:
     def faults(path: Path) -> Iterator[str]:
         yield from {name.split(".")[0] for name in imported(path)} & EXECUTES
-        yield from (f"line {node.lineno}: {ast.unparse(node)}" for node in nodes(path) if isinstance(node, ast.Call) and executes(node))
+        yield from (
+            f"line {node.lineno}: {ast.unparse(node)}"
+            for node in nodes(path)
+            if isinstance(node, ast.Call) and executes(node)
+        )
 
     assert offenders(SHIPPED, faults) == []
 
 
-WALL_CLOCK = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "date.today", "time.localtime", "time.gmtime"}
+WALL_CLOCK = {
+    "time.time",
+    "time.time_ns",
+    "datetime.now",
+    "datetime.utcnow",
+    "date.today",
+    "time.localtime",
+    "time.gmtime",
+}
 AT_THE_ROBOT = modules("robots", "rlinf_vla/realworld")
 JOURNAL = ROOT / "robots" / "runtime_folder.py"
 
@@ -219,7 +268,11 @@ def executes(node: ast.Call) -> bool:
         or given.get("shell", "False") != "False"
         or name in {"eval", "exec", "os.system", "os.popen", "yaml.load", "yaml.unsafe_load"}
         or (name == "torch.load" and given.get("weights_only") != "True")
-        or (name.startswith(("np.", "numpy.")) and name.endswith(".load") and given.get("allow_pickle", "False") != "False")
+        or (
+            name.startswith(("np.", "numpy."))
+            and name.endswith(".load")
+            and given.get("allow_pickle", "False") != "False"
+        )
     )
 
 
@@ -245,7 +298,12 @@ def test_a_call_that_executes_data_is_detected(code: str, refused: bool) -> None
 def test_one_module_builds_the_command_lines_of_python_processes() -> None:
     """They exclude the current directory from imports."""
     found = [
-        path for path in SHIPPED if any(isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.executable" for node in nodes(path))
+        path
+        for path in SHIPPED
+        if any(
+            isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.executable"
+            for node in nodes(path)
+        )
     ]
     assert found == [ROOT / "rlinf_vla" / "core" / "child_process.py"]
 
@@ -261,12 +319,16 @@ def test_the_listed_packages_are_the_folders() -> None:
     assert set(setuptools["packages"]) == folders and len(setuptools["packages"]) == len(folders)
     for package, folder in places.items():
         for module in (ROOT / folder).rglob("*.py"):
-            assert (module.parent / "__init__.py").exists(), f"{module} is in no package ({package})"
+            assert (module.parent / "__init__.py").exists(), (
+                f"{module} is in no package ({package})"
+            )
 
 
 def test_every_test_folder_is_a_room() -> None:
     """tests/ mirrors the tree."""
-    folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and any(path.glob("*.py"))}
+    folders = {
+        path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and any(path.glob("*.py"))
+    }
     rooms_of_code = {path.name for path in (ROOT / "rlinf_vla").iterdir() if path.is_dir()} | {
         *PLUGIN_PACKAGES,
         "parity",
@@ -287,7 +349,11 @@ def defined(path: Path) -> set[str]:
             found.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             found.add(node.id)
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) in ("self", "cls"):
+        elif (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.ctx, ast.Store)
+            and ast.unparse(node.value) in ("self", "cls")
+        ):
             found.add(node.attr)
     return set(filter(is_private, found))
 
@@ -299,7 +365,11 @@ def used(node: ast.AST) -> Iterator[str]:
     elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rlinf_vla"):
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("setattr"):
-        yield from (each.value.rpartition(".")[2] for each in node.args if isinstance(each, ast.Constant) and isinstance(each.value, str))
+        yield from (
+            each.value.rpartition(".")[2]
+            for each in node.args
+            if isinstance(each, ast.Constant) and isinstance(each.value, str)
+        )
 
 
 @functools.cache

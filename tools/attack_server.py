@@ -45,7 +45,14 @@ ATTACKERS, THREADS = 2, 4
 """Processes that attack, and threads of each."""
 LORISES, HALF_OPEN = 40, 20
 """Of each process: connections that drip a byte now and then, and websockets that nobody reads."""
-PATHS = ("/", "/v1/realtime/robot/openpi", "/v1/realtime/robot/openpi", "/v1/realtime/robot/openpi", "/vla-eval", "/openpi/policy")
+PATHS = (
+    "/",
+    "/v1/realtime/robot/openpi",
+    "/v1/realtime/robot/openpi",
+    "/v1/realtime/robot/openpi",
+    "/vla-eval",
+    "/openpi/policy",
+)
 
 
 def good_client(port: int, seconds: float) -> dict[str, Any]:
@@ -71,7 +78,13 @@ class Attacker:
 
     def __init__(self, port: int, number: int, count: int, rate: float, holds: bool) -> None:
         """``holds``: also keep slow and half-open connections."""
-        self.port, self.count, self.rate, self.draw, self.holds = port, count, rate, seeded(number), holds
+        self.port, self.count, self.rate, self.draw, self.holds = (
+            port,
+            count,
+            rate,
+            seeded(number),
+            holds,
+        )
         self.sent: Counter[str] = Counter()
         self.sockets: dict[str, Any] = {}
         self.held: list[Any] = []
@@ -93,7 +106,10 @@ class Attacker:
 
     def send_frame(self) -> None:
         """Send a bad message on an open websocket, or a new one, and wait for the refusal."""
-        path, kind = self.draw.choice(PATHS), self.draw.choice([*FRAMES, "text", "oversized", "unmasked", "left"])
+        path, kind = (
+            self.draw.choice(PATHS),
+            self.draw.choice([*FRAMES, "text", "oversized", "unmasked", "left"]),
+        )
         connection = self.sockets.pop(path, None) or upgraded(self.port, path)
         if kind == "text":
             data = frame(b"{}", first=0x81)
@@ -133,7 +149,9 @@ class Attacker:
         with suppress(OSError):
             if len(self.held) < LORISES + HALF_OPEN:
                 slow = self.draw.random() < LORISES / (LORISES + HALF_OPEN)
-                self.held.append(connected(self.port) if slow else upgraded(self.port, self.draw.choice(PATHS)))
+                self.held.append(
+                    connected(self.port) if slow else upgraded(self.port, self.draw.choice(PATHS))
+                )
                 self.sent["slow connections" if slow else "half-open websockets"] += 1
             elif self.draw.random() < 0.1:
                 self.held.pop(self.draw.randrange(len(self.held))).close()
@@ -144,13 +162,18 @@ class Attacker:
 def attack(port: int, number: int, count: int, rate: float) -> dict[str, int]:
     """Attack from several threads; return how often each kind was sent."""
     os.nice(15)
-    attackers = [Attacker(port, number * THREADS + i, count // THREADS, rate / THREADS, i == 0) for i in range(THREADS)]
+    attackers = [
+        Attacker(port, number * THREADS + i, count // THREADS, rate / THREADS, i == 0)
+        for i in range(THREADS)
+    ]
     with ThreadPoolExecutor(THREADS) as threads:
         return dict(sum(map(Counter, threads.map(Attacker.run, attackers)), Counter[str]()))
 
 
 def begun(*arguments: object) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, __file__, *map(str, arguments)], stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, __file__, *map(str, arguments)], stdout=subprocess.PIPE, text=True
+    )
 
 
 def result(program: subprocess.Popen[str]) -> Any:
@@ -159,11 +182,20 @@ def result(program: subprocess.Popen[str]) -> Any:
     return json.loads(out)
 
 
-def measure(attacks: int, pairs: int, seconds: float, rate: float, seed: int, say: Callable[[str], None] = print) -> dict[str, Any]:
+def measure(
+    attacks: int,
+    pairs: int,
+    seconds: float,
+    rate: float,
+    seed: int,
+    say: Callable[[str], None] = print,
+) -> dict[str, Any]:
     """Return latencies of quiet and attacked phases, what was sent, and the server's memory."""
     with tempfile.TemporaryFile("w+") as errors, ExitStack() as stack:
         command = [sys.executable, "-P", "-m", "rlinf_vla.cli.main", "serve", *SERVE]
-        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=tempfile.gettempdir())
+        server = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=tempfile.gettempdir()
+        )
         stack.callback(server.kill)
         assert server.stdout is not None
         port = int(re.search(r":(\d+) accepts", server.stdout.readline())[1])  # type: ignore[index]
@@ -173,9 +205,16 @@ def measure(attacks: int, pairs: int, seconds: float, rate: float, seed: int, sa
         good_client(port, 3)
         for pair in range(pairs):
             quiet = result(begun("--client", port, seconds))
-            began, share = time.perf_counter(), -(-attacks // (pairs * ATTACKERS * THREADS)) * THREADS
-            numbers = range(ATTACKERS * (pairs * seed + pair), ATTACKERS * (pairs * seed + pair + 1))
-            attackers = [begun("--attacker", port, number, share, rate / ATTACKERS) for number in numbers]
+            began, share = (
+                time.perf_counter(),
+                -(-attacks // (pairs * ATTACKERS * THREADS)) * THREADS,
+            )
+            numbers = range(
+                ATTACKERS * (pairs * seed + pair), ATTACKERS * (pairs * seed + pair + 1)
+            )
+            attackers = [
+                begun("--attacker", port, number, share, rate / ATTACKERS) for number in numbers
+            ]
             attacked: list[float] = []
             while any(each.poll() is None for each in attackers):
                 part = result(begun("--client", port, min(seconds, 10.0)))
@@ -189,7 +228,9 @@ def measure(attacks: int, pairs: int, seconds: float, rate: float, seed: int, sa
             found["attacked"].append(attacked)
             found["memory"].append(process.memory_info().rss)
             p99 = [f"{np.percentile(each, 99):.0f} ms" for each in (quiet["ms"], attacked)]
-            say(f"pair {pair + 1}: p99 quiet {p99[0]}, attacked {p99[1]}; memory {found['memory'][-1] >> 20} MiB")
+            say(
+                f"pair {pair + 1}: p99 quiet {p99[0]}, attacked {p99[1]}; memory {found['memory'][-1] >> 20} MiB"
+            )
         peak = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{server.pid}/status").read_text())
         server.send_signal(signal.SIGTERM)
         out, _ = server.communicate(timeout=60)
@@ -209,7 +250,9 @@ def page(found: dict[str, Any], command: str) -> str:
     rows, joined = [], {}
     for kind in ("quiet", "attacked"):
         joined[kind] = np.concatenate([np.asarray(each) for each in found[kind]])
-        cells = [f"{np.percentile(joined[kind], rank):.1f}" for rank in (50, 99)] + [f"{joined[kind].max():.1f}"]
+        cells = [f"{np.percentile(joined[kind], rank):.1f}" for rank in (50, 99)] + [
+            f"{joined[kind].max():.1f}"
+        ]
         rows.append(f"| {kind} | {len(joined[kind])} | {' | '.join(cells)} |")
     ratio = np.percentile(joined["attacked"], 99) / np.percentile(joined["quiet"], 99)
     memory = [each / (1 << 20) for each in found["memory"]]
@@ -266,7 +309,14 @@ def main() -> None:
         port, number, count, rate = given.attacker
         print(json.dumps(attack(int(port), int(number), int(count), float(rate))))
     else:
-        found = measure(given.attacks, given.pairs, given.seconds, given.rate, given.seed, lambda line: print(line, flush=True))
+        found = measure(
+            given.attacks,
+            given.pairs,
+            given.seconds,
+            given.rate,
+            given.seed,
+            lambda line: print(line, flush=True),
+        )
         text = page(found, f"make prove-serve SEED={given.seed}")
         print(text, found["errors"][-2000:])
         if given.page:

@@ -76,13 +76,19 @@ def main() -> None:
             began = time.perf_counter()
             held = ray.get(source.hold.remote(version))
             order = Order(held.address, 1, count + 1, version)
-            received = [worker.receive.remote(rank, order, held.layout, version) for rank, worker in enumerate(workers, 1)]
+            received = [
+                worker.receive.remote(rank, order, held.layout, version)
+                for rank, worker in enumerate(workers, 1)
+            ]
             source.send.remote(order)
             assert all(each.arrived for each in ray.get(received))
             ray.get([worker.load.remote(version) for worker in workers])
             by_broadcast.append(time.perf_counter() - began)
         seconds = [median(each[1:]) for each in (by_store, by_broadcast)]
-        print(f"{megabytes} MB to {count} workers: object store {seconds[0]:.3f} s, broadcast {seconds[1]:.3f} s", flush=True)
+        print(
+            f"{megabytes} MB to {count} workers: object store {seconds[0]:.3f} s, broadcast {seconds[1]:.3f} s",
+            flush=True,
+        )
         for actor in (source, *workers):
             ray.kill(actor)
 

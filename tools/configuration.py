@@ -62,14 +62,22 @@ def keys_of(schema: type, prefix: str = "", choice: str = "") -> Iterator[Key]:
     for each in fields(schema):
         path = f"{prefix}{each.name}"
         outside = dict(each.metadata) == OUTSIDE
-        inner = each.default_factory if isinstance(each.default_factory, type) and is_dataclass(each.default_factory) else None
+        inner = (
+            each.default_factory
+            if isinstance(each.default_factory, type) and is_dataclass(each.default_factory)
+            else None
+        )
         if inner:
             said = meaning(schema, each.name) or summary(inner)
             yield Key(path, "a node", "", said, choice, node=True)
             yield from keys_of(inner, f"{path}.", choice)
             continue
         chosen = each.name == "name" and choice != "" and "." not in path.removeprefix(prefix)
-        said = f"Set by `{prefix.partition('.')[0]}={choice}`, which chooses these keys." if chosen else meaning(schema, each.name)
+        said = (
+            f"Set by `{prefix.partition('.')[0]}={choice}`, which chooses these keys."
+            if chosen
+            else meaning(schema, each.name)
+        )
         yield Key(path, values(hints[each.name]), default(each), said, choice, outside=outside)
 
 
@@ -105,7 +113,12 @@ def default(each: Field[Any]) -> str:
 
 def shown(value: Any) -> str:
     """Return a value as it is written on the command line."""
-    text = yaml.safe_dump(value, default_flow_style=True, width=10**6).strip().removesuffix("...").strip()
+    text = (
+        yaml.safe_dump(value, default_flow_style=True, width=10**6)
+        .strip()
+        .removesuffix("...")
+        .strip()
+    )
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
@@ -113,13 +126,20 @@ def meaning(schema: type, name: str) -> str:
     """Return what the docstrings say of a field of ``schema`` or, if nothing, of a base class."""
     owners = [owner for owner in schema.__mro__ if is_dataclass(owner)]
     attributes = (documented(owner).get(name) for owner in owners)
-    return next((said for said in (*attributes, *(entries(owner).get(name) for owner in owners)) if said), "")
+    return next(
+        (said for said in (*attributes, *(entries(owner).get(name) for owner in owners)) if said),
+        "",
+    )
 
 
 def summary(schema: type) -> str:
     """Return the first sentence of a class's docstring, if it has one of its own."""
     text = inspect.cleandoc(schema.__dict__.get("__doc__") or "")
-    return "" if text.startswith(f"{schema.__name__}(") else " ".join(text.partition("\n\n")[0].split())
+    return (
+        ""
+        if text.startswith(f"{schema.__name__}(")
+        else " ".join(text.partition("\n\n")[0].split())
+    )
 
 
 @functools.cache
@@ -129,7 +149,11 @@ def documented(schema: type) -> dict[str, str]:
     found = {}
     for at, node in enumerate(body[:-1]):
         text = body[at + 1]
-        if isinstance(node, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+        if (
+            isinstance(node, ast.AnnAssign)
+            and isinstance(text, ast.Expr)
+            and isinstance(text.value, ast.Constant)
+        ):
             found[ast.unparse(node.target)] = tidy(inspect.cleandoc(str(text.value.value)))
     return found | {name: text for name, text in entries(schema).items() if name not in found}
 
@@ -138,14 +162,23 @@ def documented(schema: type) -> dict[str, str]:
 def entries(schema: type) -> dict[str, str]:
     """Return name -> text of the lines ``name: text`` in a class's docstring."""
     text = inspect.cleandoc(schema.__dict__.get("__doc__") or "")
-    return {name: tidy(found[2]) for found in ENTRY.finditer(text) for name in found[1].removesuffix(": ").split(", ")}
+    return {
+        name: tidy(found[2])
+        for found in ENTRY.finditer(text)
+        for name in found[1].removesuffix(": ").split(", ")
+    }
 
 
 def tidy(text: str) -> str:
     """Return Markdown: a line per paragraph, single back quotes, links to pages of ``docs/``."""
-    paragraphs = "\n\n".join(" ".join(part.split()) for part in text.replace("``", "`").split("\n\n"))
+    paragraphs = "\n\n".join(
+        " ".join(part.split()) for part in text.replace("``", "`").split("\n\n")
+    )
     parts = re.split(r"(`[^`]*`)", paragraphs)
-    plain = (re.sub(r"docs/([\w/]+)\.md", r"[\1](../../\1.md)", part.replace("<", "&lt;")) for part in parts[::2])
+    plain = (
+        re.sub(r"docs/([\w/]+)\.md", r"[\1](../../\1.md)", part.replace("<", "&lt;"))
+        for part in parts[::2]
+    )
     parts[::2] = [*plain]
     return "".join(parts)
 
@@ -155,7 +188,12 @@ def all_keys() -> dict[str, list[Key]]:
     pages: dict[str, list[Key]] = {"recipe": []}
     for key in keys_of(Recipe):
         top = key.path.partition(".")[0]
-        page = top if "." in key.path or (key.node and top in {each.path for each in keys_of(Recipe) if each.node}) else "recipe"
+        page = (
+            top
+            if "." in key.path
+            or (key.node and top in {each.path for each in keys_of(Recipe) if each.node})
+            else "recipe"
+        )
         pages.setdefault(page, []).append(key)
     for kind, node in NODES.items():
         for choice, schema in Configs(kind).items():
@@ -202,7 +240,10 @@ def choices(path: Path) -> Iterator[str]:
     for each in node.get("defaults", []):
         if isinstance(each, dict):
             yield from (f"{group.rpartition('/')[2]}={name}" for group, name in each.items())
-        elif (named := RECIPES / f"{each.strip('/') if each.startswith('/') else f'{folder}/{each}'}.yaml").exists():
+        elif (
+            named := RECIPES
+            / f"{each.strip('/') if each.startswith('/') else f'{folder}/{each}'}.yaml"
+        ).exists():
             yield from choices(named)
         else:  # a plug-in, whose settings the file changes
             yield f"{folder}={each}"
@@ -238,16 +279,27 @@ def page(title: str, keys: list[Key]) -> str:
         facts = [f"Value: {key.values}.", f"Default: {initial}."]
         if key.outside:
             facts.append("Taken only from the command line ([why](../../trust.md)).")
-        lines += [*([] if key.node else ["<small>" + " ".join(facts) + "</small>", ""]), key.meaning, ""]
-        if not key.node and (found := [each for each in setters().get(key.path, []) if applies(key, each[2])]):
-            lines += [f"Set by {', '.join(f'`{name}` (`{value}`)' for name, value, _ in found[:MOST])}{', ...' * (len(found) > MOST)}", ""]
+        lines += [
+            *([] if key.node else ["<small>" + " ".join(facts) + "</small>", ""]),
+            key.meaning,
+            "",
+        ]
+        if not key.node and (
+            found := [each for each in setters().get(key.path, []) if applies(key, each[2])]
+        ):
+            lines += [
+                f"Set by {', '.join(f'`{name}` (`{value}`)' for name, value, _ in found[:MOST])}{', ...' * (len(found) > MOST)}",
+                "",
+            ]
     return "\n".join(lines)
 
 
 @functools.cache
 def pages() -> dict[str, str]:
     """Return file name -> Markdown of each page."""
-    titles = {name: TITLES.get(name, f"`{name}.*`") for name in all_keys()} | {"recipe": "Top level"}
+    titles = {name: TITLES.get(name, f"`{name}.*`") for name in all_keys()} | {
+        "recipe": "Top level"
+    }
     found = {f"{name}.md": page(titles[name], keys) for name, keys in all_keys().items()}
     rows = [f"| [{name}]({name}.md) | {len(keys)} |" for name, keys in all_keys().items()]
     index = "# Configuration\n\nEvery key of a recipe, from the schemas of this version. "

@@ -39,7 +39,11 @@ NAMES = ("mean success", "difference of two methods", "interquartile mean", "per
 
 def rates(generator: np.random.Generator, spread: float, *shape: int) -> NDArray[np.float64]:
     """Return success rates ``[*shape, TASKS]``."""
-    logits = OFFSET + spread * generator.normal(size=(*shape, 1)) + 0.5 * generator.normal(size=(*shape, TASKS))
+    logits = (
+        OFFSET
+        + spread * generator.normal(size=(*shape, 1))
+        + 0.5 * generator.normal(size=(*shape, TASKS))
+    )
     return np.asarray(1 / (1 + np.exp(-logits)))
 
 
@@ -47,7 +51,11 @@ def outcomes(generator: np.random.Generator, spread: float, runs: int) -> Outcom
     won = generator.random((EPISODES, runs, TASKS)) < rates(generator, spread, runs)
     return Outcomes(
         [
-            [{"task": str(task), "seed": seed, "success": won[seed, run, task]} for task in range(TASKS) for seed in range(EPISODES)]
+            [
+                {"task": str(task), "seed": seed, "success": won[seed, run, task]}
+                for task in range(TASKS)
+                for seed in range(EPISODES)
+            ]
             for run in range(runs)
         ]
     )
@@ -71,7 +79,12 @@ def row(spread: float, runs: int, repeats: int) -> NDArray[np.float64]:
     scores = generator.binomial(EPISODES, many) / EPISODES
     above = performance_profile(scores, np.array([THRESHOLD]))[0]
     truth = np.array([many.mean(), 0.0, interquartile_mean(many), above])
-    found = np.array([intervals(outcomes(generator, spread, runs), outcomes(generator, spread, runs), seed) for seed in range(repeats)])
+    found = np.array(
+        [
+            intervals(outcomes(generator, spread, runs), outcomes(generator, spread, runs), seed)
+            for seed in range(repeats)
+        ]
+    )
     low, high = found[..., 0], found[..., 1]
     return np.stack([((low <= truth) & (truth <= high)).mean(0), (high - low).mean(0)], axis=-1)
 
@@ -87,7 +100,9 @@ def main() -> None:
     for number, name in enumerate(NAMES):
         for runs in RUNS:
             cells = (found[runs, spread][number] for spread in SPREADS)
-            print(f"| {name} | {runs} | {' | '.join(f'{100 * covers:.0f} %, ±{50 * width:.0f}' for covers, width in cells)} |")
+            print(
+                f"| {name} | {runs} | {' | '.join(f'{100 * covers:.0f} %, ±{50 * width:.0f}' for covers, width in cells)} |"
+            )
 
 
 if __name__ == "__main__":

@@ -43,13 +43,21 @@ SPLIT = {
 }
 FLOW = ("pi0", "pi0_delay")
 """Policies that can continue committed actions."""
-COMMON = ["control.max_observation_age_s=2", "control.max_misses=20", "evaluation.filmed=0", "robot.max_age_s=2", "robot.frozen_s=5"]
+COMMON = [
+    "control.max_observation_age_s=2",
+    "control.max_misses=20",
+    "evaluation.filmed=0",
+    "robot.max_age_s=2",
+    "robot.frozen_s=5",
+]
 
 
 @contextmanager
 def served(run: str) -> Iterator[int]:
     """Serve the policy of a run; yield the port."""
-    server = subprocess.Popen([*PROGRAM, "serve", f"run={run}", "serve.port=0"], stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen(
+        [*PROGRAM, "serve", f"run={run}", "serve.port=0"], stdout=subprocess.PIPE, text=True
+    )
     try:
         assert server.stdout is not None
         for line in server.stdout:
@@ -70,15 +78,36 @@ def link_of(text: str) -> Link:
     return Link(float(delay) / 1e3, float(jitter or 0) / 1e3, float(loss or 0) / 100)
 
 
-def play(directory: Path, run: str, port: int, link: str, arguments: argparse.Namespace, mode: str) -> None:
+def play(
+    directory: Path, run: str, port: int, link: str, arguments: argparse.Namespace, mode: str
+) -> None:
     if (directory / "report.html").exists():
         return
     with relay(port, link_of(link)) as relayed:
         node = "rollout.backbone" if mode.startswith("head") else "model.options"
-        policy = [f"run={run}", "rollout.split=head", "evaluation.modes=[greedy]"] if mode.startswith("head") else ["recipe=franka_remote"]
-        command = [*PROGRAM, "robot", "run", *policy, f"{node}.url=ws://127.0.0.1:{relayed}", f"{node}.timeout_s=10"]
-        command += [f"run_dir={directory}", f"episodes={arguments.episodes}", f"env.episode_limit={arguments.limit}", *COMMON]
-        command += [f"robot.task={arguments.task}", *(["evaluation.modes=[sampled]", "rollout.temperature=1"] * arguments.sampled)]
+        policy = (
+            [f"run={run}", "rollout.split=head", "evaluation.modes=[greedy]"]
+            if mode.startswith("head")
+            else ["recipe=franka_remote"]
+        )
+        command = [
+            *PROGRAM,
+            "robot",
+            "run",
+            *policy,
+            f"{node}.url=ws://127.0.0.1:{relayed}",
+            f"{node}.timeout_s=10",
+        ]
+        command += [
+            f"run_dir={directory}",
+            f"episodes={arguments.episodes}",
+            f"env.episode_limit={arguments.limit}",
+            *COMMON,
+        ]
+        command += [
+            f"robot.task={arguments.task}",
+            *(["evaluation.modes=[sampled]", "rollout.temperature=1"] * arguments.sampled),
+        ]
         subprocess.run([*command, *(MODES | SPLIT)[mode]], check=True)
 
 
@@ -100,21 +129,52 @@ def row(name: str, mode: str, link: str, directory: Path, within: int) -> str:
     steps, age = control["steps"], control["ages_ms"]["action"]["p50"]
     faults = sum(each["fault"] for each in episodes)
     rate = f"{100 * len(won) / len(episodes):.0f} % ({100 * low:.0f} to {100 * high:.0f})"
-    cells = [name, mode, link, rate, at_all, periods, f"{age:.0f}", str(steps["held"]), str(steps["skipped"]), str(faults)]
+    cells = [
+        name,
+        mode,
+        link,
+        rate,
+        at_all,
+        periods,
+        f"{age:.0f}",
+        str(steps["held"]),
+        str(steps["skipped"]),
+        str(faults),
+    ]
     return f"| {' | '.join(cells)} |"
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path)
     parser.add_argument("policies", nargs="+", metavar="NAME=RUN")
-    parser.add_argument("--links", nargs="+", default=["0", "100", "200", "300", "200+50", "200/5"], metavar="DELAY[+JITTER][/LOSS]")
+    parser.add_argument(
+        "--links",
+        nargs="+",
+        default=["0", "100", "200", "300", "200+50", "200/5"],
+        metavar="DELAY[+JITTER][/LOSS]",
+    )
     parser.add_argument("--episodes", type=int, default=20)
     parser.add_argument("--limit", type=int, default=60, help="control periods per episode")
-    parser.add_argument("--within", type=int, default=30, help="control periods within which success counts in the table")
-    parser.add_argument("--task", default="TouchCube", help="task of the simulated cell, as in the policies' demonstrations")
+    parser.add_argument(
+        "--within",
+        type=int,
+        default=30,
+        help="control periods within which success counts in the table",
+    )
+    parser.add_argument(
+        "--task",
+        default="TouchCube",
+        help="task of the simulated cell, as in the policies' demonstrations",
+    )
     parser.add_argument("--sampled", action="store_true", help="draw noise at temperature 1")
-    parser.add_argument("--split", action="store_true", help="compare the whole policy on the server with its head at the arm")
+    parser.add_argument(
+        "--split",
+        action="store_true",
+        help="compare the whole policy on the server with its head at the arm",
+    )
     arguments = parser.parse_args(words)
     for link in arguments.links:
         try:
@@ -129,12 +189,22 @@ def main(words: Sequence[str] | None = None) -> None:
                 for mode in SPLIT if arguments.split else MODES:
                     if mode == "real-time chunking" and name not in FLOW:
                         continue
-                    directory = arguments.out / f"{name}_{mode.replace(',', '').replace(' ', '_')}_{link.replace('/', '_lost_')}"
+                    directory = (
+                        arguments.out
+                        / f"{name}_{mode.replace(',', '').replace(' ', '_')}_{link.replace('/', '_lost_')}"
+                    )
                     play(directory, run, port, link, arguments, mode)
                     found[name, mode, link] = directory
                     lines.append(row(name, mode, link, directory, arguments.within))
                     print(lines[-1], flush=True)
-    heads = ["policy", "mode", "delay ms + jitter ms / loss %", "success in time", "at all", "periods to success"]
+    heads = [
+        "policy",
+        "mode",
+        "delay ms + jitter ms / loss %",
+        "success in time",
+        "at all",
+        "periods to success",
+    ]
     heads.append("age of an action's observation, ms (median)")
     print(f"\n| {' | '.join([*heads, 'held', 'skipped', 'faults'])} |")
     print("|---" * 10 + "|")
@@ -144,12 +214,20 @@ def main(words: Sequence[str] | None = None) -> None:
         if name.endswith("_delay"):
             others |= {(name.removesuffix("_delay"), each, link) for each in (mode, "asynchronous")}
         for other in sorted(others & set(found)):
-            print(f"{name}, {link}, {mode} - {other[0]}, {other[1]}: {compared(found[other], directory, arguments.within)}")
+            print(
+                f"{name}, {link}, {mode} - {other[0]}, {other[1]}: {compared(found[other], directory, arguments.within)}"
+            )
 
 
 def compared(before: Path, after: Path, within: int) -> str:
     """Return the paired difference of success within ``within`` control periods."""
-    pair = [[each | {"success": each["success"] and each["steps"] <= within} for each in episodes_of(path)] for path in (before, after)]
+    pair = [
+        [
+            each | {"success": each["success"] and each["steps"] <= within}
+            for each in episodes_of(path)
+        ]
+        for path in (before, after)
+    ]
     difference = paired_episodes(*pair)
     low, high = difference["pc_difference_ci95"]
     return f"{difference['pc_difference']:+.0f} points ({low:+.0f} to {high:+.0f}), p = {difference['p_value']:.3f}"

@@ -15,15 +15,29 @@ from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.runtime import builders, recipes
 
-PI0 = ("model.options.images=[base,wrist]", "model.options.frozen_vlm=false", "model.options.denoise_steps=10")
+PI0 = (
+    "model.options.images=[base,wrist]",
+    "model.options.frozen_vlm=false",
+    "model.options.denoise_steps=10",
+)
 MODELS = {
     "openvla": ("model=openvla", "model.options.prompt_length=32"),
-    "oft": ("model=openvla_oft", "model.options.chunk=8", "model.options.images=[base,wrist]", "model.options.prompt_length=32"),
+    "oft": (
+        "model=openvla_oft",
+        "model.options.chunk=8",
+        "model.options.images=[base,wrist]",
+        "model.options.prompt_length=32",
+    ),
     "pi0": ("model=pi0", *PI0, "model.options.prompt_length=48"),
     "pi05": ("model=pi0", *PI0, "model.options.prompt_length=200"),
 }
 OFFICIAL = {"openvla": "openvla_7b", "oft": "openvla_7b", "pi0": "pi0_3b", "pi05": "pi05_3b"}
-TINY = {"openvla": "openvla_tiny", "oft": "openvla_oft_tiny_pushcube", "pi0": "pi0_tiny", "pi05": "pi0_tiny"}
+TINY = {
+    "openvla": "openvla_tiny",
+    "oft": "openvla_oft_tiny_pushcube",
+    "pi0": "pi0_tiny",
+    "pi05": "pi0_tiny",
+}
 
 
 def said(value: float, unit: str, goal: float | None = None, least: bool = True) -> tuple[str, str]:
@@ -40,10 +54,19 @@ class Kit:
 
     def __init__(self, device: str, size: str, seconds: float, file: Path, folder: Path) -> None:
         """``seconds``: of one measurement of latencies. ``folder``: for files of this part."""
-        self.device, self.tiny, self.seconds, self.file, self.folder = torch.device(device), size == "tiny", seconds, file, folder
+        self.device, self.tiny, self.seconds, self.file, self.folder = (
+            torch.device(device),
+            size == "tiny",
+            seconds,
+            file,
+            folder,
+        )
         name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
         self.rows: list[Sequence[str]] = []
-        self.document = json.loads(file.read_text()) | {"machine": f"{name}, torch {torch.__version__}", "rows": self.rows}
+        self.document = json.loads(file.read_text()) | {
+            "machine": f"{name}, torch {torch.__version__}",
+            "rows": self.rows,
+        }
 
     def add(self, what: str, measured: str, goal: str = "") -> None:
         self.rows.append((what, measured, goal))
@@ -63,11 +86,24 @@ class Kit:
                     (directory / "config.json").write_text(json.dumps(config | {"pi05": True}))
         else:
             directory = ROOT / "assets" / OFFICIAL[model]
-        size = ["cluster=laptop", f"cluster.device={self.device.type}", "cluster.micro_batch_size=1"]
-        network = [f"model.checkpoint={directory}", "model.options.random_weights=true", *MODELS[model]]
+        size = [
+            "cluster=laptop",
+            f"cluster.device={self.device.type}",
+            "cluster.micro_batch_size=1",
+        ]
+        network = [
+            f"model.checkpoint={directory}",
+            "model.options.random_weights=true",
+            *MODELS[model],
+        ]
         dtype = "float32" if self.tiny else "bfloat16"
         network += ["model.options.denoise_steps=2"] if self.tiny and "pi" in model else []
-        return recipes.read(compose.load("train", ["recipe=maniskill_ppo", *network, *size, f"model.options.dtype={dtype}", *keys]))
+        return recipes.read(
+            compose.load(
+                "train",
+                ["recipe=maniskill_ppo", *network, *size, f"model.options.dtype={dtype}", *keys],
+            )
+        )
 
     def policy(self, recipe: Recipe) -> Policy:
         """Build the policy; large networks on the GPU, where random numbers take no minutes."""
@@ -77,4 +113,8 @@ class Kit:
 
     @property
     def peak(self) -> str:
-        return f"; peak {torch.cuda.max_memory_allocated() / 1e9:.1f} GB" if self.device.type == "cuda" else ""
+        return (
+            f"; peak {torch.cuda.max_memory_allocated() / 1e9:.1f} GB"
+            if self.device.type == "cuda"
+            else ""
+        )

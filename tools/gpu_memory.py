@@ -24,7 +24,9 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "gpu.md"
 
 
-OPENVLA, PI0, PI05 = (f"model.checkpoint=asset://{name}" for name in ("openvla_7b", "pi0_3b", "pi05_3b"))
+OPENVLA, PI0, PI05 = (
+    f"model.checkpoint=asset://{name}" for name in ("openvla_7b", "pi0_3b", "pi05_3b")
+)
 LORA, FULL = "model.lora.rank=32", "model.lora.rank=0"
 OPENVLA_PPO = (OPENVLA, "recipe=maniskill_ppo_putonplate", "model=openvla")
 OFT = (OPENVLA, "recipe=libero_grpo", "model.options.chunk=8")
@@ -44,13 +46,24 @@ PRESETS = {
     "rl4vla": OPENVLA_PPO,
     "rlinf_ppo_openvla": OPENVLA_PPO,
     "rlinf_grpo_openvla": (*GRPO, OPENVLA, "model=openvla"),
-    "rlinf_ppo_openvla_oft": (OPENVLA, "recipe=maniskill_ppo_putonplate", "model=openvla_oft", "model.options.chunk=8"),
+    "rlinf_ppo_openvla_oft": (
+        OPENVLA,
+        "recipe=maniskill_ppo_putonplate",
+        "model=openvla_oft",
+        "model.options.chunk=8",
+    ),
     "rlinf_grpo_openvla_oft": (*GRPO, OPENVLA, "model=openvla_oft", "model.options.chunk=8"),
     "rlinf_libero_grpo_openvla_oft": OFT,
     "simplevla_rl": OFT,
     "pirl_flow_sde": ("recipe=libero_ppo_pi0", PI0),
     "pirl_flow_sde_pi05": ("recipe=libero_ppo_pi0", PI05),
-    "pirl_grpo": ("recipe=libero_grpo", "model=pi0", PI0, "env.cameras=[base,wrist]", "model.options.images=[base,wrist]"),
+    "pirl_grpo": (
+        "recipe=libero_grpo",
+        "model=pi0",
+        PI0,
+        "env.cameras=[base,wrist]",
+        "model.options.images=[base,wrist]",
+    ),
     "pirl_flow_noise": ("recipe=maniskill_ppo_putonplate", "model=pi0", PI0),
 }
 """Preset -> its published recipe, with the official sizes."""
@@ -63,7 +76,12 @@ def ways(keys: tuple[str, ...], gpus: int) -> Iterator[tuple[str, Recipe]]:
     shared = ["model.options.dtype=bfloat16", "cluster.micro_batch_size=1", "rollout.batch_size=32"]
     found = {"": ["cluster=1gpu"]}
     if gpus > 1:
-        ray = ["cluster=8gpu", "cluster.runtime=ray", f"cluster.rollout_workers={gpus}", f"cluster.trainer_ranks={gpus}"]
+        ray = [
+            "cluster=8gpu",
+            "cluster.runtime=ray",
+            f"cluster.rollout_workers={gpus}",
+            f"cluster.trainer_ranks={gpus}",
+        ]
         found = {"each GPU whole": ray, "sharded": [*ray, "cluster.trainer_sharding=full"]}
     for name, cluster in found.items():
         yield name, recipes.read(compose.load("train", [*keys, *shared, *cluster]))
@@ -91,7 +109,10 @@ def described(way: str, setting: Setting, peak: float) -> str:
 
 
 def main() -> None:
-    tables = {"models": MODELS, "presets": {name: (f"preset={name}", *keys) for name, keys in PRESETS.items()}}
+    tables = {
+        "models": MODELS,
+        "presets": {name: (f"preset={name}", *keys) for name, keys in PRESETS.items()},
+    }
     for name in sys.argv[1:] or tables:
         heading = f"| {TABLES[name]} | {' | '.join(f'{gpus} GB' for gpus in GPUS)} |"
         rows = [heading, "|---" * (heading.count("|") - 1) + "|"]
@@ -100,7 +121,9 @@ def main() -> None:
             print(rows[-1], flush=True)
         begin, end = f"<!-- {name}: written by tools/gpu_memory.py -->\n", f"<!-- end of {name} -->"
         before, _, rest = PAGE.read_text().partition(begin)
-        PAGE.write_text("".join([before, begin, *(f"{row}\n" for row in rows), end, rest.partition(end)[2]]))
+        PAGE.write_text(
+            "".join([before, begin, *(f"{row}\n" for row in rows), end, rest.partition(end)[2]])
+        )
 
 
 if __name__ == "__main__":

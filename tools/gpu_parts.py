@@ -67,27 +67,46 @@ def policy_calls(model: str, kit: Kit) -> None:
             )
         large = model == "openvla" and batch > 1
         share = 100 * by_kind["act"].reached.of_roofline
-        kit.add(f"batch {batch}, act: share of the roofline", *said(share, " %", 100 * ROOFLINE if large else None))
+        kit.add(
+            f"batch {batch}, act: share of the roofline",
+            *said(share, " %", 100 * ROOFLINE if large else None),
+        )
         if "plain" in by_kind:
             times = by_kind["plain"].p50_ms / by_kind["act"].p50_ms
-            kit.add(f"batch {batch}, act: times as fast as the usual implementation", *said(times, "", TIMES_GENERATE if large else None))
+            kit.add(
+                f"batch {batch}, act: times as fast as the usual implementation",
+                *said(times, "", TIMES_GENERATE if large else None),
+            )
             kit.add(f"batch {batch}, the same actions in", f"{100 * (same or 0):.1f} %")
     control_step(model, policy, kit)
 
 
-NAMES = {("openvla", "plain"): "transformers' `generate`, same weights and embeddings", ("pi0", "plain"): "prefix at every step"}
+NAMES = {
+    ("openvla", "plain"): "transformers' `generate`, same weights and embeddings",
+    ("pi0", "plain"): "prefix at every step",
+}
 
 
 def control_step(model: str, policy: Policy, kit: Kit) -> None:
     """From an observation in the CPU's memory to actions there."""
-    actor, shown, zero = Actor(policy, Settings(0, 0.0, 1)), observation(policy.spec, 1), torch.zeros(1, dtype=torch.int64)
+    actor, shown, zero = (
+        Actor(policy, Settings(0, 0.0, 1)),
+        observation(policy.spec, 1),
+        torch.zeros(1, dtype=torch.int64),
+    )
     calls = 5 if kit.tiny else 3000
     episodes = Episodes(zero, zero, zero)
     step = partial(lambda: actor.act(actor.prepare(shown), episodes, zero))
     found = 1e3 * np.array(time_interleaved({"it": step}, kit.device, calls, 5, kit.seconds)["it"])
-    kit.add(f"one observation to actions: p50 of {len(found)}", *said(float(np.quantile(found, 0.5)), " ms"))
+    kit.add(
+        f"one observation to actions: p50 of {len(found)}",
+        *said(float(np.quantile(found, 0.5)), " ms"),
+    )
     worst = float(np.quantile(found, 0.999))
-    kit.add(f"one observation to actions: p99.9 of {len(found)}", *said(worst, " ms", P999_MS.get(model), least=False))
+    kit.add(
+        f"one observation to actions: p99.9 of {len(found)}",
+        *said(worst, " ms", P999_MS.get(model), least=False),
+    )
 
 
 def capture(kit: Kit) -> None:
@@ -97,7 +116,9 @@ def capture(kit: Kit) -> None:
         numbers = torch.arange(2)
         episodes, step = Episodes(numbers, numbers, 0 * numbers), numbers
         for temperature in (0.0, 1.0):
-            plain, graphed = (Actor(policy, Settings(0, temperature, 2, graphs)) for graphs in (False, True))
+            plain, graphed = (
+                Actor(policy, Settings(0, temperature, 2, graphs)) for graphs in (False, True)
+            )
             same = []
             for change in range(2):
                 inputs = plain.prepare(observation(policy.spec, 2))
@@ -105,9 +126,16 @@ def capture(kit: Kit) -> None:
                     next(policy.value_head.parameters()).add_(change)
                     next(policy.backbone.parameters()).mul_(1 + change)
                 one, other = (actor.act(inputs, episodes, step) for actor in (plain, graphed))
-                same += [torch.equal(getattr(one, name), getattr(other, name)) for name in ("actions", "log_prob", "value")]
+                same += [
+                    torch.equal(getattr(one, name), getattr(other, name))
+                    for name in ("actions", "log_prob", "value")
+                ]
                 same += [torch.equal(plain.values(inputs), graphed.values(inputs))]
-            kit.add(f"{model}, temperature {temperature:g}", "the same bits" if all(same) else "**other bits**", "the same bits")
+            kit.add(
+                f"{model}, temperature {temperature:g}",
+                "the same bits" if all(same) else "**other bits**",
+                "the same bits",
+            )
         del policy, plain, graphed
         torch.cuda.empty_cache()
 
@@ -126,7 +154,12 @@ def fused(kit: Kit) -> None:
             policy.zero_grad(set_to_none=True)
             outcome = policy.evaluate(inputs, latent, 1.0)
             (outcome.log_prob.sum() + outcome.value.sum()).backward()
-            gradients = torch.cat([(torch.zeros_like(each) if each.grad is None else each.grad).flatten() for each in policy.parameters()])
+            gradients = torch.cat(
+                [
+                    (torch.zeros_like(each) if each.grad is None else each.grad).flatten()
+                    for each in policy.parameters()
+                ]
+            )
             found.append((outcome.log_prob.detach(), gradients))
         (log_prob, gradient), (fused_log_prob, fused_gradient) = found
         apart = ((fused_gradient - gradient).norm() / gradient.norm()).item()
@@ -145,7 +178,11 @@ def profiles(kit: Kit) -> None:
     def act(policy: Policy, name: str, batch: int) -> None:
         numbers, actor = torch.arange(batch), Actor(policy, Settings(0, 0.0, batch))
         inputs = actor.prepare(observation(policy.spec, batch))
-        costs(kit, f"{name}, batch {batch}", lambda: actor.act(inputs, Episodes.first_attempts(0 * numbers, numbers), numbers))
+        costs(
+            kit,
+            f"{name}, batch {batch}",
+            lambda: actor.act(inputs, Episodes.first_attempts(0 * numbers, numbers), numbers),
+        )
 
     for model in ("pi0", "openvla"):
         policy = kit.policy(kit.recipe(model, "model.lora.rank=0"))
@@ -172,11 +209,20 @@ def update(kit: Kit) -> None:
         reached = limits.reached(work, seconds)
         name = f"{'with' if checkpointing else 'without'} gradient checkpointing, micro-batches of {rows}"
         kit.add(f"{name}: policy calls/s", f"{MINIBATCHES * rows / seconds:.2f}{kit.peak}")
-        kit.add(f"{name}: MFU", *said(100 * reached.mfu, " %", None if checkpointing else 100 * UPDATE_MFU))
+        kit.add(
+            f"{name}: MFU",
+            *said(100 * reached.mfu, " %", None if checkpointing else 100 * UPDATE_MFU),
+        )
         kit.add(f"{name}: share of the roofline", *said(100 * reached.of_roofline, " %"))
 
 
-LORA = ("model.lora.rank=32", "algorithm.epochs=1", "cluster.cuda_graphs=false", "rollout.batch_size=4", "rollout.pipeline_depth=1")
+LORA = (
+    "model.lora.rank=32",
+    "algorithm.epochs=1",
+    "cluster.cuda_graphs=false",
+    "rollout.batch_size=4",
+    "rollout.pipeline_depth=1",
+)
 
 
 def of_rows(kit: Kit, rows: int) -> Recipe:
@@ -221,10 +267,18 @@ def memory(kit: Kit) -> None:
     model, policy = MemoryModel(recipe), kit.policy(recipe)
     weights = weights_of(model.policy)
     batch = synthetic_batch(recipe, policy, model.algorithm, rows).to(kit.device)
-    actor, numbers = Actor(policy, replace(builders.actor_settings(recipe, 1.0), cuda_graphs=False)), torch.arange(calls)
+    actor, numbers = (
+        Actor(policy, replace(builders.actor_settings(recipe, 1.0), cuda_graphs=False)),
+        torch.arange(calls),
+    )
     inputs = actor.prepare(observation(policy.spec, calls))
     if kit.device.type == "cuda":
-        kit.add("weights", *compared(weights.all, sum(each.nbytes for each in (*policy.parameters(), *policy.buffers()))))
+        kit.add(
+            "weights",
+            *compared(
+                weights.all, sum(each.nbytes for each in (*policy.parameters(), *policy.buffers()))
+            ),
+        )
 
     def act() -> None:
         actor.act(inputs, Episodes.first_attempts(0 * numbers, numbers), numbers)
@@ -235,7 +289,11 @@ def memory(kit: Kit) -> None:
     for name, call, counted in (
         (f"policy call of {calls} rows", act, lambda: model.rollout(calls)),
         (f"micro-batch of {rows} rows", learn, lambda: model.update(rows, False)),
-        (f"micro-batch of {rows} rows, gradient checkpointing", learn, lambda: model.update(rows, True)),
+        (
+            f"micro-batch of {rows} rows, gradient checkpointing",
+            learn,
+            lambda: model.update(rows, True),
+        ),
     ):
         if "checkpointing" in name:
             checkpoint_blocks(policy)
@@ -244,25 +302,46 @@ def memory(kit: Kit) -> None:
 
 
 def compared(counted: float, measured: float) -> tuple[str, str]:
-    return f"{measured / 1e9:.3f} GB", f"counted: {counted / 1e9:.3f} GB, {counted / max(measured, 1):.2f} of it"
+    return (
+        f"{measured / 1e9:.3f} GB",
+        f"counted: {counted / 1e9:.3f} GB, {counted / max(measured, 1):.2f} of it",
+    )
 
 
 def finetune(kit: Kit) -> None:
     """One update of all weights of π₀ in bfloat16, with gradient checkpointing."""
-    keys = ("model.lora.rank=0", "algorithm.epochs=1", "algorithm.minibatch_size=1", "algorithm.learning_rate=1e-3")
-    more = ("algorithm.value_warmup=0", "rollout.batch_size=1", "rollout.pipeline_depth=1", "cluster.cuda_graphs=false")
+    keys = (
+        "model.lora.rank=0",
+        "algorithm.epochs=1",
+        "algorithm.minibatch_size=1",
+        "algorithm.learning_rate=1e-3",
+    )
+    more = (
+        "algorithm.value_warmup=0",
+        "rollout.batch_size=1",
+        "rollout.pipeline_depth=1",
+        "cluster.cuda_graphs=false",
+    )
     recipe = kit.recipe("pi0", *keys, *more, "model.options.dtype=bfloat16")
     recipe = replace(recipe, cluster=replace(recipe.cluster, gradient_checkpointing=True))
     policy, algorithm = kit.policy(recipe), builders.build_algorithm(recipe)
-    before = {name: weight.detach().to("cpu", copy=True) for name, weight in policy.backbone.named_parameters()}
+    before = {
+        name: weight.detach().to("cpu", copy=True)
+        for name, weight in policy.backbone.named_parameters()
+    }
     batch = synthetic_batch(recipe, policy, algorithm, 1)
     trainer = builders.build_trainer(recipe, policy)
-    flow = InProcessFlow(policy, [], trainer, builders.actor_settings(recipe, recipe.rollout.temperature))
+    flow = InProcessFlow(
+        policy, [], trainer, builders.actor_settings(recipe, recipe.rollout.temperature)
+    )
     flow.update(batch, algorithm)
     weights = {name: weight.detach().cpu() for name, weight in policy.backbone.named_parameters()}
     changed = sum(not torch.equal(weights[name], value) for name, value in before.items())
     finite = all(bool(value.isfinite().all()) for value in weights.values())
-    kit.add("weights", f"{changed} of {len(before)} tensors changed, {'all finite' if finite else '**not finite**'}{kit.peak}")
+    kit.add(
+        "weights",
+        f"{changed} of {len(before)} tensors changed, {'all finite' if finite else '**not finite**'}{kit.peak}",
+    )
     kit.add("gradient norm", f"{flow.metrics['actor/grad_norm']:.4g}")
     assert changed and finite
 

@@ -25,13 +25,25 @@ def costs(kit: Kit, name: str, call: Callable[[], Any]) -> None:
         if kit.device.type == "cuda":
             torch.cuda.synchronize()
     on_device = activity == ProfilerActivity.CUDA
-    print(found.key_averages().table(sort_by="self_cuda_time_total" if on_device else "self_cpu_time_total", row_limit=40))
-    events = [event for event in found.events() if (event.device_type.name == "CUDA") == on_device and not event.is_user_annotation]
+    print(
+        found.key_averages().table(
+            sort_by="self_cuda_time_total" if on_device else "self_cpu_time_total", row_limit=40
+        )
+    )
+    events = [
+        event
+        for event in found.events()
+        if (event.device_type.name == "CUDA") == on_device and not event.is_user_annotation
+    ]
     kernels: dict[str, list[float]] = {}
     for event in events:
-        kernels.setdefault(event.name, []).append(event.self_device_time_total if on_device else event.self_cpu_time_total)
+        kernels.setdefault(event.name, []).append(
+            event.self_device_time_total if on_device else event.self_cpu_time_total
+        )
     total = sum(map(sum, kernels.values()))
-    span = max(event.time_range.end for event in events) - min(event.time_range.start for event in events)
+    span = max(event.time_range.end for event in events) - min(
+        event.time_range.start for event in events
+    )
     busy = f"{total / 1e3 / REPEATS:.2f} ms of {span / 1e3 / REPEATS:.2f} ms, {sum(map(len, kernels.values())) // REPEATS} kernels"
     kit.add(f"{name}: the device computes for", busy)
     for kernel, times in sorted(kernels.items(), key=lambda each: -sum(each[1]))[:SHOWN]:

@@ -20,18 +20,40 @@ def conformance(kit: Kit) -> None:
     """The tests that every model plug-in inherits; the files of tests in processes side by side."""
     from rlinf_vla.testing.policy import DiscretePolicyConformance, PolicyConformance
 
-    names = [name for suite in (PolicyConformance, DiscretePolicyConformance) for name in vars(suite) if name.startswith("test_")]
-    models = ["compact"] if kit.tiny else ["compact", "openvla", "openvla_oft", "pi0", "smolvla", "gr00t"]
+    names = [
+        name
+        for suite in (PolicyConformance, DiscretePolicyConformance)
+        for name in vars(suite)
+        if name.startswith("test_")
+    ]
+    models = (
+        ["compact"]
+        if kit.tiny
+        else ["compact", "openvla", "openvla_oft", "pi0", "smolvla", "gr00t"]
+    )
     (kit.folder / "pytest.ini").write_text("[pytest]\n")
     # pytest puts the repository first in the path, where rlinf_vla has no plug-ins
     start = f"import sys; sys.path.append({str(PACKAGES)!r}); import pytest, rlinf_vla.models; sys.exit(pytest.main(sys.argv[1:]))"
     command = [sys.executable, "-P", "-c", start]
-    command += ["-q", f"-c{kit.folder / 'pytest.ini'}", "--noconftest", "-pno:cacheprovider", "-k", " or ".join(names)]
+    command += [
+        "-q",
+        f"-c{kit.folder / 'pytest.ini'}",
+        "--noconftest",
+        "-pno:cacheprovider",
+        "-k",
+        " or ".join(names),
+    ]
     environment = os.environ | {"RLINF_VLA_TEST_DEVICE": kit.device.type}
     processes = {}
     for model in models:
-        words = [*command, f"--basetemp={kit.folder / model}", str(ROOT / "tests" / "models" / f"test_{model}.py")]
-        processes[model] = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment)
+        words = [
+            *command,
+            f"--basetemp={kit.folder / model}",
+            str(ROOT / "tests" / "models" / f"test_{model}.py"),
+        ]
+        processes[model] = subprocess.Popen(
+            words, stdout=subprocess.PIPE, text=True, env=environment
+        )
     for model, process in processes.items():
         output = process.communicate()[0]
         print(output)
@@ -46,11 +68,15 @@ def rehearsal(kit: Kit) -> None:
     sys.path.insert(0, str(kit.folder / "package"))
     (kit.folder / "recipe").mkdir()
     os.chdir(kit.folder)
-    missing = [module for module in ("av", "pyarrow") if find_spec(module) is None]  # datasets, with which demonstrations are read
+    missing = [
+        module for module in ("av", "pyarrow") if find_spec(module) is None
+    ]  # datasets, with which demonstrations are read
     failed = []
     for run in list(simulated.RUNS)[:: 12 if kit.tiny else 1]:
         words = simulated.arguments(kit.folder, run, run.replace(" ", "-"))
-        demonstrations = simulated.RUNS[run][0] in ("sac", "sft") or any("demonstrations" in word for word in words)
+        demonstrations = simulated.RUNS[run][0] in ("sac", "sft") or any(
+            "demonstrations" in word for word in words
+        )
         if missing and demonstrations:
             kit.add(run, f"left out: {', '.join(missing)} missing")
             continue
@@ -64,7 +90,13 @@ def rehearsal(kit: Kit) -> None:
     assert not failed, failed
 
 
-SMALL = ["cluster=laptop", "env.num_envs=2", "rollout.batch_size=1", "env.episode_limit=4", "algorithm.horizon=8"]
+SMALL = [
+    "cluster=laptop",
+    "env.num_envs=2",
+    "rollout.batch_size=1",
+    "env.episode_limit=4",
+    "algorithm.horizon=8",
+]
 SMALL += ["algorithm.minibatch_size=4", "algorithm.epochs=1"]
 
 
@@ -74,18 +106,34 @@ def maniskill(kit: Kit) -> None:
     for where, num_envs in (("cpu", 16),) if kit.tiny else (("cpu", 16), ("gpu", 64)):
         for depth in (1, 2):
             keys = ("recipe=maniskill_ppo", *on_gpu(num_envs, depth), f"env.backend={where}")
-            codes.append(train(kit, f"simulator on the {where.upper()}, pipeline depth {depth}", *keys))
+            codes.append(
+                train(kit, f"simulator on the {where.upper()}, pipeline depth {depth}", *keys)
+            )
     assert not any(codes), f"exit codes {codes}"
 
 
 def genesis(kit: Kit) -> None:
     """PPO with the simulator on the GPU; one group, and two in turns. Then environments alone."""
-    start = ("recipe=genesis_ppo", f"model.checkpoint={ROOT / 'assets' / 'openvla_tiny'}", "model.options.random_weights=true")
+    start = (
+        "recipe=genesis_ppo",
+        f"model.checkpoint={ROOT / 'assets' / 'openvla_tiny'}",
+        "model.options.random_weights=true",
+    )
     backend = f"env.backend={'cpu' if kit.tiny else 'gpu'}"
-    codes = [train(kit, f"pipeline depth {depth}", *start, *on_gpu(64, depth), backend) for depth in ((1,) if kit.tiny else (1, 2))]
+    codes = [
+        train(kit, f"pipeline depth {depth}", *start, *on_gpu(64, depth), backend)
+        for depth in ((1,) if kit.tiny else (1, 2))
+    ]
     for num_envs in (2,) if kit.tiny else (64, 1024, 4096):
         folder, limit = kit.folder / str(num_envs), f"env.episode_limit={4 if kit.tiny else 30}"
-        keys = ("env=genesis", backend, f"env.num_envs={num_envs}", "env.cameras=[]", limit, f"run_dir={folder}")
+        keys = (
+            "env=genesis",
+            backend,
+            f"env.num_envs={num_envs}",
+            "env.cameras=[]",
+            limit,
+            f"run_dir={folder}",
+        )
         codes.append(cli.run(["bench", "env", *keys]))
         for each in json.loads((folder / "bench_env.json").read_text())["genesis"]["measured"]:
             name = f"{num_envs} environments, nothing rendered, {each['name']}, {each['images']}"
@@ -95,28 +143,59 @@ def genesis(kit: Kit) -> None:
 
 def large(kit: Kit) -> None:
     """openvla-7b with LoRA r32 on ManiSkill's CPU simulator, under the plan of the planner."""
-    network = ["model.options.unnorm_key=libero", "model.lora.rank=32", "env.image_size=224", "env.control_mode=pd_ee_delta_pose"]
-    network += [f"model.checkpoint={ROOT / 'assets' / 'openvla_7b'}", "model.options.random_weights=true", "model.options.dtype=bfloat16"]
-    keys = (*on_gpu(16, 1), *network, "cluster.plan=auto", "algorithm.epochs=1", "algorithm.horizon=30", "algorithm.value_warmup=0")
+    network = [
+        "model.options.unnorm_key=libero",
+        "model.lora.rank=32",
+        "env.image_size=224",
+        "env.control_mode=pd_ee_delta_pose",
+    ]
+    network += [
+        f"model.checkpoint={ROOT / 'assets' / 'openvla_7b'}",
+        "model.options.random_weights=true",
+        "model.options.dtype=bfloat16",
+    ]
+    keys = (
+        *on_gpu(16, 1),
+        *network,
+        "cluster.plan=auto",
+        "algorithm.epochs=1",
+        "algorithm.horizon=30",
+        "algorithm.value_warmup=0",
+    )
     code = train(kit, "openvla-7b", "recipe=maniskill_ppo", *([] if kit.tiny else keys))
     assert code == 0, f"exit code {code}"
 
 
 def on_gpu(num_envs: int, depth: int) -> list[str]:
-    return ["cluster=1gpu", f"env.num_envs={num_envs}", f"rollout.batch_size={num_envs // depth}", f"rollout.pipeline_depth={depth}"]
+    return [
+        "cluster=1gpu",
+        f"env.num_envs={num_envs}",
+        f"rollout.batch_size={num_envs // depth}",
+        f"rollout.pipeline_depth={depth}",
+    ]
 
 
 def train(kit: Kit, name: str, *keys: str) -> int:
     """Train for two iterations, and add a row for each, or the exit code, which is returned."""
     run = kit.folder / f"run-{len(kit.rows)}"
-    words = ["train", *keys, "iterations=2", "evaluation.before_and_after=false", "record.video=false", f"run_dir={run}"]
+    words = [
+        "train",
+        *keys,
+        "iterations=2",
+        "evaluation.before_and_after=false",
+        "record.video=false",
+        f"run_dir={run}",
+    ]
     code = cli.run([*words, *(SMALL if kit.tiny else ())])
     if code:
         kit.add(name, f"**exit code {code}**", "done")
         return code
     for row in read_metrics(run):
         shown = {key: value for key, value in row.items() if any(word in key for word in SHOWN)}
-        kit.add(f"{name}, iteration {row['step']}", ", ".join(f"{key} {value:.4g}" for key, value in shown.items()))
+        kit.add(
+            f"{name}, iteration {row['step']}",
+            ", ".join(f"{key} {value:.4g}" for key, value in shown.items()),
+        )
     return code
 
 

@@ -45,14 +45,20 @@ def main(output: Path, suites: list[str]) -> None:
     lines = ["| task | instruction | successes | control steps |", "|---|---|---|---|"]
     summary = []
     for suite in suites:
-        (env,) = plugin.create(LiberoConfig(suite=suite, cameras=[], num_envs=STATES, processes=2, scenes=0), 1)
+        (env,) = plugin.create(
+            LiberoConfig(suite=suite, cameras=[], num_envs=STATES, processes=2, scenes=0), 1
+        )
         successes = 0
         for task, name in enumerate(env.spec.tasks):
             steps = play(env, task)
             won = [count for count in steps if count > 0]
             successes += len(won)
-            instruction = env.reset(Episodes.first_attempts(torch.full((STATES,), task), torch.arange(STATES))).instruction[0]
-            lines.append(f"| {name} | {instruction} | {len(won)} / {STATES} | {f'{min(won)} ... {max(won)}' if won else '-'} |")
+            instruction = env.reset(
+                Episodes.first_attempts(torch.full((STATES,), task), torch.arange(STATES))
+            ).instruction[0]
+            lines.append(
+                f"| {name} | {instruction} | {len(won)} / {STATES} | {f'{min(won)} ... {max(won)}' if won else '-'} |"
+            )
             print(lines[-1], flush=True)
         total = STATES * len(env.spec.tasks)
         limit, stack = env.spec.episode_limit, env.spec.stack
@@ -60,7 +66,11 @@ def main(output: Path, suites: list[str]) -> None:
             f"{suite}: {successes} of {total} ({100 * successes / total:.0f} %) within {limit} control steps, MuJoCo {stack['mujoco']}."
         )
         env.close()
-    output.write_text("# LIBERO's scripted expert\n\n`make libero-expert` wrote this page.\n\n" + "\n".join([*summary, "", *lines]) + "\n")
+    output.write_text(
+        "# LIBERO's scripted expert\n\n`make libero-expert` wrote this page.\n\n"
+        + "\n".join([*summary, "", *lines])
+        + "\n"
+    )
     print("\n".join(summary))
 
 

@@ -29,12 +29,20 @@ SHOWN = ("libero_object-0", "libero_spatial-0")
 def snapshots(python: str | None) -> dict[str, Any]:
     """Arrays of ``libero_snapshots.py``, made by that Python interpreter."""
     every = [of_suite(suite, python) for suite in LIMITS]
-    chosen = [tasks[number] for tasks in every for number in np.linspace(0, len(tasks) - 1, TASKS_PER_SUITE).astype(int)]
-    asked = json.dumps([files_of(task) | {"name": task.name, "chunk": task.number == 0} for task in chosen])  # of each suite's first
+    chosen = [
+        tasks[number]
+        for tasks in every
+        for number in np.linspace(0, len(tasks) - 1, TASKS_PER_SUITE).astype(int)
+    ]
+    asked = json.dumps(
+        [files_of(task) | {"name": task.name, "chunk": task.number == 0} for task in chosen]
+    )  # of each suite's first
     environment = child_process.environment(gl.environment(gl.find("auto", python).backend))
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder, "snapshots.npz")
-        command = child_process.command([str(bootstrap.__file__), "tools.libero_snapshots", str(output)], python)
+        command = child_process.command(
+            [str(bootstrap.__file__), "tools.libero_snapshots", str(output)], python
+        )
         subprocess.run(command, input=asked, text=True, env=environment, check=True)
         with np.load(output, allow_pickle=False) as stored:
             return dict(stored)
@@ -43,18 +51,28 @@ def snapshots(python: str | None) -> dict[str, Any]:
 def page(here: dict[str, Any], there: dict[str, Any]) -> str:
     stacks = [json.loads(str(each["stack"])) for each in (here, there)]
     lines = ["| | here | reference |", "|---|---|---|"]
-    lines += [f"| {name} | {stacks[0][name]} | {stacks[1][name]} |" for name in ("python", "mujoco", "robosuite", "numpy")]
-    lines += ["", "| suite | camera | mean abs difference (of 255) | mean brightness here | reference | max difference in qpos |"]
+    lines += [
+        f"| {name} | {stacks[0][name]} | {stacks[1][name]} |"
+        for name in ("python", "mujoco", "robosuite", "numpy")
+    ]
+    lines += [
+        "",
+        "| suite | camera | mean abs difference (of 255) | mean brightness here | reference | max difference in qpos |",
+    ]
     lines += ["|---|---|---|---|---|---|"]
     for suite in LIMITS:
         for camera in ("base", "wrist"):
-            names = [name for name in here if name.startswith(f"{suite}-") and name.endswith(camera)]
+            names = [
+                name for name in here if name.startswith(f"{suite}-") and name.endswith(camera)
+            ]
             pairs = [(here[name].astype(float), there[name].astype(float)) for name in names]
             difference = np.mean([np.abs(a - b).mean() for a, b in pairs])
             bright = [np.mean([pair[side].mean() for pair in pairs]) for side in (0, 1)]
             states = [name.rsplit("/", 1)[0] + "/qpos" for name in names]
             moved = max(np.abs(here[name] - there[name]).max() for name in states)
-            lines.append(f"| {suite} | {camera} | {difference:.2f} | {bright[0]:.1f} | {bright[1]:.1f} | {moved:.1e} |")
+            lines.append(
+                f"| {suite} | {camera} | {difference:.2f} | {bright[0]:.1f} | {bright[1]:.1f} | {moved:.1e} |"
+            )
     played = [name for name in here if name.endswith("lazy_is_exact")]
     same = ["yes" if all(bool(each[name]) for name in played) else "NO" for each in (here, there)]
     lines += [
@@ -79,7 +97,9 @@ def main(python: str, output: Path, pictures: Path) -> None:
         picture = pictures / f"libero_reference_{name.rsplit('-', 1)[0]}.png"
         side_by_side(name, here, there).save(picture, optimize=True)
         text += f"\n{name}: here, the reference, ten times their difference.\n\n![]({os.path.relpath(picture, output.parent)})\n"
-    output.write_text(f"# LIBERO here and on the reference stack\n\n`make libero-reference` wrote this page.\n\n{text}")
+    output.write_text(
+        f"# LIBERO here and on the reference stack\n\n`make libero-reference` wrote this page.\n\n{text}"
+    )
 
 
 if __name__ == "__main__":

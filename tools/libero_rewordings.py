@@ -28,7 +28,11 @@ def main(output: Path) -> None:
     ]
     for instruction in instructions:
         lines += ["", f"**{instruction}**", ""]
-        lines += [f"- {severity}: {wording}" for severity in (1, 3) for wording in rewordings(instruction, severity)]
+        lines += [
+            f"- {severity}: {wording}"
+            for severity in (1, 3)
+            for wording in rewordings(instruction, severity)
+        ]
     output.write_text("\n".join(lines) + "\n")
 
 

@@ -33,14 +33,18 @@ def looked_at(scene: Scene, exact: bool) -> list[NDArray[np.uint8]]:
 def main() -> None:
     arrays = {"stack": np.array(json.dumps(stack(OPTIONS)))}
     for task in json.load(sys.stdin):
-        scene = Scene(task["bddl"], task["init_states"], seed=0, cameras=CAMERAS, size=SIZE, rendering="lazy")
+        scene = Scene(
+            task["bddl"], task["init_states"], seed=0, cameras=CAMERAS, size=SIZE, rendering="lazy"
+        )
         episode = scene.begin(0, 10)
         for name, image in scene.images(episode).items():
             arrays[f"{task['name']}/{name}"] = image[::-1]
         arrays[f"{task['name']}/qpos"] = episode.seen.qpos.copy()
         if task["chunk"]:
             lazy, exact = looked_at(scene, False), looked_at(scene, True)
-            arrays[f"{task['name']}/lazy_is_exact"] = np.array(all(map(np.array_equal, lazy, exact)))
+            arrays[f"{task['name']}/lazy_is_exact"] = np.array(
+                all(map(np.array_equal, lazy, exact))
+            )
         scene.close()
     np.savez(sys.argv[1], **arrays)  # type: ignore[arg-type]
 

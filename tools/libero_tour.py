@@ -20,8 +20,14 @@ from rlinf_vla.envs.libero.config import LiberoConfig
 from rlinf_vla.envs.libero.plugin import plugin
 from rlinf_vla.envs.libero.suites import LIMITS, SUITES
 
-SUITES_OF = {"libero": tuple(LIMITS), "pro": tuple(suite for suite in SUITES if suite not in LIMITS)}
-HEADS = {"libero": "# All of LIBERO\n\n`make libero-all`", "pro": "# LIBERO-PRO\n\n`make libero-pro`"}
+SUITES_OF = {
+    "libero": tuple(LIMITS),
+    "pro": tuple(suite for suite in SUITES if suite not in LIMITS),
+}
+HEADS = {
+    "libero": "# All of LIBERO\n\n`make libero-all`",
+    "pro": "# LIBERO-PRO\n\n`make libero-pro`",
+}
 HEAD = "wrote this page: each task made, begun in its stored states 0 and 49, stepped 5 times each."
 STEPS = 5
 FIRST, LAST = 0, 49
@@ -33,13 +39,20 @@ def visit(env: VectorEnv, tasks: list[int]) -> list[str]:
     generator = torch.Generator().manual_seed(0)
     states = []
     for seed in (FIRST, LAST):
-        seen = env.reset(Episodes.first_attempts(torch.tensor(tasks), torch.full((len(tasks),), seed)))
-        result = env.step(2 * torch.rand(len(tasks), STEPS, env.spec.action_dim, generator=generator) - 1)
+        seen = env.reset(
+            Episodes.first_attempts(torch.tensor(tasks), torch.full((len(tasks),), seed))
+        )
+        result = env.step(
+            2 * torch.rand(len(tasks), STEPS, env.spec.action_dim, generator=generator) - 1
+        )
         states.append(seen.state)
         for row in range(len(tasks)):
             if not result.valid[row].all() or result.success[row].any():
                 wrong[row] = f"state {seed} is a success at once"
-            if not (result.observation.state[row].isfinite().all() and (result.observation.state[row] != seen.state[row]).any()):
+            if not (
+                result.observation.state[row].isfinite().all()
+                and (result.observation.state[row] != seen.state[row]).any()
+            ):
                 wrong[row] = f"the robot does not move from state {seed}"
     return wrong
 
@@ -50,14 +63,18 @@ def tour(suites: Sequence[str], most: int | None) -> tuple[str, int]:
     failures: list[str] = []
     for suite in suites:
         begin = time.monotonic()
-        (env,) = plugin.create(LiberoConfig(suite=suite, cameras=[], num_envs=2, processes=2, scenes=0), 1)
+        (env,) = plugin.create(
+            LiberoConfig(suite=suite, cameras=[], num_envs=2, processes=2, scenes=0), 1
+        )
         names, wrong = env.spec.tasks[:most], 0
         for first in range(0, len(names), 2):
             tasks = [first, min(first + 1, len(names) - 1)]
             for task, reason in dict(zip(tasks, visit(env, tasks), strict=True)).items():
                 wrong += bool(reason)
                 failures += [f"{names[task]}: {reason}"] if reason else []
-        lines.append(f"| {suite} | {len(names)} | {len(names) - wrong} | {time.monotonic() - begin:.0f} |")
+        lines.append(
+            f"| {suite} | {len(names)} | {len(names) - wrong} | {time.monotonic() - begin:.0f} |"
+        )
         print(lines[-1], flush=True)
         stack = env.spec.stack
         env.close()

@@ -35,11 +35,19 @@ def simulator() -> None:
     backend, environment = cpu_driver(config)
     if any(os.environ.get(name) != value for name, value in environment.items()):
         # the Vulkan loader reads it when the program starts
-        sys.exit(subprocess.run([sys.executable, *sys.argv], env=os.environ | environment, check=False).returncode)
+        sys.exit(
+            subprocess.run(
+                [sys.executable, *sys.argv], env=os.environ | environment, check=False
+            ).returncode
+        )
     from rlinf_vla.envs.maniskill.simulator import ManiSkillSimulator
 
     simulator = ManiSkillSimulator(simulator_options(config) | {"render_backend": backend}, SLOTS)
-    actions = np.random.default_rng(0).uniform(-1, 1, (STEPS, SLOTS, simulator.spec.action_dim)).astype(np.float32)
+    actions = (
+        np.random.default_rng(0)
+        .uniform(-1, 1, (STEPS, SLOTS, simulator.spec.action_dim))
+        .astype(np.float32)
+    )
     digest, times = hashlib.sha256(), defaultdict[str, list[float]](list)
 
     def timed(name: str, call: Callable[..., Any], *arguments: Any) -> Any:
@@ -55,11 +63,15 @@ def simulator() -> None:
             timed("reset", simulator.reset, slot, episode * SLOTS + slot, 0)
         for step in range(STEPS):
             for slot in range(SLOTS):
-                digest.update(repr(timed("step", simulator.step, slot, actions[step, slot])).encode())
+                digest.update(
+                    repr(timed("step", simulator.step, slot, actions[step, slot])).encode()
+                )
                 if step % CHUNK == CHUNK - 1:
                     seen = timed("observe", simulator.observe, slot)
                     digest.update(seen.state.tobytes() + seen.images["base"].tobytes())
-    means = ", ".join(f"{name} {1e3 * sum(values) / len(values):.2f} ms" for name, values in times.items())
+    means = ", ".join(
+        f"{name} {1e3 * sum(values) / len(values):.2f} ms" for name, values in times.items()
+    )
     print(f"simulator: {means}; digest {digest.hexdigest()[:16]}", flush=True)
 
 
@@ -77,9 +89,23 @@ def updates(keys: list[str]) -> None:
         return found
 
     Trainer.update = update  # type: ignore[assignment,method-assign]
-    short = [f"iterations={UPDATES}", "evaluation.before_and_after=false", "algorithm.horizon=30", "algorithm.value_warmup=0"]
+    short = [
+        f"iterations={UPDATES}",
+        "evaluation.before_and_after=false",
+        "algorithm.horizon=30",
+        "algorithm.value_warmup=0",
+    ]
     with tempfile.TemporaryDirectory() as directory:
-        cli.run(["train", "recipe=maniskill_ppo", "cluster.update_threads=1", *short, *keys, f"run_dir={directory}/run"])
+        cli.run(
+            [
+                "train",
+                "recipe=maniskill_ppo",
+                "cluster.update_threads=1",
+                *short,
+                *keys,
+                f"run_dir={directory}/run",
+            ]
+        )
     print(f"update of 240 policy calls, 3 epochs: {', '.join(f'{each:.2f}' for each in seconds)} s")
 
 

@@ -32,27 +32,52 @@ from rlinf_vla.telemetry.run_files import read_run
 
 ITERATIONS, WARMUP = 8, 3
 KEYS = (
-    *("recipe=maniskill_ppo", "cluster=laptop", "cluster.runtime=ray", "cluster.rollout_workers=2", "env.processes=1"),
+    *(
+        "recipe=maniskill_ppo",
+        "cluster=laptop",
+        "cluster.runtime=ray",
+        "cluster.rollout_workers=2",
+        "env.processes=1",
+    ),
     *(
         "env.episode_limit=10",
         "env.reward=normalized_dense",
         "algorithm.horizon=20",
         "rollout.pipeline_depth=1",
     ),
-    *("model.checkpoint=asset://openvla_tiny", "model.options.random_weights=true", "algorithm.epochs=1", "algorithm.minibatch_size=160"),
-    *(f"iterations={ITERATIONS}", "evaluation.before_and_after=false", "checkpoints.every=100", "seed=7"),
+    *(
+        "model.checkpoint=asset://openvla_tiny",
+        "model.options.random_weights=true",
+        "algorithm.epochs=1",
+        "algorithm.minibatch_size=160",
+    ),
+    *(
+        f"iterations={ITERATIONS}",
+        "evaluation.before_and_after=false",
+        "checkpoints.every=100",
+        "seed=7",
+    ),
 )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--stopped", type=int, default=60, help="percent of the time in which one worker is stopped")
-    parser.add_argument("--shards", type=int, nargs="*", default=[1, 2, 4], help="shards per worker")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--stopped", type=int, default=60, help="percent of the time in which one worker is stopped"
+    )
+    parser.add_argument(
+        "--shards", type=int, nargs="*", default=[1, 2, 4], help="shards per worker"
+    )
     parser.add_argument("--envs", type=int, default=64, help="environments of both workers")
     given = parser.parse_args()
     (whole, _), speed = rollout(1, 0, given.envs), 1 - given.stopped / 100
     ideal = 2 * whole / (1 + speed)
-    print(f"none stopped: {whole:.2f} s; one stopped: {ideal:.2f} s ideally, {whole / speed:.2f} s if each keeps its half", flush=True)
+    print(
+        f"none stopped: {whole:.2f} s; one stopped: {ideal:.2f} s ideally, {whole / speed:.2f} s if each keeps its half",
+        flush=True,
+    )
     for shards in given.shards:
         seconds, busy = rollout(shards, given.stopped, given.envs)
         share = f"{100 * ideal / seconds:.0f} % of the ideal split, workers busy for {100 * busy:.0f} % of it"
@@ -63,15 +88,37 @@ def rollout(shards: int, stopped: int, envs: int) -> tuple[float, float]:
     """Return the seconds of a rollout, and the share of them in which workers worked: medians."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        sizes = (f"env.num_envs={envs}", f"rollout.batch_size={envs // 2}", f"cluster.shards_per_worker={shards}")
-        command = [sys.executable, "-m", "rlinf_vla.cli.main", "train", *KEYS, *sizes, f"run_dir={run}"]
+        sizes = (
+            f"env.num_envs={envs}",
+            f"rollout.batch_size={envs // 2}",
+            f"cluster.shards_per_worker={shards}",
+        )
+        command = [
+            sys.executable,
+            "-m",
+            "rlinf_vla.cli.main",
+            "train",
+            *KEYS,
+            *sizes,
+            f"run_dir={run}",
+        ]
         with (Path(folder) / "log").open("w") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"})
+            process = subprocess.Popen(
+                command, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"}
+            )
             slowed: list[psutil.Process] = []
             while process.poll() is None:
-                if not slowed and (run / "metrics.jsonl").exists():  # its simulators have started, too
+                if (
+                    not slowed and (run / "metrics.jsonl").exists()
+                ):  # its simulators have started, too
                     workers = json.loads((run / "placement.json").read_text())["workers"]
-                    worker = psutil.Process(next(each["pid"] for each in workers if (each["role"], each["number"]) == ("rollout", 1)))
+                    worker = psutil.Process(
+                        next(
+                            each["pid"]
+                            for each in workers
+                            if (each["role"], each["number"]) == ("rollout", 1)
+                        )
+                    )
                     slowed = [worker, *worker.children(recursive=True)]
                 if stopped:
                     send(slowed, signal.SIGSTOP)
@@ -82,7 +129,10 @@ def rollout(shards: int, stopped: int, envs: int) -> tuple[float, float]:
             raise RuntimeError((Path(folder) / "log").read_text())
         found = read_run(run)
     lines = [line for line in found.metrics if "timing_s/rollout" in line][WARMUP:]
-    busy = [line["utilisation/rollout"] * line["timing_s/iteration"] / line["timing_s/rollout"] for line in lines]
+    busy = [
+        line["utilisation/rollout"] * line["timing_s/iteration"] / line["timing_s/rollout"]
+        for line in lines
+    ]
     return statistics.median(line["timing_s/rollout"] for line in lines), statistics.median(busy)
 
 

@@ -55,7 +55,18 @@ def play(groups: Sequence[VectorEnv], actor: Waiting, calls: int) -> tuple[float
         def following(done: Tensor, first: Episodes = first) -> tuple[Episodes, Tensor]:
             return first, done
 
-        players.append(rollout_generator(actor, env, first, following, lambda call: False, timeline, f"simulator {number}", calls))
+        players.append(
+            rollout_generator(
+                actor,
+                env,
+                first,
+                following,
+                lambda call: False,
+                timeline,
+                f"simulator {number}",
+                calls,
+            )
+        )
     started = time.perf_counter()
     interleave(players)
     simulators = max(timeline.busy(f"simulator {number}") for number in range(len(groups)))
@@ -69,7 +80,9 @@ def main() -> None:
     arguments.add_argument("--depth", type=int, default=2)
     arguments.add_argument("--calls", type=int, default=40)
     arguments.add_argument("--repeats", type=int, default=5)
-    arguments.add_argument("--policy-s", type=float, help="per environment; default: as long as one group simulates")
+    arguments.add_argument(
+        "--policy-s", type=float, help="per environment; default: as long as one group simulates"
+    )
     given = arguments.parse_args()
     plugin, one, many = plugins.envs()[given.env], 1, given.depth
     config = plugin.Config(num_envs=given.num_envs, backend="cpu", image_size=64)
@@ -80,11 +93,27 @@ def main() -> None:
         actor = Waiting(given.policy_s or probe / given.calls / given.num_envs, action_dim)
         rows = []
         for _ in range(given.repeats):
-            (serial, policy, simulator), (pipelined, *_) = (play(groups, actor, given.calls) for groups in opened.values())
+            (serial, policy, simulator), (pipelined, *_) = (
+                play(groups, actor, given.calls) for groups in opened.values()
+            )
             ratio, bound = serial / pipelined, serial / max(policy, simulator)
-            rows.append({"serial_s": serial, "policy_s": policy, "simulator_s": simulator, "pipelined_s": pipelined})
-            rows[-1] |= {"ratio": ratio, "bound": bound, "share": ratio / bound, "load": os.getloadavg()[0]}
-            print(json.dumps({name: round(value, 3) for name, value in rows[-1].items()}), flush=True)
+            rows.append(
+                {
+                    "serial_s": serial,
+                    "policy_s": policy,
+                    "simulator_s": simulator,
+                    "pipelined_s": pipelined,
+                }
+            )
+            rows[-1] |= {
+                "ratio": ratio,
+                "bound": bound,
+                "share": ratio / bound,
+                "load": os.getloadavg()[0],
+            }
+            print(
+                json.dumps({name: round(value, 3) for name, value in rows[-1].items()}), flush=True
+            )
         shares = sorted(row["share"] for row in rows)
         print(f"median share of the overlap bound: {100 * shares[len(shares) // 2]:.0f} %")
     finally:

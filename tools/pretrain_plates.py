@@ -78,27 +78,45 @@ def draw_scenes(count: int, config: ManiSkillConfig, render_backend: str) -> Sce
         episode = env.episodes[0]
         places = np.stack([episode.object_place, episode.receptacle_place])
         camera = env.scene.sensors[simulator.options["camera"]].get_params()
-        pixels.append(projected(np.concatenate([places, np.array(HEIGHTS)[:, None]], axis=1), camera))
+        pixels.append(
+            projected(np.concatenate([places, np.array(HEIGHTS)[:, None]], axis=1), camera)
+        )
         actions.append(simulator.expert()[0])
     env.close()
-    return Scenes(Observation({"base": torch.stack(images)}, torch.stack(states), instructions), torch.stack(pixels), torch.stack(actions))
+    return Scenes(
+        Observation({"base": torch.stack(images)}, torch.stack(states), instructions),
+        torch.stack(pixels),
+        torch.stack(actions),
+    )
 
 
 def projected(places: NDArray[np.float64], camera: dict[str, Tensor]) -> Tensor:
     """Return the pixels ``[N, 2]`` (u, v) of ``places`` ``[N, 3]`` in metres."""
-    points = torch.tensor(np.concatenate([places, np.ones((len(places), 1))], axis=1), dtype=torch.float32)
+    points = torch.tensor(
+        np.concatenate([places, np.ones((len(places), 1))], axis=1), dtype=torch.float32
+    )
     seen = camera["intrinsic_cv"][0] @ camera["extrinsic_cv"][0] @ points.T
     return (seen[:2] / seen[2]).T
 
 
-def train(name: str, parameters: Iterable[nn.Parameter], loss_of: Callable[[Tensor], Tensor], count: int, steps: int) -> None:
+def train(
+    name: str,
+    parameters: Iterable[nn.Parameter],
+    loss_of: Callable[[Tensor], Tensor],
+    count: int,
+    steps: int,
+) -> None:
     """Minimise ``loss_of`` random rows out of ``count``, by AdamW with a warm-up and a cosine."""
     weights = list(parameters)
     optimizer = torch.optim.AdamW(weights, weight_decay=0.01)
     generator = torch.Generator().manual_seed(0)
     for step in range(steps):
         for group in optimizer.param_groups:
-            group["lr"] = RATE * min(1.0, (step + 1) / WARMUP) * (0.525 + 0.475 * math.cos(math.pi * step / steps))
+            group["lr"] = (
+                RATE
+                * min(1.0, (step + 1) / WARMUP)
+                * (0.525 + 0.475 * math.cos(math.pi * step / steps))
+            )
         loss = loss_of(torch.randint(count, (BATCH,), generator=generator))
         optimizer.zero_grad()
         loss.backward()
@@ -110,7 +128,10 @@ def train(name: str, parameters: Iterable[nn.Parameter], loss_of: Callable[[Tens
 
 def pretrain(policy: OpenVLAOFTPolicy, scenes: Scenes, tower_steps: int, steps: int) -> None:
     inputs, count = policy.prepare(scenes.seen), len(scenes.actions)
-    size, side = policy.config["vision_config"]["featurizer"]["patch_size"], policy.config["image_sizes"][0]
+    size, side = (
+        policy.config["vision_config"]["featurizer"]["patch_size"],
+        policy.config["image_sizes"][0],
+    )
     columns, rows = (scenes.pixels / size).floor().clamp(0, side // size - 1).long().unbind(dim=-1)
     patches = rows * (side // size) + columns
     head = nn.Linear(policy.backbone.projector.fc1.in_features, patches.shape[1])
@@ -123,15 +144,29 @@ def pretrain(policy: OpenVLAOFTPolicy, scenes: Scenes, tower_steps: int, steps: 
         return F.cross_entropy(head(policy.patches(of(chosen))), patches[chosen])
 
     def imitate(chosen: Tensor) -> Tensor:
-        return policy.supervised_loss(of(chosen), chunks[chosen], None).mean()  # it draws no random numbers
+        return policy.supervised_loss(
+            of(chosen), chunks[chosen], None
+        ).mean()  # it draws no random numbers
 
-    train("towers", [*policy.backbone.vision_backbone.parameters(), *head.parameters()], search, count, tower_steps)
+    train(
+        "towers",
+        [*policy.backbone.vision_backbone.parameters(), *head.parameters()],
+        search,
+        count,
+        tower_steps,
+    )
     train("policy", policy.backbone.parameters(), imitate, count, steps)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkpoint", type=Path, help="config.json, tokenizer and statistics; its weights are not read")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "checkpoint",
+        type=Path,
+        help="config.json, tokenizer and statistics; its weights are not read",
+    )
     parser.add_argument("directory", type=Path)
     parser.add_argument("--scenes", type=int, default=16_000)
     parser.add_argument("--tower-steps", type=int, default=250)
@@ -139,11 +174,21 @@ def main() -> None:
     given = parser.parse_args()
     config = ManiSkillConfig(task="PutOnPlate25")
     render_backend, variables = cpu_driver(config)
-    if any(os.environ.get(name) != value for name, value in variables.items()):  # the Vulkan loader reads them when a process starts
-        sys.exit(subprocess.run([sys.executable, *sys.argv], env=os.environ | variables, check=False).returncode)
+    if any(
+        os.environ.get(name) != value for name, value in variables.items()
+    ):  # the Vulkan loader reads them when a process starts
+        sys.exit(
+            subprocess.run(
+                [sys.executable, *sys.argv], env=os.environ | variables, check=False
+            ).returncode
+        )
     torch.manual_seed(0)
-    policy = OpenVLAOFTPolicy(given.checkpoint, OpenVLAOFTOptions(random_weights=True, prompt_length=PROMPT_LENGTH))
-    pretrain(policy, draw_scenes(given.scenes, config, render_backend), given.tower_steps, given.steps)
+    policy = OpenVLAOFTPolicy(
+        given.checkpoint, OpenVLAOFTOptions(random_weights=True, prompt_length=PROMPT_LENGTH)
+    )
+    pretrain(
+        policy, draw_scenes(given.scenes, config, render_backend), given.tower_steps, given.steps
+    )
     given.directory.mkdir(parents=True, exist_ok=True)
     policy.save(given.directory, torch.float32)
 

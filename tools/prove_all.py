@@ -58,7 +58,11 @@ PROOFS: dict[str, tuple[str, ...]] = {
     "GRPO, LIBERO object 1": ("recipe=libero_grpo", "episodes=100", "env.tasks=[1]"),
     "PPO, Genesis": ("recipe=genesis_ppo",),
     "GRPO, sums in text": ("recipe=dialogue_grpo",),
-    "DAPO, sums in text": ("recipe=dialogue_grpo", "algorithm=dapo", "algorithm.granularity=action"),
+    "DAPO, sums in text": (
+        "recipe=dialogue_grpo",
+        "algorithm=dapo",
+        "algorithm.granularity=action",
+    ),
 }
 """Name -> keys of the training."""
 STARTS: dict[str, tuple[str, ...]] = {
@@ -68,7 +72,10 @@ STARTS: dict[str, tuple[str, ...]] = {
 """Name -> keys of the training whose policy it starts from, where no packaged one fits."""
 WHEN = ("before", "after")
 Modes = dict[str, list[dict[str, Any]]]
-HEAD = ("| proof | done | policy | before | after, mean: each seed | gain in points, intervals |", "|---|---|---|---|---|---|")
+HEAD = (
+    "| proof | done | policy | before | after, mean: each seed | gain in points, intervals |",
+    "|---|---|---|---|---|---|",
+)
 
 
 def slug(name: str) -> str:
@@ -117,7 +124,9 @@ class Run:
     def episodes(self, when: str) -> Modes:
         """Of each mode (sampled, greedy) that was evaluated. ``when``: before or after."""
         document = json.loads((self.directory / "evaluation" / f"{when}.json").read_text())
-        return {mode: document[mode]["episodes"] for mode in ("sampled", "greedy") if mode in document}
+        return {
+            mode: document[mode]["episodes"] for mode in ("sampled", "greedy") if mode in document
+        }
 
     def result(self) -> Result:
         metrics = read_run(self.directory).metrics
@@ -142,7 +151,9 @@ class Store:
             return {}
         found = {}
         for seed, each in document["seeds"].items():
-            before, after = ({mode: listed(tasks) for mode, tasks in each[when].items()} for when in WHEN)
+            before, after = (
+                {mode: listed(tasks) for mode, tasks in each[when].items()} for when in WHEN
+            )
             found[int(seed)] = Result(before, after, each["curve"])
         return found
 
@@ -150,21 +161,30 @@ class Store:
         if self._folder is None or not results:
             return
         documents = {
-            seed: {when: {mode: packed(episodes) for mode, episodes in getattr(each, when).items()} for when in WHEN}
+            seed: {
+                when: {mode: packed(episodes) for mode, episodes in getattr(each, when).items()}
+                for when in WHEN
+            }
             | {"curve": [round(rate, 4) for rate in each.curve]}
             for seed, each in results.items()
         }
-        lines = ",\n".join(f' "{seed}": {json.dumps(document)}' for seed, document in sorted(documents.items()))
+        lines = ",\n".join(
+            f' "{seed}": {json.dumps(document)}' for seed, document in sorted(documents.items())
+        )
         keys = json.dumps(PROOFS[proof], ensure_ascii=False)
         self._folder.mkdir(parents=True, exist_ok=True)
-        (self._folder / f"{slug(proof)}.json").write_text(f'{{"keys": {keys}, "seeds": {{\n{lines}\n}}}}\n')
+        (self._folder / f"{slug(proof)}.json").write_text(
+            f'{{"keys": {keys}, "seeds": {{\n{lines}\n}}}}\n'
+        )
 
 
 def packed(episodes: list[dict[str, Any]]) -> dict[str, dict[str, list[int]]]:
     """Task -> seeds of the episodes that succeeded and failed."""
     found: dict[str, dict[str, list[int]]] = {}
     for each in episodes:
-        found.setdefault(task_of(each), {"succeeded": [], "failed": []})["succeeded" if each["success"] else "failed"].append(each["seed"])
+        found.setdefault(task_of(each), {"succeeded": [], "failed": []})[
+            "succeeded" if each["success"] else "failed"
+        ].append(each["seed"])
     return found
 
 
@@ -187,7 +207,9 @@ def results(proof: str, seeds: int, store: Store) -> dict[int, Result]:
 def rows(proof: str, seeds: int, failed: set[Run], results: dict[int, Result]) -> Iterator[str]:
     """One line per mode of evaluation."""
     found = list(results.values())
-    state = f"{len(found)} of {max(seeds, len(found))} seeds" + ", one failed" * any(run.proof == proof for run in failed)
+    state = f"{len(found)} of {max(seeds, len(found))} seeds" + ", one failed" * any(
+        run.proof == proof for run in failed
+    )
     if not found:
         yield f"| {proof} | {state} | | | | |"
         return
@@ -196,14 +218,30 @@ def rows(proof: str, seeds: int, failed: set[Run], results: dict[int, Result]) -
         gain, (low, high) = hierarchical_difference(before, after)
         each = ", ".join(f"{100 * rate:.1f}" for rate in after.scores.mean(1))
         first, last = success(before), success(after)
-        (low_before, high_before), (low_after, high_after) = first["pc_success_ci95"], last["pc_success_ci95"]
-        apart = "disjoint" if high_before < low_after else "disjoint: worse" if high_after < low_before else "overlapping"
+        (low_before, high_before), (low_after, high_after) = (
+            first["pc_success_ci95"],
+            last["pc_success_ci95"],
+        )
+        apart = (
+            "disjoint"
+            if high_before < low_after
+            else "disjoint: worse"
+            if high_after < low_before
+            else "overlapping"
+        )
         gained = f"{100 * gain:+.1f} ({100 * low:+.1f} to {100 * high:+.1f}), {apart}"
         yield f"| {proof} | {state} | {mode} | {RATE.format(**first)} | {RATE.format(**last)}: {each} | {gained} |"
 
 
 def table(seeds: int, failed: set[Run], store: Store) -> list[str]:
-    return [*HEAD, *(line for proof in PROOFS for line in rows(proof, seeds, failed, results(proof, seeds, store)))]
+    return [
+        *HEAD,
+        *(
+            line
+            for proof in PROOFS
+            for line in rows(proof, seeds, failed, results(proof, seeds, store))
+        ),
+    ]
 
 
 def figure(proof: str, found: dict[int, Result], path: Path) -> None:
@@ -212,8 +250,17 @@ def figure(proof: str, found: dict[int, Result], path: Path) -> None:
         drawn = Figure(figsize=(4, 2.2), layout="constrained")
         axes = drawn.add_subplot()
         for number, values in ((seed, each.curve) for seed, each in found.items()):
-            smooth = np.convolve(values, np.ones(5) / 5, "valid") if len(values) >= 5 else np.array(values)
-            axes.plot(np.arange(len(values) - len(smooth), len(values)) + 1, smooth, linewidth=1.2, label=f"seed {number}")
+            smooth = (
+                np.convolve(values, np.ones(5) / 5, "valid")
+                if len(values) >= 5
+                else np.array(values)
+            )
+            axes.plot(
+                np.arange(len(values) - len(smooth), len(values)) + 1,
+                smooth,
+                linewidth=1.2,
+                label=f"seed {number}",
+            )
         axes.set(title=proof, xlabel="iteration", ylabel="success in rollouts", ylim=(0, 1))
         axes.legend(frameon=False)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -239,13 +286,21 @@ Means over seeds have intervals of 95 % (seeds and episodes), as `rlinf-vla comp
 are wide, because two hardly show how much seeds differ.
 """
     store = Store(page)
-    kept = [line for line in page.read_text().splitlines() if line.startswith("| ")] if page.exists() else []
+    kept = (
+        [line for line in page.read_text().splitlines() if line.startswith("| ")]
+        if page.exists()
+        else []
+    )
     lines, figures = [*HEAD], []
     for proof in PROOFS:
         found = results(proof, seeds, store)
         store.save(proof, found)
         new = list(rows(proof, seeds, failed, found))
-        old = [line for line in kept if line.startswith(f"| {proof} | ") and seeds_of(line) > seeds_of(new[0])]
+        old = [
+            line
+            for line in kept
+            if line.startswith(f"| {proof} | ") and seeds_of(line) > seeds_of(new[0])
+        ]
         lines += old or new
         if seeds_of(lines[-1]):
             image = page.parent.parent / "images" / "learning" / f"{slug(proof)}.svg"
@@ -256,11 +311,22 @@ are wide, because two hardly show how much seeds differ.
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"proofs to run: {', '.join(map(slug, PROOFS))}; all by default")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help=f"proofs to run: {', '.join(map(slug, PROOFS))}; all by default",
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--page", type=Path)
-    parser.add_argument("--missing", action="store_true", help="leave out seeds whose results are stored beside the page")
+    parser.add_argument(
+        "--missing",
+        action="store_true",
+        help="leave out seeds whose results are stored beside the page",
+    )
     given = parser.parse_args()
     if unknown := set(given.names) - set(map(slug, PROOFS)):
         parser.error(f"{', '.join(sorted(unknown))}: no such proof")

@@ -31,14 +31,35 @@ ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / ".prove-gpu"
 PACKAGES = KEPT / "packages"
 LIMIT = 480
-ENGINE = ("torch", "transformers", "peft", "numpy", "safetensors", "tokenizers", "hydra", "omegaconf", "rich", "psutil", "PIL")
+ENGINE = (
+    "torch",
+    "transformers",
+    "peft",
+    "numpy",
+    "safetensors",
+    "tokenizers",
+    "hydra",
+    "omegaconf",
+    "rich",
+    "psutil",
+    "PIL",
+)
 TRAINING = (*ENGINE, "jinja2", "matplotlib", "tensorboard")
 TESTS = ("pytest", *TRAINING)
 PARTS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "conformance": ("The conformance suite of every packaged model, on the GPU", (*TESTS, "hypothesis")),
-    "rehearsal": ("Two iterations of every algorithm and packaged model, on the toy environment", TESTS),
+    "conformance": (
+        "The conformance suite of every packaged model, on the GPU",
+        (*TESTS, "hypothesis"),
+    ),
+    "rehearsal": (
+        "Two iterations of every algorithm and packaged model, on the toy environment",
+        TESTS,
+    ),
     "capture": ("Policy calls as CUDA graphs: the same bits as without", ENGINE),
-    "fused": ("Fused kernels beside PyTorch's operations, in float32, relative errors", (*ENGINE, "liger_kernel")),
+    "fused": (
+        "Fused kernels beside PyTorch's operations, in float32, relative errors",
+        (*ENGINE, "liger_kernel"),
+    ),
     "openvla": ("openvla-7b: policy calls", ENGINE),
     "oft": ("OpenVLA-OFT, chunks of 8, two images: policy calls", ENGINE),
     "pi0": ("π₀: policy calls", ENGINE),
@@ -47,9 +68,18 @@ PARTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "profiles": ("Kernels that take the time", ENGINE),
     "memory": ("openvla-7b with LoRA r32: counted and measured memory", ENGINE),
     "finetune": ("π₀ in bfloat16: one update of all weights", ENGINE),
-    "maniskill": ("Two iterations of PPO on ManiSkill, its simulator on the CPU and on the GPU", (*TRAINING, "mani_skill")),
-    "large": ("openvla-7b with LoRA r32 on ManiSkill's CPU simulator: two iterations of PPO as planned", (*TRAINING, "mani_skill")),
-    "genesis": ("Two iterations of PPO on Genesis, its simulator on the GPU, and its environments alone", (*TRAINING, "genesis")),
+    "maniskill": (
+        "Two iterations of PPO on ManiSkill, its simulator on the CPU and on the GPU",
+        (*TRAINING, "mani_skill"),
+    ),
+    "large": (
+        "openvla-7b with LoRA r32 on ManiSkill's CPU simulator: two iterations of PPO as planned",
+        (*TRAINING, "mani_skill"),
+    ),
+    "genesis": (
+        "Two iterations of PPO on Genesis, its simulator on the GPU, and its environments alone",
+        (*TRAINING, "genesis"),
+    ),
 }
 """Name -> heading on the page, and the modules that must be importable."""
 
@@ -62,14 +92,24 @@ NOT_YET = "**It has not run on a GPU yet: nothing here is proven.**\n"
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"all, or some of {', '.join(PARTS)}")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "parts", nargs="*", metavar="PART", help=f"all, or some of {', '.join(PARTS)}"
+    )
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--size", default="full", choices=("full", "tiny"), help="tiny: rehearse the kit itself")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of one measurement of latencies")
+    parser.add_argument(
+        "--size", default="full", choices=("full", "tiny"), help="tiny: rehearse the kit itself"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="of one measurement of latencies"
+    )
     parser.add_argument("--results", type=Path, default=KEPT / "results")
     parser.add_argument("--page", type=Path, help="default: gpu.md beside the results")
-    parser.add_argument("--jobs", type=int, default=1, help="parts at a time: for those that measure no time")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="parts at a time: for those that measure no time"
+    )
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds of a part")
     given = parser.parse_args(arguments)
     names = given.parts or list(PARTS)
@@ -83,7 +123,9 @@ def main(arguments: Sequence[str]) -> int:
     make_importable(results.parent / "links")
     statuses = []
     with ThreadPoolExecutor(given.jobs) as pool:
-        for name, document in zip(names, pool.map(lambda name: outcome(name, given, results), names), strict=True):
+        for name, document in zip(
+            names, pool.map(lambda name: outcome(name, given, results), names), strict=True
+        ):
             statuses.append(document["status"])
             print(f"{name}: {document['status']}", flush=True)
     page = given.page or results.parent / "gpu.md"
@@ -98,7 +140,11 @@ def no_gpu() -> str | None:
         return "PyTorch is not installed: install torch >= 2.6 for CUDA"
     import torch
 
-    return None if torch.cuda.is_available() else "PyTorch sees no CUDA device here: run this on a machine with an NVIDIA GPU"
+    return (
+        None
+        if torch.cuda.is_available()
+        else "PyTorch sees no CUDA device here: run this on a machine with an NVIDIA GPU"
+    )
 
 
 def make_importable(folder: Path) -> None:
@@ -112,7 +158,9 @@ def make_importable(folder: Path) -> None:
         sys.modules.pop("rlinf_vla", None)
         project = tomllib.loads((ROOT / "pyproject.toml").read_text())
         places = project["tool"]["setuptools"]["package-dir"].items()
-        links = {path.name: path for path in (ROOT / "rlinf_vla").iterdir() if path.name != "__pycache__"}
+        links = {
+            path.name: path for path in (ROOT / "rlinf_vla").iterdir() if path.name != "__pycache__"
+        }
         links |= {name.partition(".")[2]: ROOT / place for name, place in places if "." in name}
         (folder / "rlinf_vla").mkdir(parents=True, exist_ok=True)
         for name, place in links.items():
@@ -122,11 +170,16 @@ def make_importable(folder: Path) -> None:
         said.mkdir(exist_ok=True)
         (said / "METADATA").write_text("Metadata-Version: 2.1\nName: rlinf-vla\nVersion: 0\n")
         groups = project["project"]["entry-points"].items()
-        lines = [[f"[{group}]", *(f"{name} = {value}" for name, value in points.items()), ""] for group, points in groups]
+        lines = [
+            [f"[{group}]", *(f"{name} = {value}" for name, value in points.items()), ""]
+            for group, points in groups
+        ]
         (said / "entry_points.txt").write_text("\n".join(line for group in lines for line in group))
         added.insert(0, str(folder))
     sys.path[:] = [*added, *sys.path, str(PACKAGES)]
-    os.environ["PYTHONPATH"] = os.pathsep.join([*added, *filter(None, [os.environ.get("PYTHONPATH")])])
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [*added, *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
 
 
 def outcome(name: str, given: argparse.Namespace, results: Path) -> dict[str, Any]:
@@ -136,14 +189,33 @@ def outcome(name: str, given: argparse.Namespace, results: Path) -> dict[str, An
     is kept.
     """
     file, began = results / f"{name}.json", time.monotonic()
-    write(file, {"rows": [], "status": "running", "seconds": 0.0, "device": given.device, "size": given.size})
+    write(
+        file,
+        {
+            "rows": [],
+            "status": "running",
+            "seconds": 0.0,
+            "device": given.device,
+            "size": given.size,
+        },
+    )
     missing = [module for module in PARTS[name][1] if find_spec(module) is None]
     status = f"not run: {', '.join(missing)} missing" if missing else ""
     if not missing:
-        command = [sys.executable, str(ROOT / "tools" / "gpu_parts.py"), name, given.device, given.size, str(given.seconds), str(file)]
+        command = [
+            sys.executable,
+            str(ROOT / "tools" / "gpu_parts.py"),
+            name,
+            given.device,
+            given.size,
+            str(given.seconds),
+            str(file),
+        ]
         log = results / f"{name}.log"
         with log.open("w") as said:
-            process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, start_new_session=True)
+            process = subprocess.Popen(
+                command, stdout=said, stderr=subprocess.STDOUT, start_new_session=True
+            )
             try:
                 code = process.wait(given.limit)
                 last = (log.read_text(errors="replace").strip().splitlines() or ["no output"])[-1]
@@ -154,7 +226,10 @@ def outcome(name: str, given: argparse.Namespace, results: Path) -> dict[str, An
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-    document = json.loads(file.read_text()) | {"status": status, "seconds": round(time.monotonic() - began, 1)}
+    document = json.loads(file.read_text()) | {
+        "status": status,
+        "seconds": round(time.monotonic() - began, 1),
+    }
     write(file, document)
     return document
 
@@ -169,8 +244,15 @@ def write(file: Path, document: dict[str, Any]) -> None:
 def written(results: Path) -> str:
     """Return the page of all parts that have results."""
     lines = [BEGINNING]
-    documents = {name: json.loads(file.read_text()) for name in PARTS if (file := results / f"{name}.json").exists()}
-    if not any(document["device"] == "cuda" and document["status"] == "done" for document in documents.values()):
+    documents = {
+        name: json.loads(file.read_text())
+        for name in PARTS
+        if (file := results / f"{name}.json").exists()
+    }
+    if not any(
+        document["device"] == "cuda" and document["status"] == "done"
+        for document in documents.values()
+    ):
         lines.append(NOT_YET)
     for name, (heading, _) in PARTS.items():
         document = documents.get(name)
@@ -178,10 +260,25 @@ def written(results: Path) -> str:
         if document is None:
             lines += ["Not run.", ""]
             continue
-        where = " · ".join(filter(None, [document.get("machine"), document["device"], document["size"], f"{document['seconds']:.0f} s"]))
+        where = " · ".join(
+            filter(
+                None,
+                [
+                    document.get("machine"),
+                    document["device"],
+                    document["size"],
+                    f"{document['seconds']:.0f} s",
+                ],
+            )
+        )
         lines += [f"`make prove-gpu PARTS={name}`: **{document['status']}** ({where}).", ""]
         if document["rows"]:
-            lines += ["| | measured | goal |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in document["rows"]), ""]
+            lines += [
+                "| | measured | goal |",
+                "|---|---|---|",
+                *(f"| {' | '.join(row)} |" for row in document["rows"]),
+                "",
+            ]
     return "\n".join(lines)
 
 

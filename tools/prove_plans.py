@@ -41,13 +41,33 @@ from rlinf_vla.telemetry.run_files import read_run
 ITERATIONS, LONG = 2, 40
 """Of a run, and of one in which workers join or leave, which takes a while."""
 COMMON = (
-    *("cluster=8gpu", "cluster.device=fake_gpu", "cluster.micro_batch_size=20", "cluster.update_threads=1", "seed=7"),
-    *(f"iterations={ITERATIONS}", "env.num_envs=8", "env.episode_limit=5", "rollout.batch_size=2", "algorithm.minibatch_size=20"),
-    *("evaluation.before_and_after=false", "checkpoints.every=1", "checkpoints.keep=99", "model.options.random_weights=true"),
+    *(
+        "cluster=8gpu",
+        "cluster.device=fake_gpu",
+        "cluster.micro_batch_size=20",
+        "cluster.update_threads=1",
+        "seed=7",
+    ),
+    *(
+        f"iterations={ITERATIONS}",
+        "env.num_envs=8",
+        "env.episode_limit=5",
+        "rollout.batch_size=2",
+        "algorithm.minibatch_size=20",
+    ),
+    *(
+        "evaluation.before_and_after=false",
+        "checkpoints.every=1",
+        "checkpoints.keep=99",
+        "model.options.random_weights=true",
+    ),
     *("algorithm.kl_coef=0.05", "algorithm.epochs=2"),
 )
 MANISKILL = ("env.reward=normalized_dense", "env.processes=1")
-TINY, PPO = "model.checkpoint=asset://openvla_tiny", ("algorithm.horizon=10", "algorithm.value_warmup=0")
+TINY, PPO = (
+    "model.checkpoint=asset://openvla_tiny",
+    ("algorithm.horizon=10", "algorithm.value_warmup=0"),
+)
 RECIPES = {
     "maniskill_ppo": (*MANISKILL, TINY, *PPO),
     "maniskill_grpo": (*MANISKILL, TINY, "algorithm.episodes=16", "algorithm.group_size=4"),
@@ -71,17 +91,34 @@ PIPELINED = {
     "2 rollout workers of 2 groups": (ray("collocated", 2, 1, pipeline_depth=2), ()),
 }
 """Plans of the recipe in Genesis, which advances a group as one batch in a process of its own."""
-JOIN, PREEMPT, MIXED = "2 rollout workers join", "a worker is told to leave (SIGTERM)", "mixed pool: 2 GPUs each of two types"
+JOIN, PREEMPT, MIXED = (
+    "2 rollout workers join",
+    "a worker is told to leave (SIGTERM)",
+    "mixed pool: 2 GPUs each of two types",
+)
 ONCE = {
     "2 groups taking turns": (Plan(pipeline_depth=2, micro_batch_size=20), ("env.processes=2",)),
     "1 rollout worker": (ray("collocated", 1, 1), ()),
-    "2 rollout workers of 2 groups": (ray("collocated", 2, 1, pipeline_depth=2), ("env.processes=2",)),
+    "2 rollout workers of 2 groups": (
+        ray("collocated", 2, 1, pipeline_depth=2),
+        ("env.processes=2",),
+    ),
     "without streaming": (ray("disaggregated", 2, 1, streaming=False), ()),
     "reference workers": (ray("disaggregated", 2, 1, reference_workers=1), ()),
     "2 shards per worker": (ray("disaggregated", 2, 1), ("cluster.shards_per_worker=2",)),
     "2 sharded ranks (FSDP2)": (ray("collocated", 2, 2), ("cluster.trainer_sharding=full",)),
-    "4 sharded ranks, taking turns": (ray("collocated", 4, 4, offload=True), ("cluster.trainer_sharding=full",)),
-    JOIN: (ray("disaggregated", 2, 1), ("cluster.shards_per_worker=2", "cluster.most_rollout_workers=4", "cluster.roles.rollout.cpus=0.2")),
+    "4 sharded ranks, taking turns": (
+        ray("collocated", 4, 4, offload=True),
+        ("cluster.trainer_sharding=full",),
+    ),
+    JOIN: (
+        ray("disaggregated", 2, 1),
+        (
+            "cluster.shards_per_worker=2",
+            "cluster.most_rollout_workers=4",
+            "cluster.roles.rollout.cpus=0.2",
+        ),
+    ),
     PREEMPT: (ray("disaggregated", 2, 1), ()),
     MIXED: (ray("hybrid", 4, 2), ()),
 }
@@ -104,7 +141,9 @@ class Outcome:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("recipes", nargs="*", default=list(RECIPES))
     parser.add_argument("--page", type=Path)
     given = parser.parse_args()
@@ -122,8 +161,14 @@ def main() -> None:
 def prove(name: str, folder: Path) -> Iterator[tuple[str, list[float]]]:
     """Run the plans of a recipe; yield a row of the table, and the largest error of the weights
     after each iteration."""
-    plans: dict[str, tuple[Plan, tuple[str, ...]]] = {"one process": (Plan(micro_batch_size=20), ())}
-    plans |= {title: (plan, ()) for title, plan in PLACEMENTS.items()} if name.startswith("maniskill") else PIPELINED
+    plans: dict[str, tuple[Plan, tuple[str, ...]]] = {
+        "one process": (Plan(micro_batch_size=20), ())
+    }
+    plans |= (
+        {title: (plan, ()) for title, plan in PLACEMENTS.items()}
+        if name.startswith("maniskill")
+        else PIPELINED
+    )
     if name == next(iter(RECIPES)):
         plans |= ONCE
     if "pi0" in name:
@@ -133,7 +178,9 @@ def prove(name: str, folder: Path) -> Iterator[tuple[str, list[float]]]:
         keys = [f"recipe={name.split()[0]}", *name.split()[1:], *COMMON, *RECIPES[name], *more]
         with ExitStack() as stack:
             pool = stack.enter_context(two_types()) if title == MIXED else []
-            keys += pool + [f"iterations={LONG}"] * (title in (JOIN, PREEMPT) or (not known and JOIN in plans))
+            keys += pool + [f"iterations={LONG}"] * (
+                title in (JOIN, PREEMPT) or (not known and JOIN in plans)
+            )
             found = run(keys, plan, folder / str(number), title)
         known = known or found.weights
         errors = [
@@ -142,7 +189,10 @@ def prove(name: str, folder: Path) -> Iterator[tuple[str, list[float]]]:
         ]
         errors = [errors[0], errors[-1]]
         moved = " | ".join("the same bits" if error == 0 else f"{error:.1e}" for error in errors)
-        yield f"| {name} | {title} | {plan} | {found.gpus or 'yes'} | {found.tracks or 'yes'} | {moved} | {found.seconds:.0f} |", errors
+        yield (
+            f"| {name} | {title} | {plan} | {found.gpus or 'yes'} | {found.tracks or 'yes'} | {moved} | {found.seconds:.0f} |",
+            errors,
+        )
 
 
 @contextmanager
@@ -151,12 +201,15 @@ def two_types() -> Iterator[list[str]]:
     from ray.cluster_utils import Cluster
 
     kinds = {"fast": "nvidia-h100-80gb-hbm3", "slow": "nvidia-a100-sxm4-80gb"}
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+    )
     try:
         for kind in kinds:
             cluster.add_node(num_cpus=16, num_gpus=2, labels={"pool": kind})
         nodes = [
-            f"{{name: {kind}, gpus: 2, gpu: {gpu}, cpus: 16, memory_gb: 500, labels: {{pool: {kind}}}}}" for kind, gpu in kinds.items()
+            f"{{name: {kind}, gpus: 2, gpu: {gpu}, cpus: 16, memory_gb: 500, labels: {{pool: {kind}}}}}"
+            for kind, gpu in kinds.items()
         ]
         yield [f"cluster.address='{cluster.address}'", f"cluster.nodes=[{', '.join(nodes)}]"]
     finally:
@@ -172,8 +225,18 @@ def run(keys: Sequence[str], plan: Plan, folder: Path, title: str) -> Outcome:
     folder.mkdir()
     write_plan(folder / "plan.yaml", load("train", keys), plan)
     # an address is not taken from a file alone
-    keys = [f"plan={folder / 'plan.yaml'}", *(key for key in keys if key.startswith("cluster.address="))]
-    command = [sys.executable, "-m", "rlinf_vla.cli.main", "train", *keys, f"run_dir={folder / 'run'}"]
+    keys = [
+        f"plan={folder / 'plan.yaml'}",
+        *(key for key in keys if key.startswith("cluster.address=")),
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "rlinf_vla.cli.main",
+        "train",
+        *keys,
+        f"run_dir={folder / 'run'}",
+    ]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     lines = folder / "run" / "metrics.jsonl"
     with (folder / "log").open("w") as log:
@@ -181,7 +244,10 @@ def run(keys: Sequence[str], plan: Plan, folder: Path, title: str) -> Outcome:
         while preempt and process.poll() is None:
             if lines.exists() and lines.read_text():
                 workers = json.loads((folder / "run" / "placement.json").read_text())["workers"]
-                os.kill(next(worker["pid"] for worker in workers if worker["role"] == "rollout"), signal.SIGTERM)
+                os.kill(
+                    next(worker["pid"] for worker in workers if worker["role"] == "rollout"),
+                    signal.SIGTERM,
+                )
                 break
             time.sleep(0.05)
         if process.wait():
@@ -194,7 +260,10 @@ def run(keys: Sequence[str], plan: Plan, folder: Path, title: str) -> Outcome:
         gpus_differ(plan, recipe, folder / "run"),
         # the timeline is that of the last iterations, in which a lost worker has no shard
         "" if preempt else tracks_differ(plan, recipe, folder / "run", title == JOIN),
-        [weights_of(folder / "run" / "checkpoints" / f"step_{number + 1:06d}") for number in range(len(metrics))],
+        [
+            weights_of(folder / "run" / "checkpoints" / f"step_{number + 1:06d}")
+            for number in range(len(metrics))
+        ],
         metrics[-1]["timing_s/iteration"],
     )
 
@@ -215,7 +284,13 @@ def gpus_differ(plan: Plan, recipe: Any, directory: Path) -> str:
         return "–" if not (directory / "placement.json").exists() else "started workers"
     workers = json.loads((directory / "placement.json").read_text())["workers"]
     planned = dict(
-        zip(("rollout", "trainer"), assign(plan.placement, plan.rollout_workers, plan.trainer_ranks, describe(recipe.cluster)), strict=True)
+        zip(
+            ("rollout", "trainer"),
+            assign(
+                plan.placement, plan.rollout_workers, plan.trainer_ranks, describe(recipe.cluster)
+            ),
+            strict=True,
+        )
     )
     pairs = set()
     for worker in workers:
@@ -223,7 +298,10 @@ def gpus_differ(plan: Plan, recipe: Any, directory: Path) -> str:
             return f"{worker['role']} {worker['number']} has GPUs {worker['gpus']}"
         slots = planned.get(worker["role"]) or planned["trainer"]
         pairs.add((slots[worker["number"] % len(slots)], (worker["node_id"], worker["gpus"][0])))
-    started = {role: sum(worker["role"] == role for worker in workers) for role in ("rollout", "trainer", "reference", "feature")}
+    started = {
+        role: sum(worker["role"] == role for worker in workers)
+        for role in ("rollout", "trainer", "reference", "feature")
+    }
     wanted = {
         "rollout": plan.rollout_workers,
         "trainer": plan.trainer_ranks,
@@ -232,7 +310,11 @@ def gpus_differ(plan: Plan, recipe: Any, directory: Path) -> str:
     }
     if started != wanted:
         return f"started {started}"
-    return "" if len(pairs) == len({slot for slot, _ in pairs}) == len({gpu for _, gpu in pairs}) else f"other GPUs: {sorted(pairs)}"
+    return (
+        ""
+        if len(pairs) == len({slot for slot, _ in pairs}) == len({gpu for _, gpu in pairs})
+        else f"other GPUs: {sorted(pairs)}"
+    )
 
 
 def tracks_differ(plan: Plan, recipe: Any, directory: Path, joined: bool) -> str:
@@ -248,8 +330,14 @@ def tracks_differ(plan: Plan, recipe: Any, directory: Path, joined: bool) -> str
         {span.track for span in spans if any(word in span.track for word in known)}
         for spans in (simulate(problem, plan).spans, read_run(directory).timeline)
     )
-    others = {track for track in recorded if joined and any(f"rollout {number} " in track for number in (2, 3))}
-    return ", ".join(sorted(predicted ^ (recorded - others))) or "no worker joined" * (joined and not others)
+    others = {
+        track
+        for track in recorded
+        if joined and any(f"rollout {number} " in track for number in (2, 3))
+    }
+    return ", ".join(sorted(predicted ^ (recorded - others))) or "no worker joined" * (
+        joined and not others
+    )
 
 
 def page(rows: Sequence[str], worst: Sequence[float]) -> str:

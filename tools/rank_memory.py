@@ -44,7 +44,9 @@ CLUSTER = ClusterConfig(name="here", update_threads=1)
 def pages() -> tuple[int, int]:
     """Bytes of main memory of this process, shared and private."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    sizes = {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines if line.endswith("kB")}
+    sizes = {
+        line.split(":")[0]: int(line.split()[1]) << 10 for line in lines if line.endswith("kB")
+    }
     private = sizes["Private_Clean"] + sizes["Private_Dirty"]
     return sizes["Rss"] - private, private
 
@@ -78,7 +80,10 @@ def shard(number: int, rows: int) -> Trajectory:
     calls = synthetic.calls(LinearPolicy(LinearOptions()), rows, SETTINGS, 1)
     generator = torch.Generator().manual_seed(number)
     shape = (rows, PIXELS, PIXELS, 3)
-    images = {f"camera{number}": torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8) for number in range(CAMERAS)}
+    images = {
+        f"camera{number}": torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+        for number in range(CAMERAS)
+    }
     return replace(calls, inputs=calls.inputs | images)
 
 
@@ -115,12 +120,19 @@ def measure(ranks: int, count: int, builders: Builders, algorithm: PPO) -> None:
         light.append(light_trajectory(light_part(played), number))
     calls = Trajectory.cat(light)
     generator = torch.Generator().manual_seed(0)
-    batch: Batch = replace(algorithm.weighted(calls, torch.randn(count, generator=generator)), target=torch.zeros(count))
+    batch: Batch = replace(
+        algorithm.weighted(calls, torch.randn(count, generator=generator)),
+        target=torch.zeros(count),
+    )
     started = time.perf_counter()
     found = trainers.call("update", batch, False, 0, 0)
-    print(f"{ranks} ranks, {count} calls: {CAMERAS * PIXELS * PIXELS * 3 * count / 1e6:.0f} MB of images; {found[0][0][0]}")
+    print(
+        f"{ranks} ranks, {count} calls: {CAMERAS * PIXELS * PIXELS * 3 * count / 1e6:.0f} MB of images; {found[0][0][0]}"
+    )
     for rank, ((shared, private),) in enumerate(trainers.call("memory")):
-        print(f"rank {rank}: shared {shared:.0f} MB, private {private:.0f} MB; update {time.perf_counter() - started:.1f} s")
+        print(
+            f"rank {rank}: shared {shared:.0f} MB, private {private:.0f} MB; update {time.perf_counter() - started:.1f} s"
+        )
     trainers.close()
 
 

@@ -37,16 +37,51 @@ SHARD_BYTES = 5 * 10**9
 DEVIATION = 0.02
 """Standard deviation of the random matrices, as the official configs initialise them."""
 TRAINING = (
-    *("recipe=maniskill_ppo", "seed=0", "iterations=2", "evaluation.before_and_after=false", "checkpoints.every=1", "checkpoints.keep=2"),
-    *("env.num_envs=2", "env.image_size=224", "env.control_mode=pd_ee_delta_pose", "rollout.batch_size=2"),
+    *(
+        "recipe=maniskill_ppo",
+        "seed=0",
+        "iterations=2",
+        "evaluation.before_and_after=false",
+        "checkpoints.every=1",
+        "checkpoints.keep=2",
+    ),
+    *(
+        "env.num_envs=2",
+        "env.image_size=224",
+        "env.control_mode=pd_ee_delta_pose",
+        "rollout.batch_size=2",
+    ),
     *("algorithm.value_warmup=0", "algorithm.epochs=1", "algorithm.minibatch_size=2"),
-    *("cluster=laptop", "cluster.rollout_threads=2", "cluster.micro_batch_size=1", "cluster.gradient_checkpointing=true"),
-    *("model.options.dtype=bfloat16", "model.lora.rank=32", "model.lora.merge=false", "model.options.prompt_length=null"),
+    *(
+        "cluster=laptop",
+        "cluster.rollout_threads=2",
+        "cluster.micro_batch_size=1",
+        "cluster.gradient_checkpointing=true",
+    ),
+    *(
+        "model.options.dtype=bfloat16",
+        "model.lora.rank=32",
+        "model.lora.merge=false",
+        "model.options.prompt_length=null",
+    ),
 )
 MODELS = {
     "openvla-7b": ("openvla_7b", "openvla", ("env.episode_limit=1", "algorithm.horizon=1")),
-    "oft-7b": ("openvla_7b", "openvla_oft", ("env.episode_limit=8", "algorithm.horizon=8", "model.options.chunk=8")),
-    "pi0": ("pi0_3b", "pi0", ("env.episode_limit=10", "algorithm.horizon=10", "model.options.chunk=10", "model.options.frozen_vlm=false")),
+    "oft-7b": (
+        "openvla_7b",
+        "openvla_oft",
+        ("env.episode_limit=8", "algorithm.horizon=8", "model.options.chunk=8"),
+    ),
+    "pi0": (
+        "pi0_3b",
+        "pi0",
+        (
+            "env.episode_limit=10",
+            "algorithm.horizon=10",
+            "model.options.chunk=10",
+            "model.options.frozen_vlm=false",
+        ),
+    ),
 }
 """Name -> asset with the sizes, model plug-in, and the keys that differ: one policy call for each
 environment and iteration."""
@@ -63,7 +98,11 @@ class Measured(NamedTuple):
 def write_random(directory: Path, model: str, options: Sequence[str]) -> None:
     """Write random bfloat16 weights of the network that ``directory`` describes."""
     plugin = plugins.choose("model", model, plugins.models())
-    names = [option.removeprefix("model.options.").split("=") for option in options if option.startswith("model.options.")]
+    names = [
+        option.removeprefix("model.options.").split("=")
+        for option in options
+        if option.startswith("model.options.")
+    ]
     keys = {name: json.loads(value) for name, value in names if name != "dtype"}
     network = plugin.without_weights(directory, plugin.Config(**keys)).backbone
     generator = torch.Generator().manual_seed(0)
@@ -72,7 +111,9 @@ def write_random(directory: Path, model: str, options: Sequence[str]) -> None:
     total = room = 0
 
     def flush() -> None:
-        save_file(shards[-1], directory / f"{len(shards):05d}.safetensors", metadata={"format": "pt"})
+        save_file(
+            shards[-1], directory / f"{len(shards):05d}.safetensors", metadata={"format": "pt"}
+        )
         shards[-1] = {}
 
     for name, value in network.state_dict().items():
@@ -90,12 +131,19 @@ def write_random(directory: Path, model: str, options: Sequence[str]) -> None:
         total, room = total + size, room + size
     flush()
     files = {name: f"{number:05d}.safetensors" for name, number in places.items()}
-    (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": files}))
+    (directory / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {"total_size": total}, "weight_map": files})
+    )
 
 
 def train(run_dir: Path, *arguments: str) -> Measured:
     """Run ``rlinf-vla train``. Raises SystemExit, with the end of its output, if it fails."""
-    command = [str(Path(sys.executable).with_name("rlinf-vla")), "train", f"run_dir={run_dir}", *arguments]
+    command = [
+        str(Path(sys.executable).with_name("rlinf-vla")),
+        "train",
+        f"run_dir={run_dir}",
+        *arguments,
+    ]
     started, peak, log = time.monotonic(), 0, run_dir.with_suffix(".log")
     with log.open("w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=ROOT)
@@ -135,9 +183,20 @@ def rehearse(name: str) -> list[Any]:
     weights, trained = re.search(r"([\d,]+) weights, ([\d,]+) of them", first.output).groups()  # type: ignore[union-attr]
     parity = re.search(r".*recomputed log-probabilities.*", first.output)
     print(parity[0] if parity else "no parity line")
-    times = [sum(each[f"timing_s/{part}"] for each in found) / len(found) for part in ("rollout", "update")]
+    times = [
+        sum(each[f"timing_s/{part}"] for each in found) / len(found)
+        for part in ("rollout", "update")
+    ]
     stored = sum(path.stat().st_size for path in begun.rglob("*") if path.is_file())
-    cells = [name, weights, trained, f"{first.seconds:.0f}", f"{times[0]:.0f}", f"{times[1]:.0f}", f"{first.peak / 1e9:.1f}"]
+    cells = [
+        name,
+        weights,
+        trained,
+        f"{first.seconds:.0f}",
+        f"{times[0]:.0f}",
+        f"{times[1]:.0f}",
+        f"{first.peak / 1e9:.1f}",
+    ]
     return [*cells, f"{stored / 1e9:.2f}", f"{resumed.seconds:.0f}", f"{resumed.peak / 1e9:.1f}"]
 
 

@@ -37,11 +37,17 @@ RUNS: dict[str, dict[str, str]] = {
     "simplevla_rl": {f"repro_simplevla_{suite}": "grpo" for suite in SUITES},
     "simplevla_rl_traj1": {"repro_simplevla_10_traj1": "grpo"},
     **{
-        f"pirl_{model}": {f"repro_pirl_{model}_{suite}_{method}": method for suite in SUITES for method in (*METHODS, "noise")}
+        f"pirl_{model}": {
+            f"repro_pirl_{model}_{suite}_{method}": method
+            for suite in SUITES
+            for method in (*METHODS, "noise")
+        }
         for model in ("pi0", "pi05")
     },
     **{
-        f"pirl_maniskill_{model}": {f"repro_pirl_{model}_maniskill_{noise}": noise for noise in ("sde", "noise")}
+        f"pirl_maniskill_{model}": {
+            f"repro_pirl_{model}_maniskill_{noise}": noise for noise in ("sde", "noise")
+        }
         for model in ("pi0", "pi05")
     },
 }
@@ -87,10 +93,19 @@ def predict(name: str) -> tuple[Prediction, int]:
     Recipes that differ in suite and checkpoint alone take the same time.
     """
     recipe, size = recipe_of(name), size_of(name)
-    trained = (recipe.preset, recipe.rollout, recipe.algorithm, recipe.cluster, recipe.model.options, recipe.model.lora)
+    trained = (
+        recipe.preset,
+        recipe.rollout,
+        recipe.algorithm,
+        recipe.cluster,
+        recipe.model.options,
+        recipe.model.lora,
+    )
     settings = f"{trained} {size} {recipe.env.episode_limit} {recipe.env.num_envs}"
     if settings not in PREDICTED:
-        problem, _ = plan_problem(recipe_of(name, f"model.checkpoint={size}", "model.lora.adapter=null"))
+        problem, _ = plan_problem(
+            recipe_of(name, f"model.checkpoint={size}", "model.lora.adapter=null")
+        )
         best = choose(problem).best
         PREDICTED[settings] = best, round(best.steps_per_s * best.seconds)
     return PREDICTED[settings]
@@ -117,7 +132,9 @@ def commands(table: str, name: str, method: str) -> Iterator[str]:
     keys = f"checkpoint=null sweep.policies=[start,{run}] evaluation.modes=[{'sampled' if sampled else 'greedy'}]"
     count = 50 if recipe.env.name == "libero" else 64
     together = f"env.num_envs={count} rollout.batch_size={count} sweep.block={count} model.options.prompt_length=null"
-    episodes = "episodes=50" if recipe.env.name == "libero" else f"episodes=320 {evaluation_tasks()}"
+    episodes = (
+        "episodes=50" if recipe.env.name == "libero" else f"episodes=320 {evaluation_tasks()}"
+    )
     yield f"rlinf-vla train recipe={name} cluster=8gpu run_dir={run}"
     yield f"rlinf-vla eval run={run} {keys} {episodes} {together} run_dir={run}/sweep"
     result, last = f"{run}/sweep/result.json", f"step_{recipe.iterations:06d}"
@@ -134,12 +151,24 @@ def sheet(table: str) -> Iterator[str]:
         yield f"| {row} | {' | '.join(f'{rates[number]:.1f}' for rates in paper.columns.values())} |"
     for name, method in RUNS[table].items():
         recipe = recipe_of(name)
-        start = recipe.model.checkpoint + ("" if recipe.model.lora.adapter is None else f" with {recipe.model.lora.adapter}")
-        yield from ("", f"### `{name}`", "", f"{known[name]} Start: {start}. Preset: `{recipe.preset.name}`.", "", "```")
+        start = recipe.model.checkpoint + (
+            "" if recipe.model.lora.adapter is None else f" with {recipe.model.lora.adapter}"
+        )
+        yield from (
+            "",
+            f"### `{name}`",
+            "",
+            f"{known[name]} Start: {start}. Preset: `{recipe.preset.name}`.",
+            "",
+            "```",
+        )
         yield from commands(table, name, method)
         yield from ("```", "", f"Predicted: {predicted(name)}.")
         if f"{name}_eval" in known:
-            yield from ("", f"Evaluation alone: `rlinf-vla eval recipe={name}_eval`, of {recipe_of(f'{name}_eval').model.checkpoint}.")
+            yield from (
+                "",
+                f"Evaluation alone: `rlinf-vla eval recipe={name}_eval`, of {recipe_of(f'{name}_eval').model.checkpoint}.",
+            )
 
 
 def main() -> None:

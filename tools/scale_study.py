@@ -32,7 +32,15 @@ from rlinf_vla.runtime.machines import Cluster
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "scale.md"
 GPU = "nvidia-h100-80gb-hbm3"
 NODE = NodeConfig(
-    name="node", gpus=8, gpu=GPU, gpu_memory_gb=80, cpus=128, memory_gb=1000, network_gbps=400, gpu_link_gbps=400, latency_ms=1
+    name="node",
+    gpus=8,
+    gpu=GPU,
+    gpu_memory_gb=80,
+    cpus=128,
+    memory_gb=1000,
+    network_gbps=400,
+    gpu_link_gbps=400,
+    latency_ms=1,
 )
 SIZES = (8, 32, 64, 128, 256)
 MOST = SIZES[-1]
@@ -60,14 +68,35 @@ VLA: tuple[str, ...] = (
     "env.control_mode=pd_ee_delta_pose",
     "env.backend=gpu",
 )
-VLA += ("model.options.dtype=bfloat16", "model.options.prompt_length=null", "env.episode_limit=80", "algorithm.horizon=80")
+VLA += (
+    "model.options.dtype=bfloat16",
+    "model.options.prompt_length=null",
+    "env.episode_limit=80",
+    "algorithm.horizon=80",
+)
 VLA += ("algorithm.epochs=1", "model.lora.rank=32", "model.lora.alpha=null")
 OPENVLA = ("model.checkpoint=hf://openvla/openvla-7b", "model.options.unnorm_key=bridge_orig")
-OFT = ("model=openvla_oft", "model.checkpoint=hf://Haozhan72/Openvla-oft-SFT-libero-spatial-traj1", "model.options.chunk=8")
-PI0 = ("recipe=libero_ppo_pi0", "cluster=8gpu", "model.checkpoint=/data/pi0_libero", "model.options.dtype=bfloat16")
+OFT = (
+    "model=openvla_oft",
+    "model.checkpoint=hf://Haozhan72/Openvla-oft-SFT-libero-spatial-traj1",
+    "model.options.chunk=8",
+)
+PI0 = (
+    "recipe=libero_ppo_pi0",
+    "cluster=8gpu",
+    "model.checkpoint=/data/pi0_libero",
+    "model.options.dtype=bfloat16",
+)
 NETWORKS = {
-    "openvla-7b": Network((*VLA, *OPENVLA), 16, 40, (("nvidia-a100-sxm4-80gb", "240", "OFT, arXiv 2502.19645"),)),
-    "oft-7b": Network((*VLA, *OFT), 16, 40, ((GPU, "46", "vla-eval"), ("nvidia-a100-sxm4-80gb", "74", "OFT, arXiv 2502.19645"))),
+    "openvla-7b": Network(
+        (*VLA, *OPENVLA), 16, 40, (("nvidia-a100-sxm4-80gb", "240", "OFT, arXiv 2502.19645"),)
+    ),
+    "oft-7b": Network(
+        (*VLA, *OFT),
+        16,
+        40,
+        ((GPU, "46", "vla-eval"), ("nvidia-a100-sxm4-80gb", "74", "OFT, arXiv 2502.19645")),
+    ),
     "pi0": Network(
         (*PI0, "algorithm.epochs=4", "model.lora.rank=0"),
         8,
@@ -100,7 +129,9 @@ LORA = {
     "adapters not merged for rollouts (`model.lora.merge=false`)": Settings(merge=False),
     "minibatches twice as large": Settings(minibatch=2),
     "both": Settings(minibatch=2, merge=False),
-    "both, and rollouts one iteration behind (`algorithm.staleness=1`)": Settings(STALE, minibatch=2, merge=False),
+    "both, and rollouts one iteration behind (`algorithm.staleness=1`)": Settings(
+        STALE, minibatch=2, merge=False
+    ),
 }
 EXPERT = {
     "minibatches twice as large": Settings(minibatch=2),
@@ -108,7 +139,9 @@ EXPERT = {
     "rollouts one iteration behind (`algorithm.staleness=1`)": Settings(STALE),
     "both": Settings(STALE, kept=True),
     "both, minibatches twice as large": Settings(STALE, kept=True, minibatch=2),
-    "both, one environment per core (16 per GPU), minibatches four times as large": Settings(STALE, kept=True, minibatch=4, envs=2),
+    "both, one environment per core (16 per GPU), minibatches four times as large": Settings(
+        STALE, kept=True, minibatch=4, envs=2
+    ),
 }
 
 
@@ -127,7 +160,11 @@ class Study:
         share = gpus if weak else MOST
         each = self.network.envs * settings.envs
         envs, minibatch = share * each, share * self.network.minibatch * settings.minibatch
-        sizes = (f"env.num_envs={envs}", f"rollout.batch_size={each}", f"algorithm.minibatch_size={minibatch}")
+        sizes = (
+            f"env.num_envs={envs}",
+            f"rollout.batch_size={each}",
+            f"algorithm.minibatch_size={minibatch}",
+        )
         groups = (f"algorithm.row_groups={gpus}",) * settings.kept
         recipe = self.recipe(*sizes, *groups, *settings.keys)
         node = replace(NODE, count=gpus // 8, **settings.node)
@@ -136,7 +173,15 @@ class Study:
             profile = replace(profile, operations=profile.operations | {"merge": Cost(on="gpu")})
         graph = trace(builders.build_algorithm(recipe))
         cluster = Cluster(f"{gpus}gpu", (node,))
-        return choose(Problem(graph, workload(recipe, graph, profile), cluster, {GPU: profile}, recipe.cluster.rows)).best
+        return choose(
+            Problem(
+                graph,
+                workload(recipe, graph, profile),
+                cluster,
+                {GPU: profile},
+                recipe.cluster.rows,
+            )
+        ).best
 
     def efficiencies(
         self, settings: Settings, sizes: Sequence[int] = (8, MOST)
@@ -146,7 +191,13 @@ class Study:
         for gpus in sizes:
             weak, strong = (self.predict(gpus, constant, settings) for constant in (True, False))
             first = first or (weak, strong)
-            yield gpus, weak, first[0].seconds / weak.seconds, strong, sizes[0] * first[1].seconds / (gpus * strong.seconds)
+            yield (
+                gpus,
+                weak,
+                first[0].seconds / weak.seconds,
+                strong,
+                sizes[0] * first[1].seconds / (gpus * strong.seconds),
+            )
 
 
 def percent(share: float) -> str:
@@ -154,13 +205,18 @@ def percent(share: float) -> str:
 
 
 def waits(found: Prediction) -> str:
-    return ", ".join(f"{place} {percent(seconds / found.seconds)}" for place, seconds in list(found.critical.items())[:3])
+    return ", ".join(
+        f"{place} {percent(seconds / found.seconds)}"
+        for place, seconds in list(found.critical.items())[:3]
+    )
 
 
 def described(found: Prediction) -> str:
     plan = found.plan
     parts = [plan.placement, f"{plan.rollout_workers} + {plan.trainer_ranks}"]
-    parts += [f"{plan.pipeline_depth} groups"] * (plan.pipeline_depth > 1) + ["off-loading"] * plan.offload
+    parts += [f"{plan.pipeline_depth} groups"] * (plan.pipeline_depth > 1) + [
+        "off-loading"
+    ] * plan.offload
     return f"{', '.join(parts)}, micro-batches of {plan.micro_batch_size}"
 
 
@@ -168,7 +224,13 @@ def scaling(study: Study, settings: Settings) -> Iterator[str]:
     yield "| GPUs | constant work per GPU: s / iteration | of 8 GPUs' | constant total work: s / iteration | of linear | plan | waits for |"
     yield "|---|---|---|---|---|---|---|"
     for gpus, weak, weak_share, strong, strong_share in study.efficiencies(settings, SIZES):
-        cells = [gpus, f"{weak.seconds:.1f}", percent(weak_share), f"{strong.seconds:.1f}", percent(strong_share)]
+        cells = [
+            gpus,
+            f"{weak.seconds:.1f}",
+            percent(weak_share),
+            f"{strong.seconds:.1f}",
+            percent(strong_share),
+        ]
         yield f"| {' | '.join(map(str, cells))} | {described(strong)} | {waits(strong)} |"
 
 
@@ -190,10 +252,22 @@ def varied() -> Iterator[tuple[str, Settings]]:
     for factor in (0.5, 1.5):
         for each in fields(Assumptions):
             value = factor * getattr(ASSUMED, each.name)
-            yield f"{each.name} {value:g}", Settings(assumed=replace(ASSUMED, **{each.name: min(value, 1.0)}))
-        yield f"network {factor * NODE.network_gbps:g} Gbit/s", Settings(node={"network_gbps": factor * NODE.network_gbps})
-        yield f"latency {factor * NODE.latency_ms:g} ms", Settings(node={"latency_ms": factor * NODE.latency_ms})
-        yield f"{int(factor * NODE.cpus)} cores per machine", Settings(node={"cpus": int(factor * NODE.cpus)})
+            yield (
+                f"{each.name} {value:g}",
+                Settings(assumed=replace(ASSUMED, **{each.name: min(value, 1.0)})),
+            )
+        yield (
+            f"network {factor * NODE.network_gbps:g} Gbit/s",
+            Settings(node={"network_gbps": factor * NODE.network_gbps}),
+        )
+        yield (
+            f"latency {factor * NODE.latency_ms:g} ms",
+            Settings(node={"latency_ms": factor * NODE.latency_ms}),
+        )
+        yield (
+            f"{int(factor * NODE.cpus)} cores per machine",
+            Settings(node={"cpus": int(factor * NODE.cpus)}),
+        )
 
 
 def sensitivity(study: Study) -> Iterator[str]:
@@ -218,12 +292,31 @@ def checked(studies: Mapping[str, Study]) -> Iterator[str]:
 
 def main() -> None:
     studies = {name: Study(NETWORKS[name]) for name in sys.argv[1:] or NETWORKS}
-    lines = ["# Scaling to 256 GPUs, predicted", "", PREFACE.strip(), "", "## How far published latencies are met", "", *checked(studies)]
+    lines = [
+        "# Scaling to 256 GPUs, predicted",
+        "",
+        PREFACE.strip(),
+        "",
+        "## How far published latencies are met",
+        "",
+        *checked(studies),
+    ]
     for name, study in studies.items():
         print(name, flush=True)
         network = study.network
         sizes = f"{network.envs} environments and {network.minibatch} rows of a minibatch per GPU (constant total work: at {MOST} GPUs)."
-        lines += ["", f"## {name}", "", sizes, "", *scaling(study, Settings()), "", *corrected(study), "", *sensitivity(study)]
+        lines += [
+            "",
+            f"## {name}",
+            "",
+            sizes,
+            "",
+            *scaling(study, Settings()),
+            "",
+            *corrected(study),
+            "",
+            *sensitivity(study),
+        ]
         PAGE.write_text("\n".join(lines) + "\n")
 
 

@@ -55,7 +55,9 @@ class Largest:
     def __init__(self) -> None:
         self.found: dict[str, Compared] = {}
 
-    def see(self, what: str, where: str, ours: Any, theirs: Any, limit: float, unit: str = "") -> None:
+    def see(
+        self, what: str, where: str, ours: Any, theirs: Any, limit: float, unit: str = ""
+    ) -> None:
         one, other = (np.asarray(each, np.float64).reshape(-1) for each in (ours, theirs))
         entry = self.found.setdefault(f"{what} {where}", Compared(what, where, 0, 0.0, limit, unit))
         if one.shape != other.shape:
@@ -74,7 +76,12 @@ def counts(folder: Path) -> Assets:
         train, there_are = (ids[f"{task}/{which}"]["counts"][kind] for which in ("train", "all"))
         return Counts(train, there_are)
 
-    return Assets(of("Main-v3", "objects"), of("Main-v3", "tables"), of("Plate-v1", "plates"), of("VisionTexture03-v1", "extras"))
+    return Assets(
+        of("Main-v3", "objects"),
+        of("Main-v3", "tables"),
+        of("Plate-v1", "plates"),
+        of("VisionTexture03-v1", "extras"),
+    )
 
 
 def read(path: Path) -> Any:
@@ -87,7 +94,9 @@ def without_simulator(folder: Path) -> list[Compared]:
     places = np.load(folder / "layouts.npz")
     for name in ("main", "position", "multi_object", "multi_plate", "position_change"):
         largest.see("layouts", "layouts", layouts(name), places[name], 1e-6, "m")
-    largest.see("joint offsets", "layouts", joint_offsets(), places["ee_pose_joint_offsets"], 1e-6, "rad")
+    largest.see(
+        "joint offsets", "layouts", joint_offsets(), places["ee_pose_joint_offsets"], 1e-6, "rad"
+    )
     for file, assets in (("ids", counts(folder)), ("ids_all_assets", PUBLISHED)):
         for key, recorded in read(folder / f"{file}.json").items():
             episodes = Episodes25(*key.split("/"), assets)
@@ -104,16 +113,26 @@ def without_simulator(folder: Path) -> list[Compared]:
 def compare_id(largest: Largest, file: str, episodes: Episodes25, row: dict[str, Any]) -> None:
     episode = episodes[row["episode_id"]]
     numbers = [episode.object, episode.plate, episode.table, episode.pair, episode.turn]
-    largest.see("what an id means", file, numbers, [row[f"{name}_id"] for name in ("object", "plate", "table", "pair", "turn")], 0)
+    largest.see(
+        "what an id means",
+        file,
+        numbers,
+        [row[f"{name}_id"] for name in ("object", "plate", "table", "pair", "turn")],
+        0,
+    )
     if "extra_id" in row:
         largest.see("the further number", file, episode.extra, row["extra_id"], 0)
-    if "object_pose" not in row or (episodes.kind.extra == "object" and episode.extra == episode.object):
+    if "object_pose" not in row or (
+        episodes.kind.extra == "object" and episode.extra == episode.object
+    ):
         return  # in a few ids of the source the distractor is the object itself, and stands at the distractor's place
     place = layouts(episodes.kind.layout)[episode.pair]
     pose = [*place[0], *turned(episode.turn), *place[1]]
     largest.see("places", file, pose, [*row["object_pose"], *row["plate_pose"][:3]], 1e-6, "m")
     if "object_position_after_jump" in row:
-        largest.see("places after the jump", file, place[2], row["object_position_after_jump"], 1e-6, "m")
+        largest.see(
+            "places after the jump", file, place[2], row["object_position_after_jump"], 1e-6, "m"
+        )
     offset = joint_offsets()[episode.extra] if episodes.kind.extra == "joints" else 0.0
     largest.see("joints", file, np.array(REST_QPOS) + offset, row["qpos"], 1e-6, "rad, m")
 
@@ -123,7 +142,9 @@ def compare_rule(largest: Largest, rows: list[dict[str, Any]]) -> None:
         return torch.tensor([row[name] for row in rows], dtype=torch.float32)
 
     offset = of("object_position") - of("plate_position")
-    answers = on_plate(offset, of("object_bbox_world"), of("plate_bbox_world"), of("force_object_plate"))
+    answers = on_plate(
+        offset, of("object_bbox_world"), of("plate_bbox_world"), of("force_object_plate")
+    )
     largest.see("rule of success", "success_rule", answers, [row["success"] for row in rows], 0)
 
 
@@ -132,7 +153,12 @@ def compare_drops(largest: Largest, recorded: Any) -> None:
     for row in range(recorded["success"].shape[1]):
         offset = recorded["object_pose"][:, row, :3] - recorded["plate_pose"][:, row, :3]
         sizes = recorded["object_bbox_world"], recorded["plate_bbox_world"]
-        answers = on_plate(*(torch.from_numpy(each) for each in (offset, *sizes, recorded["force_object_plate"][:, row])))
+        answers = on_plate(
+            *(
+                torch.from_numpy(each)
+                for each in (offset, *sizes, recorded["force_object_plate"][:, row])
+            )
+        )
         largest.see("rule of success", "drops", answers, recorded["success"][:, row], 0)
 
 
@@ -144,20 +170,35 @@ def compare_mixing(largest: Largest, folder: Path, raw: Path) -> None:
     tables = scene25_assets.read(folder / "assets" / "carrot", counts(folder)).tables
     table = tables[episode["table_id"]]
     rendered, shown = pixels(raw), pixels(raw.with_name(f"{name}_mask.png")) > 0
-    picture = scene25_pictures.before_photographs(rendered[None], shown[None], scene25_pictures.read(table.photograph)[None])[0]
+    picture = scene25_pictures.before_photographs(
+        rendered[None], shown[None], scene25_pictures.read(table.photograph)[None]
+    )[0]
     if task.startswith(("VisionTexture", "VisionWhole")):
         share = (0.3 if "03" in task else 0.5) * table.mix
         if "Whole" in task:
-            picture = scene25_pictures.with_window(picture, shown, scene25_pictures.read(table.texture, 2), share)
+            picture = scene25_pictures.with_window(
+                picture, shown, scene25_pictures.read(table.texture, 2), share
+            )
         else:
-            picture = scene25_pictures.with_texture(picture, shown, scene25_pictures.read(table.texture), share)
+            picture = scene25_pictures.with_texture(
+                picture, shown, scene25_pictures.read(table.texture), share
+            )
     # One number of a picture lies between two values, and another processor rounds it otherwise.
-    largest.see("pictures from recorded renderings", "images", picture, pixels(raw.with_name(f"{name}.png")), 1, "of 255")
+    largest.see(
+        "pictures from recorded renderings",
+        "images",
+        picture,
+        pixels(raw.with_name(f"{name}.png")),
+        1,
+        "of 255",
+    )
 
 
 def pixels(path: Path) -> torch.Tensor:
     with Image.open(path) as image:
-        return torch.from_numpy(np.array(image if image.mode in ("L", "P") else image.convert("RGB")))
+        return torch.from_numpy(
+            np.array(image if image.mode in ("L", "P") else image.convert("RGB"))
+        )
 
 
 def with_simulator(folder: Path) -> list[Compared]:
@@ -165,19 +206,31 @@ def with_simulator(folder: Path) -> list[Compared]:
     driver = vulkan.find()
     if driver is None:
         raise SystemExit(vulkan.NO_DRIVER)
-    environment = {**os.environ, **driver.environment, "MS_ASSET_DIR": str(folder / "assets" / "ms"), "MS_SKIP_ASSET_DOWNLOAD_PROMPT": "1"}
+    environment = {
+        **os.environ,
+        **driver.environment,
+        "MS_ASSET_DIR": str(folder / "assets" / "ms"),
+        "MS_SKIP_ASSET_DOWNLOAD_PROMPT": "1",
+    }
     program = [sys.executable, "-m", "tools.scene25_simulated", str(folder), driver.render_backend]
-    done = subprocess.run(program, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    done = subprocess.run(
+        program, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
     if done.returncode:
         raise SystemExit(done.stderr)
     return [Compared(**row) for row in json.loads(done.stdout.splitlines()[-1])]
 
 
 def page(compared: list[Compared]) -> str:
-    lines = ["| what | compared with | numbers | largest difference | limit |", "|---|---|---|---|---|"]
+    lines = [
+        "| what | compared with | numbers | largest difference | limit |",
+        "|---|---|---|---|---|",
+    ]
     for row in compared:
         unit = f" {row.unit}" if row.unit else ""
-        lines.append(f"| {row.what} | {row.where} | {row.count} | {row.largest:.2g}{unit} | {row.limit:g}{unit} |")
+        lines.append(
+            f"| {row.what} | {row.where} | {row.count} | {row.largest:.2g}{unit} | {row.limit:g}{unit} |"
+        )
     return "\n".join(lines) + "\n"
 
 

@@ -72,19 +72,32 @@ class Played:
         levels = [0.0]
         for step in range(len(rows["actions"]) + 1):
             if step:
-                levels.append(float(env.step(torch.from_numpy(rows["actions"][step - 1 : step]))[1]))
+                levels.append(
+                    float(env.step(torch.from_numpy(rows["actions"][step - 1 : step]))[1])
+                )
             self.targets(env, rows, step)
             if step < free:
                 self.robot(env, rows, step, "before a contact", 1e-5)
             elif gentle:
                 self.robot(env, rows, step, "after a contact", 0.01)
             if gentle:
-                self.see("object's place", where, position(env._of_object), rows["object_pose"][step, :3], 0.01, "m")
+                self.see(
+                    "object's place",
+                    where,
+                    position(env._of_object),
+                    rows["object_pose"][step, :3],
+                    0.01,
+                    "m",
+                )
             picture = path.parent / "images" / f"{path.stem}_step{step:02d}.png"
             if picture.exists() and (step < free or gentle):
                 self.picture(env, picture, step)
         expected = expected_levels(rows)
-        wrong = [step for step, level in enumerate(levels) if np.abs(expected[max(step - 1, 0) : step + 2] - level).min() > 1e-6]
+        wrong = [
+            step
+            for step, level in enumerate(levels)
+            if np.abs(expected[max(step - 1, 0) : step + 2] - level).min() > 1e-6
+        ]
         self.see("steps with another reward", where, len(wrong), 0, 0)
 
     def see(self, *arguments: Any) -> None:
@@ -97,27 +110,67 @@ class Played:
         plates = [actor.pose.raw_pose[0].tolist() for actor in env.plates]
         self.see("poses of all objects", where, objects, recorded["object_poses"], 1e-6, "m")
         self.see("poses of all receptacles", where, plates, recorded["plate_poses"], 1e-6, "m")
-        self.see("robot's base", where, env.agent.robot.pose.raw_pose, recorded["base_pose"], 1e-6, "m")
-        self.see("joints", where, env.agent.robot.get_qpos(), recorded["initial_qpos"], 1e-6, "rad, m")
+        self.see(
+            "robot's base", where, env.agent.robot.pose.raw_pose, recorded["base_pose"], 1e-6, "m"
+        )
+        self.see(
+            "joints", where, env.agent.robot.get_qpos(), recorded["initial_qpos"], 1e-6, "rad, m"
+        )
         self.see("boxes", where, env.object_size, recorded["object_bbox_world"], 1e-6, "m")
         self.see("boxes", where, env.plate_size, recorded["plate_bbox_world"], 1e-6, "m")
-        self.see("instructions that differ", where, env.get_language_instruction()[0] != recorded["instruction"], 0, 0)
+        self.see(
+            "instructions that differ",
+            where,
+            env.get_language_instruction()[0] != recorded["instruction"],
+            0,
+            0,
+        )
         camera = env.scene.sensors[scene25.CAMERA].get_params()
-        self.see("camera", where, camera["intrinsic_cv"], recorded["camera_intrinsic_cv"], 1e-3, "pixels")
-        self.see("camera's place", where, camera["extrinsic_cv"][0], recorded["camera_extrinsic_cv"], 1e-5, "m")
+        self.see(
+            "camera", where, camera["intrinsic_cv"], recorded["camera_intrinsic_cv"], 1e-3, "pixels"
+        )
+        self.see(
+            "camera's place",
+            where,
+            camera["extrinsic_cv"][0],
+            recorded["camera_extrinsic_cv"],
+            1e-5,
+            "m",
+        )
 
     def targets(self, env: Any, rows: Any, step: int) -> None:
         parts = env.agent.controller.controllers
         where = "each step"
-        self.see("target of the tool", where, parts["arm"]._target_pose.raw_pose, rows["target_tcp_base"][step], 1e-6, "m")
+        self.see(
+            "target of the tool",
+            where,
+            parts["arm"]._target_pose.raw_pose,
+            rows["target_tcp_base"][step],
+            1e-6,
+            "m",
+        )
         if step == len(rows["qpos"]) - 1:  # what was recorded for every step is the last target
             fingers = [joint._objs[0].drive_target[0] for joint in parts["gripper"].joints]
-            self.see("last target of the fingers", where, fingers, rows["target_gripper_qpos"][step], 1e-6, "m")
+            self.see(
+                "last target of the fingers",
+                where,
+                fingers,
+                rows["target_gripper_qpos"][step],
+                1e-6,
+                "m",
+            )
 
     def robot(self, env: Any, rows: Any, step: int, when: str, limit: float) -> None:
         robot = env.agent.robot
         self.see("joints", when, robot.get_qpos(), rows["qpos"][step], limit, "rad, m")
-        self.see("tool's place", when, robot.links_map["ee_gripper_link"].pose.p, rows["tcp_world"][step, :3], limit, "m")
+        self.see(
+            "tool's place",
+            when,
+            robot.links_map["ee_gripper_link"].pose.p,
+            rows["tcp_world"][step, :3],
+            limit,
+            "m",
+        )
 
     def picture(self, env: Any, path: Path, step: int) -> None:
         """Compare a picture: the photograph exactly, what is shown on average."""
@@ -138,7 +191,10 @@ class Played:
         for number, action in enumerate(recorded["actions"]):
             env = self.begin(first)
             rest = np.array([*[0.0] * 6, action[6]], np.float32)
-            rows = {name: recorded[name][number] for name in ("qpos", "tcp_world", "target_tcp_base", "target_gripper_qpos")}
+            rows = {
+                name: recorded[name][number]
+                for name in ("qpos", "tcp_world", "target_tcp_base", "target_gripper_qpos")
+            }
             for step in range(len(rows["qpos"])):
                 if step:
                     env.step(torch.from_numpy(action if step == 1 else rest)[None])
@@ -155,18 +211,40 @@ class Played:
             env = self.begin(first)
             present = env.present[0]
             env.objects[present.object].set_pose(scene25._parked(1.0, present.object))
-            env.present = [type(present)(int(chosen), present.plate, present.table, present.pair, present.turn, present.extra)]
+            env.present = [
+                type(present)(
+                    int(chosen),
+                    present.plate,
+                    present.table,
+                    present.pair,
+                    present.turn,
+                    present.extra,
+                )
+            ]
             env.objects[int(chosen)].set_pose(pose(recorded["object_pose"][number, 0]))
             env.plates[present.plate].set_pose(pose(recorded["plate_pose"][number, 0]))
             env.object_size = torch.from_numpy(recorded["object_bbox_world"][number])[None]
             env.plate_size = torch.from_numpy(recorded["plate_bbox_world"][number])[None]
-            answers = [bool(env.step(torch.tensor([[0.0] * 6 + [1.0]]))[4]["success"]) for _ in recorded["success"][number, 1:]]
+            answers = [
+                bool(env.step(torch.tensor([[0.0] * 6 + [1.0]]))[4]["success"])
+                for _ in recorded["success"][number, 1:]
+            ]
             self.see("success", "drops", answers, recorded["success"][number, 1:], 0)
-            self.see("force at rest", "drops", env._between(), recorded["force_object_plate"][number, -1], 0.01, "N")
+            self.see(
+                "force at rest",
+                "drops",
+                env._between(),
+                recorded["force_object_plate"][number, -1],
+                0.01,
+                "N",
+            )
 
     def settled_starts(self) -> None:
         """Compare RL4VLA's starts, where objects have come to rest."""
-        tasks = {read(path)["task"].removeprefix(PREFIX).split("-")[0].lower(): read(path)["task"] for path in self.paths("episodes")}
+        tasks = {
+            read(path)["task"].removeprefix(PREFIX).split("-")[0].lower(): read(path)["task"]
+            for path in self.paths("episodes")
+        }
         where = "rl4vla_starts"
         elsewhere = []
         for name, recorded in read(self.folder / where / "starts.json").items():
@@ -174,14 +252,29 @@ class Played:
                 continue
             task, obj_set, _ = name.rsplit("_", 2)
             env = self.begin(recorded | {"task": tasks[task], "obj_set": obj_set}, "rl4vla")
-            self.see("plate", where, env._of_plate(lambda actor: actor.pose.raw_pose), recorded["plate_pose"], 1e-6, "m")
+            self.see(
+                "plate",
+                where,
+                env._of_plate(lambda actor: actor.pose.raw_pose),
+                recorded["plate_pose"],
+                1e-6,
+                "m",
+            )
             self.see("joints", where, env.agent.robot.get_qpos(), recorded["qpos"], 1e-6, "rad, m")
             place = position(env._of_object)[0].numpy()
             self.see("object's place", where, place, recorded["object_pose"][:3], ROLLED, "m")
             elsewhere.append(bool(np.abs(place - recorded["object_pose"][:3]).max() > ELSEWHERE))
-            self.see("instructions that differ", where, env.get_language_instruction()[0] != recorded["instruction"], 0, 0)
+            self.see(
+                "instructions that differ",
+                where,
+                env.get_language_instruction()[0] != recorded["instruction"],
+                0,
+                0,
+            )
             if "image" in recorded:
-                difference = np.abs(image(env) - pixels(self.folder / where / recorded["image"]).numpy())
+                difference = np.abs(
+                    image(env) - pixels(self.folder / where / recorded["image"]).numpy()
+                )
                 self.see("mean pixel", where, difference.mean(), 0, 0.5, "of 255")
         self.see("share of objects elsewhere", where, np.mean(elsewhere), 0, 0.5)
 
@@ -191,7 +284,9 @@ class Played:
 
 def contact_free(rows: Any) -> int:
     """Rows before the robot may have touched anything."""
-    forces = np.abs(rows["force_finger1_object"]).max(axis=1) + np.abs(rows["force_finger2_object"]).max(axis=1)
+    forces = np.abs(rows["force_finger1_object"]).max(axis=1) + np.abs(
+        rows["force_finger2_object"]
+    ).max(axis=1)
     touched = (forces[1:] > 0) | (rows["tcp_world"][1:, 2] < FINGERS_FREE)
     return int(np.argmax(touched)) + 1 if touched.any() else len(forces)
 
@@ -221,7 +316,9 @@ def pose(numbers: NDArray[np.float32]) -> Any:
 
 
 def image(env: Any) -> NDArray[np.int64]:
-    found: NDArray[np.int64] = env._get_obs_sensor_data()[scene25.CAMERA]["rgb"][0].numpy().astype(int)
+    found: NDArray[np.int64] = (
+        env._get_obs_sensor_data()[scene25.CAMERA]["rgb"][0].numpy().astype(int)
+    )
     return found
 
 

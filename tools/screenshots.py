@@ -22,20 +22,33 @@ from rich.text import Text
 WIDTH = 1000
 COLUMNS, LINES = 80, 24
 MOST_BYTES = 150_000
-VIEWS = {"view_run": ("run", "", 2900), "view_sweep": ("sweep", "", 1750), "view_episode": ("data", "episodes/2", 1400)}
+VIEWS = {
+    "view_run": ("run", "", 2900),
+    "view_sweep": ("sweep", "", 1750),
+    "view_episode": ("data", "episodes/2", 1400),
+}
 """Image -> directory, path in its view, and height in pixels."""
 SITE = Path("site")
 PROGRAM = (sys.executable, "-m", "rlinf_vla.cli.main")
 TERMINALS = {
     "terminal_train": (
-        ("train", "recipe=dialogue_grpo", "evaluation.before_and_after=false", "run_dir={runs}/live", "resume=never"),
+        (
+            "train",
+            "recipe=dialogue_grpo",
+            "evaluation.before_and_after=false",
+            "run_dir={runs}/live",
+            "resume=never",
+        ),
         " 20/",
     ),
     "terminal_runs": (("runs",), None),
 }
 """Image -> words of a command line, and the text that ends it; None: it ends by itself."""
 
-COLOURS = {name: name for name in ("black", "red", "green", "blue", "magenta", "cyan", "white")} | {"brown": "yellow", "default": "default"}
+COLOURS = {name: name for name in ("black", "red", "green", "blue", "magenta", "cyan", "white")} | {
+    "brown": "yellow",
+    "default": "default",
+}
 """pyte's names of colours -> rich's; others are hexadecimal."""
 
 
@@ -49,14 +62,20 @@ def main(runs: Path, images: Path) -> None:
         sys.exit("screenshots need Chromium: apt-get install chromium")
     shutil.rmtree(runs / "live", ignore_errors=True)
     for name, (words, end) in TERMINALS.items():
-        draw(terminal([word.format(runs=runs) for word in words], end), words[0], images / f"{name}.svg")
+        draw(
+            terminal([word.format(runs=runs) for word in words], end),
+            words[0],
+            images / f"{name}.svg",
+        )
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         take(browser, (SITE / "index.html").resolve().as_uri(), images / "site.webp", 1000)
         for name, (folder, path, height) in VIEWS.items():
             with viewed(runs / folder) as url:
                 take(browser, url + path, images / f"{name}.webp", height)
-        take(browser, (runs / "run" / "report.html").resolve().as_uri(), images / "report.webp", 1750)
+        take(
+            browser, (runs / "run" / "report.html").resolve().as_uri(), images / "report.webp", 1750
+        )
         browser.close()
 
 
@@ -93,8 +112,14 @@ def terminal(words: list[str], end: str | None) -> pyte.Screen:
     screen = pyte.Screen(COLUMNS, LINES)
     stream = pyte.ByteStream(screen)
     ours, its = pty.openpty()
-    environment = os.environ | {"COLUMNS": str(COLUMNS), "LINES": str(LINES), "TERM": "xterm-256color"}
-    with subprocess.Popen([*PROGRAM, *words], stdin=its, stdout=its, stderr=subprocess.DEVNULL, env=environment) as program:
+    environment = os.environ | {
+        "COLUMNS": str(COLUMNS),
+        "LINES": str(LINES),
+        "TERM": "xterm-256color",
+    }
+    with subprocess.Popen(
+        [*PROGRAM, *words], stdin=its, stdout=its, stderr=subprocess.DEVNULL, env=environment
+    ) as program:
         os.close(its)
         try:
             while end is None or not any(end in line for line in screen.display):

@@ -22,7 +22,9 @@ from rlinf_vla.evaluation.sequential import ALPHA, BETS, paired_evidence
 from rlinf_vla.evaluation.statistics import wilson_interval
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
-RECORDED = re.compile(r"\+(?P<points>[\d.]+) points[^|]*?: (?P<gained>\d+) gained, (?P<lost>\d+) lost")
+RECORDED = re.compile(
+    r"\+(?P<points>[\d.]+) points[^|]*?: (?P<gained>\d+) gained, (?P<lost>\d+) lost"
+)
 LENGTH = 1000
 """Pairs of a simulation without a difference."""
 PART = 500
@@ -61,10 +63,14 @@ def recorded_pairs() -> Iterator[Pair]:
     for page in sorted(RESULTS.glob("*.md")):
         for found in RECORDED.finditer(page.read_text()) if page.name != "sequential.md" else ():
             gained, lost = int(found["gained"]), int(found["lost"])
-            yield Pair(page.name, round(100 * (gained - lost) / float(found["points"])), gained, lost)
+            yield Pair(
+                page.name, round(100 * (gained - lost) / float(found["points"])), gained, lost
+            )
 
 
-def drawn(cells: Sequence[float], length: int, repeats: int, seed: int) -> Iterator[tuple[Array, Array]]:
+def drawn(
+    cells: Sequence[float], length: int, repeats: int, seed: int
+) -> Iterator[tuple[Array, Array]]:
     """Yield outcomes before and after, ``[PART, length]``, ``repeats`` in all."""
     generator = np.random.default_rng(seed)
     for _ in range(repeats // PART):
@@ -75,7 +81,9 @@ def drawn(cells: Sequence[float], length: int, repeats: int, seed: int) -> Itera
 def permuted(pair: Pair, repeats: int, seed: int) -> Iterator[Array]:
     """Yield the gains of a recorded pair in random orders, ``[PART, episodes]``."""
     generator = np.random.default_rng(seed)
-    gains = np.array([1.0] * pair.gained + [-1.0] * pair.lost + [0.0] * (pair.episodes - pair.gained - pair.lost))
+    gains = np.array(
+        [1.0] * pair.gained + [-1.0] * pair.lost + [0.0] * (pair.episodes - pair.gained - pair.lost)
+    )
     for _ in range(repeats // PART):
         yield generator.permuted(np.tile(gains, (PART, 1)), axis=1)
 
@@ -85,7 +93,9 @@ class CountedEvidence:
 
     def __init__(self, most: int) -> None:
         gained, lost = np.mgrid[: most + 1, : most + 1]
-        wealth = sum(np.exp(np.minimum(700, gained * np.log1p(bet) + lost * np.log1p(-bet))) for bet in BETS) / len(BETS)
+        wealth = sum(
+            np.exp(np.minimum(700, gained * np.log1p(bet) + lost * np.log1p(-bet))) for bet in BETS
+        ) / len(BETS)
         self._table: Array = np.log(wealth)
 
     def __call__(self, gains: Array) -> Array:
@@ -107,7 +117,12 @@ def mcnemar(gained: NDArray[np.int64], lost: NDArray[np.int64]) -> Array:
     found = np.empty(len(changed))
     for number in np.unique(changed):
         k = np.arange(number + 1)
-        terms = np.exp(log_factorials[number] - log_factorials[k] - log_factorials[number - k] - number * np.log(2))
+        terms = np.exp(
+            log_factorials[number]
+            - log_factorials[k]
+            - log_factorials[number - k]
+            - number * np.log(2)
+        )
         where = changed == number
         found[where] = np.minimum(1.0, 2 * np.cumsum(terms)[np.minimum(gained, lost)[where]])
     return found
@@ -125,11 +140,16 @@ def errors(repeats: int) -> list[str]:
             unpaired = [reached(evidence(sign * apart)) for sign in (1, -1)]
             wrong["unpaired"] += int((np.minimum(*unpaired) < np.inf).sum())
             looks = np.arange(10, LENGTH + 1, 10) - 1
-            gained, lost = (np.cumsum(sign * (after - before) > 0, axis=1, dtype=np.int64)[:, looks] for sign in (1, -1))
+            gained, lost = (
+                np.cumsum(sign * (after - before) > 0, axis=1, dtype=np.int64)[:, looks]
+                for sign in (1, -1)
+            )
             p = mcnemar(gained.ravel(), lost.ravel()).reshape(gained.shape)
             wrong["McNemar"] += int((p < ALPHA).any(1).sum())
         total = repeats // PART * PART
-        cells_of = [f"{100 * each / total:.1f} % ({interval(each, total)})" for each in wrong.values()]
+        cells_of = [
+            f"{100 * each / total:.1f} % ({interval(each, total)})" for each in wrong.values()
+        ]
         rows.append(f"| {name} | {' | '.join(cells_of)} |")
     return rows
 
@@ -142,7 +162,9 @@ def unequal_rows(repeats: int) -> list[str]:
         rates = [np.repeat(half, tasks // 2) for half in halves]
         named = np.zeros(2, int)
         for _ in range(repeats // PART):
-            first, second = ((generator.random((PART, count, tasks)) < rate).astype(float) for rate in rates)
+            first, second = (
+                (generator.random((PART, count, tasks)) < rate).astype(float) for rate in rates
+            )
             gains = (second - first).mean(-1)
             times = [reached(paired_evidence(sign * gains)) for sign in (-1, 1)]
             named += [int((times[0] < times[1]).sum()), int((times[1] < times[0]).sum())]
@@ -172,7 +194,9 @@ def recorded_rows(repeats: int) -> list[str]:
     rows = []
     for number, pair in enumerate(recorded_pairs()):
         evidence = CountedEvidence(pair.gained + pair.lost)
-        times = np.concatenate([reached(evidence(gains)) for gains in permuted(pair, repeats, number)])
+        times = np.concatenate(
+            [reached(evidence(gains)) for gains in permuted(pair, repeats, number)]
+        )
         share = np.isfinite(times).mean()
         used = np.minimum(times, pair.episodes)
         need = fixed_size(pair.gained / pair.episodes, pair.lost / pair.episodes, 0.9, 4000, number)
@@ -194,20 +218,29 @@ def power_rows(repeats: int) -> list[str]:
         evidence = CountedEvidence(horizon)
         both = (1 - gained - lost) / 2
         paired, unpaired = [], []
-        for before, after in drawn((both, gained, lost, 1 - gained - lost - both), horizon, min(repeats, 2000), number):
+        for before, after in drawn(
+            (both, gained, lost, 1 - gained - lost - both), horizon, min(repeats, 2000), number
+        ):
             paired.append(reached(evidence(after - before)))
             unpaired.append(reached(evidence(after[::-1] - before)))
         cells = []
         for times in (np.concatenate(paired), np.concatenate(unpaired)):
             used = np.minimum(times, horizon)
-            cells.append(f"{100 * (times <= need).mean():.0f} % | {np.median(used):.0f}, mean {used.mean():.0f}")
+            cells.append(
+                f"{100 * (times <= need).mean():.0f} % | {np.median(used):.0f}, mean {used.mean():.0f}"
+            )
         rows.append(f"| {100 * gain:.0f} | {need} | {' | '.join(cells)} |")
     return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=10000, help="simulations of each case (10000), a multiple of 500")
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        default=10000,
+        help="simulations of each case (10000), a multiple of 500",
+    )
     parser.add_argument("--page", type=Path)
     found = parser.parse_args()
     text = PAGE.format(

@@ -28,7 +28,15 @@ ALWAYS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 """Files of the repository that are pages of the navigation."""
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|[/#<])([^)#\s]+)(#[^)\s]*)?(?=\))")
 CODE = re.compile(r"^(`{3,}).*?^\1`*$|`[^`\n]+`", re.MULTILINE | re.DOTALL)
-LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml", ".json": "json", ".sh": "bash", ".html": "html", ".xml": "xml"}
+LANGUAGES = {
+    ".py": "python",
+    ".yaml": "yaml",
+    ".toml": "toml",
+    ".json": "json",
+    ".sh": "bash",
+    ".html": "html",
+    ".xml": "xml",
+}
 UNSEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
 
 
@@ -39,7 +47,13 @@ def on_config(config: Any) -> Any:
         if "Results" in section:
             section["Results"] = [f"{RESULTS}/index.md", *pages]
         if "Reference" in section:
-            section["Reference"] += [{"Configuration": [f"{configuration.FOLDER}/{name}" for name in configuration.pages()]}]
+            section["Reference"] += [
+                {
+                    "Configuration": [
+                        f"{configuration.FOLDER}/{name}" for name in configuration.pages()
+                    ]
+                }
+            ]
     return config
 
 
@@ -48,7 +62,14 @@ def on_files(files: Files, config: Any) -> Files:
     for name, text in configuration.pages().items():
         files.append(File.generated(config, f"{configuration.FOLDER}/{name}", content=text))
     files.append(File.generated(config, f"{RESULTS}/index.md", content=results_index()))
-    left = [*ALWAYS, *(target for page in list(files.documentation_pages()) for target in outside(page.src_uri, page.content_string))]
+    left = [
+        *ALWAYS,
+        *(
+            target
+            for page in list(files.documentation_pages())
+            for target in outside(page.src_uri, page.content_string)
+        ),
+    ]
     added: set[str] = set()
     while left:
         if (target := left.pop()) in added:
@@ -65,7 +86,9 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Turn links out of ``docs/`` into links to the copies."""
     source = page.file.src_uri
-    at = source.removeprefix(f"{COPIES}/") if source.startswith(f"{COPIES}/") else f"{DOCS}/{source}"
+    at = (
+        source.removeprefix(f"{COPIES}/") if source.startswith(f"{COPIES}/") else f"{DOCS}/{source}"
+    )
 
     def moved(link: re.Match[str]) -> str:
         target = resolved(at, link[1])
@@ -122,7 +145,11 @@ def copy_of(target: str) -> str:
         return path.read_text()
     title = f"{UNSEARCHED}# `{target}`\n\n"
     if path.is_dir():
-        names = sorted(each.name + "/" * each.is_dir() for each in path.iterdir() if not each.name.startswith((".", "__pycache__")))
+        names = sorted(
+            each.name + "/" * each.is_dir()
+            for each in path.iterdir()
+            if not each.name.startswith((".", "__pycache__"))
+        )
         return title + "".join(f"* `{name}`\n" for name in names)
     return f"{title}```` {{ .{LANGUAGES.get(path.suffix, 'text')} linenums=1 }}\n{path.read_text().rstrip()}\n````\n"
 
@@ -132,7 +159,11 @@ def results_index() -> str:
     rows = []
     for path in sorted((ROOT / DOCS / RESULTS).glob("*.md")):
         title, _, rest = path.read_text().partition("\n")
-        sentence = re.split(r"(?<=[.:])\s", rest.strip().replace("\n", " "), maxsplit=1)[0].rstrip(":")
-        rows.append(f"| [{title.removeprefix('# ')}]({path.name}) | {sentence if not sentence.startswith(('|', '#', '`')) else ''} |")
+        sentence = re.split(r"(?<=[.:])\s", rest.strip().replace("\n", " "), maxsplit=1)[0].rstrip(
+            ":"
+        )
+        rows.append(
+            f"| [{title.removeprefix('# ')}]({path.name}) | {sentence if not sentence.startswith(('|', '#', '`')) else ''} |"
+        )
     head = "# Results\n\nMeasurements, each with its command, machine and seeds.\n\n| page | about |\n|---|---|\n"
     return head + "\n".join(rows) + "\n"

@@ -59,7 +59,11 @@ print("EXECUTED", *sorted(file for file in files if file.startswith(sys.argv[1])
 
 
 def is_text(node: ast.AST) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
 
 
 def statements(nodes: Iterable[ast.AST]) -> int:
@@ -69,7 +73,11 @@ def statements(nodes: Iterable[ast.AST]) -> int:
 
 def is_parallel(node: ast.AST) -> bool:
     """Whether a statement assigns several values to several names: ``a, b = x, y``."""
-    return isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple) and isinstance(node.targets[0], ast.Tuple)
+    return (
+        isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Tuple)
+        and isinstance(node.targets[0], ast.Tuple)
+    )
 
 
 def tokens_and_lines(text: str) -> tuple[int, int]:
@@ -133,16 +141,24 @@ def printed(program: str, word: str, *arguments: str) -> list[Path]:
 
 
 def engine_of(root: Path) -> list[Path]:
-    return [path for path in sorted((root / "rlinf_vla").rglob("*.py")) if "testing" not in path.parts]
+    return [
+        path for path in sorted((root / "rlinf_vla").rglob("*.py")) if "testing" not in path.parts
+    ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--run", action="store_true", help="also train, and count executed files")
     parser.add_argument("--code", type=Path, default=ROOT, help="the tree whose files are counted")
     arguments = parser.parse_args()
     root = arguments.code
-    rooms = sorted(path for path in (root / "rlinf_vla").iterdir() if path.is_dir() and path.name != "__pycache__")
+    rooms = sorted(
+        path
+        for path in (root / "rlinf_vla").iterdir()
+        if path.is_dir() and path.name != "__pycache__"
+    )
     print("| room | statements | files | lines | tokens a line | parallel assignments per 1,000 |")
     print("|---|---|---|---|---|---|")
     for folder in [*rooms, *(root / name for name in OTHERS if (root / name).exists())]:

@@ -28,7 +28,13 @@ from rlinf_vla.models.smolvla.checkpoint import VLM_CONFIG
 STATE_LOW, STATE_HIGH = [-0.2, -0.3, 0.0, -1, -1, -1, -1, 0.0], [0.2, 0.3, 0.3, 1, 1, 1, 1, 0.04]
 """Proprioception at a table: position (m), quaternion and the position of one finger (m)."""
 VOCABULARY, ACTION_BINS, IMAGE, CHUNK = 512, 32, 64, 2
-SPECIAL = ("<unk>", "<s>", "</s>", "<pad>", "\u2581")  # the last one stands for Llama's empty token 29871
+SPECIAL = (
+    "<unk>",
+    "<s>",
+    "</s>",
+    "<pad>",
+    "\u2581",
+)  # the last one stands for Llama's empty token 29871
 
 # Words of manipulation instructions become one token each; other words fall back to characters.
 WORDS = """push pull pick put place move stack lift turn open close roll poke insert slide rotate plug grasp grab drop release
@@ -48,7 +54,14 @@ OFT_PLUS: dict[str, Any] = {
 
 
 def openvla_config(patch_size: int = 16) -> dict[str, Any]:
-    tower = {"embed_dim": 96, "depth": 4, "num_heads": 4, "patch_size": patch_size, "img_size": IMAGE, "mlp_ratio": 3.0}
+    tower = {
+        "embed_dim": 96,
+        "depth": 4,
+        "num_heads": 4,
+        "patch_size": patch_size,
+        "img_size": IMAGE,
+        "mlp_ratio": 3.0,
+    }
     return {
         "model_type": "openvla",
         "arch_specifier": "no-align+fused-gelu-mlp",
@@ -158,17 +171,38 @@ def smolvlm_config() -> dict[str, Any]:
 
 def gr00t_config() -> dict[str, Any]:
     """The keys of NVIDIA's config.json that a reader needs."""
-    dit = {"num_layers": 4, "num_attention_heads": 4, "attention_head_dim": 24, "cross_attention_dim": 128, "output_dim": 96}
-    vl = {"num_layers": 1, "num_attention_heads": 4, "attention_head_dim": 32, "positional_embeddings": None}
+    dit = {
+        "num_layers": 4,
+        "num_attention_heads": 4,
+        "attention_head_dim": 24,
+        "cross_attention_dim": 128,
+        "output_dim": 96,
+    }
+    vl = {
+        "num_layers": 1,
+        "num_attention_heads": 4,
+        "attention_head_dim": 32,
+        "positional_embeddings": None,
+    }
     return {
         "model_type": MODEL_TYPE,
-        "backbone_cfg": {"eagle_path": "tiny", "project_to_dim": None, "reproject_vision": False, "select_layer": 3},
+        "backbone_cfg": {
+            "eagle_path": "tiny",
+            "project_to_dim": None,
+            "reproject_vision": False,
+            "select_layer": 3,
+        },
         "action_head_cfg": {
             "action_dim": 8,
             "action_horizon": 4,
             "add_pos_embed": True,
             "backbone_embedding_dim": 128,
-            "diffusion_model_cfg": dit | {"interleave_self_attention": True, "norm_type": "ada_norm", "positional_embeddings": None},
+            "diffusion_model_cfg": dit
+            | {
+                "interleave_self_attention": True,
+                "norm_type": "ada_norm",
+                "positional_embeddings": None,
+            },
             "hidden_size": 96,
             "input_embedding_dim": 96,
             "max_action_dim": 8,
@@ -190,7 +224,8 @@ def gr00t_config() -> dict[str, Any]:
 def eagle_config() -> dict[str, Any]:
     return {
         "model_type": "eagle_2_5_vl",
-        "text_config": smolvlm_config()["text_config"] | {"model_type": "qwen3", "rms_norm_eps": 1e-6, "rope_theta": 1e6},
+        "text_config": smolvlm_config()["text_config"]
+        | {"model_type": "qwen3", "rms_norm_eps": 1e-6, "rope_theta": 1e6},
         "vision_config": {
             "hidden_size": 96,
             "intermediate_size": 288,
@@ -216,15 +251,24 @@ def tokenizer() -> Tokenizer:
         initial_alphabet=[chr(code) for code in range(33, 127)],
         show_progress=False,
     )
-    result.train_from_iterator([PROMPT.format(instruction=word) for word in WORDS.split()] * 8, trainer)
+    result.train_from_iterator(
+        [PROMPT.format(instruction=word) for word in WORDS.split()] * 8, trainer
+    )
     return result
 
 
-def write_openvla(directory: Path, oft_plus: bool = False, action_dim: int = 4, patch_size: int = 16) -> None:
+def write_openvla(
+    directory: Path, oft_plus: bool = False, action_dim: int = 4, patch_size: int = 16
+) -> None:
     """Its statistics leave actions in [-1, 1] unchanged."""
     action = {"q01": [-1.0] * action_dim, "q99": [1.0] * action_dim, "mask": [True] * action_dim}
     statistics = {"maniskill": {"action": action, "proprio": {"q01": STATE_LOW, "q99": STATE_HIGH}}}
-    _write(directory, openvla_config(patch_size) | (OFT_PLUS if oft_plus else {}), STATISTICS, statistics)
+    _write(
+        directory,
+        openvla_config(patch_size) | (OFT_PLUS if oft_plus else {}),
+        STATISTICS,
+        statistics,
+    )
 
 
 def unit_statistics(action_dim: int) -> dict[str, dict[str, list[float]]]:
@@ -235,7 +279,12 @@ def unit_statistics(action_dim: int) -> dict[str, dict[str, list[float]]]:
         "q01": STATE_LOW,
         "q99": STATE_HIGH,
     }
-    actions = {"mean": [0.0] * action_dim, "std": [1.0] * action_dim, "q01": [-1.0] * action_dim, "q99": [1.0] * action_dim}
+    actions = {
+        "mean": [0.0] * action_dim,
+        "std": [1.0] * action_dim,
+        "q01": [-1.0] * action_dim,
+        "q99": [1.0] * action_dim,
+    }
     return {"state": state, "actions": actions}
 
 
@@ -249,18 +298,31 @@ def write_smolvla(directory: Path, action_dim: int = 4) -> None:
     config = smolvla_config(action_dim)
     _write(directory, config, VLM_CONFIG, smolvlm_config())
     numbers = unit_statistics(action_dim)
-    means = {name: {kind: values[kind] for kind in ("mean", "std")} for name, values in numbers.items()}
+    means = {
+        name: {kind: values[kind] for kind in ("mean", "std")} for name, values in numbers.items()
+    }
     write_processors(directory, config["normalization_mapping"], means)
 
 
-def write_processors(directory: Path, modes: Mapping[str, str], statistics: Mapping[str, Mapping[str, list[float]]]) -> None:
+def write_processors(
+    directory: Path, modes: Mapping[str, str], statistics: Mapping[str, Mapping[str, list[float]]]
+) -> None:
     """Write lerobot's normalisation files. ``modes``: how, by kind of feature."""
     for name, (file, step) in PROCESSORS.items():
         stem = file.removesuffix(".json")
         state_file = f"{stem}_step_0_{step}.safetensors"
-        normalizer = {"registry_name": step, "config": {"eps": 1e-8, "norm_map": modes}, "state_file": state_file}
-        (directory / file).write_text(json.dumps({"name": stem, "steps": [normalizer]}, indent=1) + "\n")
-        numbers = {f"{FEATURES[name]}.{kind}": torch.tensor(values) for kind, values in statistics[name].items()}
+        normalizer = {
+            "registry_name": step,
+            "config": {"eps": 1e-8, "norm_map": modes},
+            "state_file": state_file,
+        }
+        (directory / file).write_text(
+            json.dumps({"name": stem, "steps": [normalizer]}, indent=1) + "\n"
+        )
+        numbers = {
+            f"{FEATURES[name]}.{kind}": torch.tensor(values)
+            for kind, values in statistics[name].items()
+        }
         write_safetensors(numbers, directory / state_file)
 
 
@@ -288,9 +350,15 @@ if __name__ == "__main__":
     parser.add_argument("model", choices=("openvla", "openvla_oft_plus", "pi0", "smolvla", "gr00t"))
     parser.add_argument("directory", type=Path)
     parser.add_argument("--action-dim", type=int, default=4)
-    parser.add_argument("--patch-size", type=int, default=16, help="of OpenVLA's vision towers, in pixels")
+    parser.add_argument(
+        "--patch-size", type=int, default=16, help="of OpenVLA's vision towers, in pixels"
+    )
     given = parser.parse_args()
-    if given.model in (writers := {"pi0": write_pi0, "smolvla": write_smolvla, "gr00t": write_gr00t}):
+    if given.model in (
+        writers := {"pi0": write_pi0, "smolvla": write_smolvla, "gr00t": write_gr00t}
+    ):
         writers[given.model](given.directory, given.action_dim)
     else:
-        write_openvla(given.directory, given.model == "openvla_oft_plus", given.action_dim, given.patch_size)
+        write_openvla(
+            given.directory, given.model == "openvla_oft_plus", given.action_dim, given.patch_size
+        )

@@ -46,7 +46,9 @@ class Comparisons(Protocol):
 def visual_variants(config: C, visuals: Sequence[str]) -> dict[str, C]:
     """Variants of a simulator whose frame rate depends on ``env.robot_visuals``."""
     return {
-        f"{look} robot, {size} x {size}": replace(config, robot_visuals=look, image_size=size, backend="cpu", processes=None)
+        f"{look} robot, {size} x {size}": replace(
+            config, robot_visuals=look, image_size=size, backend="cpu", processes=None
+        )
         for look in visuals
         for size in (64, 224)
     }

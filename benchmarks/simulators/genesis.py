@@ -19,7 +19,15 @@ from rlinf_vla.envs.genesis.config import VISUALS, GenesisConfig
 from rlinf_vla.envs.genesis.kernels import cache_dir, compile_once, environment
 from rlinf_vla.envs.genesis.loading import scene_from
 from rlinf_vla.envs.genesis.plugin import episode_limit, simulator_options
-from rlinf_vla.envs.genesis.world import ARM, POSTURE_RAD, SUBSTEPS, add_camera, assemble, build, start
+from rlinf_vla.envs.genesis.world import (
+    ARM,
+    POSTURE_RAD,
+    SUBSTEPS,
+    add_camera,
+    assemble,
+    build,
+    start,
+)
 
 
 def variants(config: GenesisConfig) -> dict[str, GenesisConfig]:
@@ -31,9 +39,19 @@ def baselines(config: GenesisConfig, episodes: int) -> list[Baseline]:
     scene, options = simulator_options(config)
     folder = cache_dir(config.cache_dir)
     compile_once(options, config.num_envs, folder)
-    work = {"options": options, "num_envs": config.num_envs, "episode_limit": episode_limit(config, scene), "episodes": episodes}
+    work = {
+        "options": options,
+        "num_envs": config.num_envs,
+        "episode_limit": episode_limit(config, scene),
+        "episodes": episodes,
+    }
     return [
-        Baseline(name, images, ("-m", __name__, json.dumps(work | {"images": images})), environment(folder))
+        Baseline(
+            name,
+            images,
+            ("-m", __name__, json.dumps(work | {"images": images})),
+            environment(folder),
+        )
         for name, images in (("scene.step, camera.render", True), ("scene.step", False))
         if options["cameras"] or not images
     ]
@@ -47,7 +65,10 @@ def main(work: dict[str, Any]) -> None:
     seen = options["cameras"] if work["images"] else []
     cameras = [add_camera(made, scene.cameras[name], (options["image_size"],) * 2) for name in seen]
     build(made, robot, count)
-    posture, generator = torch.tensor(POSTURE_RAD).expand(count, 9), torch.Generator().manual_seed(0)
+    posture, generator = (
+        torch.tensor(POSTURE_RAD).expand(count, 9),
+        torch.Generator().manual_seed(0),
+    )
 
     def play(_: int) -> None:
         made.reset()

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 def variants(config: LiberoConfig) -> dict[str, LiberoConfig]:
     return {
-        f"{rendering}, {size} x {size}": replace(config, rendering=rendering, image_size=size, processes=None)
+        f"{rendering}, {size} x {size}": replace(
+            config, rendering=rendering, image_size=size, processes=None
+        )
         for rendering in ("exact", "lazy", "fast")
         for size in (128, 256)
     } | {"no images": replace(config, cameras=[], processes=None)}
@@ -38,15 +40,25 @@ def baselines(config: LiberoConfig, episodes: int) -> list[Baseline]:
     from rlinf_vla.envs.libero.suites import selected_tasks
 
     options = simulator_options(config)
-    work = {name: options[name] for name in ("image_size", "wait_steps", "seed")} | files_of(selected_tasks(config)[0])
-    work |= {"num_envs": config.num_envs, "episode_limit": episode_limit(config), "episodes": episodes}
+    work = {name: options[name] for name in ("image_size", "wait_steps", "seed")} | files_of(
+        selected_tasks(config)[0]
+    )
+    work |= {
+        "num_envs": config.num_envs,
+        "episode_limit": episode_limit(config),
+        "episodes": episodes,
+    }
     work |= {"cameras": list(options["cameras"].values())}
     renderer = gl.find(config.renderer, config.python)
     return [
         Baseline(
             name,
             images,
-            (str(bootstrap.__file__), "benchmarks.simulators.libero", json.dumps(work | {"images": images})),
+            (
+                str(bootstrap.__file__),
+                "benchmarks.simulators.libero",
+                json.dumps(work | {"images": images}),
+            ),
             gl.environment(renderer.backend if images else "none"),
             config.python,
         )
@@ -60,8 +72,21 @@ def main(work: dict[str, Any]) -> None:
     from libero.libero.envs.venv import SubprocVectorEnv
 
     count, cameras = work["num_envs"], list(work["cameras"]) if work["images"] else []
-    images = {"camera_names": cameras, "camera_heights": work["image_size"], "camera_widths": work["image_size"]} if cameras else {}
-    options = {"use_camera_obs": bool(cameras), "has_offscreen_renderer": bool(cameras), "ignore_done": True, **images}
+    images = (
+        {
+            "camera_names": cameras,
+            "camera_heights": work["image_size"],
+            "camera_widths": work["image_size"],
+        }
+        if cameras
+        else {}
+    )
+    options = {
+        "use_camera_obs": bool(cameras),
+        "has_offscreen_renderer": bool(cameras),
+        "ignore_done": True,
+        **images,
+    }
     envs = SubprocVectorEnv([lambda: make(bddl_file_name=work["bddl"], **options)] * count)
     with np.load(work["init_states"], allow_pickle=False) as stored:
         states = [stored["states"][row % 50] for row in range(count)]

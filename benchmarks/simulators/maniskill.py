@@ -21,11 +21,20 @@ def variants(config: ManiSkillConfig) -> dict[str, ManiSkillConfig]:
 
 
 def baselines(config: ManiSkillConfig, episodes: int) -> list[Baseline]:
-    from rlinf_vla.envs.maniskill.plugin import cpu_driver, episode_limit, simulator_options  # the program needs none of it
+    from rlinf_vla.envs.maniskill.plugin import (
+        cpu_driver,
+        episode_limit,
+        simulator_options,
+    )  # the program needs none of it
 
     backend, environment = cpu_driver(config)
     options = simulator_options(config) | {"render_backend": backend}
-    work = {"options": options, "num_envs": config.num_envs, "episode_limit": episode_limit(config), "episodes": episodes}
+    work = {
+        "options": options,
+        "num_envs": config.num_envs,
+        "episode_limit": episode_limit(config),
+        "episodes": episodes,
+    }
     return [
         Baseline(name, images, ("-m", __name__, json.dumps(work | {"images": images})), environment)
         for name, images in (("AsyncVectorEnv, rgb", True), ("AsyncVectorEnv, state", False))

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 def variants(config: MetaWorldConfig) -> dict[str, MetaWorldConfig]:
     return {
-        f"{rendering}, {size} x {size}": replace(config, rendering=rendering, image_size=size, processes=None)
+        f"{rendering}, {size} x {size}": replace(
+            config, rendering=rendering, image_size=size, processes=None
+        )
         for rendering in ("exact", "fast")
         for size in (128, 256)
     } | {"no images": replace(config, cameras=[], processes=None)}
@@ -37,13 +39,26 @@ def baselines(config: MetaWorldConfig, episodes: int) -> list[Baseline]:
 
     options = simulator_options(config)
     renderer = mujoco_gl.find(config.renderer, config.python, bool(config.cameras))
-    work = {"task": next(iter(options["tasks"])), "num_envs": config.num_envs, "size": config.image_size, "episodes": episodes}
-    work |= {"steps": episode_limit(config), "repeat": config.action_repeat, "cameras": list(options["cameras"].values())}
+    work = {
+        "task": next(iter(options["tasks"])),
+        "num_envs": config.num_envs,
+        "size": config.image_size,
+        "episodes": episodes,
+    }
+    work |= {
+        "steps": episode_limit(config),
+        "repeat": config.action_repeat,
+        "cameras": list(options["cameras"].values()),
+    }
     return [
         Baseline(
             name,
             images,
-            (str(bootstrap.__file__), "benchmarks.simulators.metaworld", json.dumps(work | {"images": images})),
+            (
+                str(bootstrap.__file__),
+                "benchmarks.simulators.metaworld",
+                json.dumps(work | {"images": images}),
+            ),
             mujoco_gl.environment(renderer.backend if images else "none"),
             config.python,
         )
@@ -57,9 +72,18 @@ def main(work: dict[str, Any]) -> None:
     import metaworld  # noqa: F401  (registers its environments)
 
     count, size = work["num_envs"], work["size"]
-    options: dict[str, Any] = {"envs_list": [work["task"]] * count, "seed": 1, "vector_strategy": "async"}
+    options: dict[str, Any] = {
+        "envs_list": [work["task"]] * count,
+        "seed": 1,
+        "vector_strategy": "async",
+    }
     if work["images"]:
-        options |= {"render_mode": "rgb_array", "camera_name": work["cameras"][0], "width": size, "height": size}
+        options |= {
+            "render_mode": "rgb_array",
+            "camera_name": work["cameras"][0],
+            "width": size,
+            "height": size,
+        }
     envs: Any = gymnasium.make_vec("Meta-World/custom-mt-envs", **options)
     actions = np.random.RandomState(0).uniform(-1, 1, (work["steps"], count, 4)).astype(np.float32)
 

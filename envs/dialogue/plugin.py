@@ -47,7 +47,10 @@ class Dialogue:
         return [DialogueWorld(game, config.task, *sizes) for _ in range(groups)]
 
     def tasks(self) -> list[Task]:
-        return [Task(name, (game.__doc__ or "").rstrip("."), available=True, has_expert=True) for name, game in GAMES.items()]
+        return [
+            Task(name, (game.__doc__ or "").rstrip("."), available=True, has_expert=True)
+            for name, game in GAMES.items()
+        ]
 
     def diagnose(self) -> list[Diagnosis]:
         return [Diagnosis("dialogue", True, "needs nothing")]

@@ -23,7 +23,13 @@ class Talk:
 
     def __init__(self, game: Game, seed: int, limit: int, most: int) -> None:
         self.dialogue, self.limit, self.most = game(random.Random(seed)), limit, most  # noqa: S311  (no secrets)
-        self.turn, self.said, self.count, self.clock, self.ended = next(self.dialogue), b"", 0, 0, False
+        self.turn, self.said, self.count, self.clock, self.ended = (
+            next(self.dialogue),
+            b"",
+            0,
+            0,
+            False,
+        )
 
     @property
     def prompt(self) -> str:
@@ -33,13 +39,21 @@ class Talk:
     def step(self, token: list[float]) -> tuple[float, bool, bool, bool]:
         """Write a token; return reward, terminated, truncated, success. Zeros write nothing."""
         self.clock += 1
-        text = bytes(byte for byte in (round(min(max(number, 0), 255)) for number in token) if byte == ord(END) or byte >= ord(" "))
+        text = bytes(
+            byte
+            for byte in (round(min(max(number, 0), 255)) for number in token)
+            if byte == ord(END) or byte >= ord(" ")
+        )
         written, end, _ = text.partition(END.encode())
         self.said, self.count = self.said + written, self.count + bool(text)
         success = terminated = False
         if end or self.count == self.most:
             try:
-                self.turn, self.said, self.count = self.dialogue.send(self.said.decode(errors="replace")), b"", 0
+                self.turn, self.said, self.count = (
+                    self.dialogue.send(self.said.decode(errors="replace")),
+                    b"",
+                    0,
+                )
             except StopIteration as outcome:
                 success, terminated = outcome.value, True
         truncated = not terminated and self.clock == self.limit
@@ -49,15 +63,27 @@ class Talk:
     def expert(self) -> int:
         """Return the next byte of the best answer; ends an answer that has gone wrong."""
         best = self.turn.best.encode()
-        return best[len(self.said)] if best.startswith(self.said) and best != self.said else ord(END)
+        return (
+            best[len(self.said)] if best.startswith(self.said) and best != self.said else ord(END)
+        )
 
 
 class DialogueWorld(VectorEnv):
     """Actions ``[B, C, D]`` are tokens as UTF-8 bytes, padded with zeros. There are no images
     and no state; an instruction is the prompt of whoever speaks next."""
 
-    def __init__(self, game: Game, name: str, num_envs: int, episode_limit: int, token_bytes: int, answer_tokens: int) -> None:
-        self.spec = EnvSpec(num_envs, token_bytes, 0, 1.0, episode_limit, {}, (name,), torch.device("cpu"))
+    def __init__(
+        self,
+        game: Game,
+        name: str,
+        num_envs: int,
+        episode_limit: int,
+        token_bytes: int,
+        answer_tokens: int,
+    ) -> None:
+        self.spec = EnvSpec(
+            num_envs, token_bytes, 0, 1.0, episode_limit, {}, (name,), torch.device("cpu")
+        )
         self._game, self._most = game, answer_tokens
         self._talks: list[Talk] = []
         self._closed = False
@@ -67,18 +93,24 @@ class DialogueWorld(VectorEnv):
         rows, seeds = checked_episodes(self.spec, episodes, mask), episodes.seed.tolist()
         if self._closed:
             raise RuntimeError("the environment is closed")
-        fresh = {row: Talk(self._game, seeds[row], self.spec.episode_limit, self._most) for row in rows}
+        fresh = {
+            row: Talk(self._game, seeds[row], self.spec.episode_limit, self._most) for row in rows
+        }
         self._talks = [fresh.get(row) or self._talks[row] for row in range(self.spec.num_envs)]
 
     def reset_wait(self) -> Observation:
-        return Observation({}, torch.zeros(self.spec.num_envs, 0), [talk.prompt for talk in self._talks])
+        return Observation(
+            {}, torch.zeros(self.spec.num_envs, 0), [talk.prompt for talk in self._talks]
+        )
 
     def step_async(self, actions: Tensor, skip_ended: bool = False) -> None:
         tokens = checked_actions(self.spec, actions).tolist()
         if not skip_ended and any(talk.ended for talk in self._talks):
             raise RuntimeError("an episode has ended: reset it before the next step")
         reward = torch.zeros(actions.shape[:2])
-        flags = torch.zeros(4, *reward.shape, dtype=torch.bool)  # terminated, truncated, success, valid
+        flags = torch.zeros(
+            4, *reward.shape, dtype=torch.bool
+        )  # terminated, truncated, success, valid
         for b, (talk, chunk) in enumerate(zip(self._talks, tokens, strict=True)):
             for c, token in enumerate(chunk):
                 if not talk.ended:

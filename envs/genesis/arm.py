@@ -20,7 +20,9 @@ FASTEST_RAD = 0.5
 """Largest change of a joint's target in one control step."""
 
 
-def joint_targets(anchors: Tensor, axes: Tensor, point: Tensor, error: Tensor, joints: Tensor, targets: Tensor) -> Tensor:
+def joint_targets(
+    anchors: Tensor, axes: Tensor, point: Tensor, error: Tensor, joints: Tensor, targets: Tensor
+) -> Tensor:
     """Joint targets ``[N, 7]`` nearest to ``targets`` ``[N, 7]`` that move the tool by ``error``.
 
     Nearest, so that redundant joints stay where they were sent and do not drift.
@@ -28,19 +30,32 @@ def joint_targets(anchors: Tensor, axes: Tensor, point: Tensor, error: Tensor, j
     anchors, axes: of the joints at present, ``[N, 7, 3]``. point: tool, ``[N, 3]``.
     error: ``[N, 6]`` in m and rad. joints: present angles, ``[N, 7]``.
     """
-    columns = torch.cat([torch.linalg.cross(axes, point[:, None] - anchors), axes], dim=-1)  # of the Jacobian, [N, 7, 6]
+    columns = torch.cat(
+        [torch.linalg.cross(axes, point[:, None] - anchors), axes], dim=-1
+    )  # of the Jacobian, [N, 7, 6]
     jacobian = columns.mT
     gram = jacobian @ columns
     gram.diagonal(dim1=1, dim2=2).add_(DAMPING**2)
     ahead = jacobian @ (targets - joints)[..., None]
     weights, _ = torch.linalg.solve_ex(gram, error[..., None] - ahead)
     change = (columns @ weights)[..., 0]
-    return targets + change * (FASTEST_RAD / change.abs().amax(1, keepdim=True).clamp(min=FASTEST_RAD))
+    return targets + change * (
+        FASTEST_RAD / change.abs().amax(1, keepdim=True).clamp(min=FASTEST_RAD)
+    )
 
 
 def pose_error(position: Tensor, quaternion: Tensor, point: Tensor, orientation: Tensor) -> Tensor:
     """Translation (m) and rotation (rad, first order) from the tool to a pose: ``[N, 6]``."""
-    w, v, w_now, v_now = quaternion[:, :1], quaternion[:, 1:], orientation[:, :1], orientation[:, 1:]
-    turn = w_now * v - w * v_now - torch.linalg.cross(v, v_now)  # of the pose's quaternion times the conjugate of the tool's
-    same_side = (quaternion * orientation).sum(1, keepdim=True).sign()  # q and -q are one orientation
+    w, v, w_now, v_now = (
+        quaternion[:, :1],
+        quaternion[:, 1:],
+        orientation[:, :1],
+        orientation[:, 1:],
+    )
+    turn = (
+        w_now * v - w * v_now - torch.linalg.cross(v, v_now)
+    )  # of the pose's quaternion times the conjugate of the tool's
+    same_side = (
+        (quaternion * orientation).sum(1, keepdim=True).sign()
+    )  # q and -q are one orientation
     return torch.cat([position - point, 2 * same_side * turn], dim=1)

@@ -73,7 +73,9 @@ def scene_and_views(options: dict[str, Any]) -> tuple[Scene, Views]:
     """The scene of a simulator's ``options`` and its views."""
     scene = scene_from(options["scene"], Path(options["path"]))
     size, first = (options["image_size"],) * 2, next(iter(scene.cameras.values()))
-    return scene, {name: (scene.cameras[name], size) for name in options["cameras"]} | {"": (first, (PICTURE_SIZE,) * 2)}
+    return scene, {name: (scene.cameras[name], size) for name in options["cameras"]} | {
+        "": (first, (PICTURE_SIZE,) * 2)
+    }
 
 
 def outline(options: dict[str, Any]) -> SimulatorSpec:
@@ -91,7 +93,9 @@ def outline(options: dict[str, Any]) -> SimulatorSpec:
 class SceneBatch:
     """Implements ``Batch``. ``options``: JSON values by the plug-in's ``simulator_options``."""
 
-    def __init__(self, options: dict[str, Any], scene: Scene, world: SceneWorld, stack: dict[str, str]) -> None:
+    def __init__(
+        self, options: dict[str, Any], scene: Scene, world: SceneWorld, stack: dict[str, str]
+    ) -> None:
         self._options, self.scene, self._world = options, scene, world
         self.num_envs, self.device = world.num_envs, world.device
         self.spec = replace(outline(options), stack=stack)
@@ -127,9 +131,13 @@ class SceneBatch:
         ahead = self._position + TRANSLATION_M * actions[:, :3] - position
         self._position = position + rotations.limited(ahead, LEASH_M)
         if self._options["rotations"]:
-            asked = rotations.product(rotations.from_vector(ROTATION_RAD * actions[:, 3:6]), self._quaternion)
+            asked = rotations.product(
+                rotations.from_vector(ROTATION_RAD * actions[:, 3:6]), self._quaternion
+            )
             turn = rotations.to_vector(rotations.product(asked, rotations.conjugate(quaternion)))
-            self._quaternion = rotations.product(rotations.from_vector(rotations.limited(turn, LEASH_RAD)), quaternion)
+            self._quaternion = rotations.product(
+                rotations.from_vector(rotations.limited(turn, LEASH_RAD)), quaternion
+            )
         arm = self._world.towards(self._position, self._quaternion, self.now, self._joints[:, ARM])
         opening = FINGER_CLOSED_M + (FINGER_OPEN_M - FINGER_CLOSED_M) * (actions[:, -1:] + 1) / 2
         self._joints = torch.cat([arm, opening, opening], dim=1)
@@ -143,15 +151,22 @@ class SceneBatch:
         return reward, success, success
 
     def observe(self, rows: list[int]) -> tuple[Tensor, dict[str, Tensor]]:
-        state = torch.cat([self.now.tool, self.now.tool_quaternion, self.now.finger[:, None]], dim=1)[rows]
-        return state, {name: torch.stack([self._image(name, row) for row in rows]).to(self.device) for name in self.spec.images}
+        state = torch.cat(
+            [self.now.tool, self.now.tool_quaternion, self.now.finger[:, None]], dim=1
+        )[rows]
+        return state, {
+            name: torch.stack([self._image(name, row) for row in rows]).to(self.device)
+            for name in self.spec.images
+        }
 
     def expert(self) -> Tensor:
         action = expert_actions(self.scene, self.now)
         if not self._options["rotations"]:
             return action
         # Correct the commanded orientation; the tool's own lags, and correcting it would overshoot.
-        back = rotations.product(self._quaternion.new_tensor(POINTING_DOWN), rotations.conjugate(self._quaternion))
+        back = rotations.product(
+            self._quaternion.new_tensor(POINTING_DOWN), rotations.conjugate(self._quaternion)
+        )
         turn = (rotations.to_vector(back) / ROTATION_RAD).clamp(-1, 1)
         return torch.cat([action[:, :3], turn, action[:, 3:]], dim=1)
 

@@ -37,7 +37,9 @@ def _pursue(state: State, predicate: Predicate) -> Tensor:
     thing, place = body(state, subject(predicate)), goal(state, predicate)
     grasped = held(state, thing)
     if isinstance(predicate, Lifted):
-        up = state.tool + torch.stack([torch.zeros_like(thing.rise)] * 2 + [place[:, 2] + 0.02 - thing.centre[:, 2]], dim=1)
+        up = state.tool + torch.stack(
+            [torch.zeros_like(thing.rise)] * 2 + [place[:, 2] + 0.02 - thing.centre[:, 2]], dim=1
+        )
         return torch.where(grasped[:, None], _command(state, up, CLOSE), _grasp(state, thing))
     off = (place - thing.centre).abs()
     placed = (off[:, :2].norm(dim=1) < 0.04) & (off[:, 2] < 0.012)
@@ -48,7 +50,15 @@ def _pursue(state: State, predicate: Predicate) -> Tensor:
 def _command(state: State, where: Tensor, gripper: Tensor | float) -> Tensor:
     """Action ``[N, 4]`` that moves the tool to ``where`` ``[N, 3]``."""
     move = (GAIN * (where - state.tool) / TRANSLATION_M).clamp(-FASTEST, FASTEST)
-    return torch.cat([move, torch.as_tensor(gripper, dtype=move.dtype, device=move.device).expand(len(move))[:, None]], dim=1)
+    return torch.cat(
+        [
+            move,
+            torch.as_tensor(gripper, dtype=move.dtype, device=move.device).expand(len(move))[
+                :, None
+            ],
+        ],
+        dim=1,
+    )
 
 
 def _grasp(state: State, thing: Body) -> Tensor:
@@ -57,9 +67,13 @@ def _grasp(state: State, thing: Body) -> Tensor:
     aside = (centre[:, :2] - tool[:, :2]).norm(dim=1)
     above = tool[:, 2] - centre[:, 2]
     closing = state.finger < 0.03
-    between = (aside < torch.where(closing, 0.025, 0.013)) & (above.abs() < torch.where(closing, 0.02, 0.012))
+    between = (aside < torch.where(closing, 0.025, 0.013)) & (
+        above.abs() < torch.where(closing, 0.02, 0.012)
+    )
     # Funnel: the tolerance grows with height. Open the fingers before the descent.
-    descend = (aside < 0.015 + 0.3 * above.clamp(min=0)) & ((state.finger > 0.027) | (above < 0.015) | (above > 0.06))
+    descend = (aside < 0.015 + 0.3 * above.clamp(min=0)) & (
+        (state.finger > 0.027) | (above < 0.015) | (above > 0.06)
+    )
     # Low sideways moves would push the object and its neighbours: rise first.
     sideways = (aside < 0.025) | (above > 0.045)
     xy = torch.where(sideways[:, None], centre[:, :2], tool[:, :2])

@@ -33,7 +33,11 @@ def cache_dir(configured: str | None) -> Path:
 
 def environment(folder: Path) -> dict[str, str]:
     """Variables added to the environment of a simulator process."""
-    return {"XDG_CACHE_HOME": str(folder), "GS_CACHE_FILE_PATH": str(folder / "genesis"), "WANDB_MODE": "disabled"}
+    return {
+        "XDG_CACHE_HOME": str(folder),
+        "GS_CACHE_FILE_PATH": str(folder / "genesis"),
+        "WANDB_MODE": "disabled",
+    }
 
 
 def compile_once(options: dict[str, Any], num_envs: int, folder: Path) -> None:
@@ -51,11 +55,17 @@ def compile_once(options: dict[str, Any], num_envs: int, folder: Path) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if marker.exists():
                 return
-            print(f"Genesis compiles its kernels for this scene: about 2 minutes, once (kept in {folder})", file=sys.stderr, flush=True)
+            print(
+                f"Genesis compiles its kernels for this scene: about 2 minutes, once (kept in {folder})",
+                file=sys.stderr,
+                flush=True,
+            )
             _compile(options, num_envs, folder)
             marker.touch()
     except OSError as error:
-        raise UserError(f"env.cache_dir={folder} cannot be written ({error.strerror}): set it to a folder of your own") from error
+        raise UserError(
+            f"env.cache_dir={folder} cannot be written ({error.strerror}): set it to a folder of your own"
+        ) from error
 
 
 def _compile(options: dict[str, Any], num_envs: int, folder: Path) -> None:
@@ -76,7 +86,9 @@ def _compile(options: dict[str, Any], num_envs: int, folder: Path) -> None:
         ) from None
     if process.returncode:
         words = "\n".join(process.stdout.splitlines()[-20:])
-        raise RuntimeError(f"Genesis failed with exit code {process.returncode} while it compiled its kernels.\n{words}")
+        raise RuntimeError(
+            f"Genesis failed with exit code {process.returncode} while it compiled its kernels.\n{words}"
+        )
 
 
 def _fingerprint(options: dict[str, Any]) -> str:
@@ -85,6 +97,15 @@ def _fingerprint(options: dict[str, Any]) -> str:
     Which shapes can touch counts; their sizes and the cameras do not.
     """
     things = options["scene"]["objects"].values()
-    shapes = sorted(f"{thing['shape']} {thing.get('fixed', False)} {thing.get('collision', True)}" for thing in things)
-    facts = [options["backend"], version("genesis-world"), version("quadrants"), sys.version, *shapes]
+    shapes = sorted(
+        f"{thing['shape']} {thing.get('fixed', False)} {thing.get('collision', True)}"
+        for thing in things
+    )
+    facts = [
+        options["backend"],
+        version("genesis-world"),
+        version("quadrants"),
+        sys.version,
+        *shapes,
+    ]
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]

@@ -52,7 +52,9 @@ class _Yaml(yaml.SafeLoader):
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if key.value in seen:
-                    raise yaml.MarkedYAMLError(problem=f"{key.value} appears twice", problem_mark=key.start_mark)
+                    raise yaml.MarkedYAMLError(
+                        problem=f"{key.value} appears twice", problem_mark=key.start_mark
+                    )
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
 
@@ -75,7 +77,9 @@ def read_scene(path: Path) -> tuple[Scene, Any]:
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date or number out of range
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""
-        raise UserError(f"{path.name}{line} is not YAML: {getattr(error, 'problem', None) or str(error).splitlines()[0]}") from error
+        raise UserError(
+            f"{path.name}{line} is not YAML: {getattr(error, 'problem', None) or str(error).splitlines()[0]}"
+        ) from error
     return scene_from(document, path), document
 
 
@@ -85,11 +89,18 @@ def scene_from(document: Any, path: Path) -> Scene:
     Raises UserError.
     """
     root = YamlNode(path.name, document)
-    root.only(required=("instruction", "objects", "cameras", "success"), optional=("episode_limit", "robot", "target", "apart_m"))
+    root.only(
+        required=("instruction", "objects", "cameras", "success"),
+        optional=("episode_limit", "robot", "target", "apart_m"),
+    )
     things = {name: _thing(node, path.parent) for name, node in root["objects"].children()}
     if not things:
         raise root["objects"].error("names no object")
-    target = tuple(_subject(node, things, False) for node in root["target"].items()) if "target" in root else ()
+    target = (
+        tuple(_subject(node, things, False) for node in root["target"].items())
+        if "target" in root
+        else ()
+    )
     if "target" in root and not target:
         raise root["target"].error("names no object")
     cameras = {name: _camera(node) for name, node in root["cameras"].children()}
@@ -105,10 +116,16 @@ def scene_from(document: Any, path: Path) -> Scene:
         cameras=cameras,
         success=success,
         target=target,
-        **root.given(episode_limit=lambda node: node.whole(1), robot=_robot, apart_m=lambda node: node.number(0.0, REACH_M)),
+        **root.given(
+            episode_limit=lambda node: node.whole(1),
+            robot=_robot,
+            apart_m=lambda node: node.number(0.0, REACH_M),
+        ),
     )
     if not target and "{" + TARGET + "}" in scene.instruction:
-        raise root["instruction"].error(f"names {{{TARGET}}}, but the scene has no target: list the objects to choose from")
+        raise root["instruction"].error(
+            f"names {{{TARGET}}}, but the scene has no target: list the objects to choose from"
+        )
     try:
         draw(scene, 0)
     except NoRoom as error:
@@ -122,10 +139,17 @@ def _thing(node: YamlNode, folder: Path) -> SceneObject:
         raise node.error(f"lacks shape: one of {', '.join(SHAPES)}")
     kind = node["shape"].one_of(SHAPES)
     sizes, make = _SHAPES[kind]
-    node.only(required=("shape", *sizes), optional=(*["scale"] * (kind == "mesh"), "position_m", "region", *_COMMON))
+    node.only(
+        required=("shape", *sizes),
+        optional=(*["scale"] * (kind == "mesh"), "position_m", "region", *_COMMON),
+    )
     if ("position_m" in node) == ("region" in node):
         raise node.error("needs either position_m or region")
-    place = _region(node["region"]) if "region" in node else node["position_m"].numbers((2, 3), -REACH_M, REACH_M)
+    place = (
+        _region(node["region"])
+        if "region" in node
+        else node["position_m"].numbers((2, 3), -REACH_M, REACH_M)
+    )
     shape, given = make(node, folder), node.given(**_COMMON)
     passes = not given.get("collision", True)
     if passes and not given.get("fixed", True):
@@ -163,7 +187,10 @@ def _mesh(node: YamlNode, folder: Path) -> Mesh:
 _SHAPES: dict[str, tuple[tuple[str, ...], Callable[[YamlNode, Path], Shape]]] = {
     "box": (("size_m",), lambda node, _: Box(node["size_m"].numbers((3,), 0.001, REACH_M))),
     "sphere": (("radius_m",), lambda node, _: Sphere(_length(node["radius_m"]))),
-    "cylinder": (("radius_m", "height_m"), lambda node, _: Cylinder(_length(node["radius_m"]), _length(node["height_m"]))),
+    "cylinder": (
+        ("radius_m", "height_m"),
+        lambda node, _: Cylinder(_length(node["radius_m"]), _length(node["height_m"])),
+    ),
     "mesh": (("file",), _mesh),
 }
 """Shape -> its required keys and its constructor."""
@@ -209,7 +236,9 @@ def _camera(node: YamlNode) -> Camera:
 def _robot(node: YamlNode) -> Robot:
     node.only(required=(), optional=("kind", "tool_m", "jitter_rad"))
     return Robot(
-        tool_m=node["tool_m"].numbers((3,), -REACH_M, REACH_M) if "tool_m" in node else Robot.tool_m,
+        tool_m=node["tool_m"].numbers((3,), -REACH_M, REACH_M)
+        if "tool_m" in node
+        else Robot.tool_m,
         jitter_rad=node["jitter_rad"].number(0, 0.5) if "jitter_rad" in node else Robot.jitter_rad,
         kind=node["kind"].one_of(ROBOTS) if "kind" in node else Robot.kind,
     )
@@ -230,7 +259,11 @@ def _predicate(node: YamlNode, things: dict[str, SceneObject], has_target: bool)
         return On(_subject(pair[0], things, has_target), pair[1].one_of(flat))
     node.only(required=("object", "height_m" if kind == "lifted" else "region"))
     name = _subject(node["object"], things, has_target)
-    return Lifted(name, _length(node["height_m"])) if kind == "lifted" else Inside(name, _region(node["region"]))
+    return (
+        Lifted(name, _length(node["height_m"]))
+        if kind == "lifted"
+        else Inside(name, _region(node["region"]))
+    )
 
 
 def _subject(node: YamlNode, things: dict[str, SceneObject], has_target: bool) -> str:

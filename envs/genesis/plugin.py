@@ -73,7 +73,9 @@ class Genesis:
 
     def suites(self, config: GenesisConfig) -> list[Suite]:
         if config.tasks and config.scene is not None:
-            raise UserError("env.tasks and env.scene cannot be played in one sweep: give one of them")
+            raise UserError(
+                "env.tasks and env.scene cannot be played in one sweep: give one of them"
+            )
         alone = one_each(config)
         return [Suite(self.name, (simulator_options(each)[0].name,), each) for each in alone]
 
@@ -127,7 +129,10 @@ def scene_spec(config: Any, scene: Scene, options: dict[str, Any]) -> EnvSpec:
 
 def packaged_tasks() -> list[Task]:
     scenes = {name: read_scene(FOLDER / f"{file}.yaml")[0] for name, file in SCENES.items()}
-    return [Task(name, scene.told(0), True, why_no_expert(scene) is None) for name, scene in scenes.items()]
+    return [
+        Task(name, scene.told(0), True, why_no_expert(scene) is None)
+        for name, scene in scenes.items()
+    ]
 
 
 def episode_limit(config: Any, scene: Scene) -> int:
@@ -143,12 +148,22 @@ def checks() -> Iterator[Diagnosis]:
     yield PACKAGE.diagnosis("genesis-world")
     if PACKAGE.missing():
         return
-    yield Diagnosis("Genesis drawing", gl() is not None, gl() or "optional: neither EGL nor OSMesa", NO_GL)
+    yield Diagnosis(
+        "Genesis drawing", gl() is not None, gl() or "optional: neither EGL nor OSMesa", NO_GL
+    )
     folder = cache_dir(None)
     compiled = len(list(folder.glob("compiled-*")))
-    writable = os.access(next(parent for parent in (folder, *folder.parents) if parent.exists()), os.W_OK)
-    detail = f"{compiled} kinds of scene compiled in {folder}" if writable else f"optional: {folder} cannot be written"
-    yield Diagnosis("Genesis kernels", writable, detail, "set env.cache_dir to a folder of your own")
+    writable = os.access(
+        next(parent for parent in (folder, *folder.parents) if parent.exists()), os.W_OK
+    )
+    detail = (
+        f"{compiled} kinds of scene compiled in {folder}"
+        if writable
+        else f"optional: {folder} cannot be written"
+    )
+    yield Diagnosis(
+        "Genesis kernels", writable, detail, "set env.cache_dir to a folder of your own"
+    )
 
 
 plugin = Genesis()

@@ -41,11 +41,15 @@ class Shapes:
         names, things = tuple(scene.things), scene.things.values()
         return cls(
             names,
-            torch.tensor([thing.half_m.tolist() for thing in things], dtype=torch.float32, device=device),
+            torch.tensor(
+                [thing.half_m.tolist() for thing in things], dtype=torch.float32, device=device
+            ),
             torch.tensor([isinstance(thing.shape, Cylinder) for thing in things], device=device),
             torch.tensor([isinstance(thing.shape, Sphere) for thing in things], device=device),
             tuple(type(thing.shape) for thing in things),
-            torch.tensor([names.index(name) for name in scene.target], dtype=torch.int64, device=device),
+            torch.tensor(
+                [names.index(name) for name in scene.target], dtype=torch.int64, device=device
+            ),
         )
 
 
@@ -81,7 +85,10 @@ class State:
         half, up = self.shapes.half, self.up
         rise = (half * up.abs()).sum(-1)
         if Cylinder in self.shapes.kinds:
-            lying = half[:, 0] * (1 - up[..., 2].square()).clamp(min=0).sqrt() + half[:, 2] * up[..., 2].abs()
+            lying = (
+                half[:, 0] * (1 - up[..., 2].square()).clamp(min=0).sqrt()
+                + half[:, 2] * up[..., 2].abs()
+            )
             rise = torch.where(self.shapes.cylinder, lying, rise)
         if Sphere in self.shapes.kinds:
             rise = torch.where(self.shapes.sphere, half[:, 2], rise)
@@ -111,9 +118,19 @@ def body(state: State, name: str) -> Body:
     half, everyone = state.shapes.half, len(state.target)
     if name != TARGET:
         index = state.shapes.names.index(name)
-        return Body(state.centre[:, index], state.speed[:, index], half[index].expand(everyone, 3), state.rise[:, index])
-    drawn, row = state.shapes.chosen[state.target], torch.arange(everyone, device=state.target.device)
-    return Body(state.centre[row, drawn], state.speed[row, drawn], half[drawn], state.rise[row, drawn])
+        return Body(
+            state.centre[:, index],
+            state.speed[:, index],
+            half[index].expand(everyone, 3),
+            state.rise[:, index],
+        )
+    drawn, row = (
+        state.shapes.chosen[state.target],
+        torch.arange(everyone, device=state.target.device),
+    )
+    return Body(
+        state.centre[row, drawn], state.speed[row, drawn], half[drawn], state.rise[row, drawn]
+    )
 
 
 def holds(state: State, predicate: Predicate) -> Tensor:
@@ -128,7 +145,9 @@ def holds(state: State, predicate: Predicate) -> Tensor:
     inside = torch.ones_like(thing.speed, dtype=torch.bool)
     for axis, interval in enumerate((region.x_m, region.y_m, region.z_m)):
         if interval is not None:
-            inside &= (thing.centre[:, axis] >= interval[0]) & (thing.centre[:, axis] <= interval[1])
+            inside &= (thing.centre[:, axis] >= interval[0]) & (
+                thing.centre[:, axis] <= interval[1]
+            )
     return inside if region.z_m is not None else inside & _at_rest(state, thing)
 
 
@@ -163,7 +182,9 @@ def goal(state: State, predicate: Predicate) -> Tensor:
     thing = body(state, subject(predicate))
     if isinstance(predicate, On):
         below = body(state, predicate.below)
-        return torch.cat([below.centre[:, :2], (below.centre[:, 2] + below.rise + thing.rise)[:, None]], dim=1)
+        return torch.cat(
+            [below.centre[:, :2], (below.centre[:, 2] + below.rise + thing.rise)[:, None]], dim=1
+        )
     if isinstance(predicate, Lifted):
         return torch.cat([thing.centre[:, :2], (predicate.height_m + thing.rise)[:, None]], dim=1)
     region = predicate.region
@@ -177,21 +198,29 @@ def held(state: State, thing: Body) -> Tensor:
     off = (state.tool - thing.centre).abs()
     between = (off[:, :2].amax(1) < 0.025) & (off[:, 2] < thing.rise + 0.01)
     widest = thing.half[:, :2].norm(dim=1)
-    stopped = (state.finger < OPEN_M) & (state.finger < widest + 0.003) & (state.finger_speed.abs() < 0.03)
+    stopped = (
+        (state.finger < OPEN_M)
+        & (state.finger < widest + 0.003)
+        & (state.finger_speed.abs() < 0.03)
+    )
     return between & stopped & (state.finger > 0.5 * thing.half[:, :2].amin(1))
 
 
 def _at_rest(state: State, thing: Body) -> Tensor:
     """bool ``[N]``: the object is still and released."""
     away = (state.tool - thing.centre).norm(dim=1) > thing.half.norm(dim=1) + 0.02
-    wide_open = state.finger > torch.minimum(thing.half[:, :2].amin(1) + 0.004, state.finger.new_tensor(OPEN_M))
+    wide_open = state.finger > torch.minimum(
+        thing.half[:, :2].amin(1) + 0.004, state.finger.new_tensor(OPEN_M)
+    )
     return (thing.speed < STILL_M_S) & (away | wide_open)
 
 
 def _over(state: State, below: str, above: Body) -> Tensor:
     """bool ``[N]``: the centre of ``above`` is over the object ``below``, seen from above."""
     index = state.shapes.names.index(below)
-    offset = rotations.turned(rotations.conjugate(state.quaternion[:, index]), above.centre - state.centre[:, index])
+    offset = rotations.turned(
+        rotations.conjugate(state.quaternion[:, index]), above.centre - state.centre[:, index]
+    )
     half = state.shapes.half[index]
     if state.shapes.kinds[index] is Cylinder:
         return offset[:, :2].norm(dim=1) < half[0]

@@ -6,10 +6,14 @@ import torch
 from torch import Tensor
 
 _PLACES = torch.tensor([[0, 1, 2, 3], [1, 0, 3, 2], [2, 3, 0, 1], [3, 2, 1, 0]])
-_SIGNS = torch.tensor([[1.0, -1.0, -1.0, -1.0], [1.0, 1.0, 1.0, -1.0], [1.0, -1.0, 1.0, 1.0], [1.0, 1.0, -1.0, 1.0]])
+_SIGNS = torch.tensor(
+    [[1.0, -1.0, -1.0, -1.0], [1.0, 1.0, 1.0, -1.0], [1.0, -1.0, 1.0, 1.0], [1.0, 1.0, -1.0, 1.0]]
+)
 """Signs of ``b`` in Hamilton's product ``a b``: [component of the result, component of ``a``]."""
 _THIRD_AXES = torch.zeros(2, 3, 4, 4)
-for _row, _sign in enumerate((1.0, -1.0)):  # R e3 = (2 (x z + w y), 2 (y z - w x), w w - x x - y y + z z), and of the inverse with - w
+for _row, _sign in enumerate(
+    (1.0, -1.0)
+):  # R e3 = (2 (x z + w y), 2 (y z - w x), w w - x x - y y + z z), and of the inverse with - w
     _THIRD_AXES[_row, 0, 1, 3] = _THIRD_AXES[_row, 1, 2, 3] = 2.0
     _THIRD_AXES[_row, 0, 0, 2], _THIRD_AXES[_row, 1, 0, 1] = 2.0 * _sign, -2.0 * _sign
     _THIRD_AXES[_row, 2] = torch.diag(torch.tensor([1.0, -1.0, -1.0, 1.0]))
@@ -18,7 +22,9 @@ _THIRD_AXES = _THIRD_AXES.flatten(-2)
 
 def product(a: Tensor, b: Tensor) -> Tensor:
     """``[..., 4]``: the rotation ``b`` followed by ``a``."""
-    turned_b = b[..., _PLACES] * _SIGNS.to(b)  # [..., 4, 4]; four operations instead of about thirty
+    turned_b = b[..., _PLACES] * _SIGNS.to(
+        b
+    )  # [..., 4, 4]; four operations instead of about thirty
     return (turned_b * a[..., None, :]).sum(-1)
 
 

@@ -181,7 +181,10 @@ def why_no_expert(scene: Scene) -> str | None:
         name = subject(predicate)
         for each in scene.target if name not in scene.things else (name,):
             thing = scene.things[each]
-            turned = not isinstance(thing.shape, Sphere | Cylinder) and max(map(abs, thing.yaw_deg)) > GRASP_YAW_DEG
+            turned = (
+                not isinstance(thing.shape, Sphere | Cylinder)
+                and max(map(abs, thing.yaw_deg)) > GRASP_YAW_DEG
+            )
             if thing.half_m[1] > OPEN_M - 0.002 or turned:
                 return f"the scripted expert grasps along y, up to {2 * OPEN_M:.3f} m: {each} of the scene {scene.name} is wider or turned"
     return None
@@ -220,7 +223,9 @@ def draw(scene: Scene, seed: int) -> Layout:
         distance = np.linalg.norm(centre[:, None, :2] - centre[None, :, :2], axis=-1)
         if distance[matters].min(initial=np.inf) >= scene.apart_m:
             return Layout(target, centre, yaw, jitter)
-    raise NoRoom(f"no layout keeps the objects {scene.apart_m} m apart: widen their regions or lower apart_m")
+    raise NoRoom(
+        f"no layout keeps the objects {scene.apart_m} m apart: widen their regions or lower apart_m"
+    )
 
 
 def _centre(thing: SceneObject, rng: np.random.RandomState) -> list[float]:

@@ -31,11 +31,20 @@ class GenesisBatch(SceneBatch):
         try:
             world = World(scene, num_envs, backend, views, options["low_poly"])
         except ImportError as error:  # raised by the rendering libraries
-            raise UserError(f"Genesis cannot render here ({str(error).splitlines()[0]}): apt-get install libegl1 libgl1") from error
+            raise UserError(
+                f"Genesis cannot render here ({str(error).splitlines()[0]}): apt-get install libegl1 libgl1"
+            ) from error
         versions = {name: version(name) for name in ("genesis-world", "torch", "numpy")}
-        renderer = os.environ.get("PYOPENGL_PLATFORM") or "egl"  # Genesis sets it if it falls back to OSMesa
+        renderer = (
+            os.environ.get("PYOPENGL_PLATFORM") or "egl"
+        )  # Genesis sets it if it falls back to OSMesa
         visuals = "low_poly" if options["low_poly"] else "stock"
-        super().__init__(options, scene, world, versions | {"physics": backend, "renderer": renderer, "robot_visuals": visuals})
+        super().__init__(
+            options,
+            scene,
+            world,
+            versions | {"physics": backend, "renderer": renderer, "robot_visuals": visuals},
+        )
 
 
 def create(options: dict[str, Any], slots: int) -> GenesisBatch:
@@ -60,5 +69,7 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["compile"]:
         compile_kernels()
     else:
-        with torch.inference_mode():  # a control step is a hundred small operations, each a fifth cheaper without autograd
+        with (
+            torch.inference_mode()
+        ):  # a control step is a hundred small operations, each a fifth cheaper without autograd
             serve(create, BatchServer)

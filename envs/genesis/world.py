@@ -12,7 +12,17 @@ from torch import Tensor
 
 from . import rotations
 from .arm import joint_targets, pose_error
-from .batch import ARM, DAMPING, FINGERS, PHYSICS_DT_S, POINTING_DOWN, POSTURE_RAD, STIFFNESS, SUBSTEPS, TOOL_OFFSET_M
+from .batch import (
+    ARM,
+    DAMPING,
+    FINGERS,
+    PHYSICS_DT_S,
+    POINTING_DOWN,
+    POSTURE_RAD,
+    STIFFNESS,
+    SUBSTEPS,
+    TOOL_OFFSET_M,
+)
 from .predicates import Shapes, State, asks_for_rest
 from .scene import Box, Camera, Cylinder, Layout, Mesh, Scene, SceneObject, Sphere
 
@@ -36,33 +46,52 @@ class World:
     """Copies of a scene. Tensors are float32 on ``device``, in metres in the robot base frame."""
 
     def __init__(
-        self, scene: Scene, num_envs: int, backend: str, cameras: dict[str, tuple[Camera, tuple[int, int]]], low_poly: bool
+        self,
+        scene: Scene,
+        num_envs: int,
+        backend: str,
+        cameras: dict[str, tuple[Camera, tuple[int, int]]],
+        low_poly: bool,
     ) -> None:
         """cameras: name -> camera and (height, width)."""
         gs = start(backend)
         self.device, self.num_envs = torch.device(gs.device), num_envs
         # One environment is rendered at a time, so that no image depends on the others.
-        self._scene, self._robot, self._things = assemble(gs, scene, low_poly, SUBSTEPS, rendered_envs_idx=(0,))
-        self._cameras = {name: add_camera(self._scene, camera, size, env_idx=0) for name, (camera, size) in cameras.items()}
+        self._scene, self._robot, self._things = assemble(
+            gs, scene, low_poly, SUBSTEPS, rendered_envs_idx=(0,)
+        )
+        self._cameras = {
+            name: add_camera(self._scene, camera, size, env_idx=0)
+            for name, (camera, size) in cameras.items()
+        }
         build(self._scene, self._robot, num_envs)
         low, high = self._robot.get_dofs_limit()
         self._limits = low[..., ARM], high[..., ARM]
         first = self._robot.get_joint("joint1").idx
         self._arm_joints = slice(first, first + 7)
         self._hand = self._robot.get_link("hand")
-        last = self._things[-1].base_link_idx  # each object is one link; their links follow the robot's
+        last = self._things[
+            -1
+        ].base_link_idx  # each object is one link; their links follow the robot's
         self._links = slice(self._hand.idx, last + 1)
         self._own = slice(last + 1 - len(self._things) - self._hand.idx, None)
         """Slice of the objects among those links; the first link is the hand."""
-        middles = [thing.shape.middle_m if isinstance(thing.shape, Mesh) else (0.0, 0.0, 0.0) for thing in scene.things.values()]
+        middles = [
+            thing.shape.middle_m if isinstance(thing.shape, Mesh) else (0.0, 0.0, 0.0)
+            for thing in scene.things.values()
+        ]
         self._middle = torch.tensor([middles], device=self.device)
         """``[1, K, 3]``: centre of each object in its own frame."""
         self._off_centre = bool(self._middle.any())
         self._shapes, self._rest_matters = Shapes.of(scene, self.device), asks_for_rest(scene)
         self._target = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
         self._still = torch.zeros(num_envs, len(scene.things), device=self.device)
-        hand = torch.tensor(scene.robot.tool_m, device=self.device) + torch.tensor([0.0, 0.0, TOOL_OFFSET_M], device=self.device)
-        down, posture = (torch.tensor(values, device=self.device) for values in (POINTING_DOWN, POSTURE_RAD))
+        hand = torch.tensor(scene.robot.tool_m, device=self.device) + torch.tensor(
+            [0.0, 0.0, TOOL_OFFSET_M], device=self.device
+        )
+        down, posture = (
+            torch.tensor(values, device=self.device) for values in (POINTING_DOWN, POSTURE_RAD)
+        )
         # One initial guess and no random restarts, so that the solution is deterministic.
         self._home = self._robot.inverse_kinematics(
             link=self._hand,
@@ -85,13 +114,18 @@ class World:
             half_yaw = self._tensor(np.stack([layout.yaw[index] / 2 for layout in layouts]))
             zero = torch.zeros_like(half_yaw)
             quaternion = torch.stack([torch.cos(half_yaw), zero, zero, torch.sin(half_yaw)], dim=1)
-            thing.set_pos(centre - rotations.turned(quaternion, self._middle[:, index]), envs_idx=rows)
+            thing.set_pos(
+                centre - rotations.turned(quaternion, self._middle[:, index]), envs_idx=rows
+            )
             thing.set_quat(quaternion, envs_idx=rows)
 
     def read(self) -> State:
         """Read the present state."""
         solver = self._scene.rigid_solver
-        places, quaternions = solver.get_links_pos(self._links, relative=True), solver.get_links_quat(self._links, relative=True)
+        places, quaternions = (
+            solver.get_links_pos(self._links, relative=True),
+            solver.get_links_quat(self._links, relative=True),
+        )
         axes = rotations.third_axes(quaternions)
         centre, quaternion = places[:, self._own], quaternions[:, self._own]
         if self._off_centre:
@@ -106,7 +140,9 @@ class World:
             centre=centre,
             quaternion=quaternion,
             up=axes[:, self._own, 1],
-            speed=solver.get_links_vel(self._links)[:, self._own].square().sum(-1).sqrt() if self._rest_matters else self._still,
+            speed=solver.get_links_vel(self._links)[:, self._own].square().sum(-1).sqrt()
+            if self._rest_matters
+            else self._still,
             target=self._target,
             shapes=self._shapes,
         )
@@ -114,9 +150,14 @@ class World:
     def towards(self, position: Tensor, quaternion: Tensor, now: State, targets: Tensor) -> Tensor:
         """Arm joint targets ``[N, 7]`` after ``targets`` that bring the tool towards a pose."""
         solver = self._scene.rigid_solver
-        anchors, axes = solver.get_joints_anchor_pos(self._arm_joints), solver.get_joints_anchor_axis(self._arm_joints)
+        anchors, axes = (
+            solver.get_joints_anchor_pos(self._arm_joints),
+            solver.get_joints_anchor_axis(self._arm_joints),
+        )
         error = pose_error(position, quaternion, now.tool, now.tool_quaternion)
-        return joint_targets(anchors, axes, now.tool, error, now.joints[:, ARM], targets).clamp(*self._limits)
+        return joint_targets(anchors, axes, now.tool, error, now.joints[:, ARM], targets).clamp(
+            *self._limits
+        )
 
     def step(self, joints: Tensor) -> None:
         """Run one control step towards joint targets ``joints`` ``[N, 9]``."""
@@ -136,7 +177,9 @@ class World:
         return torch.from_numpy(array.astype(np.float32)).to(self.device)
 
 
-def assemble(gs: Any, scene: Scene, low_poly: bool, substeps: int, **looks: Any) -> tuple[Any, Any, list[Any]]:
+def assemble(
+    gs: Any, scene: Scene, low_poly: bool, substeps: int, **looks: Any
+) -> tuple[Any, Any, list[Any]]:
     """Make Genesis' scene, its robot and its objects, not yet built.
 
     substeps: physics steps per ``step``. looks: arguments of Genesis' VisOptions.
@@ -160,7 +203,14 @@ def assemble(gs: Any, scene: Scene, low_poly: bool, substeps: int, **looks: Any)
 
 def add_camera(scene: Any, camera: Camera, size: tuple[int, int], **whose: Any) -> Any:
     """Add a camera; ``size`` is (height, width)."""
-    return scene.add_camera(res=(size[1], size[0]), pos=camera.eye_m, lookat=camera.target_m, fov=camera.fov_deg, near=0.02, **whose)
+    return scene.add_camera(
+        res=(size[1], size[0]),
+        pos=camera.eye_m,
+        lookat=camera.target_m,
+        fov=camera.fov_deg,
+        near=0.02,
+        **whose,
+    )
 
 
 def build(scene: Any, robot: Any, num_envs: int) -> None:
@@ -172,17 +222,29 @@ def build(scene: Any, robot: Any, num_envs: int) -> None:
 
 def _add(gs: Any, scene: Any, thing: SceneObject) -> Any:
     shape = thing.shape
-    options: dict[str, Any] = {"fixed": thing.fixed, "collision": thing.collision, "batch_fixed_verts": True}
+    options: dict[str, Any] = {
+        "fixed": thing.fixed,
+        "collision": thing.collision,
+        "batch_fixed_verts": True,
+    }
     if isinstance(shape, Box):
         morph, volume = gs.morphs.Box(size=shape.size_m, **options), float(np.prod(shape.size_m))
     elif isinstance(shape, Sphere):
-        morph, volume = gs.morphs.Sphere(radius=shape.radius_m, **options), 4 / 3 * np.pi * shape.radius_m**3
+        morph, volume = (
+            gs.morphs.Sphere(radius=shape.radius_m, **options),
+            4 / 3 * np.pi * shape.radius_m**3,
+        )
     elif isinstance(shape, Cylinder):
         morph, volume = (
             gs.morphs.Cylinder(radius=shape.radius_m, height=shape.height_m, **options),
             np.pi * shape.radius_m**2 * shape.height_m,
         )
     else:
-        morph, volume = gs.morphs.Mesh(file=shape.file, scale=shape.scale, **options), shape.volume_m3
+        morph, volume = (
+            gs.morphs.Mesh(file=shape.file, scale=shape.scale, **options),
+            shape.volume_m3,
+        )
     material = gs.materials.Rigid(rho=thing.mass_kg / volume)
-    return scene.add_entity(morph, material=material, surface=gs.surfaces.Default(color=thing.colour))
+    return scene.add_entity(
+        morph, material=material, surface=gs.surfaces.Default(color=thing.colour)
+    )

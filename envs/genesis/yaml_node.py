@@ -49,7 +49,11 @@ class YamlNode:
     def children(self) -> list[tuple[str, YamlNode]]:
         self.mapping()
         for key in self.value:
-            if not isinstance(key, str) or not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", key) or key == TARGET:
+            if (
+                not isinstance(key, str)
+                or not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", key)
+                or key == TARGET
+            ):
                 raise self[key].error(f"is not a valid name: letters, digits and _, not {TARGET}")
         return [(key, self[key]) for key in self.value]
 
@@ -75,7 +79,11 @@ class YamlNode:
 
     def number(self, low: float, high: float) -> float:
         value = self.value
-        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not low <= value <= high
+        ):
             raise self.wrong(f"a number between {low:g} and {high:g}")
         return float(value)
 

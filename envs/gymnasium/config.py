@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Dict, List, Optional  # noqa: UP035  (OmegaConf reads these spellings on every Python version)
 
-from rlinf_vla.config.ranges import OUTSIDE, Count, EnvCount, Hertz, Label, Name, OneOf, Seconds, Size
+from rlinf_vla.config.ranges import (
+    OUTSIDE,
+    Count,
+    EnvCount,
+    Hertz,
+    Label,
+    Name,
+    OneOf,
+    Seconds,
+    Size,
+)
 
 VECTORIZATIONS = ("sync", "async", "vector_entry_point")
 

@@ -36,10 +36,14 @@ class GymnasiumBatch:
         self.num_envs, self.device = num_envs, torch.device("cpu")
         space = self._env.single_action_space
         if not hasattr(space, "low") or len(space.shape) != 1:
-            raise UserError(f"env.id={options['id']} has actions {space}: only continuous vectors (Box) are supported")
+            raise UserError(
+                f"env.id={options['id']} has actions {space}: only continuous vectors (Box) are supported"
+            )
         self._low, self._high = space.low.astype(np.float64), space.high.astype(np.float64)
         if options["scale_actions"] and not np.isfinite([self._low, self._high]).all():
-            raise UserError(f"env.id={options['id']} has actions without bounds: set env.scale_actions=false")
+            raise UserError(
+                f"env.id={options['id']} has actions without bounds: set env.scale_actions=false"
+            )
         self._over = np.zeros(num_envs, bool)
         self._seen, _ = self._env.reset(seed=[0] * num_envs)
         self._check_keys()
@@ -66,17 +70,33 @@ class GymnasiumBatch:
         action = np.clip(action, self._low, self._high).astype(self._env.single_action_space.dtype)
         self._seen, reward, terminated, truncated, info = self._env.step(action)
         key = self._options["success"]
-        success = np.asarray(info.get(key, np.zeros(self.num_envs)), dtype=bool) if key else np.zeros(self.num_envs, bool)
+        success = (
+            np.asarray(info.get(key, np.zeros(self.num_envs)), dtype=bool)
+            if key
+            else np.zeros(self.num_envs, bool)
+        )
         fell, cut = (np.asarray(each, bool) for each in (terminated, truncated))
         self._over = fell | cut
-        return tuple(torch.from_numpy(each) for each in (np.asarray(reward, np.float32), fell | success, success, cut))
+        return tuple(
+            torch.from_numpy(each)
+            for each in (np.asarray(reward, np.float32), fell | success, success, cut)
+        )
 
     def observe(self, rows: list[int]) -> tuple[Tensor, dict[str, Tensor]]:
         keys = self._options["state"]
-        parts = [self._seen[key] for key in keys] if keys else [] if isinstance(self._seen, dict) else [self._seen]
+        parts = (
+            [self._seen[key] for key in keys]
+            if keys
+            else []
+            if isinstance(self._seen, dict)
+            else [self._seen]
+        )
         flat = [np.asarray(part, np.float32).reshape(self.num_envs, -1) for part in parts]
         state = np.concatenate([np.zeros((self.num_envs, 0), np.float32), *flat], axis=1)
-        images = {name: torch.from_numpy(self._image(name, key)[rows].copy()) for name, key in self._options["images"].items()}
+        images = {
+            name: torch.from_numpy(self._image(name, key)[rows].copy())
+            for name, key in self._options["images"].items()
+        }
         return torch.from_numpy(state[rows]), images
 
     def expert(self) -> Tensor:
@@ -100,7 +120,9 @@ class GymnasiumBatch:
         """``[N, H, W, 3]``"""
         image = self._frames() if key == RENDERED else np.asarray(self._seen[key])
         if image.dtype != np.uint8 or image.ndim != 4 or image.shape[3] != 3:
-            raise UserError(f"env.images.{name}={key} is {image.dtype} {list(image.shape[1:])}, not uint8 [height, width, 3]")
+            raise UserError(
+                f"env.images.{name}={key} is {image.dtype} {list(image.shape[1:])}, not uint8 [height, width, 3]"
+            )
         return image
 
     def _frames(self) -> NDArray[np.uint8]:
@@ -114,11 +136,15 @@ class GymnasiumBatch:
                 if not options["render"]:
                     raise UserError(f"{name}={RENDERED} needs env.render=true")
             elif not mapping:
-                raise UserError(f"{name}={key}: the observation of env.id={options['id']} is one array, without keys")
+                raise UserError(
+                    f"{name}={key}: the observation of env.id={options['id']} is one array, without keys"
+                )
             else:
                 one_of(key, self._seen, name)
         if mapping and not options["state"] and not options["images"]:
-            raise UserError(f"env.id={options['id']} observes {', '.join(self._seen)}: name some of it in env.state or env.images")
+            raise UserError(
+                f"env.id={options['id']} observes {', '.join(self._seen)}: name some of it in env.state or env.images"
+            )
 
 
 def _make(options: dict[str, Any], num_envs: int) -> Any:
@@ -128,13 +154,22 @@ def _make(options: dict[str, Any], num_envs: int) -> Any:
     single = options["vectorization"] != "vector_entry_point"
     kwargs = {**options["kwargs"], **({"render_mode": "rgb_array"} if options["render"] else {})}
     if single:
-        kwargs |= {"max_episode_steps": -1, "vector_kwargs": {"autoreset_mode": AutoresetMode.DISABLED}}
+        kwargs |= {
+            "max_episode_steps": -1,
+            "vector_kwargs": {"autoreset_mode": AutoresetMode.DISABLED},
+        }
     try:
-        env = gymnasium.make_vec(options["id"], num_envs=num_envs, vectorization_mode=options["vectorization"], **kwargs)
+        env = gymnasium.make_vec(
+            options["id"], num_envs=num_envs, vectorization_mode=options["vectorization"], **kwargs
+        )
     except (gymnasium.error.Error, ModuleNotFoundError, TypeError, ValueError) as error:
-        raise UserError(f"env.id={options['id']} cannot be made: {' '.join(str(error).split())}") from error
+        raise UserError(
+            f"env.id={options['id']} cannot be made: {' '.join(str(error).split())}"
+        ) from error
     if env.metadata.get("autoreset_mode") != AutoresetMode.DISABLED:
-        raise UserError(f"env.id={options['id']} resets environments itself: its autoreset mode must be DISABLED")
+        raise UserError(
+            f"env.id={options['id']} resets environments itself: its autoreset mode must be DISABLED"
+        )
     return env
 
 

@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Optional
 
-from rlinf_vla.config.ranges import OUTSIDE, Count, EnvCount, ImageSize, Label, Name, OneOf, Positive, Seconds
+from rlinf_vla.config.ranges import (
+    OUTSIDE,
+    Count,
+    EnvCount,
+    ImageSize,
+    Label,
+    Name,
+    OneOf,
+    Positive,
+    Seconds,
+)
 
 CAMERAS = {"base": "table_cam", "wrist": "wrist_cam"}
 """Camera name -> observation term of Isaac Lab's visuomotor tasks."""

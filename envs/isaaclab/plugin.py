@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from rlinf_vla.core.protocols import VectorEnv
 
 PACKAGE = Package(
-    "Isaac Lab", "isaaclab", "pip install isaaclab in an environment of its own, and name it in env.python (docs/isaaclab.md)"
+    "Isaac Lab",
+    "isaaclab",
+    "pip install isaaclab in an environment of its own, and name it in env.python (docs/isaaclab.md)",
 )
 START_TIMEOUT_S = 1800.0  # the first start downloads the task's assets and compiles shaders
 STACK = "put the red cube on the blue cube, and the green cube on the red cube"
@@ -54,7 +56,10 @@ class IsaacLab:
         )
 
     def tasks(self) -> list[Task]:
-        return [Task(f"{name}-v0", instruction, True, False) for name, instruction in INSTRUCTIONS.items()]
+        return [
+            Task(f"{name}-v0", instruction, True, False)
+            for name, instruction in INSTRUCTIONS.items()
+        ]
 
     def diagnose(self) -> list[Diagnosis]:
         return [PACKAGE.diagnosis("isaaclab")]
@@ -65,14 +70,19 @@ def simulator_options(config: IsaacLabConfig) -> dict[str, Any]:
     existing_python(config.python)
     instruction = config.instruction or INSTRUCTIONS.get(config.task.removesuffix("-v0"))
     if instruction is None:
-        raise UserError(f"env.task={config.task} has no instruction here: set env.instruction to what the policy is told")
+        raise UserError(
+            f"env.task={config.task} has no instruction here: set env.instruction to what the policy is told"
+        )
     if config.reward == "sparse" and config.success is None:
         raise UserError("env.reward=sparse needs success: set env.success, or env.reward=dense")
     return {
         "instruction": instruction,
         "cameras": {name: CAMERAS.get(name, name) for name in config.cameras},
         "units": [config.translation_m, config.rotation_rad],
-        **{name: getattr(config, name) for name in ("task", "module", "success", "state", "image_size", "reward", "device")},
+        **{
+            name: getattr(config, name)
+            for name in ("task", "module", "success", "state", "image_size", "reward", "device")
+        },
     }
 
 

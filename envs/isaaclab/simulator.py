@@ -39,22 +39,34 @@ class IsaacLabBatch:
         try:
             from isaaclab.app import AppLauncher
         except ModuleNotFoundError as error:
-            raise UserError(f"{error} in env.python: install Isaac Lab there (docs/isaaclab.md)") from error
-        self._app = AppLauncher(headless=True, enable_cameras=bool(options["cameras"]), device=options["device"])
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # again, after AppLauncher: the parent handles Ctrl-C
+            raise UserError(
+                f"{error} in env.python: install Isaac Lab there (docs/isaaclab.md)"
+            ) from error
+        self._app = AppLauncher(
+            headless=True, enable_cameras=bool(options["cameras"]), device=options["device"]
+        )
+        signal.signal(
+            signal.SIGINT, signal.SIG_IGN
+        )  # again, after AppLauncher: the parent handles Ctrl-C
         from isaaclab.utils.math import quat_from_euler_xyz
 
-        self._w = int(quat_from_euler_xyz(*torch.zeros(3, 1))[0].argmax())  # place of w: 0, since version 3 at the end
+        self._w = int(
+            quat_from_euler_xyz(*torch.zeros(3, 1))[0].argmax()
+        )  # place of w: 0, since version 3 at the end
         self.env, self._units = _make(options, num_envs)
         self.num_envs, self.device = num_envs, torch.device(self.env.device)
         self._stepping, reset_idx = False, self.env._reset_idx
-        self.env._reset_idx = lambda *rows, **more: None if self._stepping else reset_idx(*rows, **more)
+        self.env._reset_idx = lambda *rows, **more: (
+            None if self._stepping else reset_idx(*rows, **more)
+        )
         self._seen, _ = self.env.reset(seed=0)
         self.spec = self._spec()
 
     def reset(self, seeds: list[int], rows: list[int]) -> list[str]:
         for row in rows:  # one by one: all draw from one generator, and an episode must depend on its own seed alone
-            self._seen, _ = self.env.reset(seed=seeds[row], env_ids=torch.tensor([row], device=self.device))
+            self._seen, _ = self.env.reset(
+                seed=seeds[row], env_ids=torch.tensor([row], device=self.device)
+            )
         return [self._options["instruction"]] * self.num_envs
 
     def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -62,9 +74,15 @@ class IsaacLabBatch:
         if name:  # before 2.3.1 a term keeps its value until another ends the row's episode
             self.env.termination_manager.get_term(name).zero_()
         self._stepping = True
-        self._seen, reward, terminated, _, _ = self.env.step(actions if self._units is None else actions.clamp(-1, 1))
+        self._seen, reward, terminated, _, _ = self.env.step(
+            actions if self._units is None else actions.clamp(-1, 1)
+        )
         self._stepping = False
-        success = self.env.termination_manager.get_term(name).bool() if name else torch.zeros_like(terminated)
+        success = (
+            self.env.termination_manager.get_term(name).bool()
+            if name
+            else torch.zeros_like(terminated)
+        )
         reward = success if self._options["reward"] == "sparse" else reward
         return reward.float(), terminated.clone(), success.clone()
 
@@ -76,11 +94,15 @@ class IsaacLabBatch:
             position, quaternion, fingers = (group[name] for name in TOOL)
             parts = [position, quaternion.roll(-self._w, dims=1), fingers[:, :1]]
         state = torch.cat([part.float() for part in parts], dim=1)
-        return state[rows], {name: group[term][rows, ..., :3] for name, term in self._options["cameras"].items()}
+        return state[rows], {
+            name: group[term][rows, ..., :3] for name, term in self._options["cameras"].items()
+        }
 
     def render(self, index: int) -> Tensor:
         _, images = self.observe([index])
-        return next((image[0] for image in images.values()), torch.zeros(64, 64, 3, dtype=torch.uint8))
+        return next(
+            (image[0] for image in images.values()), torch.zeros(64, 64, 3, dtype=torch.uint8)
+        )
 
     def _spec(self) -> SimulatorSpec:
         import isaaclab
@@ -89,8 +111,15 @@ class IsaacLabBatch:
         for name, image in images.items():
             if image.dtype != torch.uint8 or image.ndim != 4:
                 found = f"{image.dtype} {list(image.shape[1:])}".removeprefix("torch.")
-                raise UserError(f"env.cameras: {name} is {found}, not uint8 [height, width, 3]: set the term's normalize=False")
-        native = {"tool": units, "gripper": "open_positive", "state": "isaaclab" if options["state"] else "quaternion", "images": "upright"}
+                raise UserError(
+                    f"env.cameras: {name} is {found}, not uint8 [height, width, 3]: set the term's normalize=False"
+                )
+        native = {
+            "tool": units,
+            "gripper": "open_positive",
+            "state": "isaaclab" if options["state"] else "quaternion",
+            "images": "upright",
+        }
         return SimulatorSpec(
             action_dim=int(self.env.action_manager.total_action_dim),
             state_dim=state.shape[1],
@@ -100,7 +129,12 @@ class IsaacLabBatch:
             tool=None if options["state"] else units,
             native=None if units is None else native,
             instructions=[options["instruction"]],
-            stack={"isaaclab": str(isaaclab.__version__), "torch": torch.__version__, "device": str(self.device), "task": options["task"]},
+            stack={
+                "isaaclab": str(isaaclab.__version__),
+                "torch": torch.__version__,
+                "device": str(self.device),
+                "task": options["task"],
+            },
         )
 
 
@@ -118,21 +152,43 @@ def _make(options: dict[str, Any], num_envs: int) -> tuple[Any, list[float] | No
         raise UserError(f"{task} cannot be made: {' '.join(str(error).split())}") from error
     group = getattr(getattr(cfg, "observations", None), "policy", None)
     if group is None or not hasattr(cfg, "terminations"):
-        raise UserError(f"{task} is not a manager-based task with the observation group policy: only these are supported")
+        raise UserError(
+            f"{task} is not a manager-based task with the observation group policy: only these are supported"
+        )
     cfg.seed, cfg.recorders = 0, None
-    cfg.curriculum = None  # it counts steps of the process, so an episode would depend on what ran before
+    cfg.curriculum = (
+        None  # it counts steps of the process, so an episode would depend on what ran before
+    )
     if options["cameras"]:  # else the first image of an episode is the last of the one before
-        name = "num_rerenders_on_reset" if hasattr(cfg, "num_rerenders_on_reset") else "rerender_on_reset"
+        name = (
+            "num_rerenders_on_reset"
+            if hasattr(cfg, "num_rerenders_on_reset")
+            else "rerender_on_reset"
+        )
         setattr(cfg, name, getattr(cfg, name, 0) or 1)
     group.concatenate_terms, group.enable_corruption = False, False
-    ends = {name: term.time_out for name, term in vars(cfg.terminations).items() if hasattr(term, "time_out")}
-    for name in (name for name, time_out in ends.items() if time_out):  # env.episode_limit replaces them
+    ends = {
+        name: term.time_out
+        for name, term in vars(cfg.terminations).items()
+        if hasattr(term, "time_out")
+    }
+    for name in (
+        name for name, time_out in ends.items() if time_out
+    ):  # env.episode_limit replaces them
         setattr(cfg.terminations, name, None)
     if options["success"]:
-        one_of(options["success"], [name for name, time_out in ends.items() if not time_out], f"env.success of {options['task']}")
+        one_of(
+            options["success"],
+            [name for name, time_out in ends.items() if not time_out],
+            f"env.success of {options['task']}",
+        )
     terms = [name for name, term in vars(group).items() if hasattr(term, "func")]
     for name in options["state"] or TOOL:
-        one_of(name, terms, "env.state" if options["state"] else f"{task} has no tool state (set env.state): term")
+        one_of(
+            name,
+            terms,
+            "env.state" if options["state"] else f"{task} has no tool state (set env.state): term",
+        )
     for term in options["cameras"].values():
         one_of(term, terms, "env.cameras")
         if options["image_size"]:
@@ -153,10 +209,14 @@ def _choose_units(actions: Any, wanted: list[float | None], task: str) -> list[f
     relative = getattr(control, "use_relative_mode", False) and control.command_type == "pose"
     if not relative or not hasattr(getattr(actions, "gripper_action", None), "open_command_expr"):
         if any(wanted):
-            raise UserError(f"{task} has no relative inverse kinematics: unset env.translation_m and env.rotation_rad")
+            raise UserError(
+                f"{task} has no relative inverse kinematics: unset env.translation_m and env.rotation_rad"
+            )
         return None
     own = (arm.scale,) * 6 if isinstance(arm.scale, (int, float)) else tuple(arm.scale)
-    metres, radians = (float(own[3 * i] if value is None else value) for i, value in enumerate(wanted))
+    metres, radians = (
+        float(own[3 * i] if value is None else value) for i, value in enumerate(wanted)
+    )
     if any(wanted):
         arm.scale = (metres,) * 3 + (radians,) * 3
     return [metres, radians]

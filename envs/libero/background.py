@@ -27,11 +27,23 @@ class Background:
         self._model = model
         self._files = sorted(Path(get_libero_path("assets"), "textures").glob("*.png"))
         names = {_name(model, number): number for number in range(model.ntex)}
-        materials = {int(material) for geom, material in enumerate(model.geom_matid) if material >= 0 and model.geom_rgba[geom, 3] > 0}
-        shown = {int(texture) for material in materials for texture in np.atleast_1d(model.mat_texid[material]) if texture >= 0}
+        materials = {
+            int(material)
+            for geom, material in enumerate(model.geom_matid)
+            if material >= 0 and model.geom_rgba[geom, 3] > 0
+        }
+        shown = {
+            int(texture)
+            for material in materials
+            for texture in np.atleast_1d(model.mat_texid[material])
+            if texture >= 0
+        }
         table = next((names[name] for name in TABLES if names.get(name) in shown), names[FLOOR])
         self._wall, self._floor, self._table = names[WALL], names[FLOOR], table
-        self._own = {texture: self._pixels(texture).copy() for texture in {self._wall, self._floor, self._table}}
+        self._own = {
+            texture: self._pixels(texture).copy()
+            for texture in {self._wall, self._floor, self._table}
+        }
         self._painted: dict[int, int] = {}
 
     def choose(self, drawn: Draw) -> dict[int, int]:
@@ -46,7 +58,10 @@ class Background:
             4: (self._table, self._wall),
             5: (self._table, self._wall, self._floor),
         }[drawn.severity]
-        orders = {texture: drawn.random.permutation(len(self._files)) for texture in (self._wall, self._floor, self._table)}
+        orders = {
+            texture: drawn.random.permutation(len(self._files))
+            for texture in (self._wall, self._floor, self._table)
+        }
         return {texture: self._first_other(texture, orders[texture]) for texture in surfaces}
 
     def paint(self, context: Any, wanted: dict[int, int]) -> None:
@@ -57,21 +72,32 @@ class Background:
             file = wanted.get(texture)
             if file == self._painted.get(texture):
                 continue
-            self._pixels(texture)[:] = self._own[texture] if file is None else self._read(texture, file)
+            self._pixels(texture)[:] = (
+                self._own[texture] if file is None else self._read(texture, file)
+            )
             mujoco.mjr_uploadTexture(self._model, context.con, texture)
         self._painted = wanted
 
     def _first_other(self, texture: int, order: NDArray[Any]) -> int:
         mean = self._own[texture].reshape(-1, 3).mean(0)
-        differences = ((int(file), np.abs(self._read(texture, int(file)).reshape(-1, 3).mean(0) - mean).max()) for file in order)
+        differences = (
+            (int(file), np.abs(self._read(texture, int(file)).reshape(-1, 3).mean(0) - mean).max())
+            for file in order
+        )
         return next(file for file, difference in differences if difference >= OTHER)
 
     def _pixels(self, texture: int) -> NDArray[np.uint8]:
         """The pixels of a texture in the model, a view ``[height, width, 3]``."""
         model = self._model
-        rows, columns, start = int(model.tex_height[texture]), int(model.tex_width[texture]), int(model.tex_adr[texture])
+        rows, columns, start = (
+            int(model.tex_height[texture]),
+            int(model.tex_width[texture]),
+            int(model.tex_adr[texture]),
+        )
         data = model.tex_data if hasattr(model, "tex_data") else model.tex_rgb  # MuJoCo 2.3.7
-        pixels: NDArray[np.uint8] = data.reshape(-1)[start : start + rows * columns * 3].reshape(rows, columns, 3)
+        pixels: NDArray[np.uint8] = data.reshape(-1)[start : start + rows * columns * 3].reshape(
+            rows, columns, 3
+        )
         return pixels
 
     def _read(self, texture: int, file: int) -> NDArray[np.uint8]:

@@ -5,7 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Optional
 
-from rlinf_vla.config.ranges import OUTSIDE, Count, CountOrZero, EnvCount, ImageSize, Name, OneOf, Range, Seconds, Seed, Size, SizeOrZero
+from rlinf_vla.config.ranges import (
+    OUTSIDE,
+    Count,
+    CountOrZero,
+    EnvCount,
+    ImageSize,
+    Name,
+    OneOf,
+    Range,
+    Seconds,
+    Seed,
+    Size,
+    SizeOrZero,
+)
 
 from .conventions import FLIPS, GRIPPERS, STATES
 
@@ -19,8 +32,18 @@ CAMERAS = {"base": "agentview", "wrist": "robot0_eye_in_hand"}
 
 WAIT_GRIPPERS = ("open", "hold")
 CONVENTIONS: dict[str, dict[str, Any]] = {
-    "common": {"flip": "upright", "state": "quaternion", "gripper": "plus_opens", "image_size": 128},
-    "openvla": {"flip": "rot180", "state": "axis_angle", "gripper": "minus_opens", "image_size": 256},
+    "common": {
+        "flip": "upright",
+        "state": "quaternion",
+        "gripper": "plus_opens",
+        "image_size": 128,
+    },
+    "openvla": {
+        "flip": "rot180",
+        "state": "axis_angle",
+        "gripper": "minus_opens",
+        "image_size": 256,
+    },
 }
 """Values of the keys of the same names where these are null.
 

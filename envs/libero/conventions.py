@@ -21,7 +21,11 @@ TRANSLATION_M, ROTATION_RAD = 0.05, 0.5
 
 def native(options: dict[str, Any]) -> dict[str, Any]:
     """Fields of ``Convention`` for the options ``flip``, ``state`` and ``gripper``."""
-    meaning = {"gripper": GRIPPERS[options["gripper"]], "state": options["state"], "images": options["flip"]}
+    meaning = {
+        "gripper": GRIPPERS[options["gripper"]],
+        "state": options["state"],
+        "images": options["flip"],
+    }
     return meaning | {"tool": [TRANSLATION_M, ROTATION_RAD]}
 
 
@@ -30,7 +34,9 @@ def flipped(image: NDArray[np.uint8], flip: str) -> NDArray[np.uint8]:
     return {"upright": image[::-1], "rot180": image[::-1, ::-1], "none": image}[flip]
 
 
-def state_vector(position: NDArray[Any], quaternion: NDArray[Any], fingers: NDArray[Any], state: str) -> NDArray[np.float32]:
+def state_vector(
+    position: NDArray[Any], quaternion: NDArray[Any], fingers: NDArray[Any], state: str
+) -> NDArray[np.float32]:
     """State vector ``[8]``: tool centre point, orientation, fingers.
 
     Takes a position ``[3]`` (m), a quaternion ``[4]`` (w x y z) and both finger joints ``[2]`` (m,

@@ -22,7 +22,16 @@ from .placement import ATTEMPTS, drawn_from
 Rectangles = NDArray[np.float64]
 
 GROCERIES = (
-    *("alphabet_soup", "bbq_sauce", "butter", "chocolate_pudding", "cookies", "cream_cheese", "ketchup", "macaroni_and_cheese"),
+    *(
+        "alphabet_soup",
+        "bbq_sauce",
+        "butter",
+        "chocolate_pudding",
+        "cookies",
+        "cream_cheese",
+        "ketchup",
+        "macaroni_and_cheese",
+    ),
     *("milk", "orange_juice", "popcorn", "salad_dressing", "tomato_sauce"),
 )
 """LIBERO's packaged food, the kind of objects that LIBERO-Plus adds."""
@@ -92,7 +101,9 @@ def _box(model: Any, data: Any, root: int) -> Rectangles:
     """Return the horizontal bounds ``[2, 2]`` of a tree of bodies: least and largest x, y (m)."""
     signs = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)])
     corners = [
-        data.geom_xpos[geom] + (model.geom_aabb[geom, :3] + signs * model.geom_aabb[geom, 3:]) @ data.geom_xmat[geom].reshape(3, 3).T
+        data.geom_xpos[geom]
+        + (model.geom_aabb[geom, :3] + signs * model.geom_aabb[geom, 3:])
+        @ data.geom_xmat[geom].reshape(3, 3).T
         for geom in np.flatnonzero(model.body_rootid[model.geom_bodyid] == root)
     ]
     return np.stack([np.concatenate(corners).min(0), np.concatenate(corners).max(0)])[:, :2]
@@ -103,11 +114,21 @@ class Distractors:
 
     def __init__(self, env: Any) -> None:
         self._env, self._model = env, env.sim.model._model
-        self._objects = {name: env.objects_dict[name] for name in sorted(env.objects_dict) if name.startswith(PREFIX)}
+        self._objects = {
+            name: env.objects_dict[name]
+            for name in sorted(env.objects_dict)
+            if name.startswith(PREFIX)
+        }
         roots = self._model.body_rootid[self._model.geom_bodyid]
-        self._geoms = {name: np.flatnonzero(roots == env.obj_body_id[name]) for name in self._objects}
-        self._positions = {name: self._slice(env.sim.model.get_joint_qpos_addr, name) for name in self._objects}
-        self._speeds = {name: self._slice(env.sim.model.get_joint_qvel_addr, name) for name in self._objects}
+        self._geoms = {
+            name: np.flatnonzero(roots == env.obj_body_id[name]) for name in self._objects
+        }
+        self._positions = {
+            name: self._slice(env.sim.model.get_joint_qpos_addr, name) for name in self._objects
+        }
+        self._speeds = {
+            name: self._slice(env.sim.model.get_joint_qvel_addr, name) for name in self._objects
+        }
         self._own = {field: getattr(self._model, field).copy() for field in FIELDS}
         for name, position in self._positions.items():
             self._park(name)
@@ -130,17 +151,25 @@ class Distractors:
         name.
         """
         env, places = self._env, self._regions()
-        task = [name for name in (*env.objects_dict, *env.fixtures_dict) if name not in self._objects]
+        task = [
+            name for name in (*env.objects_dict, *env.fixtures_dict) if name not in self._objects
+        ]
         env.sim.forward()
         boxes = [_box(self._model, env.sim.data, env.obj_body_id[name]) for name in task]
         room, shown = np.stack([*places, *boxes]), 0
         for each in drawn.random.permutation(len(self._objects)):
-            box = self._placed([*self._objects][each], room, drawn.random) if shown < drawn.severity else None
+            box = (
+                self._placed([*self._objects][each], room, drawn.random)
+                if shown < drawn.severity
+                else None
+            )
             if box is not None:
                 room, shown = np.concatenate([room, box[None]]), shown + 1
         return {field: getattr(self._model, field).copy() for field in FIELDS}
 
-    def _placed(self, name: str, taken: Rectangles, random: np.random.RandomState) -> Rectangles | None:
+    def _placed(
+        self, name: str, taken: Rectangles, random: np.random.RandomState
+    ) -> Rectangles | None:
         """Put an object where it has room, and let it be seen and touched.
 
         taken: rectangles ``[K, 2, 2]`` to keep away from. Returns the object's own, or None without
@@ -183,29 +212,55 @@ class Distractors:
 
         (sampler,) = REGION_SAMPLERS[self._env.parsed_problem["problem_name"]].values()
         thing, somewhere = self._objects[name], [(-1.0, 1.0)]
-        keywords = {"rotation": thing.rotation, "rotation_axis": thing.rotation_axis, "reference_pos": self._env.workspace_offset}
+        keywords = {
+            "rotation": thing.rotation,
+            "rotation_axis": thing.rotation_axis,
+            "reference_pos": self._env.workspace_offset,
+        }
         with drawn_from(0):
-            (((_, _, z), quaternion, _),) = sampler(name, thing, x_ranges=somewhere, y_ranges=somewhere, **keywords).sample().values()
+            (((_, _, z), quaternion, _),) = (
+                sampler(name, thing, x_ranges=somewhere, y_ranges=somewhere, **keywords)
+                .sample()
+                .values()
+            )
         return z, *quaternion
 
     def _regions(self) -> list[Rectangles]:
         """Return the task's regions of the workspace ``[2, 2]``: least and largest x, y (m)."""
         env = self._env
-        own = [region for region in env.parsed_problem["regions"].values() if region["target"] == env.workspace_name]
-        return [np.reshape(each, (2, 2)) + env.workspace_offset[:2] for region in own for each in region["ranges"]]
+        own = [
+            region
+            for region in env.parsed_problem["regions"].values()
+            if region["target"] == env.workspace_name
+        ]
+        return [
+            np.reshape(each, (2, 2)) + env.workspace_offset[:2]
+            for region in own
+            for each in region["ranges"]
+        ]
 
     def _touches(self, name: str) -> bool:
         data = self._env.sim.data
-        return any(np.isin([each.geom1, each.geom2], self._geoms[name]).any() for each in data.contact[: data.ncon])
+        return any(
+            np.isin([each.geom1, each.geom2], self._geoms[name]).any()
+            for each in data.contact[: data.ncon]
+        )
 
     def _hinders(self, name: str) -> bool:
         """Whether the object is in the way of a door or a drawer."""
         env, model = self._env, self._env.sim.model
-        joints = [model.joint_name2id(joint) for fixture in env.fixtures_dict.values() for joint in fixture.joints]
+        joints = [
+            model.joint_name2id(joint)
+            for fixture in env.fixtures_dict.values()
+            for joint in fixture.joints
+        ]
         before, hinders = env.sim.data.qpos.copy(), False
         for joint in joints:
             for share in np.linspace(0, 1, OPENINGS):
-                env.sim.data.qpos[model.jnt_qposadr[joint]] = model.jnt_range[joint] @ [1 - share, share]
+                env.sim.data.qpos[model.jnt_qposadr[joint]] = model.jnt_range[joint] @ [
+                    1 - share,
+                    share,
+                ]
                 env.sim.forward()
                 hinders |= self._touches(name)
             env.sim.data.qpos[:] = before
@@ -223,7 +278,10 @@ class Distractors:
         x, y, z = data.cam_xmat[camera].reshape(3, 3).T @ line
         if max(abs(x), abs(y)) > -z * np.tan(np.deg2rad(model.cam_fovy[camera]) / 2):
             return False
-        groups, hit = np.array([group != HIDDEN_GROUP for group in range(6)], np.uint8), np.zeros(1, np.int32)
+        groups, hit = (
+            np.array([group != HIDDEN_GROUP for group in range(6)], np.uint8),
+            np.zeros(1, np.int32),
+        )
         mujoco.mj_ray(model, data, data.cam_xpos[camera], line, groups, True, -1, hit)
         return int(hit[0]) in shown
 

@@ -54,7 +54,16 @@ def expert_action(env: Any) -> Array:
     return grasp(env, tool, env.obj_body_id[thing])
 
 
-def carry(env: Any, thing: str, tool: Array, aside: Array, bottom: float, there: bool, floor: float, rim: float) -> Array:
+def carry(
+    env: Any,
+    thing: str,
+    tool: Array,
+    aside: Array,
+    bottom: float,
+    there: bool,
+    floor: float,
+    rim: float,
+) -> Array:
     """Move the held object over its destination, lower its bottom to ``floor`` and release it.
 
     ``aside`` ``[2]`` is the horizontal offset to the destination (m).
@@ -107,9 +116,17 @@ def grasp_of(env: Any, tool: Array, body: int) -> tuple[Array, float, float]:
         if width < WIDEST:
             for shift in (0.0, 1.0, -1.0):
                 place = middle[:2] + shift * max(length / 2 - 0.012, 0.0) * aside
-                ways.append((np.array([*place, max(high[2] - PALM, low[2] + 0.012)]), yaw, min(0.08, width + ROOM)))
+                ways.append(
+                    (
+                        np.array([*place, max(high[2] - PALM, low[2] + 0.012)]),
+                        yaw,
+                        min(0.08, width + ROOM),
+                    )
+                )
     if ways:
-        point, yaw, opening = next((way for way in ways if hand_fits(env, body, way[0], way[1])), ways[0])
+        point, yaw, opening = next(
+            (way for way in ways if hand_fits(env, body, way[0], way[1])), ways[0]
+        )
         return point, shortest(yaw - present), opening
     rim = boxes[boxes.max(1)[:, 2] > high[2] - 0.01]
     walls = rim.mean(1)
@@ -121,7 +138,11 @@ def grasp_of(env: Any, tool: Array, body: int) -> tuple[Array, float, float]:
 
 def hand_fits(env: Any, body: int, point: Array, yaw: float) -> bool:
     """Whether the hand, wide in the closing direction, comes down on no other object."""
-    others = [box_corners(env, env.obj_body_id[name]) for name in env.objects_dict if env.obj_body_id[name] != body]
+    others = [
+        box_corners(env, env.obj_body_id[name])
+        for name in env.objects_dict
+        if env.obj_body_id[name] != body
+    ]
     high = np.concatenate([np.zeros((0, 3)), *others])
     near = high[high[:, 2] > point[2] + PALM][:, :2] - point[:2]
     along, aside = near @ [np.cos(yaw), np.sin(yaw)], near @ [-np.sin(yaw), np.cos(yaw)]
@@ -149,7 +170,11 @@ def over_fixtures(env: Any, thing: str) -> float:
     height = -np.inf
     for fixture in env.fixtures_dict:
         corners = box_corners(env, env.obj_body_id[fixture])
-        if len(corners) and (where > corners.min(0)[:2] - NEAR).all() and (where < corners.max(0)[:2] + NEAR).all():
+        if (
+            len(corners)
+            and (where > corners.min(0)[:2] - NEAR).all()
+            and (where < corners.max(0)[:2] + NEAR).all()
+        ):
             height = max(height, corners.max(0)[2] + 0.02)
     return height
 
@@ -165,15 +190,24 @@ def box_corners(env: Any, body: int) -> Array:
         if model.body_parentid[child] in bodies:
             bodies.add(child)
     signs = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)])
-    boxes = [geom for geom in range(model.ngeom) if model.geom_bodyid[geom] in bodies and model.geom_type[geom] == 6]
-    corners = [data.geom_xpos[geom] + signs * model.geom_size[geom] @ data.geom_xmat[geom].reshape(3, 3).T for geom in boxes]
+    boxes = [
+        geom
+        for geom in range(model.ngeom)
+        if model.geom_bodyid[geom] in bodies and model.geom_type[geom] == 6
+    ]
+    corners = [
+        data.geom_xpos[geom] + signs * model.geom_size[geom] @ data.geom_xmat[geom].reshape(3, 3).T
+        for geom in boxes
+    ]
     return np.concatenate([np.zeros((0, 3)), *corners])
 
 
 def holds(env: Any, thing: str) -> bool:
     """Whether both fingers touch the object."""
     geoms = env.robots[0].gripper.important_geoms
-    return bool(env._check_grasp([geoms["left_finger"], geoms["right_finger"]], env.objects_dict[thing]))
+    return bool(
+        env._check_grasp([geoms["left_finger"], geoms["right_finger"]], env.objects_dict[thing])
+    )
 
 
 def rests(env: Any, thing: str) -> bool:

@@ -24,7 +24,9 @@ def outline(options: dict[str, Any]) -> SimulatorSpec:
         tool=[TRANSLATION_M, ROTATION_RAD] if options["tool"] else None,
         native=native(options),
         instructions=list(dict.fromkeys(each for task in tasks for each in instructions(task))),
-        starts=STORED if options["stored_below"] is None and any(task["perturbation"] is None for task in tasks) else None,
+        starts=STORED
+        if options["stored_below"] is None and any(task["perturbation"] is None for task in tasks)
+        else None,
     )
 
 

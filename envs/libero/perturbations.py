@@ -19,7 +19,16 @@ from rlinf_vla.core import rotations
 
 Array = NDArray[np.float64]
 
-DIMENSIONS = ("camera", "light", "background", "layout", "language", "initial_state", "sensor_noise", "distractors")
+DIMENSIONS = (
+    "camera",
+    "light",
+    "background",
+    "layout",
+    "language",
+    "initial_state",
+    "sensor_noise",
+    "distractors",
+)
 SEVERITIES = 5
 CAMERA = "agentview"
 """The camera that ``camera`` moves and ``sensor_noise`` degrades, as in LIBERO-Plus."""
@@ -58,12 +67,16 @@ def draw(perturbation: Perturbation, task: int, seed: int) -> Draw:
     They do not depend on the severity: the same episode of a higher severity is perturbed in the
     same direction, further. numpy guarantees the stream of RandomState across its versions.
     """
-    random = np.random.RandomState([DIMENSIONS.index(perturbation.dimension), task, seed % 2**32, seed >> 32])
+    random = np.random.RandomState(
+        [DIMENSIONS.index(perturbation.dimension), task, seed % 2**32, seed >> 32]
+    )
     drawn = 1 + int(random.randint(SEVERITIES))
     return Draw(perturbation.dimension, perturbation.severity or drawn, random)
 
 
-def look(model: Any, drawn: Draw, camera: int, centre: tuple[float, float, float]) -> dict[str, Any]:
+def look(
+    model: Any, drawn: Draw, camera: int, centre: tuple[float, float, float]
+) -> dict[str, Any]:
     """Return the fields of MuJoCo's ``model``, by name, that camera or light perturbations change.
 
     camera: its number. centre: centre of the workspace (m).
@@ -88,7 +101,9 @@ def _moved(model: Any, drawn: Draw, camera: int, centre: Array) -> dict[str, Arr
     elif kind == 1:
         position[camera] = centre + (1 + DISTANCE * severity) * arm
     else:
-        turn = rotations.multiply(_about("y", sides[1] * TURN_DEG * severity), _about("z", sides[0] * TURN_DEG * severity))
+        turn = rotations.multiply(
+            _about("y", sides[1] * TURN_DEG * severity), _about("z", sides[0] * TURN_DEG * severity)
+        )
         quaternion[camera] = rotations.multiply(turn, quaternion[camera])
     return {"cam_pos": position, "cam_quat": quaternion}
 
@@ -101,7 +116,9 @@ def _lit(model: Any, drawn: Draw) -> dict[str, Any]:
     turn = rotations.matrix(rotations.from_vector(np.deg2rad(DIRECTION_DEG * severity) * axis))
     tint = np.ones(3)
     tint[int(3 * channel)] += TINT * severity * (1 if warmer < 0.5 else -1)
-    diffuse = model.light_diffuse * tint * (1 + BRIGHTNESS * severity * (1 if brighter < 0.5 else -1))
+    diffuse = (
+        model.light_diffuse * tint * (1 + BRIGHTNESS * severity * (1 if brighter < 0.5 else -1))
+    )
     specular = model.light_specular * (1 + SPECULAR * severity * (1 if glossier < 0.5 else -1))
     return {
         "light_dir": model.light_dir @ turn.T,

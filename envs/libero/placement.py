@@ -84,7 +84,11 @@ def move_arm(env: Any, drawn: Draw) -> None:
     RuntimeError if the arm touches something in each of ``ATTEMPTS`` directions.
     """
     robot, data = env.robots[0], env.sim.data
-    joints, rest, usual = robot._ref_joint_pos_indexes, _depths(env), data.qpos[robot._ref_joint_pos_indexes].copy()
+    joints, rest, usual = (
+        robot._ref_joint_pos_indexes,
+        _depths(env),
+        data.qpos[robot._ref_joint_pos_indexes].copy(),
+    )
     for _ in range(ATTEMPTS):
         direction = drawn.random.normal(size=len(joints))
         noise = JOINT_RAD * drawn.severity * direction / np.linalg.norm(direction)
@@ -103,14 +107,21 @@ def displace(env: Any, drawn: Draw, suite: str) -> None:
     """
     reach, data = DISPLACEMENT_M.get(suite, 0.01) * drawn.severity, env.sim.data
     groups = _groups(env)
-    starts = [[env.sim.model.get_joint_qpos_addr(env.objects_dict[each].joints[-1])[0] for each in loads] for loads in groups]
+    starts = [
+        [env.sim.model.get_joint_qpos_addr(env.objects_dict[each].joints[-1])[0] for each in loads]
+        for loads in groups
+    ]
     # Objects begin in the air. Whether a place is free is decided where they will stand.
     heights = [_lower(env, loads, joints) for loads, joints in zip(groups, starts, strict=True)]
     objects = {env.obj_body_id[each] for each in env.objects_dict}
     for loads, joints in zip(groups, starts, strict=True):
         own = {env.obj_body_id[each] for each in loads}
         # Stored states may have objects that overlap. A displaced object overlaps no other one.
-        rest = {pair: depth for pair, depth in _depths(env).items() if len(own & {*pair}) != 1 or {*pair} - objects}
+        rest = {
+            pair: depth
+            for pair, depth in _depths(env).items()
+            if len(own & {*pair}) != 1 or {*pair} - objects
+        }
         before = [data.qpos[start : start + 2].copy() for start in joints]
         for _ in range(ATTEMPTS):
             offset = drawn.random.uniform(-reach, reach, 2)
@@ -129,8 +140,14 @@ def _groups(env: Any) -> list[list[str]]:
     """Return the objects on the workspace, each followed by the objects that stand on it."""
     regions, names = env.parsed_problem["regions"], sorted(env.objects_dict)
     placed = [state for state in env.parsed_problem["initial_state"] if len(state) == 3]
-    stands = {thing: regions[where]["target"] if where in regions else where for _, thing, where in placed}
-    return [[name, *(each for each in names if stands.get(each) == name)] for name in names if stands.get(name) == env.workspace_name]
+    stands = {
+        thing: regions[where]["target"] if where in regions else where for _, thing, where in placed
+    }
+    return [
+        [name, *(each for each in names if stands.get(each) == name)]
+        for name in names
+        if stands.get(name) == env.workspace_name
+    ]
 
 
 def _lower(env: Any, loads: list[str], joints: list[int]) -> list[float]:
@@ -152,7 +169,11 @@ def _lower(env: Any, loads: list[str], joints: list[int]) -> list[float]:
 def _depths(env: Any) -> dict[tuple[int, int], float]:
     """Return how deep MuJoCo's kinematic trees, the world among them, overlap (m), pair by pair."""
     env.sim.forward()
-    body, root, depths = env.sim.model.geom_bodyid, env.sim.model.body_rootid, dict[tuple[int, int], float]()
+    body, root, depths = (
+        env.sim.model.geom_bodyid,
+        env.sim.model.body_rootid,
+        dict[tuple[int, int], float](),
+    )
     for each in env.sim.data.contact[: env.sim.data.ncon]:
         one, other = sorted((int(root[body[each.geom1]]), int(root[body[each.geom2]])))
         depths[one, other] = max(depths.get((one, other), 0.0), -float(each.dist))
@@ -174,7 +195,9 @@ def _fixtures_in_place(env: Any) -> Iterator[None]:
     """
     model, fixed = env.sim.model, []
     for sampler in env.placement_initializer.samplers.values():
-        fixtures = {each.name: each for each in sampler.mujoco_objects if each.name in env.fixtures_dict}
+        fixtures = {
+            each.name: each for each in sampler.mujoco_objects if each.name in env.fixtures_dict
+        }
         if len(fixtures) < len(sampler.mujoco_objects):
             continue
         placed = {}

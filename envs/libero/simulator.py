@@ -45,11 +45,21 @@ def stack(options: dict[str, Any]) -> dict[str, str]:
             raise UserError(f"{name} is not installed: pip install 'rlinf-vla[libero]'") from None
     why = []
     if tuple(int(part) for part in found["mujoco"].split(".")[:3]) >= DARKER_SINCE:
-        why.append(f"MuJoCo {found['mujoco']} renders darker than 2.3.7, on which checkpoints were published")
+        why.append(
+            f"MuJoCo {found['mujoco']} renders darker than 2.3.7, on which checkpoints were published"
+        )
     if options["rendering"] == "fast":
         why.append("no antialiasing, no reflections")
-    names = {name: str(options[name]) for name in ("renderer", "rendering", "convention", "wait_steps", "wait_gripper")}
-    return found | {"python": platform.python_version()} | names | {"differs_from_reference": "; ".join(why) or "no"}
+    names = {
+        name: str(options[name])
+        for name in ("renderer", "rendering", "convention", "wait_steps", "wait_gripper")
+    }
+    return (
+        found
+        | {"python": platform.python_version()}
+        | names
+        | {"differs_from_reference": "; ".join(why) or "no"}
+    )
 
 
 class Playing(NamedTuple):
@@ -62,7 +72,9 @@ class Playing(NamedTuple):
 
 def scene_of(task: dict[str, Any]) -> tuple[str, bool]:
     """Return the file of a task and whether it has distractors: such tasks share a scene."""
-    return task["bddl"], task["perturbation"] is not None and task["perturbation"][0] == "distractors"
+    return task["bddl"], task["perturbation"] is not None and task["perturbation"][
+        0
+    ] == "distractors"
 
 
 class LiberoSimulator:
@@ -92,7 +104,11 @@ class LiberoSimulator:
         drawn = stored_below is not None and seed >= stored_below
         again = last.episode if last is not None and last.scene == scene_of(chosen) else None
         perturbation = chosen["perturbation"]
-        perturbed = None if perturbation is None else draw(Perturbation(*perturbation), chosen["number"], seed)
+        perturbed = (
+            None
+            if perturbation is None
+            else draw(Perturbation(*perturbation), chosen["number"], seed)
+        )
         instruction, noise = chosen["instruction"], None
         if perturbed is not None and perturbed.dimension == "language":
             wordings = rewordings(instruction, perturbed.severity)
@@ -118,7 +134,10 @@ class LiberoSimulator:
         noise = self._slots[slot].noise  # type: ignore[union-attr]
         if noise is not None:
             noisy = {name for name, camera in self._options["cameras"].items() if camera == CAMERA}
-            images = {name: noise(image, episode.steps) if name in noisy else image for name, image in images.items()}
+            images = {
+                name: noise(image, episode.steps) if name in noisy else image
+                for name, image in images.items()
+            }
         return Seen(state, images)
 
     def expert(self, slot: int) -> NDArray[np.float32]:

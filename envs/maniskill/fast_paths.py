@@ -50,7 +50,9 @@ def chained(first: Numbers, second: Numbers) -> Numbers:
     """Product of poses ``[..., 7]``, position and quaternion, whose real part is not negative."""
     quaternion = product(first[..., 3:], second[..., 3:])
     quaternion = np.where(quaternion[..., :1] < 0, -quaternion, quaternion)
-    return np.concatenate((first[..., :3] + rotated(first[..., 3:], second[..., :3]), quaternion), -1)
+    return np.concatenate(
+        (first[..., :3] + rotated(first[..., 3:], second[..., :3]), quaternion), -1
+    )
 
 
 def tool_at_base(controller: Any) -> Numbers:
@@ -81,11 +83,19 @@ def install() -> None:
 
     def pose_of(cls: Any, pose: Any, device: Any = None) -> Any:
         if isinstance(pose, list) and isinstance(pose[0], sapien.Pose):
-            return cls(raw_pose=torch.from_numpy(np.array([np.concatenate((each.p, each.q)) for each in pose])))
+            return cls(
+                raw_pose=torch.from_numpy(
+                    np.array([np.concatenate((each.p, each.q)) for each in pose])
+                )
+            )
         return create(cls, pose, device)
 
     def times(self: Any, other: Any) -> Any:
-        return Pose(raw_pose=torch.from_numpy(chained(self.raw_pose.numpy(), Pose.create(other).raw_pose.numpy())))
+        return Pose(
+            raw_pose=torch.from_numpy(
+                chained(self.raw_pose.numpy(), Pose.create(other).raw_pose.numpy())
+            )
+        )
 
     Pose.create, Pose.__mul__ = classmethod(pose_of), times
     set_action = PDEEPosController.set_action
@@ -96,21 +106,43 @@ def install() -> None:
             return set_action(self, action)
         tool = tool_at_base(self)
         action = self._preprocess_action(action)
-        if type(config) is PDEEPosControllerConfig and config.use_delta and config.frame == "root_translation":
+        if (
+            type(config) is PDEEPosControllerConfig
+            and config.use_delta
+            and config.frame == "root_translation"
+        ):
             target = sapien.Pose(action.numpy()[0] + tool[:3], tool[3:])
         else:
-            target = self.compute_target_pose(Pose(raw_pose=torch.from_numpy(tool[None])), action).sp
-        known, controlled = start[solver.pmodel_active_joint_indices], solver.pmodel_controlled_joint_indices
-        found, solved, _ = solver.pmodel.compute_inverse_kinematics(solver.end_link_idx, target, known, solver.qmask, max_iterations=100)
-        angles = found[controlled].astype(np.float32) if solved else start[self.active_joint_indices]
+            target = self.compute_target_pose(
+                Pose(raw_pose=torch.from_numpy(tool[None])), action
+            ).sp
+        known, controlled = (
+            start[solver.pmodel_active_joint_indices],
+            solver.pmodel_controlled_joint_indices,
+        )
+        found, solved, _ = solver.pmodel.compute_inverse_kinematics(
+            solver.end_link_idx, target, known, solver.qmask, max_iterations=100
+        )
+        angles = (
+            found[controlled].astype(np.float32) if solved else start[self.active_joint_indices]
+        )
         for joint, angle in zip(self.joints, angles, strict=True):
             joint._objs[0].drive_target = angle[None]
 
     PDEEPosController.set_action = set_action_in_numpy
     parse, parsed = URDFLoader.parse, dict[Any, Any]()
 
-    def parse_once(self: Any, urdf_file: str, srdf_file: str | None = None, package_dir: str | None = None) -> Any:
-        key = (urdf_file, srdf_file, package_dir, self.name, self.fix_root_link, type(self)._build_link)
+    def parse_once(
+        self: Any, urdf_file: str, srdf_file: str | None = None, package_dir: str | None = None
+    ) -> Any:
+        key = (
+            urdf_file,
+            srdf_file,
+            package_dir,
+            self.name,
+            self.fix_root_link,
+            type(self)._build_link,
+        )
         if key not in parsed:
             parsed[key] = parse(self, urdf_file, srdf_file, package_dir)
         for builder in (*parsed[key]["articulation_builders"], *parsed[key]["actor_builders"]):
@@ -121,8 +153,12 @@ def install() -> None:
     URDFLoader.parse = parse_once
     left = count(1)  # of these scenes every eighth collects garbage, which takes 2 ms
     sapien_env.gc = SimpleNamespace(collect=lambda: None if next(left) % 8 else gc.collect())
-    panda.deepcopy_dict = lambda configs: configs  # made anew by each call, and a scene uses those of one control mode
-    torch.manual_seed = lambda seed: torch.default_generator.manual_seed(int(seed))  # PyTorch's also formats a trace per kind of GPU
+    panda.deepcopy_dict = lambda configs: (
+        configs
+    )  # made anew by each call, and a scene uses those of one control mode
+    torch.manual_seed = lambda seed: torch.default_generator.manual_seed(
+        int(seed)
+    )  # PyTorch's also formats a trace per kind of GPU
 
 
 @cache
@@ -141,14 +177,19 @@ def install_shared() -> None:
     from sapien.pysapien_pinocchio import PinocchioModel
     from sapien.render import RenderTexture
 
-    model_of = cache(PinocchioModel)  # what it keeps is the order of the joints, which the description decides
+    model_of = cache(
+        PinocchioModel
+    )  # what it keeps is the order of the joints, which the description decides
     kinematics.PinocchioModel = lambda description, gravity: model_of(description, tuple(gravity))
     create = RenderCamera.create.__func__
 
     def camera_of(cls: Any, render_cameras: list[Any], scene: Any, mount: Any = None) -> Any:
         for camera, part in zip(render_cameras, scene.sub_scenes, strict=True):
             if part.render_system.cubemap is None:
-                camera.set_texture("BRDFLUT", RenderTexture(np.zeros((1, 1, 4), np.float32), 2, "R32G32B32A32Sfloat"))
+                camera.set_texture(
+                    "BRDFLUT",
+                    RenderTexture(np.zeros((1, 1, 4), np.float32), 2, "R32G32B32A32Sfloat"),
+                )
         return create(cls, render_cameras, scene, mount)
 
     RenderCamera.create = classmethod(camera_of)

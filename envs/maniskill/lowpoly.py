@@ -22,7 +22,11 @@ def low_poly_visuals() -> Iterator[None]:
     from mani_skill.utils.building.urdf_loader import URDFLoader
 
     build_link, build_ground = URDFLoader._build_link, ground.build_ground
-    builders = [module for module in list(sys.modules.values()) if getattr(module, "build_ground", None) is build_ground]
+    builders = [
+        module
+        for module in list(sys.modules.values())
+        if getattr(module, "build_ground", None) is build_ground
+    ]
 
     def build_low_poly_link(self: Any, link: Any, link_builder: Any) -> None:
         link.visuals = []

@@ -87,7 +87,9 @@ SPLITS = {
     "two_objects": Split(second_object=True),
     "two_unseen_objects": Split(objects=_UNSEEN_OBJECTS, second_object=True),
     "two_receptacles": Split(second_receptacles=_UNSEEN_RECEPTACLES),
-    "two_unseen_receptacles": Split(receptacles=_UNSEEN_RECEPTACLES, second_receptacles=_UNSEEN_RECEPTACLES),
+    "two_unseen_receptacles": Split(
+        receptacles=_UNSEEN_RECEPTACLES, second_receptacles=_UNSEEN_RECEPTACLES
+    ),
     "position": Split(unseen_places=True),
     "robot_pose": Split(robot_pose=True),
     "moved_object": Split(moves=True),
@@ -107,13 +109,21 @@ def places(unseen: bool) -> Points:
 @cache
 def pairs(unseen: bool) -> Points:
     """Places ``[K, 2, 2]`` of an object and a receptacle."""
-    found = [(a, b) for a, b in product(places(unseen), repeat=2) if np.linalg.norm(a - b) > RECEPTACLE_APART]
+    found = [
+        (a, b)
+        for a, b in product(places(unseen), repeat=2)
+        if np.linalg.norm(a - b) > RECEPTACLE_APART
+    ]
     return np.array(found)
 
 
 def third_places(split: Split, first: Points, receptacle: Points) -> Points:
     """Places ``[K, 2]`` for a second object, for a second receptacle or to move the object to."""
-    from_object, from_receptacle = (RECEPTACLE_APART, RECEPTACLES_APART) if split.second_receptacles else (OBJECTS_APART, RECEPTACLE_APART)
+    from_object, from_receptacle = (
+        (RECEPTACLE_APART, RECEPTACLES_APART)
+        if split.second_receptacles
+        else (OBJECTS_APART, RECEPTACLE_APART)
+    )
     points = places(split.unseen_places)
     far = np.linalg.norm(points - first, axis=1) > from_object
     return points[far & (np.linalg.norm(points - receptacle, axis=1) > from_receptacle)]
@@ -147,8 +157,12 @@ class Episode:
 
 CAMERAS = tuple((np.deg2rad(a), np.deg2rad(e)) for a, e in product((-20, -10, 10, 20), (-8, 0, 8)))
 ROBOT_POSES = tuple(
-    np.array([base, shoulder, 0.0, elbow, 0.0, shoulder - elbow, 0.0])  # the tool keeps pointing down
-    for base, shoulder, elbow in product((-0.15, -0.08, 0.0, 0.08, 0.15), (-0.08, 0.0, 0.08), (-0.08, 0.0, 0.08))
+    np.array(
+        [base, shoulder, 0.0, elbow, 0.0, shoulder - elbow, 0.0]
+    )  # the tool keeps pointing down
+    for base, shoulder, elbow in product(
+        (-0.15, -0.08, 0.0, 0.08, 0.15), (-0.08, 0.0, 0.08), (-0.08, 0.0, 0.08)
+    )
     if base or shoulder or elbow
 )
 DRAWS = 12
@@ -171,7 +185,9 @@ def draw(split: Split, rng: np.random.RandomState) -> Episode:
 
     first = split.objects[pick(0, len(split.objects))]
     receptacle = split.receptacles[pick(1, len(split.receptacles))]
-    first_place, receptacle_place = pairs(split.unseen_places)[pick(3, len(pairs(split.unseen_places)))]
+    first_place, receptacle_place = pairs(split.unseen_places)[
+        pick(3, len(pairs(split.unseen_places)))
+    ]
     thirds = third_places(split, first_place, receptacle_place)
     return Episode(
         object=first,
@@ -182,7 +198,9 @@ def draw(split: Split, rng: np.random.RandomState) -> Episode:
         yaw=float((UNSEEN_YAWS if split.unseen_places else YAWS)[pick(4, len(YAWS))]),
         third_place=thirds[pick(5, len(thirds))],
         second_object=another(6, split.objects, first) if split.second_object else None,
-        second_receptacle=another(7, split.second_receptacles, receptacle) if split.second_receptacles else None,
+        second_receptacle=another(7, split.second_receptacles, receptacle)
+        if split.second_receptacles
+        else None,
         wording=split.wordings[pick(8, len(split.wordings))],
         overlay=pick(9, OVERLAYS),
         camera=CAMERAS[pick(10, len(CAMERAS))] if split.camera else (0.0, 0.0),

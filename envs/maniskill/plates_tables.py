@@ -77,10 +77,16 @@ def table_texture(table: int) -> Picture:
     Tables from SEEN_TABLES on have other patterns and colours.
     """
     if table < SEEN_TABLES:
-        pattern, (light, dark) = SEEN_PATTERNS[table % len(SEEN_PATTERNS)], PALETTE[table // len(SEEN_PATTERNS)]
+        pattern, (light, dark) = (
+            SEEN_PATTERNS[table % len(SEEN_PATTERNS)],
+            PALETTE[table // len(SEEN_PATTERNS)],
+        )
     else:
         unseen = table - SEEN_TABLES
-        pattern, (light, dark) = UNSEEN_PATTERNS[unseen % len(UNSEEN_PATTERNS)], PALETTE[4 + unseen // len(UNSEEN_PATTERNS)]
+        pattern, (light, dark) = (
+            UNSEEN_PATTERNS[unseen % len(UNSEEN_PATTERNS)],
+            PALETTE[4 + unseen // len(UNSEEN_PATTERNS)],
+        )
     mix = pattern()[..., None]
     return np.round(np.array(light) * (1 - mix) + np.array(dark) * mix).astype(np.uint8)
 
@@ -92,7 +98,13 @@ def overlay(index: int, height: int, width: int) -> NDArray[np.float32]:
     An image shows a part of them. Odd overlays have cells that are stretched along a line.
     """
     rng = np.random.RandomState(1000 + index)
-    shape = (COARSE // 8, COARSE) if index % 4 == 1 else (COARSE, COARSE // 8) if index % 4 == 3 else (COARSE, COARSE)
+    shape = (
+        (COARSE // 8, COARSE)
+        if index % 4 == 1
+        else (COARSE, COARSE // 8)
+        if index % 4 == 3
+        else (COARSE, COARSE)
+    )
     cells = rng.randint(0, 256, (*shape, 3)).astype(np.float32)
     rows = np.arange(2 * height) * shape[0] // (2 * height)
     columns = np.arange(2 * width) * shape[1] // (2 * width)

@@ -76,7 +76,11 @@ class ManiSkill:
 
         refuse_several(config.tasks)
         found = outline(config)
-        return None if found is None else spec_of(found, config.num_envs, episode_limit(config), (config.task,))
+        return (
+            None
+            if found is None
+            else spec_of(found, config.num_envs, episode_limit(config), (config.task,))
+        )
 
     def suites(self, config: ManiSkillConfig) -> list[Suite]:
         alone = one_each(config)
@@ -86,7 +90,14 @@ class ManiSkill:
 
     def tasks(self) -> list[Task]:
         return [
-            Task(name, entry.instruction, not missing_assets(entry, None), entry.has_expert, entry.note) for name, entry in TASKS.items()
+            Task(
+                name,
+                entry.instruction,
+                not missing_assets(entry, None),
+                entry.has_expert,
+                entry.note,
+            )
+            for name, entry in TASKS.items()
         ]
 
     def diagnose(self) -> list[Diagnosis]:
@@ -130,9 +141,13 @@ def require_choices(config: ManiSkillConfig, entry: TaskEntry) -> None:
     one_of(config.control_mode, entry.control_modes, f"env.control_mode for {config.task}")
     one_of(config.reward, entry.rewards, f"env.reward for {config.task}")
     if config.image_size is None and not entry.bridge:
-        raise UserError(f"env.image_size=null is the size of a photograph, which env.task={config.task} does not have: choose a number")
+        raise UserError(
+            f"env.image_size=null is the size of a photograph, which env.task={config.task} does not have: choose a number"
+        )
     if config.version != VERSIONS[0] and entry.scene25 is None:
-        raise UserError(f"env.version={config.version} is of the tasks PutOnPlateInScene25, not of env.task={config.task}")
+        raise UserError(
+            f"env.version={config.version} is of the tasks PutOnPlateInScene25, not of env.task={config.task}"
+        )
 
 
 def picture_size(config: ManiSkillConfig) -> list[int]:
@@ -212,7 +227,10 @@ def cpu_driver(config: ManiSkillConfig) -> tuple[str, dict[str, str]]:
     driver = vulkan.find()
     if driver is None:
         raise UserError(vulkan.NO_DRIVER)
-    return driver.render_backend, {**driver.environment, "MS_ASSET_DIR": str(asset_dir(config.asset_dir))}
+    return driver.render_backend, {
+        **driver.environment,
+        "MS_ASSET_DIR": str(asset_dir(config.asset_dir)),
+    }
 
 
 def checks() -> Iterator[Diagnosis]:
@@ -233,9 +251,14 @@ def checks() -> Iterator[Diagnosis]:
     yield Diagnosis(
         "ManiSkill on the GPU",
         gpu,
-        "possible" if gpu else "optional: needs an NVIDIA GPU with its Vulkan driver; the cpu backend works without",
+        "possible"
+        if gpu
+        else "optional: needs an NVIDIA GPU with its Vulkan driver; the cpu backend works without",
     )
-    for what, task in (("ManiSkill bridge tasks", "PutCarrotOnPlate"), ("PutOnPlateInScene25", "PutOnPlateInScene25Main-v3")):
+    for what, task in (
+        ("ManiSkill bridge tasks", "PutCarrotOnPlate"),
+        ("PutOnPlateInScene25", "PutOnPlateInScene25Main-v3"),
+    ):
         missing = missing_assets(TASKS[task], None)
         yield Diagnosis(
             what,

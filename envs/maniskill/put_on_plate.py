@@ -36,7 +36,9 @@ JITTER = 0.025
 """Largest offset of cubes and plate from their places along x and y, metres."""
 
 
-def sample_layout(rng: np.random.RandomState) -> tuple[int, NDArray[np.float64], NDArray[np.float64]]:
+def sample_layout(
+    rng: np.random.RandomState,
+) -> tuple[int, NDArray[np.float64], NDArray[np.float64]]:
     """Draw the layout of an episode; each cube may take any of the places.
 
     Returns index into COLOURS, plate centre ``[2]`` and cube centres ``[3, 2]``, metres.
@@ -58,7 +60,13 @@ class PutOnPlateEnv(BaseEnv):
     SUPPORTED_REWARD_MODES = ("sparse", "normalized_dense", "dense", "none")
     agent: Panda
 
-    def __init__(self, *args: Any, robot_uids: str = "panda", robot_init_qpos_noise: float = 0.02, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        robot_uids: str = "panda",
+        robot_init_qpos_noise: float = 0.02,
+        **kwargs: Any,
+    ) -> None:
         self.robot_init_qpos_noise = robot_init_qpos_noise
         super().__init__(*args, robot_uids=robot_uids, **kwargs)
 
@@ -76,7 +84,9 @@ class PutOnPlateEnv(BaseEnv):
         super()._load_agent(options, sapien.Pose(p=[-0.615, 0, 0]))
 
     def _load_scene(self, options: dict[str, Any]) -> None:
-        self.table_scene = TableSceneBuilder(env=self, robot_init_qpos_noise=self.robot_init_qpos_noise)
+        self.table_scene = TableSceneBuilder(
+            env=self, robot_init_qpos_noise=self.robot_init_qpos_noise
+        )
         self.table_scene.build()
         self.objects: dict[int, Actor] = {
             i: actors.build_cube(
@@ -112,17 +122,33 @@ class PutOnPlateEnv(BaseEnv):
     def _initialize_episode(self, env_idx: Tensor, options: dict[str, Any]) -> None:
         layouts = [sample_layout(self._batched_episode_rng.rngs[i]) for i in env_idx.tolist()]
         self.table_scene.initialize(env_idx)
-        self.target[env_idx] = torch.tensor([target for target, _, _ in layouts], device=self.device)
+        self.target[env_idx] = torch.tensor(
+            [target for target, _, _ in layouts], device=self.device
+        )
         for i, cube in self.objects.items():
             cube.set_pose(self._resting([cubes[i] for _, _, cubes in layouts], CUBE_HALF_SIZE))
-        half_turn = [np.cos(np.pi / 4), 0.0, np.sin(np.pi / 4), 0.0]  # turns a cylinder's axis, its x, upright
-        self.plate.set_pose(self._resting([plate for _, plate, _ in layouts], PLATE_HALF_THICKNESS, half_turn))
+        half_turn = [
+            np.cos(np.pi / 4),
+            0.0,
+            np.sin(np.pi / 4),
+            0.0,
+        ]  # turns a cylinder's axis, its x, upright
+        self.plate.set_pose(
+            self._resting([plate for _, plate, _ in layouts], PLATE_HALF_THICKNESS, half_turn)
+        )
 
-    def _resting(self, centres: list[NDArray[np.float64]], height: float, quaternion: list[float] | None = None) -> Pose:
+    def _resting(
+        self,
+        centres: list[NDArray[np.float64]],
+        height: float,
+        quaternion: list[float] | None = None,
+    ) -> Pose:
         """Poses ``[b]`` on the table: ``centres`` (x, y) and ``height`` of the centre above it."""
         xy = torch.tensor(np.stack(centres), dtype=torch.float32, device=self.device)
         xyz = torch.cat([xy, torch.full_like(xy[:, :1], height)], dim=1)
-        return Pose.create_from_pq(xyz, torch.tensor(quaternion or [1.0, 0.0, 0.0, 0.0], device=self.device))
+        return Pose.create_from_pq(
+            xyz, torch.tensor(quaternion or [1.0, 0.0, 0.0, 0.0], device=self.device)
+        )
 
     def get_language_instruction(self) -> list[str]:
         """One instruction per environment."""
@@ -140,7 +166,9 @@ class PutOnPlateEnv(BaseEnv):
         resting = (offset[:, 2] - PLATE_HALF_THICKNESS - CUBE_HALF_SIZE).abs() < 0.005
         return self.judge(centred & resting, cube, CUBE_HALF_SIZE)
 
-    def judge(self, on_plate: Tensor, place: Tensor, half_width: float | Tensor) -> dict[str, Tensor]:
+    def judge(
+        self, on_plate: Tensor, place: Tensor, half_width: float | Tensor
+    ) -> dict[str, Tensor]:
         """Return ``is_on_plate`` and ``success``: on the plate, released and ``at_rest``.
 
         ``place``: of the instructed object, ``[num_envs, 3]``; a finger is open beyond

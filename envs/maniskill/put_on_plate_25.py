@@ -38,7 +38,9 @@ UPRIGHT = sapien.Pose(q=[np.cos(np.pi / 4), 0.0, np.sin(np.pi / 4), 0.0])
 def table_material(table: int) -> sapien.render.RenderMaterial:
     rgba = np.dstack([table_texture(table), np.full(table_texture(table).shape[:2], 255, np.uint8)])
     material = sapien.render.RenderMaterial()
-    material.base_color_texture = sapien.render.RenderTexture2D(np.ascontiguousarray(rgba), "R8G8B8A8Unorm", srgb=True)
+    material.base_color_texture = sapien.render.RenderTexture2D(
+        np.ascontiguousarray(rgba), "R8G8B8A8Unorm", srgb=True
+    )
     material.roughness, material.specular = 0.9, 0.1
     return material
 
@@ -64,16 +66,25 @@ class PutOnPlate25Env(PutOnPlateEnv):
 
     def _load_scene(self, options: dict[str, Any]) -> None:
         split = self.split
-        self.table_scene = TableSceneBuilder(env=self, robot_init_qpos_noise=self.robot_init_qpos_noise)
+        self.table_scene = TableSceneBuilder(
+            env=self, robot_init_qpos_noise=self.robot_init_qpos_noise
+        )
         self.table_scene.build()
-        self.objects = {i: self._build(OBJECTS[i].name, OBJECTS[i].parts, OBJECTS[i].grip) for i in split.objects}
+        self.objects = {
+            i: self._build(OBJECTS[i].name, OBJECTS[i].parts, OBJECTS[i].grip)
+            for i in split.objects
+        }
         shown = sorted({*split.receptacles, *split.second_receptacles})
-        self.receptacles = {i: self._build(RECEPTACLES[i].name, RECEPTACLES[i].parts, None) for i in shown}
+        self.receptacles = {
+            i: self._build(RECEPTACLES[i].name, RECEPTACLES[i].parts, None) for i in shown
+        }
         self.tables = {i: self._build_table(i) for i in split.tables}
         mount = self.scene.create_actor_builder()
         mount.initial_pose = sapien.Pose()
         self.camera_mount = mount.build_kinematic("camera_mount")
-        self.target = torch.full((self.num_envs,), split.objects[0], dtype=torch.int64, device=self.device)
+        self.target = torch.full(
+            (self.num_envs,), split.objects[0], dtype=torch.int64, device=self.device
+        )
         self.episodes: list[Any] = [None] * self.num_envs
         self.receptacle_place = torch.zeros(self.num_envs, 3, device=self.device)
         """Where the surface of the instructed receptacle is, metres, ``[num_envs, 3]``."""
@@ -106,7 +117,9 @@ class PutOnPlate25Env(PutOnPlateEnv):
     def _build_table(self, table: int) -> Actor:
         builder = self.scene.create_actor_builder()
         flat = sapien.Pose(q=euler2quat(0, -np.pi / 2, 0))  # a plane faces x
-        builder.add_plane_visual(pose=flat, scale=(1.0, *TABLE_HALF_SIZES), material=table_material(table))
+        builder.add_plane_visual(
+            pose=flat, scale=(1.0, *TABLE_HALF_SIZES), material=table_material(table)
+        )
         builder.initial_pose = self._parked(0.0)
         return builder.build_kinematic(f"table {table}")
 
@@ -125,17 +138,31 @@ class PutOnPlate25Env(PutOnPlateEnv):
         for i, actor in self.receptacles.items():
             self._show(actor, [_receptacle_pose(each, i) for each in drawn])
         for i, actor in self.tables.items():
-            self._show(actor, [sapien.Pose(TABLE_CENTRE) if each.table == i else None for each in drawn])
-        self.camera_mount.set_pose(Pose.create(stacked_poses([_camera_turn(*each.camera) for each in drawn], self.device)))
+            self._show(
+                actor, [sapien.Pose(TABLE_CENTRE) if each.table == i else None for each in drawn]
+            )
+        self.camera_mount.set_pose(
+            Pose.create(stacked_poses([_camera_turn(*each.camera) for each in drawn], self.device))
+        )
         self.target[env_idx] = torch.tensor([each.object for each in drawn], device=self.device)
-        surfaces = [[*each.receptacle_place, RECEPTACLES[each.receptacle].surface] for each in drawn]
-        self.receptacle_place[env_idx] = torch.tensor(np.array(surfaces), dtype=torch.float32, device=self.device)
+        surfaces = [
+            [*each.receptacle_place, RECEPTACLES[each.receptacle].surface] for each in drawn
+        ]
+        self.receptacle_place[env_idx] = torch.tensor(
+            np.array(surfaces), dtype=torch.float32, device=self.device
+        )
         things = [(RECEPTACLES[each.receptacle], OBJECTS[each.object]) for each in drawn]
-        sizes = [[receptacle.radius, thing.grip, thing.radius, thing.reach] for receptacle, thing in things]
+        sizes = [
+            [receptacle.radius, thing.grip, thing.radius, thing.reach]
+            for receptacle, thing in things
+        ]
         self.sizes[env_idx] = torch.tensor(sizes, device=self.device)
 
     def _object_pose(self, episode: Episode, index: int) -> sapien.Pose | None:
-        for shown, place in ((episode.object, episode.object_place), (episode.second_object, episode.third_place)):
+        for shown, place in (
+            (episode.object, episode.object_place),
+            (episode.second_object, episode.third_place),
+        ):
             if shown == index:
                 return sapien.Pose([*place, OBJECTS[index].grip], euler2quat(0, 0, episode.yaw))
         return None
@@ -151,7 +178,9 @@ class PutOnPlate25Env(PutOnPlateEnv):
         rows = (self.elapsed_steps == MOVE_STEP).nonzero()[:, 0].tolist()
         for row in rows:
             episode = self.episodes[row]
-            pose = sapien.Pose([*episode.third_place, OBJECTS[episode.object].grip], euler2quat(0, 0, episode.yaw))
+            pose = sapien.Pose(
+                [*episode.third_place, OBJECTS[episode.object].grip], euler2quat(0, 0, episode.yaw)
+            )
             self.scene._reset_mask = torch.zeros_like(self.scene._reset_mask)
             self.scene._reset_mask[row] = True
             self.objects[episode.object].set_pose(Pose.create(stacked_poses([pose], self.device)))
@@ -167,12 +196,18 @@ class PutOnPlate25Env(PutOnPlateEnv):
                 seen = images["rgb"]
                 images["rgb"] = self._noisy(seen)
                 if self.split.foreground:
-                    images["rgb"] = torch.where(torch.isin(images.pop("segmentation"), self._foreground), images["rgb"], seen)
+                    images["rgb"] = torch.where(
+                        torch.isin(images.pop("segmentation"), self._foreground),
+                        images["rgb"],
+                        seen,
+                    )
         return data
 
     def _after_reconfigure(self, options: dict[str, Any]) -> None:
         things = [*self.objects.values(), *self.receptacles.values(), *self.agent.robot.get_links()]
-        self._foreground = torch.cat([thing.per_scene_id for thing in things]).unique().to(torch.int16)
+        self._foreground = (
+            torch.cat([thing.per_scene_id for thing in things]).unique().to(torch.int16)
+        )
         """Numbers of robot, objects and receptacles in a segmentation."""
 
     def _noisy(self, images: Tensor) -> Tensor:
@@ -183,7 +218,10 @@ class PutOnPlate25Env(PutOnPlateEnv):
         for row, episode in enumerate(self.episodes):
             top, left = (np.clip(tool[row], 0.0, 1.0) * (height, width)).astype(int)
             shown = overlay(episode.overlay, height, width)[top : top + height, left : left + width]
-            blended[row] = blended[row] * (1 - self.split.noise) + torch.from_numpy(shown).to(images.device) * self.split.noise
+            blended[row] = (
+                blended[row] * (1 - self.split.noise)
+                + torch.from_numpy(shown).to(images.device) * self.split.noise
+            )
         return blended.round().to(torch.uint8)
 
     def get_language_instruction(self) -> list[str]:
@@ -192,7 +230,9 @@ class PutOnPlate25Env(PutOnPlateEnv):
     @property
     def goal(self) -> Tensor:
         """Where the instructed object rests on the receptacle, metres, ``[num_envs, 3]``."""
-        return self.receptacle_place + self.sizes[:, 1:2] * torch.tensor([0.0, 0.0, 1.0], device=self.device)
+        return self.receptacle_place + self.sizes[:, 1:2] * torch.tensor(
+            [0.0, 0.0, 1.0], device=self.device
+        )
 
     def evaluate(self) -> dict[str, Tensor]:
         receptacle, _, radius, reach = self.sizes.unbind(dim=1)
@@ -207,7 +247,10 @@ class PutOnPlate25Env(PutOnPlateEnv):
 
 
 def _receptacle_pose(episode: Episode, index: int) -> sapien.Pose | None:
-    shown = {episode.second_receptacle: episode.third_place, episode.receptacle: episode.receptacle_place}
+    shown = {
+        episode.second_receptacle: episode.third_place,
+        episode.receptacle: episode.receptacle_place,
+    }
     return sapien.Pose([*shown[index], 0.0]) if index in shown else None
 
 

@@ -25,4 +25,8 @@ def by_row(chosen: Sequence[Any], question: Callable[[Any], Tensor]) -> Tensor:
 
 def stacked_poses(poses: Sequence[Any], device: torch.device) -> Tensor:
     """Positions and quaternions of SAPIEN's poses, one per row: float32 ``[b, 7]``."""
-    return torch.tensor(np.stack([np.concatenate([pose.p, pose.q]) for pose in poses]), dtype=torch.float32, device=device)
+    return torch.tensor(
+        np.stack([np.concatenate([pose.p, pose.q]) for pose in poses]),
+        dtype=torch.float32,
+        device=device,
+    )

@@ -16,7 +16,10 @@ import sapien
 import torch
 from mani_skill import ASSET_DIR
 from mani_skill.envs.sapien_env import BaseEnv
-from mani_skill.envs.tasks.digital_twins.bridge_dataset_eval.base_env import BaseBridgeEnv, WidowX250SBridgeDatasetFlatTable
+from mani_skill.envs.tasks.digital_twins.bridge_dataset_eval.base_env import (
+    BaseBridgeEnv,
+    WidowX250SBridgeDatasetFlatTable,
+)
 from mani_skill.utils import sapien_utils
 from mani_skill.utils.geometry.rotation_conversions import quaternion_to_matrix
 from mani_skill.utils.registration import register_env
@@ -70,7 +73,16 @@ class Scene25Env(BaseEnv):
     _load_lighting = BaseBridgeEnv._load_lighting
     _default_human_render_camera_configs = BaseBridgeEnv._default_human_render_camera_configs
 
-    def __init__(self, *args: Any, task: str, obj_set: str, version: str, carrot: str, counts: Assets = PUBLISHED, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        task: str,
+        obj_set: str,
+        version: str,
+        carrot: str,
+        counts: Assets = PUBLISHED,
+        **kwargs: Any,
+    ) -> None:
         self.episodes = Episodes25(task, obj_set, counts)
         self.task, self.obj_set, self.version = task, obj_set, version
         self.whole, self.strength = "Whole" in task, 0.3 if "03" in task else 0.5
@@ -97,7 +109,10 @@ class Scene25Env(BaseEnv):
         stage.initial_pose = STAGE
         stage.build_static(name="arena")
         only_one = 1 if self.task.startswith("Single") else None
-        self.objects = [self._build(model, _parked(1.0, i)) for i, model in enumerate(self.assets.objects[:only_one])]
+        self.objects = [
+            self._build(model, _parked(1.0, i))
+            for i, model in enumerate(self.assets.objects[:only_one])
+        ]
         with_plates = self.episodes.kind.plates == "set"
         shown = self.assets.plates if with_plates else self.assets.plates[:1]
         self.plates = [self._build(model, _parked(2.0, i)) for i, model in enumerate(shown)]
@@ -105,8 +120,12 @@ class Scene25Env(BaseEnv):
 
     def _build(self, model: Model, parked: sapien.Pose) -> Actor:
         builder = self.scene.create_actor_builder()
-        material = sapien.physx.PhysxMaterial(static_friction=1.0, dynamic_friction=1.0, restitution=0.0)
-        builder.add_multiple_convex_collisions_from_file(str(model.collision), material=material, density=model.density)
+        material = sapien.physx.PhysxMaterial(
+            static_friction=1.0, dynamic_friction=1.0, restitution=0.0
+        )
+        builder.add_multiple_convex_collisions_from_file(
+            str(model.collision), material=material, density=model.density
+        )
         builder.add_visual_from_file(str(model.visual))
         builder.initial_pose = parked
         return builder.build(name=model.folder.name)
@@ -121,13 +140,19 @@ class Scene25Env(BaseEnv):
 
     def _after_reconfigure(self, options: dict[str, Any]) -> None:
         things = [*self.objects, *self.plates, *self.agent.robot.get_links()]
-        self._foreground = torch.cat([thing.per_scene_id for thing in things]).unique().to(torch.int16)
+        self._foreground = (
+            torch.cat([thing.per_scene_id for thing in things]).unique().to(torch.int16)
+        )
         tables = self.assets.tables
-        self._photographs = scene25_pictures.stacked(tuple(table.photograph for table in tables)).to(self.device)
+        self._photographs = scene25_pictures.stacked(
+            tuple(table.photograph for table in tables)
+        ).to(self.device)
         self._textures: Tensor | None = None
         if self.episodes.kind.extra == "texture":
             scale = 2 if self.whole else 1
-            self._textures = scene25_pictures.stacked(tuple(table.texture for table in tables), scale).to(self.device)
+            self._textures = scene25_pictures.stacked(
+                tuple(table.texture for table in tables), scale
+            ).to(self.device)
 
     def _initialize_episode(self, env_idx: Tensor, options: dict[str, Any]) -> None:
         rows = env_idx.tolist()
@@ -139,7 +164,9 @@ class Scene25Env(BaseEnv):
             self.present[row] = episode
         self.agent.robot.set_pose(sapien.Pose([*BASE[:2], BASE[2] + OUT_OF_THE_WAY], FACING))
         for i, actor in enumerate(self.objects):
-            self._put(actor, [self._object_pose(episode, i) or _parked(1.0, i) for episode in drawn])
+            self._put(
+                actor, [self._object_pose(episode, i) or _parked(1.0, i) for episode in drawn]
+            )
         for i, actor in enumerate(self.plates):
             self._put(actor, [self._plate_pose(episode, i) or _parked(2.0, i) for episode in drawn])
         if self.version == "rl4vla":
@@ -177,7 +204,11 @@ class Scene25Env(BaseEnv):
         return places
 
     def _joint_offset(self, episode: Scene25Episode) -> np.ndarray[Any, np.dtype[np.float64]]:
-        return joint_offsets()[episode.extra] if self.episodes.kind.extra == "joints" else np.zeros(len(REST_QPOS))
+        return (
+            joint_offsets()[episode.extra]
+            if self.episodes.kind.extra == "joints"
+            else np.zeros(len(REST_QPOS))
+        )
 
     def _put(self, actor: Actor, poses: list[sapien.Pose]) -> None:
         """Put an actor into the rows that are being reset."""
@@ -189,13 +220,25 @@ class Scene25Env(BaseEnv):
         others[env_idx] = False
         before = self.scene.get_sim_state() if others.any() else {}
         self._simulate(SETTLE_STEPS)
-        speeds = [(self._of_object(Actor.get_linear_velocity), self._of_object(Actor.get_angular_velocity))]
-        speeds.append((self._of_plate(Actor.get_linear_velocity), self._of_plate(Actor.get_angular_velocity)))
-        linear, angular = (sum(each[env_idx].norm(dim=1) for each in kind) for kind in zip(*speeds, strict=True))
+        speeds = [
+            (
+                self._of_object(Actor.get_linear_velocity),
+                self._of_object(Actor.get_angular_velocity),
+            )
+        ]
+        speeds.append(
+            (self._of_plate(Actor.get_linear_velocity), self._of_plate(Actor.get_angular_velocity))
+        )
+        linear, angular = (
+            sum(each[env_idx].norm(dim=1) for each in kind) for kind in zip(*speeds, strict=True)
+        )
         if (linear > STILL[0]).any() or (angular > STILL[1]).any():
             self._simulate(SETTLE_LONGER_STEPS)
         if before:
-            kept = {kind: {name: state[others] for name, state in states.items()} for kind, states in before.items()}
+            kept = {
+                kind: {name: state[others] for name, state in states.items()}
+                for kind, states in before.items()
+            }
             self.scene.set_sim_state(kept, others.nonzero()[:, 0])
 
     def _simulate(self, steps: int) -> None:
@@ -208,20 +251,31 @@ class Scene25Env(BaseEnv):
 
     def _of_object(self, question: Callable[[Actor], Tensor]) -> Tensor:
         """Apply ``question`` to the instructed object of each environment: ``[num_envs, ...]``."""
-        return by_row([episode.object for episode in self.present], lambda i: question(self.objects[i]))
+        return by_row(
+            [episode.object for episode in self.present], lambda i: question(self.objects[i])
+        )
 
     def _of_plate(self, question: Callable[[Actor], Tensor]) -> Tensor:
-        return by_row([episode.plate for episode in self.present], lambda i: question(self.plates[i]))
+        return by_row(
+            [episode.plate for episode in self.present], lambda i: question(self.plates[i])
+        )
 
     def _between(self) -> Tensor:
         """Contact force between object and plate, newtons, ``[num_envs, 3]``."""
         pairs = [(episode.object, episode.plate) for episode in self.present]
-        return by_row(pairs, lambda pair: self.scene.get_pairwise_contact_forces(self.objects[pair[0]], self.plates[pair[1]]))
+        return by_row(
+            pairs,
+            lambda pair: self.scene.get_pairwise_contact_forces(
+                self.objects[pair[0]], self.plates[pair[1]]
+            ),
+        )
 
     def _sizes(self, kind: str, models: tuple[Model, ...]) -> Tensor:
         """Sizes ``[num_envs, 3]`` of the boxes around objects or plates as they are turned now."""
         numbers = [getattr(episode, kind) for episode in self.present]
-        unturned = torch.tensor([models[number].size for number in numbers], dtype=torch.float32, device=self.device)
+        unturned = torch.tensor(
+            [models[number].size for number in numbers], dtype=torch.float32, device=self.device
+        )
         ask = self._of_object if kind == "object" else self._of_plate
         return turned_size(quaternion_to_matrix(ask(lambda actor: actor.pose.q)), unturned)
 
@@ -236,7 +290,9 @@ class Scene25Env(BaseEnv):
         return {"success": success, "level": progress.level(success)}
 
     def _on_plate(self) -> Tensor:
-        offset = self._of_object(lambda actor: actor.pose.p) - self._of_plate(lambda actor: actor.pose.p)
+        offset = self._of_object(lambda actor: actor.pose.p) - self._of_plate(
+            lambda actor: actor.pose.p
+        )
         return on_plate(offset, self.object_size, self.plate_size, self._between())
 
     def _jump(self, due: Tensor) -> None:
@@ -270,7 +326,10 @@ class Scene25Env(BaseEnv):
 
     def _instruction(self, episode: Scene25Episode) -> str:
         wording = WORDINGS[episode.extra] if self.episodes.kind.extra == "wording" else WORDINGS[0]
-        return wording.format(object=self.assets.objects[episode.object].name, plate=self.assets.plates[episode.plate].name)
+        return wording.format(
+            object=self.assets.objects[episode.object].name,
+            plate=self.assets.plates[episode.plate].name,
+        )
 
     def _get_obs_sensor_data(self, apply_texture_transforms: bool = True) -> dict[str, Any]:
         data: dict[str, Any] = super()._get_obs_sensor_data(apply_texture_transforms)
@@ -278,13 +337,20 @@ class Scene25Env(BaseEnv):
         rendered, segmentation = images["rgb"], images["segmentation"][..., 0]
         shown = torch.isin(segmentation, self._foreground.to(segmentation.device))
         tables = torch.tensor([episode.table for episode in self.present])
-        picture = scene25_pictures.before_photographs(rendered, shown, self._photographs[tables].to(rendered.device))
+        picture = scene25_pictures.before_photographs(
+            rendered, shown, self._photographs[tables].to(rendered.device)
+        )
         if self._textures is not None:
             disturb = scene25_pictures.with_window if self.whole else scene25_pictures.with_texture
-            numbers = [episode.extra if self.version == "rl4vla" else episode.table for episode in self.present]
+            numbers = [
+                episode.extra if self.version == "rl4vla" else episode.table
+                for episode in self.present
+            ]
             shares = [self.strength * self.assets.tables[number].mix for number in numbers]
             textures = self._textures[numbers].to(rendered.device)
-            picture = torch.stack([disturb(*row) for row in zip(picture, shown, textures, shares, strict=True)])
+            picture = torch.stack(
+                [disturb(*row) for row in zip(picture, shown, textures, shares, strict=True)]
+            )
         images["rgb"] = picture
         return data
 

@@ -42,7 +42,10 @@ class Model:
 
     @property
     def visual(self) -> Path:
-        return next((path for name in PICTURES if (path := self.folder / name).exists()), self.folder / PICTURES[-1])
+        return next(
+            (path for name in PICTURES if (path := self.folder / name).exists()),
+            self.folder / PICTURES[-1],
+        )
 
 
 @dataclass(frozen=True)
@@ -88,15 +91,29 @@ def read(carrot: Path, assets: Assets = PUBLISHED) -> AssetFolder:
         (TABLES, found.tables, assets.tables),
     ):
         if len(there) != wanted.there_are:
-            raise UserError(f"{database(carrot, what)} lists {len(there)} models; PutOnPlateInScene25 has {wanted.there_are}")
+            raise UserError(
+                f"{database(carrot, what)} lists {len(there)} models; PutOnPlateInScene25 has {wanted.there_are}"
+            )
     return found
 
 
 def instructions(found: AssetFolder, episodes: Episodes25) -> list[str]:
     """Return all instructions of a task's episodes, each once."""
-    wordings = [WORDINGS[number] for number in episodes.extras] if episodes.kind.extra == "wording" else WORDINGS[:1]
-    names = [(found.objects[i].name, found.plates[j].name) for i in episodes.objects for j in episodes.plates]
-    return list(dict.fromkeys(wording.format(object=one, plate=other) for wording in wordings for one, other in names))
+    wordings = (
+        [WORDINGS[number] for number in episodes.extras]
+        if episodes.kind.extra == "wording"
+        else WORDINGS[:1]
+    )
+    names = [
+        (found.objects[i].name, found.plates[j].name)
+        for i in episodes.objects
+        for j in episodes.plates
+    ]
+    return list(
+        dict.fromkeys(
+            wording.format(object=one, plate=other) for wording in wordings for one, other in names
+        )
+    )
 
 
 def _entries(carrot: Path, kind: str) -> dict[str, Any]:
@@ -116,9 +133,13 @@ def _models(carrot: Path, kind: str) -> tuple[Model, ...]:
         try:
             low, high = entry["bbox"]["min"], entry["bbox"]["max"]
             x, y, z = (float(b) - float(a) for a, b in zip(low, high, strict=True))
-            model = Model(carrot / kind / name, entry["name"], (x, y, z), float(entry.get("density", 1000)))
+            model = Model(
+                carrot / kind / name, entry["name"], (x, y, z), float(entry.get("density", 1000))
+            )
         except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{database(carrot, kind)}: {name} is not a model with a name, bbox and density ({error!r})") from None
+            raise UserError(
+                f"{database(carrot, kind)}: {name} is not a model with a name, bbox and density ({error!r})"
+            ) from None
         _require(model.collision, model.visual)
         models.append(model)
     return tuple(models)
@@ -128,9 +149,15 @@ def _tables(carrot: Path) -> tuple[Table, ...]:
     tables = []
     for name, entry in _entries(carrot, TABLES).items():
         try:
-            table = Table(carrot / TABLES / "imgs" / name, carrot / TABLES / "textures" / entry["texture"], float(entry["mix"]))
+            table = Table(
+                carrot / TABLES / "imgs" / name,
+                carrot / TABLES / "textures" / entry["texture"],
+                float(entry["mix"]),
+            )
         except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{database(carrot, TABLES)}: {name} is not a table with a texture and mix ({error!r})") from None
+            raise UserError(
+                f"{database(carrot, TABLES)}: {name} is not a table with a texture and mix ({error!r})"
+            ) from None
         _require(table.photograph, table.texture)
         tables.append(table)
     return tuple(tables)
@@ -139,4 +166,6 @@ def _tables(carrot: Path) -> tuple[Table, ...]:
 def _require(*paths: Path) -> None:
     for path in paths:
         if not path.is_file():
-            raise UserError(f"{path} is missing: fetch the assets again, {download(path.parents[3])}")
+            raise UserError(
+                f"{path} is missing: fetch the assets again, {download(path.parents[3])}"
+            )

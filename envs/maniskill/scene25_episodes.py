@@ -184,7 +184,9 @@ class Episodes25:
         extra = self.kind.extra
         if extra is None:
             return 0
-        if extra == "object":  # the published sum contains the object's number, offset and all: it may be the object itself
+        if (
+            extra == "object"
+        ):  # the published sum contains the object's number, offset and all: it may be the object itself
             return (chosen + digit + 1) % len(self.objects) + self.objects[0]
         if extra == "plate":
             return (plate + digit + 1) % self._other_plates() + self.plates[0]
@@ -201,13 +203,23 @@ def layouts(name: str) -> NDArray[np.float64]:
         places = grid if name == "main" else _ring()
         pairs = np.array([pair for pair in product(grid, repeat=2) if _apart(*pair) > 0.070])
         if name == "position":
-            pairs = np.concatenate([pairs, [pair for pair in product(places, repeat=2) if _apart(*pair) > 0.070]])
+            pairs = np.concatenate(
+                [pairs, [pair for pair in product(places, repeat=2) if _apart(*pair) > 0.070]]
+            )
         return _at_heights(pairs, (height, height))
     triples = product(grid, repeat=3)
     if name == "multi_plate":
-        found = [(a, b, c) for a, b, c in triples if _apart(a, b) > 0.070 and _apart(a, c) > 0.070 and _apart(b, c) > 0.15]
+        found = [
+            (a, b, c)
+            for a, b, c in triples
+            if _apart(a, b) > 0.070 and _apart(a, c) > 0.070 and _apart(b, c) > 0.15
+        ]
         return _at_heights(np.array(found), (1.00, 0.92, 0.96))
-    found = [(a, b, c) for a, b, c in triples if _apart(a, b) > 0.070 and _apart(c, b) > 0.070 and _apart(a, c) > 0.15]
+    found = [
+        (a, b, c)
+        for a, b, c in triples
+        if _apart(a, b) > 0.070 and _apart(c, b) > 0.070 and _apart(a, c) > 0.15
+    ]
     return _at_heights(np.array(found), (0.95, 0.92, 1.00))
 
 
@@ -219,7 +231,9 @@ def _ring() -> NDArray[np.float64]:
     return _places([*ends[0], *between, *ends[1]])
 
 
-def _places(fractions: Iterator[tuple[float, ...]] | list[tuple[float, float]]) -> NDArray[np.float64]:
+def _places(
+    fractions: Iterator[tuple[float, ...]] | list[tuple[float, float]],
+) -> NDArray[np.float64]:
     return (np.array(list(fractions)) * 2 - 1) * HALF_SIDE + CENTRE
 
 
@@ -228,7 +242,9 @@ def _apart(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
 
 
 def _at_heights(places: NDArray[np.float64], heights: tuple[float, ...]) -> NDArray[np.float64]:
-    return np.concatenate([places, np.broadcast_to(np.array(heights)[:, None], (*places.shape[:2], 1))], axis=2)
+    return np.concatenate(
+        [places, np.broadcast_to(np.array(heights)[:, None], (*places.shape[:2], 1))], axis=2
+    )
 
 
 TURNS_DEG = (0.0, 45.0, 90.0, 135.0, -22.5, -67.5, -112.5, -157.5)

@@ -46,11 +46,15 @@ def with_texture(picture: Tensor, shown: Tensor, texture: Tensor, share: float) 
         return picture
     top, bottom, left, right = found
     size = bottom - top + 1, right - left + 1
-    scaled = interpolate(texture.permute(2, 0, 1)[None].float(), size, mode="bilinear", align_corners=False)
+    scaled = interpolate(
+        texture.permute(2, 0, 1)[None].float(), size, mode="bilinear", align_corners=False
+    )
     part = picture[top : bottom + 1, left : right + 1]
     mixture = mixed(part, scaled[0].permute(1, 2, 0), share)
     result = picture.clone()
-    result[top : bottom + 1, left : right + 1] = torch.where(shown[top : bottom + 1, left : right + 1, None], mixture, part)
+    result[top : bottom + 1, left : right + 1] = torch.where(
+        shown[top : bottom + 1, left : right + 1, None], mixture, part
+    )
     return result
 
 

@@ -59,4 +59,8 @@ class Progress:
 
     def level(self, success: Tensor) -> Tensor:
         """Return the level ``[N]``, whose changes are the rewards."""
-        return GRASPED * self.grasped + GRASPED_LONG * self.grasped_long + PLACED * (success & self.grasped)
+        return (
+            GRASPED * self.grasped
+            + GRASPED_LONG * self.grasped_long
+            + PLACED * (success & self.grasped)
+        )

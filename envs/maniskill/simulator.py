@@ -42,8 +42,14 @@ def make(options: dict[str, Any], num_envs: int, sim_backend: str, render_backen
     if options["close_view"]:
         eye, target, fov = options["close_view"]
         sensors |= {"pose": sapien_utils.look_at(eye, target), "fov": fov}
-    reward_mode = {None: "none", "progress": "normalized_dense"}.get(options["reward"], options["reward"])
-    keywords = {key: options[name] for key, name in (("robot_uids", "robot"), ("split", "split")) if options[name]}
+    reward_mode = {None: "none", "progress": "normalized_dense"}.get(
+        options["reward"], options["reward"]
+    )
+    keywords = {
+        key: options[name]
+        for key, name in (("robot_uids", "robot"), ("split", "split"))
+        if options[name]
+    }
     keywords |= options["scene25"] or {}
     try:
         env: Any = gymnasium.make(
@@ -61,7 +67,10 @@ def make(options: dict[str, Any], num_envs: int, sim_backend: str, render_backen
             **keywords,
         ).unwrapped
     except RuntimeError as error:
-        if any(sign in str(error) for sign in ("ErrorIncompatibleDriver", "supported physical device", "rendering device")):
+        if any(
+            sign in str(error)
+            for sign in ("ErrorIncompatibleDriver", "supported physical device", "rendering device")
+        ):
             raise UserError(NO_DRIVER) from error
         raise
     # Steps and resets now render nothing; _get_obs_sensor_data still uses obs_mode_struct.
@@ -92,11 +101,18 @@ def tool_units(env: Any) -> list[float] | None:
 
     controllers = getattr(env.agent.controller, "controllers", {})
     arm = controllers.get("arm")
-    if "gripper" not in controllers or not isinstance(arm, PDEEPosController) or not arm.config.use_delta:
+    if (
+        "gripper" not in controllers
+        or not isinstance(arm, PDEEPosController)
+        or not arm.config.use_delta
+    ):
         return None
     if not arm.config.normalize_action:
         return [1.0, 1.0]
-    return [float(arm.config.pos_upper), float(arm.config.rot_upper) if isinstance(arm, PDEEPoseController) else 0.0]
+    return [
+        float(arm.config.pos_upper),
+        float(arm.config.rot_upper) if isinstance(arm, PDEEPoseController) else 0.0,
+    ]
 
 
 def stack(env: Any) -> dict[str, str]:
@@ -106,8 +122,16 @@ def stack(env: Any) -> dict[str, str]:
     from sapien.render import get_device_summary
 
     versions = {name: version(name) for name in ("mani_skill", "sapien", "numpy", "torch")}
-    devices = [line.removeprefix("GPU: ") for line in get_device_summary().splitlines() if line.startswith("GPU: ")]
-    return versions | {"python": platform.python_version(), "physics": str(env.backend.sim_backend), "renderer": ", ".join(devices)}
+    devices = [
+        line.removeprefix("GPU: ")
+        for line in get_device_summary().splitlines()
+        if line.startswith("GPU: ")
+    ]
+    return versions | {
+        "python": platform.python_version(),
+        "physics": str(env.backend.sim_backend),
+        "renderer": ", ".join(devices),
+    }
 
 
 def tool_pose(env: Any) -> Tensor:
@@ -143,7 +167,9 @@ def proprioception(env: Any, closed: Tensor) -> Tensor:
 class ManiSkillEnv:
     """One ManiSkill base environment, which may be a batch, as in docs/conventions.md."""
 
-    def __init__(self, options: dict[str, Any], num_envs: int, sim_backend: str, render_backend: str) -> None:
+    def __init__(
+        self, options: dict[str, Any], num_envs: int, sim_backend: str, render_backend: str
+    ) -> None:
         self.env = make(options, num_envs, sim_backend, render_backend)
         """ManiSkill's own."""
         self.options, self.num_envs = options, num_envs
@@ -154,7 +180,9 @@ class ManiSkillEnv:
 
     @cached_property
     def spec(self) -> SimulatorSpec:
-        instructions = [] if hasattr(self.env, "get_language_instruction") else [self.options["instruction"]]
+        instructions = (
+            [] if hasattr(self.env, "get_language_instruction") else [self.options["instruction"]]
+        )
         if self.options["scene25"]:
             instructions = self.env.instructions
         return SimulatorSpec(
@@ -170,13 +198,19 @@ class ManiSkillEnv:
 
     def state(self) -> Tensor:
         """The robot's state, float32 ``[num_envs, D]``."""
-        return proprioception(self.env, self._closed) if self.options["state"] == "tool" else self.env.agent.robot.get_qpos().float()
+        return (
+            proprioception(self.env, self._closed)
+            if self.options["state"] == "tool"
+            else self.env.agent.robot.get_qpos().float()
+        )
 
     def begun(self, rows: list[int]) -> list[str]:
         """Record that episodes began in ``rows``; return the present instruction of each row."""
         env = self.env
         if self.options["reward"] == "progress":
-            dense = env.get_reward({}, env.agent.robot.get_qpos(), env.get_info())  # from the state alone, before any action
+            dense = env.get_reward(
+                {}, env.agent.robot.get_qpos(), env.get_info()
+            )  # from the state alone, before any action
             if self._dense is None:
                 self._dense = dense.clone()
             self._dense[rows] = dense[rows]
@@ -222,7 +256,9 @@ class ManiSkillSimulator:
         self._visuals = ExitStack()  # for the life of the process: every reset builds a new scene
         if options["low_poly"]:
             self._visuals.enter_context(low_poly_visuals())
-        self.slots = [ManiSkillEnv(options, 1, "physx_cpu", options["render_backend"]) for _ in range(slots)]
+        self.slots = [
+            ManiSkillEnv(options, 1, "physx_cpu", options["render_backend"]) for _ in range(slots)
+        ]
         self.spec = self.slots[0].spec
 
     def reset(self, slot: int, seed: int, task: int) -> str:

@@ -45,8 +45,14 @@ EXPERT_MODES = ("pd_ee_delta_pos", "pd_ee_delta_pose")
 """Control modes that the scripted experts support."""
 
 WIDOWX_MARKER = "data/robots/widowx/wx250s.urdf"
-BRIDGE_MARKERS = ("data/tasks/bridge_v2_real2sim_dataset/custom/info_bridge_custom_v0.json", WIDOWX_MARKER)
-SCENE25_MARKERS = ("data/tasks/bridge_v2_real2sim_dataset/stages/bridge_table_1_v1.glb", WIDOWX_MARKER)
+BRIDGE_MARKERS = (
+    "data/tasks/bridge_v2_real2sim_dataset/custom/info_bridge_custom_v0.json",
+    WIDOWX_MARKER,
+)
+SCENE25_MARKERS = (
+    "data/tasks/bridge_v2_real2sim_dataset/stages/bridge_table_1_v1.glb",
+    WIDOWX_MARKER,
+)
 """Files of the bridge tasks and of PutOnPlateInScene25, relative to the asset directory.
 
 ManiSkill checks directories only, and accepts the empty one that a failed download leaves.
@@ -143,7 +149,9 @@ def _scene25(task: str, obj_set: str) -> tuple[str, TaskEntry]:
 
 
 TASKS: dict[str, TaskEntry] = {
-    "PushCube": TaskEntry("PushCube-v1", "push the blue cube to the red and white target", 50, has_expert=True),
+    "PushCube": TaskEntry(
+        "PushCube-v1", "push the blue cube to the red and white target", 50, has_expert=True
+    ),
     "PickCube": TaskEntry(
         "PickCube-v1",
         "pick up the red cube and hold it still at the goal",
@@ -151,7 +159,9 @@ TASKS: dict[str, TaskEntry] = {
         has_expert=True,
         note="the goal is not in the images: a policy that sees only images and text cannot solve it",
     ),
-    "StackCube": TaskEntry("StackCube-v1", "stack the red cube on the green cube", 50, has_expert=True),
+    "StackCube": TaskEntry(
+        "StackCube-v1", "stack the red cube on the green cube", 50, has_expert=True
+    ),
     "PutOnPlate": TaskEntry(
         "PutOnPlate-v1",
         "put the red cube on the plate",
@@ -165,20 +175,42 @@ TASKS: dict[str, TaskEntry] = {
     "PullCube": TaskEntry("PullCube-v1", "pull the blue cube to the red and white target", 50),
     "PokeCube": TaskEntry("PokeCube-v1", "poke the red cube with the peg", 50),
     "PullCubeTool": TaskEntry("PullCubeTool-v1", "pull the blue cube closer with the tool", 100),
-    "RollBall": TaskEntry("RollBall-v1", "roll the blue ball to the red and white target", 80, close_view=None),
+    "RollBall": TaskEntry(
+        "RollBall-v1", "roll the blue ball to the red and white target", 80, close_view=None
+    ),
     "PlaceSphere": TaskEntry("PlaceSphere-v1", "put the blue ball in the bin", 50),
     "LiftPegUpright": TaskEntry("LiftPegUpright-v1", "stand the peg upright", 50),
     "PegInsertionSide": TaskEntry(
-        "PegInsertionSide-v1", "insert the peg into the hole in the side of the box", 100, robot=None, close_view=None
+        "PegInsertionSide-v1",
+        "insert the peg into the hole in the side of the box",
+        100,
+        robot=None,
+        close_view=None,
     ),
     "PlugCharger": TaskEntry(
-        "PlugCharger-v1", "plug the charger into the receptacle", 200, robot=None, rewards=("sparse",), close_view=None
+        "PlugCharger-v1",
+        "plug the charger into the receptacle",
+        200,
+        robot=None,
+        rewards=("sparse",),
+        close_view=None,
     ),
     "StackPyramid": TaskEntry(
-        "StackPyramid-v1", "put the red cube beside the green cube and the blue cube on top of both", 250, rewards=("sparse",)
+        "StackPyramid-v1",
+        "put the red cube beside the green cube and the blue cube on top of both",
+        250,
+        rewards=("sparse",),
     ),
-    "PushT": TaskEntry("PushT-v1", "push the T to the T-shaped target", 100, robot=None, close_view=None),
-    "FMBAssembly1Easy": TaskEntry("FMBAssembly1Easy-v1", "assemble the parts on the red board", 500, rewards=("sparse",), close_view=None),
+    "PushT": TaskEntry(
+        "PushT-v1", "push the T to the T-shaped target", 100, robot=None, close_view=None
+    ),
+    "FMBAssembly1Easy": TaskEntry(
+        "FMBAssembly1Easy-v1",
+        "assemble the parts on the red board",
+        500,
+        rewards=("sparse",),
+        close_view=None,
+    ),
     "PickCubeSO100": TaskEntry(
         "PickCubeSO100-v1",
         "pick up the red cube and hold it still at the goal",
@@ -190,23 +222,36 @@ TASKS: dict[str, TaskEntry] = {
     ),
     "PutCarrotOnPlate": _bridge("PutCarrotOnPlateInScene-v1", "put carrot on plate"),
     "PutSpoonOnTowel": _bridge("PutSpoonOnTableClothInScene-v1", "put the spoon on the towel"),
-    "StackGreenOnYellow": _bridge("StackGreenCubeOnYellowCubeBakedTexInScene-v1", "stack the green block on the yellow block"),
-    "PutEggplantInBasket": _bridge("PutEggplantInBasketScene-v1", "put eggplant into yellow basket", 120),
+    "StackGreenOnYellow": _bridge(
+        "StackGreenCubeOnYellowCubeBakedTexInScene-v1", "stack the green block on the yellow block"
+    ),
+    "PutEggplantInBasket": _bridge(
+        "PutEggplantInBasketScene-v1", "put eggplant into yellow basket", 120
+    ),
     **dict(_scene25(task, obj_set) for task in SCENE25_TASKS for obj_set in OBJECT_SETS),
 }
 
 
 def asset_dir(configured: str | None) -> Path:
     """Folder of ManiSkill's downloads."""
-    return Path(configured or os.environ.get("MS_ASSET_DIR") or Path.home() / ".maniskill").expanduser().absolute()
+    return (
+        Path(configured or os.environ.get("MS_ASSET_DIR") or Path.home() / ".maniskill")
+        .expanduser()
+        .absolute()
+    )
 
 
 def missing_assets(entry: TaskEntry, configured_dir: str | None) -> list[Path]:
     """Files that the task needs and that are missing."""
     directory = asset_dir(configured_dir)
-    needed = [directory / marker for marker in BRIDGE_MARKERS if entry.bridge and entry.scene25 is None]
+    needed = [
+        directory / marker for marker in BRIDGE_MARKERS if entry.bridge and entry.scene25 is None
+    ]
     if entry.scene25 is not None:
-        needed = [*(directory / marker for marker in SCENE25_MARKERS), *scene25_assets.markers(directory)]
+        needed = [
+            *(directory / marker for marker in SCENE25_MARKERS),
+            *scene25_assets.markers(directory),
+        ]
     return [path for path in needed if not path.exists()]
 
 
@@ -215,5 +260,7 @@ def download(entry: TaskEntry, configured_dir: str | None) -> str:
     directory = asset_dir(configured_dir)
     fetch = "python -m mani_skill.utils.download_asset -y"
     prefix = "" if configured_dir is None else f"MS_ASSET_DIR={directory} "
-    command = " && ".join(f"{prefix}{fetch} {name}" for name in ("bridge_v2_real2sim", "widowx250s"))
+    command = " && ".join(
+        f"{prefix}{fetch} {name}" for name in ("bridge_v2_real2sim", "widowx250s")
+    )
     return f"{command} && {scene25_assets.download(directory)}" if entry.scene25 else command

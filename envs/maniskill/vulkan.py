@@ -46,7 +46,11 @@ class Driver:
 def private_dir() -> Path:
     """Folder into which ``install`` unpacks the driver."""
     configured = os.environ.get("RLINF_VLA_VULKAN_DIR")
-    return Path(configured).absolute() if configured else Path(sys.prefix, "share", "rlinf-vla", "vulkan")
+    return (
+        Path(configured).absolute()
+        if configured
+        else Path(sys.prefix, "share", "rlinf-vla", "vulkan")
+    )
 
 
 def find() -> Driver | None:
@@ -59,12 +63,17 @@ def find() -> Driver | None:
         return Driver(**json.loads(memory.read_text()))
     except (OSError, ValueError, TypeError):
         pass
-    candidates = [Driver("cpu", {}, "the system's software driver"), Driver("gpu", {}, "the system's GPU driver")]
+    candidates = [
+        Driver("cpu", {}, "the system's software driver"),
+        Driver("gpu", {}, "the system's GPU driver"),
+    ]
     if _icd().exists():
         candidates.append(Driver("cpu", _environment(), f"lavapipe in {private_dir()}"))
     for driver in candidates:
         if accepted(driver):
-            with contextlib.suppress(OSError):  # if it cannot be kept, the check runs again next time
+            with contextlib.suppress(
+                OSError
+            ):  # if it cannot be kept, the check runs again next time
                 write_text(memory, json.dumps(asdict(driver)))
             return driver
     return None
@@ -76,7 +85,9 @@ def install() -> None:
     Raises UserError if that is not possible.
     """
     if not shutil.which("apt-get") or not shutil.which("dpkg"):
-        raise UserError("no apt-get here: install Mesa's lavapipe Vulkan driver, 24.3 or newer, with your package manager")
+        raise UserError(
+            "no apt-get here: install Mesa's lavapipe Vulkan driver, 24.3 or newer, with your package manager"
+        )
     target = private_dir()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -86,16 +97,22 @@ def install() -> None:
                 _run(["dpkg", "-x", str(package), str(root)])
             library = next(root.glob("usr/lib/**/libvulkan_lvp.so"), None)
             if library is None:
-                raise UserError("the package mesa-vulkan-drivers of this system contains no lavapipe driver")
+                raise UserError(
+                    "the package mesa-vulkan-drivers of this system contains no lavapipe driver"
+                )
             for other in library.parent.glob("libvulkan_*.so"):
                 if other != library:
                     other.unlink()  # GPU drivers, 100 MB
             icd = {"library_path": str(target / library.relative_to(root)), "api_version": "1.3.0"}
-            (root / _icd().name).write_text(json.dumps({"file_format_version": "1.0.0", "ICD": icd}))
+            (root / _icd().name).write_text(
+                json.dumps({"file_format_version": "1.0.0", "ICD": icd})
+            )
             shutil.rmtree(target, ignore_errors=True)
             root.rename(target)
     except OSError as error:
-        raise UserError(f"cannot write {target} ({error.strerror}): set RLINF_VLA_VULKAN_DIR to a folder of your own") from error
+        raise UserError(
+            f"cannot write {target} ({error.strerror}): set RLINF_VLA_VULKAN_DIR to a folder of your own"
+        ) from error
     if find() is None:
         raise UserError(f"SAPIEN does not accept the Vulkan driver installed in {target} either")
 
@@ -108,15 +125,24 @@ def _environment() -> dict[str, str]:
     library = Path(json.loads(_icd().read_text())["ICD"]["library_path"])
     system_libraries = private_dir() / "lib" / library.parent.name
     folders = [str(library.parent), str(system_libraries), os.environ.get("LD_LIBRARY_PATH", "")]
-    return {"VK_ICD_FILENAMES": str(_icd()), "VK_DRIVER_FILES": str(_icd()), "LD_LIBRARY_PATH": ":".join(filter(None, folders))}
+    return {
+        "VK_ICD_FILENAMES": str(_icd()),
+        "VK_DRIVER_FILES": str(_icd()),
+        "LD_LIBRARY_PATH": ":".join(filter(None, folders)),
+    }
 
 
 def accepted(driver: Driver) -> bool:
     """Test in a separate process, because the Vulkan loader reads its environment only once."""
     device = {"cpu": "cpu", "gpu": "cuda"}[driver.render_backend]
-    program, environment = child_process.command(["-c", _CHECK, device]), child_process.environment(driver.environment)
+    program, environment = (
+        child_process.command(["-c", _CHECK, device]),
+        child_process.environment(driver.environment),
+    )
     try:
-        check = subprocess.run(program, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=120)
+        check = subprocess.run(
+            program, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=120
+        )
     except subprocess.TimeoutExpired:
         return False
     return check.returncode == 0
@@ -125,7 +151,15 @@ def accepted(driver: Driver) -> bool:
 def _fingerprint() -> str:
     """Hash of everything that may change the result of ``find``."""
     facts = [version("sapien"), sys.prefix, str(private_dir()), str(_icd().exists())]
-    facts += [os.environ.get(name, "") for name in ("VK_ICD_FILENAMES", "VK_DRIVER_FILES", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")]
+    facts += [
+        os.environ.get(name, "")
+        for name in (
+            "VK_ICD_FILENAMES",
+            "VK_DRIVER_FILES",
+            "LD_LIBRARY_PATH",
+            "CUDA_VISIBLE_DEVICES",
+        )
+    ]
     for folder in _ICD_DIRS:
         facts += [f"{path} {path.stat().st_mtime}" for path in sorted(Path(folder).glob("*.json"))]
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
@@ -148,14 +182,39 @@ def _download(work: Path) -> list[Path]:
     if release is not None:
         sources = work / "sources.list"
         mirror = "http://deb.debian.org/debian"
-        sources.write_text("".join(f"deb {mirror} {suite} main\n" for suite in (release, f"{release}-backports")))
-        options |= {"Dir::Etc::SourceList": str(sources), "Dir::Etc::SourceParts": "-", "APT::Default-Release": f"{release}-backports"}
-    apt = ["apt-get", "-qq", *(word for key, value in options.items() for word in ("-o", f"{key}={value}"))]
+        sources.write_text(
+            "".join(f"deb {mirror} {suite} main\n" for suite in (release, f"{release}-backports"))
+        )
+        options |= {
+            "Dir::Etc::SourceList": str(sources),
+            "Dir::Etc::SourceParts": "-",
+            "APT::Default-Release": f"{release}-backports",
+        }
+    apt = [
+        "apt-get",
+        "-qq",
+        *(word for key, value in options.items() for word in ("-o", f"{key}={value}")),
+    ]
     _run([*apt, "update"])
-    _run([*apt, "install", "--download-only", "--yes", "--no-install-recommends", "--reinstall", *_PACKAGES])
+    _run(
+        [
+            *apt,
+            "install",
+            "--download-only",
+            "--yes",
+            "--no-install-recommends",
+            "--reinstall",
+            *_PACKAGES,
+        ]
+    )
     for library in LIBRARIES:  # one by one: names differ between releases
-        if subprocess.run(["dpkg-query", "--show", library], capture_output=True).returncode != 0:  # not installed
-            subprocess.run([*apt, "install", "--download-only", "--yes", "--no-install-recommends", library], capture_output=True)
+        if (
+            subprocess.run(["dpkg-query", "--show", library], capture_output=True).returncode != 0
+        ):  # not installed
+            subprocess.run(
+                [*apt, "install", "--download-only", "--yes", "--no-install-recommends", library],
+                capture_output=True,
+            )
     return sorted((work / "cache/archives").glob("*.deb"))
 
 
@@ -170,5 +229,9 @@ def _system() -> tuple[str, str]:
 def _run(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode != 0:
-        lines = [line for line in (done.stderr + done.stdout).splitlines() if line.startswith("E:")] or done.stderr.splitlines() or [""]
+        lines = (
+            [line for line in (done.stderr + done.stdout).splitlines() if line.startswith("E:")]
+            or done.stderr.splitlines()
+            or [""]
+        )
         raise UserError(f"{command[0]} failed while fetching the Vulkan driver: {lines[0]}")

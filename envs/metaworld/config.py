@@ -5,7 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Dict, Optional  # noqa: UP035  (OmegaConf reads these spellings on every Python version)
 
-from rlinf_vla.config.ranges import OUTSIDE, Count, EnvCount, ImageSize, Name, NonEmpty, OneOf, Seconds, Size, SizeOrZero
+from rlinf_vla.config.ranges import (
+    OUTSIDE,
+    Count,
+    EnvCount,
+    ImageSize,
+    Name,
+    NonEmpty,
+    OneOf,
+    Seconds,
+    Size,
+    SizeOrZero,
+)
 
 CONVENTIONS = ("common", "metaworld")
 STATES = {"tool": 8, "hand": 4, "full": 39}

@@ -16,7 +16,11 @@ from .tasks import INSTRUCTIONS, selected
 if TYPE_CHECKING:
     from rlinf_vla.core.protocols import EnvSpec, VectorEnv
 
-PACKAGE = Package("Meta-World", "metaworld", "pip install metaworld, or in an environment of its own for env.python (docs/metaworld.md)")
+PACKAGE = Package(
+    "Meta-World",
+    "metaworld",
+    "pip install metaworld, or in an environment of its own for env.python (docs/metaworld.md)",
+)
 
 
 class MetaWorld:
@@ -51,7 +55,9 @@ class MetaWorld:
         from .outline import outline
 
         options = simulator_options(replace(config, python=None))  # it may be on another machine
-        return spec_of(outline(options), config.num_envs, episode_limit(config), tuple(options["tasks"]))
+        return spec_of(
+            outline(options), config.num_envs, episode_limit(config), tuple(options["tasks"])
+        )
 
     def tasks(self) -> list[Task]:
         return [Task(name, instruction, True, True) for name, instruction in INSTRUCTIONS.items()]
@@ -62,7 +68,11 @@ class MetaWorld:
 
 def episode_limit(config: MetaWorldConfig) -> int:
     """Control steps of an episode."""
-    return -(-OFFICIAL_LIMIT // config.action_repeat) if config.episode_limit is None else config.episode_limit
+    return (
+        -(-OFFICIAL_LIMIT // config.action_repeat)
+        if config.episode_limit is None
+        else config.episode_limit
+    )
 
 
 def simulator_options(config: MetaWorldConfig) -> dict[str, Any]:
@@ -75,7 +85,17 @@ def simulator_options(config: MetaWorldConfig) -> dict[str, Any]:
         "tasks": selected(config.tasks, config.instructions),
         "state": config.state or ("tool" if common else "hand"),
         "cameras": {name: CAMERAS.get(name, name) for name in config.cameras},
-        **{name: getattr(config, name) for name in ("convention", "image_size", "rendering", "reward", "action_repeat", "scenes")},
+        **{
+            name: getattr(config, name)
+            for name in (
+                "convention",
+                "image_size",
+                "rendering",
+                "reward",
+                "action_repeat",
+                "scenes",
+            )
+        },
     }
 
 

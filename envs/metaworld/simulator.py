@@ -35,7 +35,10 @@ class MetaWorldSimulator:
         self._value = [0.0] * slots
         """Progress of each slot's episode, 0 to 1."""
         stack = {name: version(name) for name in ("metaworld", "mujoco", "gymnasium", "numpy")}
-        stack |= {name: str(options[name]) for name in ("renderer", "rendering", "convention", "state", "action_repeat")}
+        stack |= {
+            name: str(options[name])
+            for name in ("renderer", "rendering", "convention", "state", "action_repeat")
+        }
         self.spec = replace(outline(options), stack=stack)
 
     def reset(self, slot: int, seed: int, task: int) -> str:
@@ -64,7 +67,9 @@ class MetaWorldSimulator:
 
     def observe(self, slot: int) -> Seen:
         world, size = self.under_way(slot), self._options["image_size"]
-        images = {name: world.image(camera, size) for name, camera in self._options["cameras"].items()}
+        images = {
+            name: world.image(camera, size) for name, camera in self._options["cameras"].items()
+        }
         if self._options["state"] == "tool":
             state = tool_state(*world.tool())
         else:

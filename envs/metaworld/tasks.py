@@ -63,7 +63,15 @@ INSTRUCTIONS = {
 
 BENCHMARKS = {
     "MT10": (
-        *("reach-v3", "push-v3", "pick-place-v3", "door-open-v3", "drawer-open-v3", "drawer-close-v3", "button-press-topdown-v3"),
+        *(
+            "reach-v3",
+            "push-v3",
+            "pick-place-v3",
+            "door-open-v3",
+            "drawer-open-v3",
+            "drawer-close-v3",
+            "button-press-topdown-v3",
+        ),
         *("peg-insert-side-v3", "window-open-v3", "window-close-v3"),
     ),
     "MT50": tuple(INSTRUCTIONS),

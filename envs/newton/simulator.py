@@ -19,7 +19,10 @@ def create(options: dict[str, Any], slots: int) -> SceneBatch:
     scene, views = scene_and_views(options)
     stack = {name: version(name) for name in ("newton", "warp-lang", "mujoco", "torch", "numpy")}
     batch = SceneBatch(
-        options, scene, World(scene, slots, views), stack | {"physics": "MuJoCo on the CPU", "renderer": "Newton's ray tracer"}
+        options,
+        scene,
+        World(scene, slots, views),
+        stack | {"physics": "MuJoCo on the CPU", "renderer": "Newton's ray tracer"},
     )
     batch.warm_up()
     return batch

@@ -17,7 +17,17 @@ from torch import Tensor
 
 from ..genesis import rotations
 from ..genesis.arm import joint_targets, pose_error
-from ..genesis.batch import ARM, CONTROL_HZ, DAMPING, FINGERS, POINTING_DOWN, POSTURE_RAD, STIFFNESS, TOOL_OFFSET_M, Views
+from ..genesis.batch import (
+    ARM,
+    CONTROL_HZ,
+    DAMPING,
+    FINGERS,
+    POINTING_DOWN,
+    POSTURE_RAD,
+    STIFFNESS,
+    TOOL_OFFSET_M,
+    Views,
+)
 from ..genesis.predicates import Shapes, State
 from ..genesis.scene import Box, Camera, Cylinder, Layout, Scene, SceneObject
 
@@ -46,14 +56,24 @@ class World:
         self.device, self.num_envs = torch.device("cpu"), num_envs
         self._model = _model(scene)
         self._solvers = [
-            SolverMuJoCo(self._model, use_mujoco_cpu=True, cone="elliptic", impratio=10.0, enable_multiccd=True) for _ in range(num_envs)
+            SolverMuJoCo(
+                self._model,
+                use_mujoco_cpu=True,
+                cone="elliptic",
+                impratio=10.0,
+                enable_multiccd=True,
+            )
+            for _ in range(num_envs)
         ]
         self._states = [self._model.state() for _ in range(num_envs)]
         self._control, self._next = self._model.control(), self._model.state()
         self._targets = self._control.joint_target_q.numpy()
         self._shapes = Shapes.of(scene, self.device)
         self._target = torch.zeros(num_envs, dtype=torch.int64)
-        limits = self._model.joint_limit_lower.numpy()[ARM], self._model.joint_limit_upper.numpy()[ARM]
+        limits = (
+            self._model.joint_limit_lower.numpy()[ARM],
+            self._model.joint_limit_upper.numpy()[ARM],
+        )
         self._limits = torch.from_numpy(limits[0]), torch.from_numpy(limits[1])
         self._views = {name: _View(*view) for name, view in views.items()}
         self._sensor = SensorCamera(self._model)
@@ -68,17 +88,29 @@ class World:
             joints[:JOINTS] = self._home
             joints[ARM] += layout.jitter.astype(np.float32)
             for index, (centre, yaw) in enumerate(zip(layout.centre, layout.yaw, strict=True)):
-                pose = [*centre, 0.0, 0.0, math.sin(yaw / 2), math.cos(yaw / 2)]  # Newton's quaternions are x y z w
+                pose = [
+                    *centre,
+                    0.0,
+                    0.0,
+                    math.sin(yaw / 2),
+                    math.cos(yaw / 2),
+                ]  # Newton's quaternions are x y z w
                 joints[JOINTS + 7 * index : JOINTS + 7 * index + 7] = pose
             self._solvers[row].reset(self._states[row])
             self._place(self._states[row], joints)
 
     def read(self) -> State:
         """Read the present state."""
-        joints = torch.from_numpy(np.stack([state.joint_q.numpy()[:JOINTS] for state in self._states]))
-        speeds = torch.from_numpy(np.stack([state.joint_qd.numpy()[FINGERS] for state in self._states]))
+        joints = torch.from_numpy(
+            np.stack([state.joint_q.numpy()[:JOINTS] for state in self._states])
+        )
+        speeds = torch.from_numpy(
+            np.stack([state.joint_qd.numpy()[FINGERS] for state in self._states])
+        )
         self._poses = torch.from_numpy(np.stack([state.body_q.numpy() for state in self._states]))
-        velocities = torch.from_numpy(np.stack([state.body_qd.numpy()[LINKS:, :3] for state in self._states]))
+        velocities = torch.from_numpy(
+            np.stack([state.body_qd.numpy()[LINKS:, :3] for state in self._states])
+        )
         quaternions = self._poses[..., [6, 3, 4, 5]]
         self._axes = rotations.third_axes(quaternions)
         return State(
@@ -99,7 +131,9 @@ class World:
         """Arm joint targets ``[N, 7]`` after ``targets`` that bring the tool towards a pose."""
         anchors, axes = self._poses[:, 1:HAND, :3], self._axes[:, 1:HAND, 0]
         error = pose_error(position, quaternion, now.tool, now.tool_quaternion)
-        return joint_targets(anchors, axes, now.tool, error, now.joints[:, ARM], targets).clamp(*self._limits)
+        return joint_targets(anchors, axes, now.tool, error, now.joints[:, ARM], targets).clamp(
+            *self._limits
+        )
 
     def step(self, joints: Tensor) -> None:
         """Run one control step towards joint targets ``joints`` ``[N, 9]``."""
@@ -156,7 +190,9 @@ class _View:
         axes = np.stack([side, np.cross(back, side), back], axis=1)
         quaternion = wp.quat_from_matrix(wp.mat33f(axes.astype(np.float32).reshape(9)))
         self.pose = wp.array([wp.transformf(wp.vec3f(*eye), quaternion)], dtype=wp.transformf)
-        self.rays = SensorCamera.compute_camera_rays_pinhole(size[1], size[0], camera_fov=math.radians(camera.fov_deg))
+        self.rays = SensorCamera.compute_camera_rays_pinhole(
+            size[1], size[0], camera_fov=math.radians(camera.fov_deg)
+        )
 
 
 def _model(scene: Scene) -> Any:
@@ -172,7 +208,10 @@ def _model(scene: Scene) -> Any:
     builder.end_world()
     builder.add_ground_plane(color=(0.62, 0.6, 0.57))
     shapes = builder.shape_count
-    builder.shape_material_ke[:], builder.shape_material_kd[:] = [CONTACT_KE] * shapes, [CONTACT_KD] * shapes
+    builder.shape_material_ke[:], builder.shape_material_kd[:] = (
+        [CONTACT_KE] * shapes,
+        [CONTACT_KD] * shapes,
+    )
     return builder.finalize(device="cpu")
 
 
@@ -185,11 +224,17 @@ def _add(builder: Any, thing: SceneObject) -> None:
         volume *= math.pi / 4
     elif not isinstance(shape, Box):
         volume *= math.pi / 6
-    config = builder.ShapeConfig(density=thing.mass_kg / volume, mu=FINGER_FRICTION, has_shape_collision=thing.collision)
+    config = builder.ShapeConfig(
+        density=thing.mass_kg / volume, mu=FINGER_FRICTION, has_shape_collision=thing.collision
+    )
     half = [float(each) for each in thing.half_m]
     if isinstance(shape, Box):
-        builder.add_shape_box(body, hx=half[0], hy=half[1], hz=half[2], cfg=config, color=thing.colour[:3])
+        builder.add_shape_box(
+            body, hx=half[0], hy=half[1], hz=half[2], cfg=config, color=thing.colour[:3]
+        )
     elif isinstance(shape, Cylinder):
-        builder.add_shape_cylinder(body, radius=half[0], half_height=half[2], cfg=config, color=thing.colour[:3])
+        builder.add_shape_cylinder(
+            body, radius=half[0], half_height=half[2], cfg=config, color=thing.colour[:3]
+        )
     else:
         builder.add_shape_sphere(body, radius=half[0], cfg=config, color=thing.colour[:3])

@@ -27,7 +27,13 @@ from .. import files
 from .options import CausalLMOptions
 from .vocabulary import Vocabulary
 
-COMPANIONS = (files.TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "chat_template.jinja")
+COMPANIONS = (
+    files.TOKENIZER,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "chat_template.jinja",
+)
 
 
 @dataclass
@@ -51,7 +57,9 @@ class Cache:
     def get_seq_length(self, layer: int = 0) -> int:
         return self.layers[layer][0].shape[2] if self.layers else 0
 
-    def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
         """Append ``[B, heads, N, head_dim]`` to those of the layer; return all of them."""
         if layer == len(self.layers):
             self.layers.append((keys, values))
@@ -67,24 +75,44 @@ class CausalLMPolicy(Policy):
     name: ClassVar[str] = "causal_lm"
     Config: ClassVar[type] = CausalLMOptions
     lora_targets: ClassVar[tuple[str, ...]] = CausalLMOptions.lora_targets
-    split_unsupported: ClassVar[str | None] = "passes every token through its whole language model: it has no separate action head"
+    split_unsupported: ClassVar[str | None] = (
+        "passes every token through its whole language model: it has no separate action head"
+    )
     backbone: Any  # transformers' annotations reject its own models
     forbidden: Tensor
     bytes: Tensor
 
     def __init__(self, directory: Path, options: Any, backbone: Any) -> None:
         super().__init__()
-        self.directory, self.options, self.backbone = directory, options, backbone.eval()  # without dropout: it draws from noise only
+        self.directory, self.options, self.backbone = (
+            directory,
+            options,
+            backbone.eval(),
+        )  # without dropout: it draws from noise only
         config = backbone.config
-        ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
-        if len(ends) != 1 or ends[0] is None:  # a chat model ends its turn by another than its config names first
-            raise UserError(f"{directory / files.CONFIG}: eos_token_id is {ends}: write there the one token that ends an answer")
-        self.vocabulary = Vocabulary(files.read_tokenizer(directory), config.vocab_size, ends[0], options.alphabet)
+        ends = (
+            config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+        )
+        if (
+            len(ends) != 1 or ends[0] is None
+        ):  # a chat model ends its turn by another than its config names first
+            raise UserError(
+                f"{directory / files.CONFIG}: eos_token_id is {ends}: write there the one token that ends an answer"
+            )
+        self.vocabulary = Vocabulary(
+            files.read_tokenizer(directory), config.vocab_size, ends[0], options.alphabet
+        )
         self.value_head = nn.Linear(config.hidden_size, 1, bias=False)
         nn.init.zeros_(self.value_head.weight)
         self.register_buffer("forbidden", self.vocabulary.forbidden, persistent=False)
         self.register_buffer("bytes", self.vocabulary.bytes, persistent=False)
-        self.spec = PolicySpec(options.chunk, self.vocabulary.width, 0, images={}, env={"token_bytes": self.vocabulary.width})
+        self.spec = PolicySpec(
+            options.chunk,
+            self.vocabulary.width,
+            0,
+            images={},
+            env={"token_bytes": self.vocabulary.width},
+        )
 
     @classmethod
     def load(cls, checkpoint: Path, config: Any) -> Self:
@@ -95,11 +123,17 @@ class CausalLMPolicy(Policy):
         dtype = DTYPES[config.dtype or "float32"]
         try:
             if config.random_weights:
-                return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(checkpoint, local_files_only=True), dtype=dtype)
-            return AutoModelForCausalLM.from_pretrained(checkpoint, local_files_only=True, use_safetensors=True, dtype=dtype)
+                return AutoModelForCausalLM.from_config(
+                    AutoConfig.from_pretrained(checkpoint, local_files_only=True), dtype=dtype
+                )
+            return AutoModelForCausalLM.from_pretrained(
+                checkpoint, local_files_only=True, use_safetensors=True, dtype=dtype
+            )
         except (OSError, ValueError, KeyError) as error:
             said = " ".join(str(error).split())[:200]
-            raise UserError(f"{checkpoint} is no causal language model of transformers ({said}): choose another model.checkpoint") from None
+            raise UserError(
+                f"{checkpoint} is no causal language model of transformers ({said}): choose another model.checkpoint"
+            ) from None
 
     @classmethod
     def without_weights(cls, checkpoint: Path, config: Any) -> Self:
@@ -108,15 +142,26 @@ class CausalLMPolicy(Policy):
         return cls(checkpoint, config, backbone)
 
     def save(self, checkpoint: Path, dtype: torch.dtype | None = None) -> None:
-        weights = {name: value.to(dtype or value.dtype) for name, value in self.backbone.state_dict().items()}
+        weights = {
+            name: value.to(dtype or value.dtype)
+            for name, value in self.backbone.state_dict().items()
+        }
         self.backbone.save_pretrained(checkpoint, state_dict=weights)
-        for path in (self.directory / name for name in COMPANIONS if (self.directory / name).exists()):
+        for path in (
+            self.directory / name for name in COMPANIONS if (self.directory / name).exists()
+        ):
             shutil.copyfile(path, checkpoint / path.name)
 
     def prepare(self, obs: Observation) -> Inputs:
-        return {"token_ids": self.vocabulary.prompts(obs.instruction, self.options.prompt_length).to(obs.state.device)}
+        return {
+            "token_ids": self.vocabulary.prompts(obs.instruction, self.options.prompt_length).to(
+                obs.state.device
+            )
+        }
 
-    def _run(self, ids: Tensor, mask: Tensor, keep: int, cache: Cache | None = None) -> tuple[Tensor, Tensor]:
+    def _run(
+        self, ids: Tensor, mask: Tensor, keep: int, cache: Cache | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Run the tokens ``ids`` ``[B, N]``, the last of the positions ``mask`` ``[B, K]``.
 
         Returns logits ``[B, keep, V]`` in float32 and states ``[B, keep, d]`` of the last ones.
@@ -124,7 +169,9 @@ class CausalLMPolicy(Policy):
         count, length = ids.shape[1], mask.shape[1]
         causal = torch.ones(count, length, dtype=torch.bool, device=ids.device).tril(length - count)
         dtype = self.backbone.dtype
-        bias = torch.zeros((), dtype=dtype, device=ids.device).masked_fill(~(causal & mask[:, None]), torch.finfo(dtype).min)
+        bias = torch.zeros((), dtype=dtype, device=ids.device).masked_fill(
+            ~(causal & mask[:, None]), torch.finfo(dtype).min
+        )
         positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -count:]
         out = self.backbone(
             input_ids=ids.long().clamp(min=0),
@@ -149,7 +196,12 @@ class CausalLMPolicy(Policy):
 
     def act(self, features: Prefix, noise: Noise | None, temperature: float) -> ActionSample:
         """Sample by the inverse of the cumulative distribution: one random number per token."""
-        chunk, logits, mask, cache = self.spec.chunk, features.logits, features.mask, Cache(features.cache.layers)
+        chunk, logits, mask, cache = (
+            self.spec.chunk,
+            features.logits,
+            features.mask,
+            Cache(features.cache.layers),
+        )
         drawn = noise.uniform(chunk) if noise is not None and temperature > 0 else None
         tokens, log_probs = [], []
         for i in range(chunk):
@@ -158,7 +210,11 @@ class CausalLMPolicy(Policy):
                 token = log_prob.argmax(-1)
             else:
                 cumulative = log_prob.double().exp().cumsum(-1)
-                token = (cumulative <= drawn[:, i, None] * cumulative[:, -1:]).sum(-1).clamp(max=log_prob.shape[1] - 1)
+                token = (
+                    (cumulative <= drawn[:, i, None] * cumulative[:, -1:])
+                    .sum(-1)
+                    .clamp(max=log_prob.shape[1] - 1)
+                )
             tokens.append(token)
             log_probs.append(log_prob.gather(-1, token[:, None])[:, 0])
             if i + 1 < chunk:
@@ -168,7 +224,12 @@ class CausalLMPolicy(Policy):
         written = self._written(chosen)
         chosen = chosen.where(written, self.vocabulary.end_id)
         actions = self.bytes[chosen].float() * written[..., None]
-        return ActionSample(actions, {"tokens": chosen}, self._per_byte(torch.stack(log_probs, 1), written), self.value(features))
+        return ActionSample(
+            actions,
+            {"tokens": chosen},
+            self._per_byte(torch.stack(log_probs, 1), written),
+            self.value(features),
+        )
 
     def _written(self, tokens: Tensor) -> Tensor:
         """Return which tokens ``[B, C]`` the answer has, its end among them."""
@@ -191,13 +252,21 @@ class CausalLMPolicy(Policy):
         tokens = latent["tokens"]
         log_prob, state = self._forced(inputs, tokens, temperature)
         written = self._written(tokens)
-        entropy = self._per_byte(-(log_prob.exp() * log_prob.masked_fill(self.forbidden, 0.0)).sum(-1), written)
-        return ActionEval(self._per_byte(_of(log_prob, tokens), written), entropy, self.value_head(state.float()).squeeze(-1))
+        entropy = self._per_byte(
+            -(log_prob.exp() * log_prob.masked_fill(self.forbidden, 0.0)).sum(-1), written
+        )
+        return ActionEval(
+            self._per_byte(_of(log_prob, tokens), written),
+            entropy,
+            self.value_head(state.float()).squeeze(-1),
+        )
 
     def supervised_loss(self, inputs: Inputs, actions: Tensor, noise: Noise) -> Tensor:
         tokens = self.vocabulary.tokens(actions)
         written = self._written(tokens)
-        return -(_of(self._forced(inputs, tokens, 1.0)[0], tokens) * written).sum(1) / written.sum(1)
+        return -(_of(self._forced(inputs, tokens, 1.0)[0], tokens) * written).sum(1) / written.sum(
+            1
+        )
 
 
 def _of(log_prob: Tensor, tokens: Tensor) -> Tensor:

@@ -22,18 +22,31 @@ class Vocabulary:
     def __init__(self, tokenizer: Tokenizer, size: int, end_id: int, alphabet: str | None) -> None:
         self.tokenizer, self.end_id = tokenizer, end_id
         special = tokenizer.get_added_tokens_decoder().keys()
-        texts = {token: tokenizer.decode([token]) for token in range(min(size, tokenizer.get_vocab_size())) if token not in special}
+        texts = {
+            token: tokenizer.decode([token])
+            for token in range(min(size, tokenizer.get_vocab_size()))
+            if token not in special
+        }
         if any(
-            (tokenizer.id_to_token(token) or "").startswith("\u2581") and not text.startswith(" ") for token, text in texts.items() if text
+            (tokenizer.id_to_token(token) or "").startswith("\u2581") and not text.startswith(" ")
+            for token, text in texts.items()
+            if text
         ):
-            raise UserError("this tokenizer drops a token's leading space when it is decoded alone: choose another model.checkpoint")
+            raise UserError(
+                "this tokenizer drops a token's leading space when it is decoded alone: choose another model.checkpoint"
+            )
         allowed = {
             token: text.encode()
             for token, text in texts.items()
-            if text and text.isprintable() and "\ufffd" not in text and set(text) <= set(alphabet or text)
+            if text
+            and text.isprintable()
+            and "\ufffd" not in text
+            and set(text) <= set(alphabet or text)
         }
         if not allowed:
-            raise UserError(f"model.options.alphabet={alphabet}: no token of this model is written with it")
+            raise UserError(
+                f"model.options.alphabet={alphabet}: no token of this model is written with it"
+            )
         self.width = max(map(len, allowed.values()))
         """Bytes of the longest token."""
         self.ids = {text: token for token, text in reversed(allowed.items())}
@@ -48,12 +61,16 @@ class Vocabulary:
         for row, text in enumerate(texts):
             ids = self.tokenizer.encode(text, add_special_tokens=False).ids
             if len(ids) > length:
-                raise UserError(f"prompt {text!r} takes {len(ids)} tokens: set model.options.prompt_length={len(ids)} or more")
+                raise UserError(
+                    f"prompt {text!r} takes {len(ids)} tokens: set model.options.prompt_length={len(ids)} or more"
+                )
             found[row, length - len(ids) :] = torch.tensor(ids, dtype=torch.int32)
         return found
 
     def tokens(self, actions: Tensor) -> Tensor:
         """Return the tokens int64 ``[B, C]`` of bytes ``[B, C, D]``; other bytes are the end."""
         rows = actions.round().clamp(0, 255).to(torch.uint8).cpu().tolist()
-        found = [[self.ids.get(bytes(row).rstrip(b"\0"), self.end_id) for row in chunk] for chunk in rows]
+        found = [
+            [self.ids.get(bytes(row).rstrip(b"\0"), self.end_id) for row in chunk] for chunk in rows
+        ]
         return torch.tensor(found, device=actions.device)

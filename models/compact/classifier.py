@@ -64,11 +64,15 @@ class Classifier:
         from .success_classifier import ClassifierReward
 
         if config.checkpoint is None:
-            raise UserError("reward.options.checkpoint has no value: train one with `rlinf-vla train recipe=reward_classifier`")
+            raise UserError(
+                "reward.options.checkpoint has no value: train one with `rlinf-vla train recipe=reward_classifier`"
+            )
         model = self.learner(config)
         for name, size in model.images.items():
             if env.images.get(name) != size:
-                raise UserError(f"the reward classifier needs image {name!r} of {size} pixels, the environment has {env.images}")
+                raise UserError(
+                    f"the reward classifier needs image {name!r} of {size} pixels, the environment has {env.images}"
+                )
         return ClassifierReward(model.to(device).eval(), config.threshold, config.ends_episode)
 
 

@@ -25,7 +25,9 @@ class ImageEncoder(nn.Module):
             self.network.eval()
             found = self.network(torch.zeros(1, 3, *config["image_sizes"])).shape[-1]
             self.network.train()
-        self.project = nn.Sequential(nn.Linear(found, config["width"]), nn.LayerNorm(config["width"]), nn.Tanh())
+        self.project = nn.Sequential(
+            nn.Linear(found, config["width"]), nn.LayerNorm(config["width"]), nn.Tanh()
+        )
 
     def forward(self, image: Tensor) -> Tensor:
         return self.project(self.network(image.permute(0, 3, 1, 2).float() / 255 - 0.5))
@@ -34,7 +36,10 @@ class ImageEncoder(nn.Module):
 def _network(config: dict[str, Any], encoder: str) -> nn.Module:
     if encoder == "conv":
         stem, *channels = config["channels"]
-        layers: list[nn.Module] = [nn.Conv2d(3, stem, config["patch"], stride=config["patch"]), nn.ReLU()]
+        layers: list[nn.Module] = [
+            nn.Conv2d(3, stem, config["patch"], stride=config["patch"]),
+            nn.ReLU(),
+        ]
         for before, after in pairwise([stem, *channels]):
             layers += [nn.Conv2d(before, after, 3, stride=2, padding=1), nn.ReLU()]
         return nn.Sequential(*layers, nn.Flatten())
@@ -43,7 +48,9 @@ def _network(config: dict[str, Any], encoder: str) -> nn.Module:
     try:
         import timm
     except ImportError:
-        raise UserError(f"{encoder}: timm is not installed; it needs the torchvision that matches your torch: pip install timm") from None
+        raise UserError(
+            f"{encoder}: timm is not installed; it needs the torchvision that matches your torch: pip install timm"
+        ) from None
     name = encoder.removeprefix("timm:")
     if name not in timm.list_models():
         raise UserError(f"model.options.encoder={encoder}: timm has no model {name!r}")

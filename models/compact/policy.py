@@ -34,7 +34,11 @@ class Encoder(nn.Module):
         super().__init__()
         if sees:
             self.image = ImageEncoder(config, encoder)
-        self.state = nn.Sequential(nn.Linear(config["state_dim"], config["width"]), nn.LayerNorm(config["width"]), nn.Tanh())
+        self.state = nn.Sequential(
+            nn.Linear(config["state_dim"], config["width"]),
+            nn.LayerNorm(config["width"]),
+            nn.Tanh(),
+        )
 
     def forward(self, images: list[Tensor], state: Tensor) -> Tensor:
         """``images``: uint8 ``[B, H, W, 3]`` each; ``state``: ``[B, S]`` in [-1, 1]."""
@@ -57,17 +61,26 @@ class CompactPolicy(PretrainedPolicy):
         super().__init__(directory, options)
         config = self.config = read_config(directory)
         size = tuple(config["image_sizes"])
-        self.spec = PolicySpec(config["chunk"], config["action_dim"], config["state_dim"], dict.fromkeys(options.images, size))
+        self.spec = PolicySpec(
+            config["chunk"],
+            config["action_dim"],
+            config["state_dim"],
+            dict.fromkeys(options.images, size),
+        )
         self.backbone = Encoder(config, options.encoder, bool(options.images))
         features = config["width"] * (len(options.images) + 1)
         actions = self.spec.chunk * self.spec.action_dim
         self.head = nn.Sequential(nn.Linear(features, 256), nn.ReLU(), nn.Linear(256, actions))
-        self.log_std = nn.Parameter(torch.full((self.spec.chunk, self.spec.action_dim), math.log(options.std)))
+        self.log_std = nn.Parameter(
+            torch.full((self.spec.chunk, self.spec.action_dim), math.log(options.std))
+        )
         self.value_head = nn.Sequential(nn.Linear(features, 256), nn.ReLU(), nn.Linear(256, 1))
         low, high = (torch.tensor(config["state_range"][name]) for name in ("low", "high"))
         if not low.shape == high.shape == (self.spec.state_dim,) or not (low < high).all():
             wanted = f"{self.spec.state_dim} numbers each (state_dim), low below high"
-            raise UserError(f"{directory / files.CONFIG}: low and high of state_range must be {wanted}: copy the checkpoint again")
+            raise UserError(
+                f"{directory / files.CONFIG}: low and high of state_range must be {wanted}: copy the checkpoint again"
+            )
         self.register_buffer("low", low, persistent=False)
         self.register_buffer("high", high, persistent=False)
 
@@ -86,11 +99,16 @@ class CompactPolicy(PretrainedPolicy):
 
     def prepare(self, obs: Observation) -> Inputs:
         state = (2 * (obs.state - self.low) / (self.high - self.low) - 1).clamp(-1, 1)
-        return {f"image.{name}": resized(obs.images[name], size) for name, size in self.spec.images.items()} | {"state": state}
+        return {
+            f"image.{name}": resized(obs.images[name], size)
+            for name, size in self.spec.images.items()
+        } | {"state": state}
 
     def encode(self, inputs: Inputs) -> Tensor:
         """Return features ``[B, F]``."""
-        return self.backbone([inputs[f"image.{name}"] for name in self.spec.images], inputs["state"])
+        return self.backbone(
+            [inputs[f"image.{name}"] for name in self.spec.images], inputs["state"]
+        )
 
     def pooled(self, features: Tensor) -> Tensor:
         return features
@@ -107,8 +125,17 @@ class CompactPolicy(PretrainedPolicy):
 
     def act(self, features: Tensor, noise: Noise | None, temperature: float) -> ActionSample:
         mean, log_std = self._distribution(features, temperature)
-        drawn = mean if noise is None or temperature == 0 else mean + log_std.exp() * noise.normal(*mean.shape[1:])
-        return ActionSample(drawn.clamp(-1, 1), {"drawn": drawn}, _log_prob(drawn, mean, log_std), self.value(features))
+        drawn = (
+            mean
+            if noise is None or temperature == 0
+            else mean + log_std.exp() * noise.normal(*mean.shape[1:])
+        )
+        return ActionSample(
+            drawn.clamp(-1, 1),
+            {"drawn": drawn},
+            _log_prob(drawn, mean, log_std),
+            self.value(features),
+        )
 
     def evaluate(self, inputs: Inputs, latent: dict[str, Tensor], temperature: float) -> ActionEval:
         features = self.encode(inputs)

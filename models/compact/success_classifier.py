@@ -24,15 +24,23 @@ class SuccessClassifier(RewardModel):
     def __init__(self, config: dict[str, Any], options: ClassifierOptions) -> None:
         super().__init__()
         self.config = config
-        self.images = dict.fromkeys(options.images, (config["image_sizes"][0], config["image_sizes"][1]))
+        self.images = dict.fromkeys(
+            options.images, (config["image_sizes"][0], config["image_sizes"][1])
+        )
         self.encoder = ImageEncoder(config, options.encoder)
-        self.head = nn.Sequential(nn.Linear(config["width"] * len(options.images), 64), nn.ReLU(), nn.Linear(64, 1))
+        self.head = nn.Sequential(
+            nn.Linear(config["width"] * len(options.images), 64), nn.ReLU(), nn.Linear(64, 1)
+        )
 
     def prepare(self, obs: Observation) -> Inputs:
-        return {f"image.{name}": resized(obs.images[name], size) for name, size in self.images.items()}
+        return {
+            f"image.{name}": resized(obs.images[name], size) for name, size in self.images.items()
+        }
 
     def forward(self, inputs: Inputs) -> Tensor:
-        return self.head(torch.cat([self.encoder(inputs[f"image.{name}"]) for name in self.images], dim=1))[:, 0]
+        return self.head(
+            torch.cat([self.encoder(inputs[f"image.{name}"]) for name in self.images], dim=1)
+        )[:, 0]
 
     def save(self, checkpoint: Path, dtype: torch.dtype | None = None) -> None:
         files.save(self.state_dict(), self.config, checkpoint, {}, dtype or torch.float32)
@@ -46,7 +54,9 @@ class ClassifierReward:
 
     @torch.inference_mode()
     def __call__(self, before: Observation, actions: Tensor, result: StepResult) -> StepResult:
-        seen = (self.model(prepared(self.model, result.observation)).sigmoid() > self.threshold).to(result.valid.device)
+        seen = (self.model(prepared(self.model, result.observation)).sigmoid() > self.threshold).to(
+            result.valid.device
+        )
         last = result.valid & (result.valid.cumsum(1) == result.valid.sum(1, keepdim=True))
         success = last & seen[:, None]
         terminated = result.terminated | success if self.ends_episode else result.terminated

@@ -55,7 +55,9 @@ OTHER = "choose another model.checkpoint"
 _LANGUAGE = "backbone.eagle_model.language_model."
 _EMBEDDING, _LM_HEAD = f"{_LANGUAGE}model.embed_tokens.weight", f"{_LANGUAGE}lm_head.weight"
 _UNUSED = "backbone.eagle_model.vision_model.vision_model.head."
-_PROJECTED = tuple(f"action_head.{name}." for name in ("state_encoder", "action_encoder", "action_decoder"))
+_PROJECTED = tuple(
+    f"action_head.{name}." for name in ("state_encoder", "action_encoder", "action_decoder")
+)
 
 
 def read_document(directory: Path) -> dict[str, Any]:
@@ -63,7 +65,9 @@ def read_document(directory: Path) -> dict[str, Any]:
     document = read_config(directory)
     if document.get("model_type") != MODEL_TYPE:
         kind = document.get("model_type", document.get("type"))
-        raise UserError(f"{directory / CONFIG}: model_type is {kind!r}, only {MODEL_TYPE!r} is supported (docs/gr00t.md): {OTHER}")
+        raise UserError(
+            f"{directory / CONFIG}: model_type is {kind!r}, only {MODEL_TYPE!r} is supported (docs/gr00t.md): {OTHER}"
+        )
     return document
 
 
@@ -73,10 +77,14 @@ def eagle_config(directory: Path, document: Mapping[str, Any]) -> EagleConfig:
     sizes = _eagle_sizes(directory, backbone.get("eagle_path"))
     layers, most = backbone["select_layer"], sizes["text_config"]["num_hidden_layers"]
     if layers > most:
-        raise UserError(f"{directory / CONFIG}: backbone_cfg.select_layer={layers}, the language model has {most} layers: {OTHER}")
+        raise UserError(
+            f"{directory / CONFIG}: backbone_cfg.select_layer={layers}, the language model has {most} layers: {OTHER}"
+        )
     connector = sizes["mlp_connector_layers"]
     if connector not in (1, 2) or sizes.get("select_layer", -1) != -1:
-        raise UserError(f"{directory / EAGLE_CONFIG}: only 1 or 2 mlp_connector_layers and select_layer=-1 are supported: {OTHER}")
+        raise UserError(
+            f"{directory / EAGLE_CONFIG}: only 1 or 2 mlp_connector_layers and select_layer=-1 are supported: {OTHER}"
+        )
     return EagleConfig(
         text={name: sizes["text_config"][name] for name in EAGLE_SIZES["text_config"]},
         vision={name: sizes["vision_config"][name] for name in EAGLE_SIZES["vision_config"]},
@@ -121,35 +129,53 @@ def head_config(document: Mapping[str, Any], vlm_width: int) -> HeadConfig:
 
 
 def _transformer(node: Mapping[str, Any]) -> TransformerSizes:
-    return TransformerSizes(node["num_layers"], node["num_attention_heads"], node["attention_head_dim"])
+    return TransformerSizes(
+        node["num_layers"], node["num_attention_heads"], node["attention_head_dim"]
+    )
 
 
-def read_embodiment(directory: Path, document: Mapping[str, Any], options: GR00TOptions) -> tuple[str, int]:
+def read_embodiment(
+    directory: Path, document: Mapping[str, Any], options: GR00TOptions
+) -> tuple[str, int]:
     """Return the embodiment tag and the index of its projectors. Raises UserError."""
     tags = list(read_json(directory / METADATA))
     tag = options.embodiment or (tags[0] if len(tags) == 1 else None)
     if tag not in tags:
         given = "is not given" if tag is None else f"{tag} has no statistics"
-        raise UserError(f"model.options.embodiment {given}: {directory / METADATA} has {', '.join(tags)}, choose one of them")
+        raise UserError(
+            f"model.options.embodiment {given}: {directory / METADATA} has {', '.join(tags)}, choose one of them"
+        )
     index = PROJECTORS.get(tag) if options.projector is None else options.projector
     if index is None:
-        raise UserError(f"model.options.projector: the index of {tag}'s projectors is not known, give it")
+        raise UserError(
+            f"model.options.projector: the index of {tag}'s projectors is not known, give it"
+        )
     if index >= (count := document["action_head_cfg"]["max_num_embodiments"]):
-        raise UserError(f"model.options.projector={index}: the checkpoint has projectors 0 to {count - 1}")
+        raise UserError(
+            f"model.options.projector={index}: the checkpoint has projectors 0 to {count - 1}"
+        )
     return tag, index
 
 
-def read_statistics(directory: Path, tag: str, kind: str, parts: list[str] | None) -> dict[str, list[float]]:
+def read_statistics(
+    directory: Path, tag: str, kind: str, parts: list[str] | None
+) -> dict[str, list[float]]:
     """Return the statistics of ``kind`` (state or action), joined in the order of ``parts``."""
     given = read_json(directory / METADATA)[tag]["statistics"][kind]
     parts = list(given) if parts is None else list(parts)
     option = "state" if kind == "state" else "actions"
     if absent := [part for part in parts if part not in given]:
-        raise UserError(f"model.options.{option}: {tag} has no {kind} {absent[0]}, but {', '.join(given)}")
+        raise UserError(
+            f"model.options.{option}: {tag} has no {kind} {absent[0]}, but {', '.join(given)}"
+        )
     for part in parts:
         if len({len(values) for values in given[part].values()}) > 1:
-            raise UserError(f"{directory / METADATA}: statistics of {tag}'s {kind} {part} differ in length: copy the checkpoint again")
-    return {name: [number for part in parts for number in given[part][name]] for name in given[parts[0]]}
+            raise UserError(
+                f"{directory / METADATA}: statistics of {tag}'s {kind} {part} differ in length: copy the checkpoint again"
+            )
+    return {
+        name: [number for part in parts for number in given[part][name]] for name in given[parts[0]]
+    }
 
 
 @dataclass(frozen=True)
@@ -171,8 +197,12 @@ def read_state(directory: Path, index: int) -> State:
     """Return the network's weights under its own names, with the projectors of one embodiment."""
     stored = read_weights(directory)
     if not any(name.startswith(_PROJECTED) for name in stored):
-        raise UserError(f"{directory} holds no weights of a GR00T N1.5 (first key {min(stored)}): {OTHER}")
-    state: dict[str, Unread] = {name: value for name, value in stored.items() if not name.startswith((_UNUSED, _LM_HEAD))}
+        raise UserError(
+            f"{directory} holds no weights of a GR00T N1.5 (first key {min(stored)}): {OTHER}"
+        )
+    state: dict[str, Unread] = {
+        name: value for name, value in stored.items() if not name.startswith((_UNUSED, _LM_HEAD))
+    }
     if _EMBEDDING not in state and _LM_HEAD in stored:  # tied, and stored once under either name
         state[_EMBEDDING] = stored[_LM_HEAD]
     for name in state.keys() & stored.keys():
@@ -181,7 +211,9 @@ def read_state(directory: Path, index: int) -> State:
     return state
 
 
-def stored_tensors(state: Mapping[str, Tensor], source: Path | None, index: int, embodiments: int) -> dict[str, Tensor]:
+def stored_tensors(
+    state: Mapping[str, Tensor], source: Path | None, index: int, embodiments: int
+) -> dict[str, Tensor]:
     """Return the tensors of a file by their official names.
 
     What the network lacks, other embodiments' projectors and unused layers, is that of ``source``.
@@ -191,7 +223,11 @@ def stored_tensors(state: Mapping[str, Tensor], source: Path | None, index: int,
     tensors = dict(state)
     for name, value in state.items():
         if name.startswith(_PROJECTED):
-            rows = stored[name].read().clone() if name in stored else value.detach().cpu().expand(embodiments, *value.shape).clone()
+            rows = (
+                stored[name].read().clone()
+                if name in stored
+                else value.detach().cpu().expand(embodiments, *value.shape).clone()
+            )
             rows[index] = value.detach().to(rows)
             tensors[name] = rows
     tensors |= {name: value.read() for name, value in stored.items() if name.startswith(_UNUSED)}

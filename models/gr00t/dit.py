@@ -101,7 +101,9 @@ class ActionEncoder(nn.Module):
         self.W2 = CategorySpecificLinear(2 * width, width)
         self.W3 = CategorySpecificLinear(width, width)
         with torch.device("cpu"):  # see Waves
-            self.waves = Waves(-torch.arange(width // 2) * (torch.tensor(10000.0).log() / (width // 2)))
+            self.waves = Waves(
+                -torch.arange(width // 2) * (torch.tensor(10000.0).log() / (width // 2))
+            )
 
     def forward(self, x: Tensor, bucket: Tensor) -> Tensor:
         """Encode actions ``[B, H, A]`` at the times ``bucket`` ``[B]`` as ``[B, H, width]``."""
@@ -118,7 +120,9 @@ class TimestepEncoder(nn.Module):
         self.timestep_embedder = nn.ModuleDict(layers)
         with torch.device("cpu"):  # see Waves
             count = TIME_CHANNELS // 2
-            self.waves = Waves(-math.log(10000.0) * torch.arange(count, dtype=torch.float32) / (count - 1))
+            self.waves = Waves(
+                -math.log(10000.0) * torch.arange(count, dtype=torch.float32) / (count - 1)
+            )
 
     def forward(self, bucket: Tensor) -> Tensor:
         first: Any = self.timestep_embedder["linear_1"]
@@ -178,21 +182,31 @@ class Block(nn.Module):
         self.attn1 = Attention(sizes, key_width)
         self.norm3 = nn.LayerNorm(width, elementwise_affine=not ada)
         # index 1 was dropout
-        self.ff = nn.ModuleDict({"net": nn.Sequential(GELULinear(width), nn.Identity(), nn.Linear(4 * width, width))})
+        self.ff = nn.ModuleDict(
+            {"net": nn.Sequential(GELULinear(width), nn.Identity(), nn.Linear(4 * width, width))}
+        )
 
     def forward(
-        self, x: Tensor, time: Tensor | None = None, pair: tuple[Tensor, Tensor] | None = None, mask: Tensor | None = None
+        self,
+        x: Tensor,
+        time: Tensor | None = None,
+        pair: tuple[Tensor, Tensor] | None = None,
+        mask: Tensor | None = None,
     ) -> Tensor:
         """``pair``: keys and values to attend to; None: those of ``x``."""
         normed = self.norm1(x) if time is None else self.norm1(x, time)
-        x = x + self.attn1(normed, self.attn1.keys_and_values(normed) if pair is None else pair, mask)
+        x = x + self.attn1(
+            normed, self.attn1.keys_and_values(normed) if pair is None else pair, mask
+        )
         return x + self.ff["net"](self.norm3(x))
 
 
 class SelfAttentionTransformer(nn.Module):
     def __init__(self, sizes: TransformerSizes) -> None:
         super().__init__()
-        self.transformer_blocks = nn.ModuleList(Block(sizes, sizes.width, ada=False) for _ in range(sizes.layers))
+        self.transformer_blocks = nn.ModuleList(
+            Block(sizes, sizes.width, ada=False) for _ in range(sizes.layers)
+        )
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         for block in self.transformer_blocks:
@@ -208,7 +222,9 @@ class DiT(nn.Module):
         sizes, width = config.dit, config.dit.width
         self.cross = config.cross
         self.timestep_encoder = TimestepEncoder(width)
-        self.transformer_blocks = nn.ModuleList(Block(sizes, config.vlm_width if each else width, ada=True) for each in config.cross)
+        self.transformer_blocks = nn.ModuleList(
+            Block(sizes, config.vlm_width if each else width, ada=True) for each in config.cross
+        )
         self.norm_out = nn.LayerNorm(width, eps=1e-6, elementwise_affine=False)
         self.proj_out_1 = nn.Linear(width, 2 * width)
         self.proj_out_2 = nn.Linear(width, config.hidden)

@@ -40,7 +40,9 @@ def connector(config: EagleConfig) -> nn.Sequential:
     patch, width = config.vision["hidden_size"] * config.shuffle**2, config.text["hidden_size"]
     if config.connector_layers == 1:
         return nn.Sequential(nn.Linear(patch, width))
-    return nn.Sequential(nn.LayerNorm(patch), nn.Linear(patch, width), nn.GELU(), nn.Linear(width, width))
+    return nn.Sequential(
+        nn.LayerNorm(patch), nn.Linear(patch, width), nn.GELU(), nn.Linear(width, width)
+    )
 
 
 class Eagle(nn.Module):
@@ -52,7 +54,9 @@ class Eagle(nn.Module):
         self.shuffle = config.shuffle
         self.vision_model = VisionTower(config.vision)
         rope = {"rope_type": "default", "rope_theta": config.text["rope_theta"]}
-        sizes = {name: value for name, value in config.text.items() if name != "rope_theta"} | {"num_hidden_layers": config.layers}
+        sizes = {name: value for name, value in config.text.items() if name != "rope_theta"} | {
+            "num_hidden_layers": config.layers
+        }
         text = Qwen3Config(**(sizes | {"rope_parameters": rope, "attn_implementation": "sdpa"}))
         self.language_model = nn.ModuleDict({"model": Qwen3Model(text)})
         with torch.device("cpu"):  # computed, not loaded: must not be on meta while the weights are
@@ -69,7 +73,9 @@ class Eagle(nn.Module):
         x = self.embed(pixels, token_ids, places)
         # attention is causal, so that nothing attends to padding
         order = torch.arange(x.shape[1], device=x.device)
-        mask = torch.zeros(len(order), len(order), dtype=x.dtype, device=x.device).masked_fill_(order > order[:, None], float("-inf"))
+        mask = torch.zeros(len(order), len(order), dtype=x.dtype, device=x.device).masked_fill_(
+            order > order[:, None], float("-inf")
+        )
         rotations = model.rotary_emb(x, position_ids=order[None])
         for layer in model.layers:
             x = layer(x, attention_mask=mask[None, None], position_embeddings=rotations)

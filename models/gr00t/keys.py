@@ -26,7 +26,10 @@ DIT: Table = {
 }
 HEAD: Table = {
     **TRANSFORMERS,
-    **keys(Use.READ, "action_dim action_horizon hidden_size max_num_embodiments max_seq_len max_state_dim num_inference_timesteps"),
+    **keys(
+        Use.READ,
+        "action_dim action_horizon hidden_size max_num_embodiments max_seq_len max_state_dim num_inference_timesteps",
+    ),
     **keys(Use.READ, "num_target_vision_tokens num_timestep_buckets"),
     "diffusion_model_cfg": DIT,
     "vl_self_attention_cfg": TRANSFORMER,
@@ -37,7 +40,10 @@ HEAD: Table = {
     "noise_beta_beta": Only(1.0),
     "noise_s": Only(0.999),
     **keys(Use.SHAPE, "max_action_dim input_embedding_dim backbone_embedding_dim"),
-    **keys(Use.TRAINING, "tune_projector tune_diffusion_model freeze_decode_layer load_pretrained_det_decode_layer_path detection_coeff"),
+    **keys(
+        Use.TRAINING,
+        "tune_projector tune_diffusion_model freeze_decode_layer load_pretrained_det_decode_layer_path detection_coeff",
+    ),
 }
 KEYS: Table = {
     **TRANSFORMERS,

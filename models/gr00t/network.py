@@ -21,24 +21,38 @@ class GR00TNetwork(nn.Module):
     def __init__(self, eagle: EagleConfig, head: HeadConfig) -> None:
         super().__init__()
         self.config = head
-        linear = nn.Identity() if eagle.project_to is None else nn.Linear(eagle.text["hidden_size"], eagle.project_to)
+        linear = (
+            nn.Identity()
+            if eagle.project_to is None
+            else nn.Linear(eagle.text["hidden_size"], eagle.project_to)
+        )
         self.backbone: Any = nn.ModuleDict({"eagle_model": Eagle(eagle), "eagle_linear": linear})
         self.action_head = ActionHead(head)
 
     def prefix(self, pixels: Tensor, token_ids: Tensor, places: Tensor, mask: Tensor) -> Prefix:
         """Encode images and text (see ``Eagle``); ``mask``: bool ``[B, N]``, false for padding."""
-        return Prefix(self.backbone.eagle_linear(self.backbone.eagle_model(pixels, token_ids, places)), [], mask)
+        return Prefix(
+            self.backbone.eagle_linear(self.backbone.eagle_model(pixels, token_ids, places)),
+            [],
+            mask,
+        )
 
     def refined(self, prefix: Prefix) -> Prefix:
         """Return what the action head makes of Eagle's features before it denoises."""
         head = self.action_head
         mask = additive_mask(prefix.mask[:, None], prefix.states.dtype)
-        return self.with_keys(replace(prefix, states=head.vl_self_attention(head.vlln(prefix.states), mask)))
+        return self.with_keys(
+            replace(prefix, states=head.vl_self_attention(head.vlln(prefix.states), mask))
+        )
 
     def with_keys(self, prefix: Prefix) -> Prefix:
-        return replace(prefix, keys_and_values=self.action_head.model.keys_and_values(prefix.states))
+        return replace(
+            prefix, keys_and_values=self.action_head.model.keys_and_values(prefix.states)
+        )
 
-    def velocity(self, prefix: Prefix, state: Tensor, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
+    def velocity(
+        self, prefix: Prefix, state: Tensor, x: Tensor, time: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Return the velocity and the DiT's outputs for actions ``[B, H, hidden]``.
 
         The velocity ``E[noise - action | x]`` is float32 ``[B, H, action_dim]``. ``time``: ``[B]``,

@@ -18,7 +18,15 @@ MODES = {"min_max": "MIN_MAX", "q99": "QUANTILES", "mean_std": "MEAN_STD"}
 class GR00TOptions(FlowOptions):
     """Recipe node ``model.options``."""
 
-    lora_targets: ClassVar[tuple[str, ...]] = (*LLAMA_LINEARS, "to_q", "to_k", "to_v", "to_out.0", "net.0.proj", "net.2")
+    lora_targets: ClassVar[tuple[str, ...]] = (
+        *LLAMA_LINEARS,
+        "to_q",
+        "to_k",
+        "to_v",
+        "to_out.0",
+        "net.0.proj",
+        "net.2",
+    )
 
     embodiment: Label | None = None
     """Embodiment tag, which selects statistics and projectors. null: the only one that the

@@ -37,15 +37,29 @@ class GR00TPolicy(PromptedFlowPolicy):
 
     name: ClassVar[str] = "gr00t"
     Config: ClassVar[type] = GR00TOptions
-    built_from: ClassVar[tuple[str, ...]] = (files.CONFIG, layout.EAGLE_CONFIG, layout.METADATA, files.TOKENIZER)
+    built_from: ClassVar[tuple[str, ...]] = (
+        files.CONFIG,
+        layout.EAGLE_CONFIG,
+        layout.METADATA,
+        files.TOKENIZER,
+    )
     cards: ClassVar[Sequence[Card]] = ()
     lora_targets: ClassVar[tuple[str, ...]] = GR00TOptions.lora_targets
     vision_modules: ClassVar[tuple[str, ...]] = ("backbone.eagle_model.vision_model",)
     language_modules: ClassVar[tuple[str, ...]] = ("backbone.eagle_model.language_model",)
-    full_modules: ClassVar[tuple[str, ...]] = ("action_head.state_encoder", "action_head.action_encoder", "action_head.action_decoder")
+    full_modules: ClassVar[tuple[str, ...]] = (
+        "action_head.state_encoder",
+        "action_head.action_encoder",
+        "action_head.action_decoder",
+    )
     float32_weights: ClassVar[tuple[str, ...]] = full_modules
     split_unsupported: ClassVar[str | None] = None
-    head_modules: tuple[str, ...] = (*full_modules, "action_head.model", "action_head.future_tokens", "action_head.position_embedding")
+    head_modules: tuple[str, ...] = (
+        *full_modules,
+        "action_head.model",
+        "action_head.future_tokens",
+        "action_head.position_embedding",
+    )
     padding_learns = False
 
     def __init__(self, directory: Path, options: GR00TOptions) -> None:
@@ -57,7 +71,12 @@ class GR00TPolicy(PromptedFlowPolicy):
         options = self.options = replace(self.options, denoise_steps=steps)
         tag, self.projector = layout.read_embodiment(directory, document, options)
         self.state_normalizer, self.action_normalizer = (
-            GR00TNormalizer(layout.read_statistics(directory, tag, kind, parts), MODES[options.normalization], 0.0, kind)
+            GR00TNormalizer(
+                layout.read_statistics(directory, tag, kind, parts),
+                MODES[options.normalization],
+                0.0,
+                kind,
+            )
             for kind, parts in (("state", options.state), ("action", options.actions))
         )
         self.delta = []
@@ -68,12 +87,18 @@ class GR00TPolicy(PromptedFlowPolicy):
         self.tokenizer.add_special_tokens(list(IMAGE_TOKENS))
         with files.build_device(options.random_weights):
             self.backbone = GR00TNetwork(eagle, config)
-        chunk = self._add_heads((config.hidden, eagle.width), config.action_dim, config.horizon, config.horizon)
+        chunk = self._add_heads(
+            (config.hidden, eagle.width), config.action_dim, config.horizon, config.horizon
+        )
         self.spec = self._spec_of(chunk, (eagle.vision["image_size"],) * 2, None)
         before = self._ids(opening(len(self.spec.images), eagle.image_tokens))
         self.register_buffer("opening_ids", torch.tensor(before), persistent=False)
         image = self.tokenizer.token_to_id(IMAGE_TOKENS[0])
-        self.register_buffer("image_places", torch.tensor([i for i, each in enumerate(before) if each == image]), persistent=False)
+        self.register_buffer(
+            "image_places",
+            torch.tensor([i for i, each in enumerate(before) if each == image]),
+            persistent=False,
+        )
         if options.frozen_vlm:
             self.backbone.backbone.eagle_model.requires_grad_(False)
 
@@ -88,7 +113,9 @@ class GR00TPolicy(PromptedFlowPolicy):
         ):
             if len(normalizer) > most:
                 stored = directory / layout.METADATA
-                raise UserError(f"model.options.{option}: {stored} has {len(normalizer)} numbers, the model takes {most}: name fewer")
+                raise UserError(
+                    f"model.options.{option}: {stored} has {len(normalizer)} numbers, the model takes {most}: name fewer"
+                )
 
     def read_state(self, checkpoint: Path) -> files.State:
         return layout.read_state(checkpoint, self.projector)
@@ -97,7 +124,9 @@ class GR00TPolicy(PromptedFlowPolicy):
         layout.copy_files(self.directory, self.tokenizer_file, checkpoint)
         source = None if self.options.random_weights else self.directory
         embodiments = self.document["action_head_cfg"]["max_num_embodiments"]
-        tensors = layout.stored_tensors(self.backbone.state_dict(), source, self.projector, embodiments)
+        tensors = layout.stored_tensors(
+            self.backbone.state_dict(), source, self.projector, embodiments
+        )
         files.save(tensors, self.document, checkpoint, self.stored_dtypes, dtype)
 
     def _ids(self, text: str) -> list[int]:
@@ -105,14 +134,21 @@ class GR00TPolicy(PromptedFlowPolicy):
 
     def ids(self, instruction: str) -> list[int]:
         """Return the token ids of a prompt from the instruction on."""
-        return self._ids(f"{[instruction] if self.options.instruction_as_list else instruction}{CLOSING}")
+        return self._ids(
+            f"{[instruction] if self.options.instruction_as_list else instruction}{CLOSING}"
+        )
 
     def encode_prefix(self, inputs: Inputs) -> Prefix:
-        images = [cropped(inputs[f"image.{name}"], size, self.options.crop) for name, size in self.spec.images.items()]
+        images = [
+            cropped(inputs[f"image.{name}"], size, self.options.crop)
+            for name, size in self.spec.images.items()
+        ]
         ids, mask = inputs["token_ids"], inputs["token_mask"]
         before = self.opening_ids.expand(len(ids), -1)
         mask = torch.cat([torch.ones_like(before, dtype=torch.bool), mask], dim=1)
-        return self.backbone.prefix(torch.stack(images, dim=1), torch.cat([before, ids], dim=1), self.image_places, mask)
+        return self.backbone.prefix(
+            torch.stack(images, dim=1), torch.cat([before, ids], dim=1), self.image_places, mask
+        )
 
     def context(self, inputs: Inputs) -> Prefix:
         return self.backbone.refined(self._prefix(inputs))
@@ -129,7 +165,9 @@ class GR00TPolicy(PromptedFlowPolicy):
 class GR00TNormalizer(Normalizer):
     """Source: Isaac-GR00T ``data/transform/state_action.py``."""
 
-    def __init__(self, statistics: dict[str, list[float]], mode: str, epsilon: float, what: str) -> None:
+    def __init__(
+        self, statistics: dict[str, list[float]], mode: str, epsilon: float, what: str
+    ) -> None:
         super().__init__(statistics, mode, epsilon, what)
         self.mode = mode
 

@@ -20,7 +20,9 @@ class ProprioNormalizer(nn.Module):
     """Scale proprioception to [-1, 1] by two of its statistics (BOUNDS), as in openvla-oft: a
     dimension outside the ``mask`` is only clipped. Raises UserError."""
 
-    def __init__(self, statistics: dict[str, Any], bounds: str = "q99", where: str = "proprio") -> None:
+    def __init__(
+        self, statistics: dict[str, Any], bounds: str = "q99", where: str = "proprio"
+    ) -> None:
         super().__init__()
         low, high = read_range(statistics, BOUNDS[bounds], where)
         self.register_buffer("low", low.float(), persistent=False)
@@ -65,10 +67,16 @@ class ActionTokenizer(nn.Module):
         low, high = read_range(statistics, BOUNDS[bounds], where)
         mask = read_mask(statistics, len(low), where)
         self.zero_to_one = bool(low[-1] >= 0 and 0.5 < high[-1] <= 1)
-        edges = torch.from_numpy(np.linspace(-1, 1, n_bins))  # torch.linspace differs in the last bit
+        edges = torch.from_numpy(
+            np.linspace(-1, 1, n_bins)
+        )  # torch.linspace differs in the last bit
         # a dimension outside the mask (a binary gripper) is not normalised
-        self.register_buffer("scale", torch.where(mask, 0.5 * (high - low), 1.0).float(), persistent=False)
-        self.register_buffer("offset", torch.where(mask, 0.5 * (high + low), 0.0).float(), persistent=False)
+        self.register_buffer(
+            "scale", torch.where(mask, 0.5 * (high - low), 1.0).float(), persistent=False
+        )
+        self.register_buffer(
+            "offset", torch.where(mask, 0.5 * (high + low), 0.0).float(), persistent=False
+        )
         self.register_buffer("edges", edges, persistent=False)
         self.register_buffer("centres", (0.5 * (edges[:-1] + edges[1:])).float(), persistent=False)
 
@@ -94,7 +102,11 @@ class ActionTokenizer(nn.Module):
     def encode(self, actions: Tensor) -> Tensor:
         """Convert environment units ``[..., D]`` to token ids int64 ``[..., D]``."""
         # in float64 like numpy.digitize, so that an action on an edge keeps its bin
-        return self.first_id + self.n_bins - torch.bucketize(self.normalise(actions.double()), self.edges, right=True)
+        return (
+            self.first_id
+            + self.n_bins
+            - torch.bucketize(self.normalise(actions.double()), self.edges, right=True)
+        )
 
     def decode(self, token_ids: Tensor) -> Tensor:
         """Convert token ids ``[..., D]`` to environment units float32 ``[..., D]``."""

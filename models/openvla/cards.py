@@ -80,7 +80,13 @@ CARDS = (
         ("rlinf/rlinf-openvlaoft-*maniskill*",),
         ("openvla_oft",),
         source="RLinf 0342ae67: rlinf/envs/action_utils.py (1 opens); 011cc1e9: examples/embodiment/config/maniskill_grpo_openvlaoft.yaml",
-        options={"images": ["base"], "head": "discrete", "stop_token": False, "gripper": "open_positive", **PROCESSOR_ONLY},
+        options={
+            "images": ["base"],
+            "head": "discrete",
+            "stop_token": False,
+            "gripper": "open_positive",
+            **PROCESSOR_ONLY,
+        },
         dataset="bridge_orig",
         tools=BRIDGE,
     ),
@@ -96,7 +102,10 @@ CARDS = (
 )
 
 _OF_ONE_SUITE = re.compile(r"(libero_(?:spatial|object|goal|10|90))(?:_no_noops(?:_trajall)?)?")
-_SUITE = re.compile(r"libero[-_]?(spatial|object|goal|10|long|90|130)(?![a-z0-9])(?!.*(spatial|object|goal|-10))", re.IGNORECASE)
+_SUITE = re.compile(
+    r"libero[-_]?(spatial|object|goal|10|long|90|130)(?![a-z0-9])(?!.*(spatial|object|goal|-10))",
+    re.IGNORECASE,
+)
 
 
 def suite_key(directory: Path, statistics: dict[str, Any]) -> str | None:
@@ -105,8 +114,16 @@ def suite_key(directory: Path, statistics: dict[str, Any]) -> str | None:
     As the official evaluation: the suite's name, else the one with ``_no_noops``; RLinf's data of
     several suites ends in ``_no_noops_trajall``.
     """
-    found = {match[1].lower().replace("long", "10") for name in repository_of(directory) if (match := _SUITE.search(name))}
-    names = [f"libero_{suite}{ending}" for suite in found for ending in ("", "_no_noops", "_no_noops_trajall")]
+    found = {
+        match[1].lower().replace("long", "10")
+        for name in repository_of(directory)
+        if (match := _SUITE.search(name))
+    }
+    names = [
+        f"libero_{suite}{ending}"
+        for suite in found
+        for ending in ("", "_no_noops", "_no_noops_trajall")
+    ]
     return next((name for name in names if name in statistics), None) if len(found) == 1 else None
 
 

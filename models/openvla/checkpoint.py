@@ -21,7 +21,11 @@ CONVENTIONS: dict[str, tuple[Any, ...]] = {
     "bounds": tuple(BOUNDS),
 }
 """``model.options`` that must match the training of a checkpoint -> their choices."""
-COMPONENTS = {"action_head": ("head", "l1"), "proprio_projector": ("proprio", True), "vision_backbone": ("film", True)}
+COMPONENTS = {
+    "action_head": ("head", "l1"),
+    "proprio_projector": ("proprio", True),
+    "vision_backbone": ("film", True),
+}
 """Parts of an OpenVLA-OFT in files of their own -> the option that uses it, and its value."""
 _SUFFIX = "_checkpoint.pt"
 
@@ -35,7 +39,9 @@ class Dataset(NamedTuple):
     """It is not of a fine-tune's own data, but of its base model's."""
 
 
-def read_statistics(directory: Path, config: dict[str, Any], key: str | None, card: Card | None) -> Dataset:
+def read_statistics(
+    directory: Path, config: dict[str, Any], key: str | None, card: Card | None
+) -> Dataset:
     """Return the dataset that actions are un-normalised as.
 
     Datasets are those of ``norm_stats`` in config.json and of a fine-tune's
@@ -47,12 +53,19 @@ def read_statistics(directory: Path, config: dict[str, Any], key: str | None, ca
     path = directory / STATISTICS
     own = read_json(path) if path.exists() else {}
     statistics = {**(config.get("norm_stats") or {}), **own}
-    if key is None and card is not None and card.dataset in statistics and (not own or card.tools.keys() & own):
+    if (
+        key is None
+        and card is not None
+        and card.dataset in statistics
+        and (not own or card.tools.keys() & own)
+    ):
         key = card.dataset
     for each in (own, statistics):
         key = key or suite_key(directory, each) or (next(iter(each)) if len(each) == 1 else None)
     if key is None or key not in statistics:
-        raise UserError(f"model.options.unnorm_key={key}: {directory} has statistics for {sorted(statistics)}, choose one")
+        raise UserError(
+            f"model.options.unnorm_key={key}: {directory} has statistics for {sorted(statistics)}, choose one"
+        )
     return Dataset(key, statistics[key], inherited=bool(own) and key not in own)
 
 
@@ -64,13 +77,20 @@ def read_conventions(directory: Path, config: dict[str, Any], options: Any) -> d
     dataset_statistics.json. Base models use their processor only. Raises UserError.
     """
     fine_tune = bool(config.get("norm_stats")) and (directory / STATISTICS).exists()
-    official = {"center_crop": fine_tune, "resize": "rlds" if fine_tune else "processor", "gripper": "raw", "bounds": "q99"}
+    official = {
+        "center_crop": fine_tune,
+        "resize": "rlds" if fine_tune else "processor",
+        "gripper": "raw",
+        "bounds": "q99",
+    }
     found = {}
     for name, choices in CONVENTIONS.items():
         option = getattr(options, name)
         found[name] = config.get(name, official[name]) if option is None else option
         if found[name] not in choices:
-            raise UserError(f"model.options.{name}={found[name]}: choose {' or '.join(map(str, choices))}")
+            raise UserError(
+                f"model.options.{name}={found[name]}: choose {' or '.join(map(str, choices))}"
+            )
     return found
 
 
@@ -87,13 +107,19 @@ def component_files(directory: Path) -> dict[str, Path]:
         found.setdefault(name, {})[step] = path
     if unknown := sorted(found.keys() - COMPONENTS.keys()):
         file = next(iter(found[unknown[0]].values())).name
-        raise UserError(f"{directory}: {file} is a part of another head (diffusion), which is not supported: choose another checkpoint")
-    ours = {name: path for name in COMPONENTS if (path := directory / f"{name}.safetensors").exists()}
+        raise UserError(
+            f"{directory}: {file} is a part of another head (diffusion), which is not supported: choose another checkpoint"
+        )
+    ours = {
+        name: path for name in COMPONENTS if (path := directory / f"{name}.safetensors").exists()
+    }
     steps = {name: of for name, of in found.items() if name not in ours}
     latest = max({step for of in steps.values() for step in of}, key=_order, default="")
     for name, of in steps.items():
         if latest not in of:
-            raise UserError(f"{directory} has parts of step {latest}, but {name} only of {max(of, key=_order)}: keep the files of one step")
+            raise UserError(
+                f"{directory} has parts of step {latest}, but {name} only of {max(of, key=_order)}: keep the files of one step"
+            )
     return {name: of[latest] for name, of in steps.items()} | ours
 
 

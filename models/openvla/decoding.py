@@ -70,10 +70,14 @@ class Decoder:
         rotations = self.cos[:, index, None], self.sin[:, index, None]
         embeds = self.network.embed_tokens(token_ids[:, None])
         with without_cudnn_attention():
-            return self.network.run_layers(embeds, self.bias[..., : self.cache.filled + 1], rotations, self.cache)[:, 0]
+            return self.network.run_layers(
+                embeds, self.bias[..., : self.cache.filled + 1], rotations, self.cache
+            )[:, 0]
 
 
-def generate_reference_tokens(network: PrismaticVLA, embeds: Tensor, mask: Tensor, tokens: ActionTokenizer, count: int) -> Tensor:
+def generate_reference_tokens(
+    network: PrismaticVLA, embeds: Tensor, mask: Tensor, tokens: ActionTokenizer, count: int
+) -> Tensor:
     """Return greedy action tokens ``[B, count]`` after a prompt ``[B, P, d]``, mask ``[B, P]``.
 
     By transformers' ``generate``: the baseline of ``rlinf-vla bench policy``.

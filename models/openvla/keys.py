@@ -9,7 +9,14 @@ from ..config_keys import TRANSFORMERS, Only, Table, Use, keys
 from .checkpoint import CONVENTIONS
 from .vit import TIMM
 
-LLAMAS = ("llama2-7b-pure", "llama2-7b-chat", "llama2-13b-pure", "llama2-13b-chat", "vicuna-v15-7b", "vicuna-v15-13b")
+LLAMAS = (
+    "llama2-7b-pure",
+    "llama2-7b-chat",
+    "llama2-13b-pure",
+    "llama2-13b-chat",
+    "vicuna-v15-7b",
+    "vicuna-v15-13b",
+)
 TEXT: Table = {
     **TRANSFORMERS,
     "model_type": Only("llama"),
@@ -25,15 +32,23 @@ KEYS: Table = {
     **TRANSFORMERS,
     "model_type": Only("openvla"),
     "text_config": TEXT,
-    **keys(Use.READ, "image_sizes image_resize_strategy n_action_bins norm_stats pad_to_multiple_of pad_token_id"),
+    **keys(
+        Use.READ,
+        "image_sizes image_resize_strategy n_action_bins norm_stats pad_to_multiple_of pad_token_id",
+    ),
     "use_fused_vision_backbone": Only(True),
     "vision_backbone_id": Only("dinosiglip-vit-so-224px"),
     "timm_model_ids": Only(list(TIMM)),
     "timm_override_act_layers": Only([None, None], None),
     "llm_backbone_id": Only(*LLAMAS),
     **keys(Use.RECORD, "hf_llm_id arch_specifier"),
-    **keys(Use.SPEED, "llm_max_length output_projector_states tie_word_embeddings bos_token_id eos_token_id"),
+    **keys(
+        Use.SPEED,
+        "llm_max_length output_projector_states tie_word_embeddings bos_token_id eos_token_id",
+    ),
     # ours
-    **keys(Use.READ, f"{' '.join(CONVENTIONS)} card chunk embedding_std empty_token_id vision_config"),
+    **keys(
+        Use.READ, f"{' '.join(CONVENTIONS)} card chunk embedding_std empty_token_id vision_config"
+    ),
 }
 OFT_KEYS: Table = {**KEYS, "oft": keys(Use.READ, "head chunk proprio film stop_token")}

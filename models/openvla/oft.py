@@ -35,7 +35,9 @@ OFFICIAL = {"head": "discrete", "chunk": 8, "proprio": False, "film": False, "st
 def _action_head(checkpoint: Path) -> files.State:
     path = component_files(checkpoint).get("action_head")
     if path is None:
-        raise UserError(f"{checkpoint} has no action_head--STEP_checkpoint.pt: use model.options.head=discrete, or copy the file")
+        raise UserError(
+            f"{checkpoint} has no action_head--STEP_checkpoint.pt: use model.options.head=discrete, or copy the file"
+        )
     return read_component(path)
 
 
@@ -72,7 +74,9 @@ class L1RegressionHead(nn.Module):
         return model.fc2(model.layer_norm2(x))
 
 
-def slot_states(network: PrismaticVLA, embeds: Tensor, mask: Tensor, slots: int, stop_id: int | None) -> Tensor:
+def slot_states(
+    network: PrismaticVLA, embeds: Tensor, mask: Tensor, slots: int, stop_id: int | None
+) -> Tensor:
     """Return the states ``[B, slots, d]`` that predict the slots after a prompt ``[B, L, d]``.
 
     Slot ``i`` is read one position earlier, as in a causal model. ``stop_id``: token that ends the
@@ -81,7 +85,11 @@ def slot_states(network: PrismaticVLA, embeds: Tensor, mask: Tensor, slots: int,
     first = embeds.shape[1] - 1
     parts = [embeds, embeds.new_zeros(len(embeds), slots, embeds.shape[2])]
     if stop_id is not None:
-        parts.append(network.embed_tokens(torch.full((len(embeds), 1), stop_id, device=embeds.device)).to(embeds.dtype))
+        parts.append(
+            network.embed_tokens(torch.full((len(embeds), 1), stop_id, device=embeds.device)).to(
+                embeds.dtype
+            )
+        )
     embeds = torch.cat(parts, dim=1)
     mask = F.pad(mask, (0, embeds.shape[1] - mask.shape[1]), value=True)
     return network.hidden_states(embeds, mask, rows=embeds.shape[1] - first)[:, :slots]
@@ -102,8 +110,16 @@ class OpenVLAOFTPolicy(OpenVLAPolicy):
         config = read_config(directory)
         stored = config.get("oft", {})
         options = with_card(options, self.card(directory, options, config), config | stored)
-        told = {option: value for part, (option, value) in COMPONENTS.items() if part in component_files(directory)}
-        unstated = [name for name in ("images", "chunk") if told and getattr(options, name) is None and name not in stored]
+        told = {
+            option: value
+            for part, (option, value) in COMPONENTS.items()
+            if part in component_files(directory)
+        }
+        unstated = [
+            name
+            for name in ("images", "chunk")
+            if told and getattr(options, name) is None and name not in stored
+        ]
         for name, value in (OFFICIAL | told | stored).items():
             if getattr(options, name) is None:
                 options = replace(options, **{name: value})
@@ -122,16 +138,22 @@ class OpenVLAOFTPolicy(OpenVLAPolicy):
         )
         self.remarks += self._component_remarks(unstated)
         self.config["oft"] = {name: getattr(options, name) for name in OFFICIAL}
-        self.stop_id = self.config["text_config"].get("eos_token_id", 2) if options.stop_token else None
+        self.stop_id = (
+            self.config["text_config"].get("eos_token_id", 2) if options.stop_token else None
+        )
         self.action_head: L1RegressionHead | None = None
         if options.head == "discrete":
             first = self.action_tokens.first_id
             self.head_modules = ("language_model.lm_head",)
-            self.head_rows = {"language_model.lm_head.weight": slice(first, first + self.action_tokens.n_bins)}
+            self.head_rows = {
+                "language_model.lm_head.weight": slice(first, first + self.action_tokens.n_bins)
+            }
         else:
             width = self.backbone.hidden_size
             with files.build_device(options.random_weights):
-                self.action_head = L1RegressionHead(self.spec.chunk, self.spec.action_dim, width, width)
+                self.action_head = L1RegressionHead(
+                    self.spec.chunk, self.spec.action_dim, width, width
+                )
 
     @classmethod
     def is_described(cls, directory: Path) -> bool:
@@ -142,11 +164,15 @@ class OpenVLAOFTPolicy(OpenVLAPolicy):
     def _component_remarks(self, unstated: list[str]) -> list[str]:
         """Return lines on components that are not used, and on ``unstated`` options."""
         unused = [path.name for part, path in self.components.items() if not self._uses(part)]
-        lines = [f"{', '.join(unused)}: not used, as model.options or the card say"] if unused else []
+        lines = (
+            [f"{', '.join(unused)}: not used, as model.options or the card say"] if unused else []
+        )
         if unstated:
             assumed = {"images": list(self.spec.images), "chunk": self.spec.chunk}
             shown = ", ".join(f"model.options.{name}={assumed[name]}" for name in unstated)
-            lines.append(f"the files of an OpenVLA-OFT do not state its cameras or chunk, assumed: {shown}")
+            lines.append(
+                f"the files of an OpenVLA-OFT do not state its cameras or chunk, assumed: {shown}"
+            )
         return lines
 
     def _uses(self, part: str) -> bool:
@@ -157,7 +183,9 @@ class OpenVLAOFTPolicy(OpenVLAPolicy):
         weights: dict[str, Tensor | files.Unread] = dict(files.read_weights(checkpoint))
         for name, path in component_files(checkpoint).items():
             if name != "action_head" and self._uses(name):
-                weights = {key: value for key, value in weights.items() if not key.startswith(f"{name}.")}
+                weights = {
+                    key: value for key, value in weights.items() if not key.startswith(f"{name}.")
+                }
                 weights |= {f"{name}.{key}": value for key, value in read_component(path).items()}
         return weights
 
@@ -168,18 +196,29 @@ class OpenVLAOFTPolicy(OpenVLAPolicy):
 
     def stored_weights(self, checkpoint: Path) -> dict[str, Callable[[], Tensor]]:
         found = super().stored_weights(checkpoint)
-        return found if self.action_head is None else found | self.readers("action_head.", _action_head(checkpoint), checkpoint)
+        return (
+            found
+            if self.action_head is None
+            else found | self.readers("action_head.", _action_head(checkpoint), checkpoint)
+        )
 
     def save(self, checkpoint: Path, dtype: torch.dtype | None = None) -> None:
         super().save(checkpoint, dtype)
         if self.action_head is not None:
-            state = {key: value.to(dtype or torch.bfloat16) for key, value in self.action_head.state_dict().items()}
+            state = {
+                key: value.to(dtype or torch.bfloat16)
+                for key, value in self.action_head.state_dict().items()
+            }
             files.write_safetensors(state, checkpoint / "action_head.safetensors")
 
     def encode(self, inputs: Inputs) -> Tensor:
         embeds, mask = self.embed_prompt(inputs)
-        states = slot_states(self.backbone, embeds, mask, self.spec.chunk * self.spec.action_dim, self.stop_id)
-        return states.contiguous()  # as after serialisation: strides can select the kernel, and so the last bit
+        states = slot_states(
+            self.backbone, embeds, mask, self.spec.chunk * self.spec.action_dim, self.stop_id
+        )
+        return (
+            states.contiguous()
+        )  # as after serialisation: strides can select the kernel, and so the last bit
 
     def pooled(self, features: Any) -> Tensor:
         return features[:, 0].float()
@@ -189,7 +228,11 @@ class OpenVLAOFTPolicy(OpenVLAPolicy):
             actions = self.action_tokens.denormalise(self.action_head(features.float()))
             return ActionSample(actions, {}, torch.zeros_like(actions), self.value(features))
         log_prob = self._log_softmax(features, temperature)
-        scores = log_prob + gumbel(noise, *log_prob.shape[1:]) if noise is not None and temperature > 0 else log_prob
+        scores = (
+            log_prob + gumbel(noise, *log_prob.shape[1:])
+            if noise is not None and temperature > 0
+            else log_prob
+        )
         choice = scores.argmax(dim=-1)
         token_ids = choice + self.action_tokens.first_id
         return self._sample(token_ids, self._chosen(log_prob, token_ids), self.value(features))
@@ -202,7 +245,9 @@ class OpenVLAOFTPolicy(OpenVLAPolicy):
 
     def evaluate(self, inputs: Inputs, latent: dict[str, Tensor], temperature: float) -> ActionEval:
         if self.action_head is not None:
-            raise UserError("model.options.head=l1 has no action distribution, which reinforcement learning needs: use head=discrete")
+            raise UserError(
+                "model.options.head=l1 has no action distribution, which reinforcement learning needs: use head=discrete"
+            )
         return self._evaluate(self.encode(inputs), latent["token_ids"], temperature)
 
     def reference_actions(self, inputs: Inputs) -> Tensor | None:
@@ -211,5 +256,9 @@ class OpenVLAOFTPolicy(OpenVLAPolicy):
     def supervised_loss(self, inputs: Inputs, actions: Tensor, noise: Noise) -> Tensor:
         states = self.encode(inputs)
         if self.action_head is not None:
-            return (self.action_head(states.float()) - self.action_tokens.normalise(actions)).abs().mean(dim=(1, 2))
+            return (
+                (self.action_head(states.float()) - self.action_tokens.normalise(actions))
+                .abs()
+                .mean(dim=(1, 2))
+            )
         return self._cross_entropy(states, self.action_tokens.encode(actions).flatten(1))

@@ -34,7 +34,14 @@ from .prismatic import PrismaticVLA
 from .processor import PixelNormalizer, PromptEncoder, center_crop, lanczos, resize
 
 COMPANIONS = (
-    *(STATISTICS, files.TOKENIZER, "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *(
+        STATISTICS,
+        files.TOKENIZER,
+        "tokenizer.model",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+    ),
     *("preprocessor_config.json", "generation_config.json"),
 )
 """Files that official programs need beside config.json and the weights; code is not copied."""
@@ -54,7 +61,9 @@ class ValueHead(nn.Sequential):
         last = nn.Linear(128, 1)
         nn.init.zeros_(last.weight)
         nn.init.zeros_(last.bias)
-        super().__init__(nn.Linear(hidden_size, 512), nn.GELU(), nn.Linear(512, 128), nn.GELU(), last)
+        super().__init__(
+            nn.Linear(hidden_size, 512), nn.GELU(), nn.Linear(512, 128), nn.GELU(), last
+        )
 
 
 @dataclass
@@ -91,7 +100,9 @@ class OpenVLAPolicy(PretrainedPolicy):
     has_components: ClassVar[bool] = False
     stop_id: int | None = None
     """Token that ends the sequence, if the model reads it."""
-    split_unsupported: ClassVar[str | None] = "passes every action token through its whole language model: it has no separate action head"
+    split_unsupported: ClassVar[str | None] = (
+        "passes every action token through its whole language model: it has no separate action head"
+    )
 
     def __init__(
         self,
@@ -110,7 +121,9 @@ class OpenVLAPolicy(PretrainedPolicy):
         self.components = component_files(directory)
         if self.components and not self.has_components:
             file = next(iter(self.components.values())).name
-            raise UserError(f"{directory} holds a part of an OpenVLA-OFT ({file}): set model=openvla_oft")
+            raise UserError(
+                f"{directory} holds a part of an OpenVLA-OFT ({file}): set model=openvla_oft"
+            )
         card = self.take_card(config)
         options = self.options
         dataset = read_statistics(directory, config, options.unnorm_key, card)
@@ -123,9 +136,20 @@ class OpenVLAPolicy(PretrainedPolicy):
         self.value_head = ValueHead(self.backbone.hidden_size)
         size, bins = text["vocab_size"] - config["pad_to_multiple_of"], config["n_action_bins"]
         where = f"{directory}: statistics of {dataset.name}"
-        self.action_tokens = ActionTokenizer(size, bins, self.statistics["action"], config["gripper"], config["bounds"], f"{where}, action")
+        self.action_tokens = ActionTokenizer(
+            size,
+            bins,
+            self.statistics["action"],
+            config["gripper"],
+            config["bounds"],
+            f"{where}, action",
+        )
         self.pixels = PixelNormalizer()
-        self.proprio = ProprioNormalizer(self.statistics["proprio"], config["bounds"], f"{where}, proprio") if proprio else None
+        self.proprio = (
+            ProprioNormalizer(self.statistics["proprio"], config["bounds"], f"{where}, proprio")
+            if proprio
+            else None
+        )
         self.prompts = PromptEncoder(
             files.read_tokenizer(directory),
             options.prompt_length or PROMPT_LENGTH,
@@ -141,7 +165,11 @@ class OpenVLAPolicy(PretrainedPolicy):
             action_dim=self.action_tokens.action_dim,
             state_dim=proprio_dim,
             images=images,
-            convention=replace(meaning, gripper=self.action_tokens.gripper_convention, jpeg=config["resize"] == "rlds"),
+            convention=replace(
+                meaning,
+                gripper=self.action_tokens.gripper_convention,
+                jpeg=config["resize"] == "rlds",
+            ),
             env={} if card is None else card.env_for(images),
             suite=None if options.unnorm_key else suite_of(dataset.name),
             remarks=() if card is None else card.remarks(dataset.name, dataset.inherited),
@@ -151,7 +179,9 @@ class OpenVLAPolicy(PretrainedPolicy):
     def dataset_of(cls, directory: Path, options: Any) -> str:
         """Return the dataset that a checkpoint's actions are un-normalised as. Raises UserError."""
         config = read_config(directory)
-        return read_statistics(directory, config, options.unnorm_key, cls.card(directory, options, config)).name
+        return read_statistics(
+            directory, config, options.unnorm_key, cls.card(directory, options, config)
+        ).name
 
     def save(self, checkpoint: Path, dtype: torch.dtype | None = None) -> None:
         for name in COMPANIONS:
@@ -164,7 +194,9 @@ class OpenVLAPolicy(PretrainedPolicy):
         self.prompts.length = files.prompt_length(self.options.prompt_length, PROMPT_LENGTH, needed)
 
     def prepare(self, obs: Observation) -> Inputs:
-        inputs = {f"image.{name}": self._image(obs, name, size) for name, size in self.spec.images.items()}
+        inputs = {
+            f"image.{name}": self._image(obs, name, size) for name, size in self.spec.images.items()
+        }
         token_ids, token_mask = self.prompts(obs.instruction)
         device = obs.state.device
         inputs |= {"token_ids": token_ids.to(device), "token_mask": token_mask.to(device)}
@@ -172,9 +204,13 @@ class OpenVLAPolicy(PretrainedPolicy):
 
     def _image(self, obs: Observation, name: str, size: tuple[int, int]) -> Tensor:
         if self.spec.convention.jpeg:
-            images = lanczos(obs.jpeg[name] if name in obs.jpeg else through_jpeg(obs.images[name]), size)
+            images = lanczos(
+                obs.jpeg[name] if name in obs.jpeg else through_jpeg(obs.images[name]), size
+            )
         else:
-            images = resize(obs.images[name], size, self.config.get("image_resize_strategy", "resize-naive"))
+            images = resize(
+                obs.images[name], size, self.config.get("image_resize_strategy", "resize-naive")
+            )
         return center_crop(images) if self.config["center_crop"] else images
 
     def encode(self, inputs: Inputs) -> Any:
@@ -192,12 +228,18 @@ class OpenVLAPolicy(PretrainedPolicy):
         decoder = Decoder(self.backbone, features.cache, features.mask)
         tokens: list[Tensor] = []
         log_probs: list[Tensor] = []
-        perturbation = gumbel(noise, count, self.action_tokens.n_bins) if noise is not None and temperature > 0 else None
+        perturbation = (
+            gumbel(noise, count, self.action_tokens.n_bins)
+            if noise is not None and temperature > 0
+            else None
+        )
         for i in range(count):
             if i > 0:
                 state = decoder.step(i - 1, tokens[-1])
             log_prob = self._log_softmax(state, temperature)
-            choice = (log_prob if perturbation is None else log_prob + perturbation[:, i]).argmax(dim=-1)
+            choice = (log_prob if perturbation is None else log_prob + perturbation[:, i]).argmax(
+                dim=-1
+            )
             tokens.append(choice + self.action_tokens.first_id)
             log_probs.append(log_prob.gather(-1, choice[:, None])[:, 0])
         token_ids = torch.stack(tokens, dim=1)
@@ -223,7 +265,9 @@ class OpenVLAPolicy(PretrainedPolicy):
         embeds, mask = self.embed_prompt(inputs)
         count = self.spec.chunk * self.spec.action_dim
         return self.action_tokens.decode(
-            self._per_action(generate_reference_tokens(self.backbone, embeds, mask, self.action_tokens, count))
+            self._per_action(
+                generate_reference_tokens(self.backbone, embeds, mask, self.action_tokens, count)
+            )
         )
 
     def supervised_loss(self, inputs: Inputs, actions: Tensor, noise: Noise) -> Tensor:
@@ -251,11 +295,17 @@ class OpenVLAPolicy(PretrainedPolicy):
     def patches(self, inputs: Inputs) -> Tensor:
         if PATCHES in inputs:
             return inputs[PATCHES]
-        pixels = torch.cat([self.pixels(inputs[f"image.{name}"]) for name in self.spec.images], dim=1)
-        return self.backbone.encode_images(pixels, inputs["token_ids"], inputs["token_mask"], self.stop_id)
+        pixels = torch.cat(
+            [self.pixels(inputs[f"image.{name}"]) for name in self.spec.images], dim=1
+        )
+        return self.backbone.encode_images(
+            pixels, inputs["token_ids"], inputs["token_mask"], self.stop_id
+        )
 
     def embed_prompt(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        return self.backbone.embed_prompt(self.patches(inputs), inputs["token_ids"], inputs["token_mask"], inputs.get("proprio"))
+        return self.backbone.embed_prompt(
+            self.patches(inputs), inputs["token_ids"], inputs["token_mask"], inputs.get("proprio")
+        )
 
     def _teacher_forced(self, inputs: Inputs, token_ids: Tensor) -> Tensor:
         """Return the states ``[B, C * D, d]`` that predict the action tokens ``[B, C * D]``."""
@@ -269,5 +319,7 @@ class OpenVLAPolicy(PretrainedPolicy):
 
         Temperature 0 (greedy) counts as 1.
         """
-        logits = self.backbone.logits_of(states, self.action_tokens.first_id, self.action_tokens.n_bins).float()
+        logits = self.backbone.logits_of(
+            states, self.action_tokens.first_id, self.action_tokens.n_bins
+        ).float()
         return torch.log_softmax(logits / (temperature or 1.0), dim=-1)

@@ -38,7 +38,9 @@ def resize(images: Tensor, size: tuple[int, int], strategy: str = "resize-naive"
     two need a square ``size``. Raises UserError for another strategy.
     """
     if strategy not in STRATEGIES:
-        raise UserError(f"image_resize_strategy {strategy!r} of config.json is not known: one of {', '.join(STRATEGIES)}")
+        raise UserError(
+            f"image_resize_strategy {strategy!r} of config.json is not known: one of {', '.join(STRATEGIES)}"
+        )
     if tuple(images.shape[1:3]) != size:
         images = _resized(images, size, strategy)
     return images.permute(0, 3, 1, 2).contiguous()
@@ -50,7 +52,11 @@ def _resized(images: Tensor, size: tuple[int, int], strategy: str) -> Tensor:
     batch, *sides = images.shape[:3]
     if strategy == "letterbox":
         rows, columns = (int((max(sides) - side) / 2) for side in sides)
-        canvas = images.new_tensor(LETTERBOX_FILL).expand(batch, sides[0] + 2 * rows, sides[1] + 2 * columns, 3).clone()
+        canvas = (
+            images.new_tensor(LETTERBOX_FILL)
+            .expand(batch, sides[0] + 2 * rows, sides[1] + 2 * columns, 3)
+            .clone()
+        )
         canvas[:, rows : rows + sides[0], columns : columns + sides[1]] = images
         images, sides = canvas, list(canvas.shape[1:3])
     target, shorter = size[0], min(sides)
@@ -66,7 +72,10 @@ def lanczos(images: Tensor, size: tuple[int, int]) -> Tensor:
     As ``tf.image.resize(method="lanczos3", antialias=True)``, rounded. PIL's rounds between its two
     passes and differs by up to 3 levels.
     """
-    rows, columns = (_lanczos_weights(*sides, images.device) for sides in zip(images.shape[1:3], size, strict=True))
+    rows, columns = (
+        _lanczos_weights(*sides, images.device)
+        for sides in zip(images.shape[1:3], size, strict=True)
+    )
     return (rows @ images.permute(0, 3, 1, 2).double() @ columns.T).round().clamp(0, 255).byte()
 
 
@@ -76,7 +85,9 @@ def _lanczos_weights(before: int, after: int, device: torch.device) -> Tensor:
     scale = before / after
     centres = (torch.arange(after, dtype=torch.float64) + 0.5) * scale
     distance = (torch.arange(before) + 0.5 - centres[:, None]) / max(scale, 1)
-    weights = torch.where(distance.abs() < LANCZOS_LOBES, distance.sinc() * (distance / LANCZOS_LOBES).sinc(), 0)
+    weights = torch.where(
+        distance.abs() < LANCZOS_LOBES, distance.sinc() * (distance / LANCZOS_LOBES).sinc(), 0
+    )
     return (weights / weights.sum(dim=1, keepdim=True)).to(device)
 
 
@@ -107,13 +118,18 @@ class PixelNormalizer(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         scaled, statistics = images.float() / 255, self.statistics
-        return torch.cat([(scaled - statistics[0]) / statistics[1], (scaled - statistics[2]) / statistics[3]], dim=1)
+        return torch.cat(
+            [(scaled - statistics[0]) / statistics[1], (scaled - statistics[2]) / statistics[3]],
+            dim=1,
+        )
 
 
 class PromptEncoder:
     """Encode instructions as ids of fixed length: ``[BOS, padding, prompt, empty token]``."""
 
-    def __init__(self, tokenizer: Tokenizer, length: int, bos_id: int, pad_id: int, empty_id: int) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, length: int, bos_id: int, pad_id: int, empty_id: int
+    ) -> None:
         self.tokenizer, self.length = tokenizer, length
         self.bos_id, self.pad_id, self.empty_id = bos_id, pad_id, empty_id
         self._cache: dict[str, list[int]] = {}

@@ -28,7 +28,9 @@ class ViTConfig:
 
 
 TIMM = {
-    "vit_large_patch14_reg4_dinov2.lvd142m": ViTConfig(1024, 24, 16, 14, 224, 4.0, True, 4, layer_scale=True),
+    "vit_large_patch14_reg4_dinov2.lvd142m": ViTConfig(
+        1024, 24, 16, 14, 224, 4.0, True, 4, layer_scale=True
+    ),
     "vit_so400m_patch14_siglip_224": ViTConfig(1152, 27, 16, 14, 224, 3.7362, attn_pool=True),
 }
 """Sizes of the towers that ``timm_model_ids`` of a published config.json names."""
@@ -37,7 +39,9 @@ TIMM = {
 class PatchEmbed(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.proj = nn.Conv2d(3, config.embed_dim, kernel_size=config.patch_size, stride=config.patch_size)
+        self.proj = nn.Conv2d(
+            3, config.embed_dim, kernel_size=config.patch_size, stride=config.patch_size
+        )
 
     def forward(self, pixels: Tensor) -> Tensor:
         return self.proj(pixels).flatten(2).transpose(1, 2)
@@ -139,7 +143,9 @@ class VisionTransformer(nn.Module):
         self.pos_embed = nn.Parameter(torch.randn(1, patches, config.embed_dim) * 0.02)
         self.patch_embed = PatchEmbed(config)
         blocks = (Block(config) for _ in range(config.depth))
-        self.blocks = nn.ModuleList(FiLMBlock(block, config.embed_dim, film_dim) if film_dim else block for block in blocks)
+        self.blocks = nn.ModuleList(
+            FiLMBlock(block, config.embed_dim, film_dim) if film_dim else block for block in blocks
+        )
         self.norm = nn.LayerNorm(config.embed_dim, eps=1e-6)
         if config.attn_pool:
             self.attn_pool = AttentionPool(config)
@@ -151,7 +157,11 @@ class VisionTransformer(nn.Module):
         FiLM.
         """
         x = self.patch_embed(pixels) + self.pos_embed
-        prefix = [getattr(self, name).expand(len(x), -1, -1) for name in ("cls_token", "reg_token") if hasattr(self, name)]
+        prefix = [
+            getattr(self, name).expand(len(x), -1, -1)
+            for name in ("cls_token", "reg_token")
+            if hasattr(self, name)
+        ]
         x = torch.cat([*prefix, x], dim=1)
         for block in self.blocks[:-1]:
             x = block(x, text)

@@ -8,7 +8,11 @@ from rlinf_vla.core.protocols import Convention, ToolUnits
 
 from ..cards import LIBERO_CONVENTION, Card
 
-LIBERO: dict[str, Any] = {"models": ("pi0",), "convention": LIBERO_CONVENTION, "env": {"convention": "openvla"}}
+LIBERO: dict[str, Any] = {
+    "models": ("pi0",),
+    "convention": LIBERO_CONVENTION,
+    "env": {"convention": "openvla"},
+}
 CAMERAS = {"images": ["base", "wrist"]}
 REPLANNING = {"chunk": 5}
 """openpi ``examples/libero/main.py``, ``replan_steps``."""
@@ -30,7 +34,13 @@ MANISKILL: dict[str, Any] = {
     "layout": "openpi",
 }
 """One camera, in black bars; all joints; metres and radians; above 0.5 the gripper opens."""
-OF_MANISKILL = {"images": ["base"], "chunk": 5, "action_horizon": 8, "delta_mask": [], "gripper": "open_positive"}
+OF_MANISKILL = {
+    "images": ["base"],
+    "chunk": 5,
+    "action_horizon": 8,
+    "delta_mask": [],
+    "gripper": "open_positive",
+}
 CONVERTED: dict[str, Any] = {
     **LIBERO,
     "source": OPENPI_SOURCE,
@@ -41,18 +51,59 @@ CONVERTED: dict[str, Any] = {
 
 CARDS = (
     # openpi's own, in JAX or PyTorch, and RLinf's fine-tunes in the same layout
-    Card("pi05_libero", ("*/pi05_libero*",), source=OPENPI_SOURCE, options=PI05, layout="openpi", **LIBERO),
-    Card("pi0_libero", ("*/pi0_libero*",), source=OPENPI_SOURCE, options=PI0, layout="openpi", **LIBERO),
-    Card("rlinf_pi05_libero", ("rlinf/rlinf-pi05-*libero*",), source=RLINF_SOURCE, options=PI05, layout="openpi", **LIBERO),
-    Card("rlinf_pi0_libero", ("rlinf/rlinf-pi0-*libero*",), source=RLINF_SOURCE, options=PI0, layout="openpi", **LIBERO),
-    Card("rlinf_pi05_maniskill", ("rlinf/rlinf-pi05-*maniskill*",), options={**OF_MANISKILL, "state_in_prompt": False}, **MANISKILL),
-    Card("rlinf_pi0_maniskill", ("rlinf/rlinf-pi0-*maniskill*",), options=OF_MANISKILL, **MANISKILL),
+    Card(
+        "pi05_libero",
+        ("*/pi05_libero*",),
+        source=OPENPI_SOURCE,
+        options=PI05,
+        layout="openpi",
+        **LIBERO,
+    ),
+    Card(
+        "pi0_libero",
+        ("*/pi0_libero*",),
+        source=OPENPI_SOURCE,
+        options=PI0,
+        layout="openpi",
+        **LIBERO,
+    ),
+    Card(
+        "rlinf_pi05_libero",
+        ("rlinf/rlinf-pi05-*libero*",),
+        source=RLINF_SOURCE,
+        options=PI05,
+        layout="openpi",
+        **LIBERO,
+    ),
+    Card(
+        "rlinf_pi0_libero",
+        ("rlinf/rlinf-pi0-*libero*",),
+        source=RLINF_SOURCE,
+        options=PI0,
+        layout="openpi",
+        **LIBERO,
+    ),
+    Card(
+        "rlinf_pi05_maniskill",
+        ("rlinf/rlinf-pi05-*maniskill*",),
+        options={**OF_MANISKILL, "state_in_prompt": False},
+        **MANISKILL,
+    ),
+    Card(
+        "rlinf_pi0_maniskill", ("rlinf/rlinf-pi0-*maniskill*",), options=OF_MANISKILL, **MANISKILL
+    ),
     # fine-tuned by lerobot: LIBERO's actions as they are; the mode of normalisation is in the files
     Card(
         "lerobot_pi05_libero",
         ("lerobot/pi05_libero_finetuned*", "lerobot/pi05-libero*"),
         source=f"{LEROBOT_SOURCE} (n_action_steps=10); lerobot#2863",
-        options={**CAMERAS, "chunk": 10, "state_in_prompt": True, "prompt_state_dim": 32, "delta_mask": []},
+        options={
+            **CAMERAS,
+            "chunk": 10,
+            "state_in_prompt": True,
+            "prompt_state_dim": 32,
+            "delta_mask": [],
+        },
         assumed="the prompt has the state padded to 32 numbers, as in lerobot when it was published (lerobot#2863)",
         layout="lerobot",
         **LIBERO,
@@ -65,8 +116,24 @@ CARDS = (
         layout="lerobot",
         **LIBERO,
     ),
-    Card("lerobot_pi05_libero_base", ("lerobot/pi05_libero", "lerobot/pi05_libero_base*"), options=OF_PI05, **CONVERTED),
-    Card("lerobot_pi0_libero_base", ("lerobot/pi0_libero", "lerobot/pi0_libero_base*"), options=OF_PI0, **CONVERTED),
+    Card(
+        "lerobot_pi05_libero_base",
+        ("lerobot/pi05_libero", "lerobot/pi05_libero_base*"),
+        options=OF_PI05,
+        **CONVERTED,
+    ),
+    Card(
+        "lerobot_pi0_libero_base",
+        ("lerobot/pi0_libero", "lerobot/pi0_libero_base*"),
+        options=OF_PI0,
+        **CONVERTED,
+    ),
     # no environment here has what they were pre-trained on
-    Card("pi0_base", ("*/pi0_base*", "*/pi05_base*"), ("pi0",), source="openpi: the default of Pi0Config", options={"action_horizon": 50}),
+    Card(
+        "pi0_base",
+        ("*/pi0_base*", "*/pi05_base*"),
+        ("pi0",),
+        source="openpi: the default of Pi0Config",
+        options={"action_horizon": 50},
+    ),
 )

@@ -28,7 +28,9 @@ def read_document(directory: Path) -> dict[str, Any]:
     openpi's config.json does not tell π₀.₅ from π₀: the weights do. Raises UserError.
     """
     if JaxCheckpoint.is_one(directory.parent) and directory.name == PARAMS:
-        raise UserError(f"{directory} has only the arrays of a checkpoint: set model.checkpoint={directory.parent}")
+        raise UserError(
+            f"{directory} has only the arrays of a checkpoint: set model.checkpoint={directory.parent}"
+        )
     jax = JaxCheckpoint.is_one(directory)
     optional = jax or any((directory / name).exists() for name in (INDEX, WEIGHTS, FULL_WEIGHTS))
     given = {} if optional and not (directory / CONFIG).exists() else read_config(directory)
@@ -37,7 +39,11 @@ def read_document(directory: Path) -> dict[str, Any]:
     if jax:
         return JaxCheckpoint(directory).config | given
     if "pi05" not in given:  # without weights, as in a dry run, only the name tells
-        given["pi05"] = "time_mlp_in.weight" in read_weights(directory) if optional else names_part(directory, "pi05")
+        given["pi05"] = (
+            "time_mlp_in.weight" in read_weights(directory)
+            if optional
+            else names_part(directory, "pi05")
+        )
     return given
 
 
@@ -69,7 +75,9 @@ def _gemma(config: dict[str, Any], name: str, default: str) -> GemmaConfig:
         return GemmaConfig(**config[name])
     variant = config.get(f"{name}_variant", default)
     if variant not in GEMMA:
-        raise UserError(f"{CONFIG}: {name}_variant {variant!r} is not known: one of {', '.join(GEMMA)}")
+        raise UserError(
+            f"{CONFIG}: {name}_variant {variant!r} is not known: one of {', '.join(GEMMA)}"
+        )
     return GEMMA[variant]
 
 
@@ -77,16 +85,24 @@ def read_state(directory: Path) -> State:
     """Return weights under openpi's names, without lerobot's prefix; tied ones are LM_HEAD."""
     jax = JaxCheckpoint.is_one(directory)
     stored: State = JaxCheckpoint(directory).state() if jax else read_weights(directory)
-    state = {lerobot.renamed(name): value for name, value in stored.items() if not name.startswith(BUFFER_PREFIXES)}
+    state = {
+        lerobot.renamed(name): value
+        for name, value in stored.items()
+        if not name.startswith(BUFFER_PREFIXES)
+    }
     if not any(name.startswith("paligemma_with_expert.") for name in state):
-        raise UserError(f"{directory} holds no weights of a π₀ (first key {min(stored)}): choose another model.checkpoint")
+        raise UserError(
+            f"{directory} holds no weights of a π₀ (first key {min(stored)}): choose another model.checkpoint"
+        )
     embedding = state.pop(EMBEDDING, None)
     if embedding is not None:
         state.setdefault(LM_HEAD, embedding)
     return state
 
 
-def read_normalizers(directory: Path, document: dict[str, Any], asset_id: str | None) -> tuple[Normalizer, Normalizer]:
+def read_normalizers(
+    directory: Path, document: dict[str, Any], asset_id: str | None
+) -> tuple[Normalizer, Normalizer]:
     """Return the normalisation of states and of actions.
 
     From openpi's norm_stats.json (by mean and std for π₀, by quantiles for π₀.₅), else from
@@ -95,12 +111,19 @@ def read_normalizers(directory: Path, document: dict[str, Any], asset_id: str | 
     """
     if lerobot.is_one(document) and not _norm_stats_files(directory):
         if "norm_stats" not in document:
-            document["norm_stats"], document["normalization"] = read_statistics(directory, document, OTHER_REMEDY)
+            document["norm_stats"], document["normalization"] = read_statistics(
+                directory, document, OTHER_REMEDY
+            )
         statistics, kinds = document["norm_stats"], document["normalization"]
     else:
         statistics = read_norm_stats(directory, asset_id)
-        kinds = dict.fromkeys(("state", "actions"), "QUANTILES" if document.get("pi05") else "MEAN_STD") | {"epsilon": 1e-6}
-    state, actions = (Normalizer(without_padding(statistics[name]), kinds[name], kinds["epsilon"], name) for name in ("state", "actions"))
+        kinds = dict.fromkeys(
+            ("state", "actions"), "QUANTILES" if document.get("pi05") else "MEAN_STD"
+        ) | {"epsilon": 1e-6}
+    state, actions = (
+        Normalizer(without_padding(statistics[name]), kinds[name], kinds["epsilon"], name)
+        for name in ("state", "actions")
+    )
     return state, actions
 
 
@@ -110,7 +133,10 @@ def without_padding(statistics: dict[str, list[float]]) -> dict[str, list[float]
     count = size = len(mean)
     while count > 1 and len(std) == size and mean[count - 1] == std[count - 1] == 0:
         count -= 1
-    return {name: values[:count] if len(values) == size else values for name, values in statistics.items()}
+    return {
+        name: values[:count] if len(values) == size else values
+        for name, values in statistics.items()
+    }
 
 
 def _norm_stats_files(directory: Path) -> dict[str, Path]:
@@ -128,9 +154,13 @@ def read_norm_stats(directory: Path, asset_id: str | None) -> dict[str, Any]:
     """
     found = _norm_stats_files(directory)
     if not found:
-        raise UserError(f"{directory} has no {NORM_STATS}, which un-normalises actions: copy the checkpoint with its assets")
+        raise UserError(
+            f"{directory} has no {NORM_STATS}, which un-normalises actions: copy the checkpoint with its assets"
+        )
     if asset_id is None and len(found) == 1:
         return read_json(next(iter(found.values())))["norm_stats"]
     if asset_id is None or asset_id not in found:
-        raise UserError(f"model.options.asset_id={asset_id}: {directory} has {NORM_STATS} for {sorted(found)}, choose one")
+        raise UserError(
+            f"model.options.asset_id={asset_id}: {directory} has {NORM_STATS} for {sorted(found)}, choose one"
+        )
     return read_json(found[asset_id])["norm_stats"]

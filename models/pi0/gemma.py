@@ -14,7 +14,13 @@ from torch import Tensor, nn
 from rlinf_vla.core.devices import computes_on_cuda
 
 from .. import fused
-from ..flow_network import KeysAndValues, additive_mask, few_queries_attention, rotate_both, rotations
+from ..flow_network import (
+    KeysAndValues,
+    additive_mask,
+    few_queries_attention,
+    rotate_both,
+    rotations,
+)
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,9 @@ class RMSNorm(nn.Module):
         if not self.adaptive:
             return (normed * (1 + self.weight.float())).to(x.dtype), None
         assert condition is not None
-        scale, shift, gate = self.dense(condition if condition.ndim == 3 else condition[:, None]).chunk(3, dim=-1)
+        scale, shift, gate = self.dense(
+            condition if condition.ndim == 3 else condition[:, None]
+        ).chunk(3, dim=-1)
         return (normed * (1 + scale.float()) + shift.float()).to(x.dtype), gate.to(x.dtype)
 
 
@@ -93,13 +101,22 @@ class Attention(nn.Module):
 
         ``before``: preceding keys and values to attend to. ``mask``: additive ``[B, 1, N, M]``.
         """
-        q, k, v = (proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for proj in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (
+            proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for proj in (self.q_proj, self.k_proj, self.v_proj)
+        )
         q, k = rotate_both(q, k, rotation)
         if computes_on_cuda(x.device) and before is not None:
             heads = few_queries_attention(q, (before[0], k), (before[1], v), mask)
         else:
-            keys, values = (k, v) if before is None else (torch.cat([before[0], k], dim=2), torch.cat([before[1], v], dim=2))
-            heads = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask.to(q.dtype), enable_gqa=True)
+            keys, values = (
+                (k, v)
+                if before is None
+                else (torch.cat([before[0], k], dim=2), torch.cat([before[1], v], dim=2))
+            )
+            heads = F.scaled_dot_product_attention(
+                q, keys, values, attn_mask=mask.to(q.dtype), enable_gqa=True
+            )
         return self.o_proj(heads.transpose(1, 2).flatten(2)), (k, v)
 
 
@@ -112,7 +129,12 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.width, condition_dim)
 
     def forward(
-        self, x: Tensor, rotation: Tensor, mask: Tensor, before: tuple[Tensor, Tensor] | None, condition: Tensor | None
+        self,
+        x: Tensor,
+        rotation: Tensor,
+        mask: Tensor,
+        before: tuple[Tensor, Tensor] | None,
+        condition: Tensor | None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         normed, gate = self.input_layernorm(x, condition)
         attended, own = self.self_attn(normed, rotation, mask, before)
@@ -132,7 +154,12 @@ class Gemma(nn.Module):
         self.head_dim = config.head_dim
 
     def forward(
-        self, x: Tensor, positions: Tensor, visible: Tensor, before: KeysAndValues | None = None, condition: Tensor | None = None
+        self,
+        x: Tensor,
+        positions: Tensor,
+        visible: Tensor,
+        before: KeysAndValues | None = None,
+        condition: Tensor | None = None,
     ) -> tuple[Tensor, KeysAndValues]:
         """Return the normalised last states and each layer's keys and values.
 

@@ -40,9 +40,18 @@ def table_of(document: Mapping[str, Any], image_size: int) -> Table:
     return {
         **OPENPI,
         **KEYS,
-        **keys(Use.READ, "use_relative_actions relative_exclude_joints action_feature_names rtc_training_max_delay"),
-        **keys(Use.SPEED, "attention_implementation memory_frames memory_stride memory_temporal_attention_every"),
-        **keys(Use.TRAINING, "optimizer_fused time_sampling_beta_alpha time_sampling_beta_beta time_sampling_scale time_sampling_offset"),
+        **keys(
+            Use.READ,
+            "use_relative_actions relative_exclude_joints action_feature_names rtc_training_max_delay",
+        ),
+        **keys(
+            Use.SPEED,
+            "attention_implementation memory_frames memory_stride memory_temporal_attention_every",
+        ),
+        **keys(
+            Use.TRAINING,
+            "optimizer_fused time_sampling_beta_alpha time_sampling_beta_beta time_sampling_scale time_sampling_offset",
+        ),
         **dict.fromkeys(("image_resolution", "resize_imgs_with_padding"), Only(size)),
         "text_tokenizer_name": Only(PALIGEMMA),
         "proj_width": Only(1024),
@@ -86,7 +95,9 @@ def delta_mask(document: Mapping[str, Any], action_dim: int) -> list[int]:
     absolute = [str(part).lower() for part in excluded if part]
     names = [str(name).lower() for name in document.get("action_feature_names") or []][:action_dim]
     if absolute and not names:
-        raise UserError("config.json: use_relative_actions is set without action_feature_names: add delta_mask there, such as [6,-1]")
+        raise UserError(
+            "config.json: use_relative_actions is set without action_feature_names: add delta_mask there, such as [6,-1]"
+        )
     mask = [-1 if any(part in name for part in absolute) else 1 for name in names]
     return mask + [1] * (action_dim - len(mask))
 

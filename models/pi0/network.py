@@ -51,12 +51,18 @@ def paligemma_with_expert(config: Pi0Config) -> nn.ModuleDict:
     """Both streams, nested and named as in openpi."""
     paligemma = {
         "vision_tower": VisionTower(config.vision),
-        "multi_modal_projector": nn.ModuleDict({"linear": nn.Linear(config.vision["hidden_size"], config.paligemma.width)}),
+        "multi_modal_projector": nn.ModuleDict(
+            {"linear": nn.Linear(config.vision["hidden_size"], config.paligemma.width)}
+        ),
         "language_model": Gemma(config.paligemma),
     }
-    tied = nn.Linear(config.paligemma.width, config.vocab_size, bias=False)  # used as the text embedding
+    tied = nn.Linear(
+        config.paligemma.width, config.vocab_size, bias=False
+    )  # used as the text embedding
     expert = Gemma(config.expert, config.expert.width if config.pi05 else None)
-    unused = nn.Linear(config.expert.width, config.vocab_size, bias=False).requires_grad_(False)  # but in every published file
+    unused = nn.Linear(config.expert.width, config.vocab_size, bias=False).requires_grad_(
+        False
+    )  # but in every published file
     return nn.ModuleDict(
         {
             "paligemma": nn.ModuleDict({"model": nn.ModuleDict(paligemma), "lm_head": tied}),
@@ -83,7 +89,9 @@ class Pi0Network(nn.Module):
             self.action_time_mlp_in = nn.Linear(2 * width, width)
             self.action_time_mlp_out = nn.Linear(width, width)
 
-    def prefix(self, images: Tensor, image_mask: Tensor, token_ids: Tensor, token_mask: Tensor) -> Prefix:
+    def prefix(
+        self, images: Tensor, image_mask: Tensor, token_ids: Tensor, token_mask: Tensor
+    ) -> Prefix:
         """Encode images and text; attention is bidirectional over the unmasked tokens.
 
         ``images``: float ``[B, I, 3, H, W]`` in [-1, 1]; ``image_mask``: bool ``[B, I]``; text:
@@ -94,11 +102,15 @@ class Pi0Network(nn.Module):
         states, pairs = gemma(embeds, mask.cumsum(1) - 1, mask[:, None, :] & mask[:, :, None])
         return Prefix(states, pairs, mask)
 
-    def embed_prefix(self, images: Tensor, image_mask: Tensor, token_ids: Tensor, token_mask: Tensor) -> tuple[Tensor, Tensor]:
+    def embed_prefix(
+        self, images: Tensor, image_mask: Tensor, token_ids: Tensor, token_mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Return embeddings ``[B, P, width]`` and their mask, bool ``[B, P]``."""
         paligemma = self.paligemma_with_expert.paligemma
         patches = paligemma.model.vision_tower(images.flatten(0, 1))
-        patches = paligemma.model.multi_modal_projector["linear"](patches).unflatten(0, images.shape[:2])
+        patches = paligemma.model.multi_modal_projector["linear"](patches).unflatten(
+            0, images.shape[:2]
+        )
         text = F.embedding(token_ids, paligemma.lm_head.weight) * self.config.paligemma.width**0.5
         mask = torch.cat([image_mask.repeat_interleave(patches.shape[2], dim=1), token_mask], dim=1)
         return torch.cat([patches.flatten(1, 2), text.to(patches.dtype)], dim=1), mask
@@ -112,7 +124,9 @@ class Pi0Network(nn.Module):
         if self.config.pi05:
             embedded = time_embedding(time, actions.shape[-1], *periods).to(dtype)
             return actions, F.silu(self.time_mlp_out(F.silu(self.time_mlp_in(embedded))))
-        mixed = self.action_time_mlp_out(F.silu(self.action_time_mlp_in(with_time(actions, time, *periods))))
+        mixed = self.action_time_mlp_out(
+            F.silu(self.action_time_mlp_in(with_time(actions, time, *periods)))
+        )
         return torch.cat([self.state_proj(state.to(dtype))[:, None], mixed], dim=1), None
 
     def suffix_starts(self, count: int, device: torch.device | None = None) -> Tensor:
@@ -122,7 +136,9 @@ class Pi0Network(nn.Module):
         """
         return torch.arange(count, device=device) < (1 if self.config.pi05 else 2)
 
-    def velocity(self, prefix: Prefix, state: Tensor, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
+    def velocity(
+        self, prefix: Prefix, state: Tensor, x: Tensor, time: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Return the velocity and the expert's last states ``[B, H, width]``.
 
         The velocity ``E[noise - action | x]`` is float32 ``[B, H, action_dim]``. ``time``: ``[B]``,

@@ -70,7 +70,10 @@ def _by_head(einsum: Tensor) -> Tensor:
 
 
 def _linear(jax: str, ours: str) -> dict[str, dict[str, Change]]:
-    return {f"{jax}/kernel": {f"{ours}.weight": _transposed}, f"{jax}/bias": {f"{ours}.bias": _same}}
+    return {
+        f"{jax}/kernel": {f"{ours}.weight": _transposed},
+        f"{jax}/bias": {f"{ours}.bias": _same},
+    }
 
 
 def _layer_norm(jax: str, ours: str) -> dict[str, dict[str, Change]]:
@@ -108,7 +111,9 @@ def _gemma(suffix: str, ours: str, adaptive: bool) -> dict[str, dict[str, Change
             f"{layer}.self_attn.k_proj.weight": lambda einsum: _by_head(einsum[0]),
             f"{layer}.self_attn.v_proj.weight": lambda einsum: _by_head(einsum[1]),
         },
-        f"{layers}/attn/attn_vec_einsum{suffix}/w": {f"{layer}.self_attn.o_proj.weight": _out_of_heads},
+        f"{layers}/attn/attn_vec_einsum{suffix}/w": {
+            f"{layer}.self_attn.o_proj.weight": _out_of_heads
+        },
         f"{layers}/mlp{suffix}/gating_einsum": {
             f"{layer}.mlp.gate_proj.weight": lambda einsum: einsum[0].T,
             f"{layer}.mlp.up_proj.weight": lambda einsum: einsum[1].T,
@@ -121,14 +126,25 @@ def _gemma(suffix: str, ours: str, adaptive: bool) -> dict[str, dict[str, Change
         f"PaliGemma/llm/final_norm{suffix}": f"{ours}.norm",
     }
     for jax, norm in norms.items():
-        table |= _linear(f"{jax}/Dense_0", f"{norm}.dense") if adaptive else {f"{jax}/scale": {f"{norm}.weight": _same}}
+        table |= (
+            _linear(f"{jax}/Dense_0", f"{norm}.dense")
+            if adaptive
+            else {f"{jax}/scale": {f"{norm}.weight": _same}}
+        )
     return table
 
 
 def layout(pi05: bool) -> dict[str, dict[str, Change]]:
     """Return JAX's name of each array -> the tensors in it; ``{}`` is the number of the layer."""
-    projections = ("time_mlp_in", "time_mlp_out") if pi05 else ("state_proj", "action_time_mlp_in", "action_time_mlp_out")
-    table: dict[str, dict[str, Change]] = {"PaliGemma/llm/embedder/input_embedding": {LM_HEAD: _same}, **_siglip()}
+    projections = (
+        ("time_mlp_in", "time_mlp_out")
+        if pi05
+        else ("state_proj", "action_time_mlp_in", "action_time_mlp_out")
+    )
+    table: dict[str, dict[str, Change]] = {
+        "PaliGemma/llm/embedder/input_embedding": {LM_HEAD: _same},
+        **_siglip(),
+    }
     table |= _gemma("", LANGUAGE, adaptive=False) | _gemma("_1", EXPERT, adaptive=pi05)
     for name in ("action_in_proj", "action_out_proj", *projections):
         table |= _linear(name, name)
@@ -166,18 +182,27 @@ class Arrays:
         try:
             import tensorstore
         except ImportError:
-            raise UserError(f"{directory} is a checkpoint of openpi in JAX, which needs tensorstore: {INSTALL}") from None
+            raise UserError(
+                f"{directory} is a checkpoint of openpi in JAX, which needs tensorstore: {INSTALL}"
+            ) from None
         self._tensorstore = tensorstore
         try:
             document = read_json(self.path / METADATA)
-            stored = [tuple(part["key"] for part in each["key_metadata"]) for each in document["tree_metadata"].values()]
+            stored = [
+                tuple(part["key"] for part in each["key_metadata"])
+                for each in document["tree_metadata"].values()
+            ]
         except (OSError, ValueError, KeyError, TypeError):
-            raise UserError(f"{self.path / METADATA} cannot be read: it is missing or damaged, copy the checkpoint again") from None
+            raise UserError(
+                f"{self.path / METADATA} cannot be read: it is missing or damaged, copy the checkpoint again"
+            ) from None
         self._zarr = "zarr3" if document.get("use_zarr3") else "zarr"
         # `params` is the saved item; checkpoints of training add `value` to every name
         depth = -1 if all(name[-1] == "value" for name in stored) else None
         root = 1 if all(name[0] == "params" for name in stored) else 0
-        self.stored = {"/".join(map(str, name[root:depth])): ".".join(map(str, name)) for name in stored}
+        self.stored = {
+            "/".join(map(str, name[root:depth])): ".".join(map(str, name)) for name in stored
+        }
         self._opened: dict[str, Any] = {}
         self._last: tuple[str, Tensor] | None = None
 
@@ -191,7 +216,10 @@ class Arrays:
                 store = {"driver": "ocdbt", "base": base, "path": f"{self.stored[name]}/"}
             else:  # written by an older orbax: one folder per array
                 store = {"driver": "file", "path": f"{self.path / self.stored[name]}/"}
-            self._opened[name] = self._attempt(name, lambda: self._tensorstore.open({"driver": self._zarr, "kvstore": store}).result())
+            self._opened[name] = self._attempt(
+                name,
+                lambda: self._tensorstore.open({"driver": self._zarr, "kvstore": store}).result(),
+            )
         return self._opened[name]
 
     def read(self, name: str) -> Tensor:
@@ -199,15 +227,24 @@ class Arrays:
             self._last = None  # frees its memory first
             array = self._attempt(name, lambda: self._open(name).read().result())
             bits = array.dtype.name == "bfloat16"  # NumPy has no such type
-            self._last = name, torch.from_numpy(array.view(np.int16)).view(torch.bfloat16) if bits else torch.from_numpy(array)
+            self._last = (
+                name,
+                torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+                if bits
+                else torch.from_numpy(array),
+            )
         return self._last[1]
 
     def _attempt(self, name: str, action: Callable[[], Any]) -> Any:
         try:
             return action()
-        except Exception as error:  # tensorstore raises ValueError for whatever is wrong with a file
+        except (
+            Exception
+        ) as error:  # tensorstore raises ValueError for whatever is wrong with a file
             reason = str(error).splitlines()[0][:200]
-            raise UserError(f"{self.path}: {name} cannot be read ({reason}): the checkpoint is damaged, copy it again") from None
+            raise UserError(
+                f"{self.path}: {name} cannot be read ({reason}): the checkpoint is damaged, copy it again"
+            ) from None
 
 
 class JaxCheckpoint:
@@ -217,15 +254,24 @@ class JaxCheckpoint:
         self.arrays = Arrays(directory)
         found = self.arrays.stored.keys()
         if "action_in_proj/kernel" not in found:
-            raise UserError(f"{directory} is not a π₀ or π₀.₅ (it has no action_in_proj; π₀-FAST is not supported)")
+            raise UserError(
+                f"{directory} is not a π₀ or π₀.₅ (it has no action_in_proj; π₀-FAST is not supported)"
+            )
         self.pi05 = "time_mlp_in/kernel" in found
         self.layout = layout(self.pi05)
         model = "π₀.₅" if self.pi05 else "π₀"
         if adapters := [name for name in found if "lora" in name]:
-            raise UserError(f"{directory} holds LoRA adapters (first {min(adapters)}), which are not read: merge them in openpi")
-        for problem, names in (("lacks", self.layout.keys() - found), ("has beside those", found - self.layout.keys())):
+            raise UserError(
+                f"{directory} holds LoRA adapters (first {min(adapters)}), which are not read: merge them in openpi"
+            )
+        for problem, names in (
+            ("lacks", self.layout.keys() - found),
+            ("has beside those", found - self.layout.keys()),
+        ):
             if names:
-                raise UserError(f"{directory} {problem} of openpi's {model}: {len(names)} arrays, first {min(names)}")
+                raise UserError(
+                    f"{directory} {problem} of openpi's {model}: {len(names)} arrays, first {min(names)}"
+                )
 
     @staticmethod
     def is_one(directory: Path) -> bool:
@@ -273,7 +319,12 @@ class JaxCheckpoint:
         for name, tensors in self.layout.items():
             stacked = "{}" in next(iter(tensors))
             for layer in range(self.arrays.shape(name)[0]) if stacked else [None]:
-                found |= {ours.format(layer): Part(self.arrays, name, layer, change) for ours, change in tensors.items()}
+                found |= {
+                    ours.format(layer): Part(self.arrays, name, layer, change)
+                    for ours, change in tensors.items()
+                }
         width = self.config["action_expert"]["width"]
-        found[UNUSED_HEAD] = torch.zeros(1, 1, dtype=torch.bfloat16).expand(self.config["vocab_size"], width)
+        found[UNUSED_HEAD] = torch.zeros(1, 1, dtype=torch.bfloat16).expand(
+            self.config["vocab_size"], width
+        )
         return found

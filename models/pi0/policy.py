@@ -27,7 +27,14 @@ from .checkpoint import network_config, read_document, read_normalizers, read_st
 from .network import Pi0Network
 from .openpi import METADATA, PARAMS
 from .options import Pi0Options
-from .processor import NORM_STATS, PromptEncoder, copy_statistics, delta_dimensions, resize_with_pad, to_unit_range
+from .processor import (
+    NORM_STATS,
+    PromptEncoder,
+    copy_statistics,
+    delta_dimensions,
+    resize_with_pad,
+    to_unit_range,
+)
 
 PROMPT_LENGTHS = {False: 48, True: 200}
 """Whether the state is in the prompt -> token ids per prompt, as in openpi."""
@@ -46,8 +53,12 @@ class Pi0Policy(FlowPolicy):
     sizes: ClassVar[dict[str, str]] = {"pi05": "asset://pi05_3b", "pi0": "asset://pi0_3b"}
     dataset_option: ClassVar[str] = "asset_id"
     lora_targets: ClassVar[tuple[str, ...]] = Pi0Options.lora_targets
-    vision_modules: ClassVar[tuple[str, ...]] = ("paligemma_with_expert.paligemma.model.vision_tower",)
-    language_modules: ClassVar[tuple[str, ...]] = ("paligemma_with_expert.paligemma.model.language_model",)
+    vision_modules: ClassVar[tuple[str, ...]] = (
+        "paligemma_with_expert.paligemma.model.vision_tower",
+    )
+    language_modules: ClassVar[tuple[str, ...]] = (
+        "paligemma_with_expert.paligemma.model.language_model",
+    )
     full_modules: ClassVar[tuple[str, ...]] = (
         *("action_in_proj", "action_out_proj", "state_proj"),
         *("action_time_mlp_in", "action_time_mlp_out", "time_mlp_in", "time_mlp_out"),
@@ -66,33 +77,62 @@ class Pi0Policy(FlowPolicy):
         card = self.take_card(document)
         options = self.options
         delta_mask = None if options.delta_mask is None else list(options.delta_mask)
-        asked = {"action_horizon": options.action_horizon, "simulated_delay": options.simulated_delay, "delta_mask": delta_mask}
+        asked = {
+            "action_horizon": options.action_horizon,
+            "simulated_delay": options.simulated_delay,
+            "delta_mask": delta_mask,
+        }
         document |= {key: value for key, value in asked.items() if value is not None}
         config = self.config = network_config(document)
-        self.remarks += check_keys(document, lerobot.table_of(document, config.vision["image_size"]), directory / files.CONFIG)
-        self.state_normalizer, self.action_normalizer = read_normalizers(directory, document, options.asset_id)
-        if (most := max(len(self.state_normalizer), len(self.action_normalizer))) > config.action_dim:
-            raise UserError(f"{directory}: statistics have {most} numbers, the model {config.action_dim}: copy the checkpoint again")
+        self.remarks += check_keys(
+            document,
+            lerobot.table_of(document, config.vision["image_size"]),
+            directory / files.CONFIG,
+        )
+        self.state_normalizer, self.action_normalizer = read_normalizers(
+            directory, document, options.asset_id
+        )
+        if (
+            most := max(len(self.state_normalizer), len(self.action_normalizer))
+        ) > config.action_dim:
+            raise UserError(
+                f"{directory}: statistics have {most} numbers, the model {config.action_dim}: copy the checkpoint again"
+            )
         if lerobot.is_one(document):
             check_cameras(directory, document, options.images)
-            check_dimensions(directory, document, len(self.state_normalizer), len(self.action_normalizer))
+            check_dimensions(
+                directory, document, len(self.state_normalizer), len(self.action_normalizer)
+            )
             self.remarks += processor_remarks(directory, bool(document.get("use_relative_actions")))
-            if has_processors(directory) and "norm_stats" not in document:  # else they were put there
+            if (
+                has_processors(directory) and "norm_stats" not in document
+            ):  # else they were put there
                 self.remarks.append(f"statistics: {NORM_STATS}, not the processors beside it")
         document["delta_mask"] = lerobot.delta_mask(document, len(self.action_normalizer))
-        steps = options.denoise_steps or document.get("num_inference_steps", document.get("num_steps", 10))
+        steps = options.denoise_steps or document.get(
+            "num_inference_steps", document.get("num_steps", 10)
+        )
         options = self.options = replace(options, denoise_steps=steps)
         with_state = config.pi05 if options.state_in_prompt is None else options.state_in_prompt
-        self.delta = delta_dimensions(document["delta_mask"], len(self.action_normalizer), len(self.state_normalizer))
+        self.delta = delta_dimensions(
+            document["delta_mask"], len(self.action_normalizer), len(self.state_normalizer)
+        )
         self.simulated_delay: int = document.get("simulated_delay", 0)
         length = options.prompt_length or PROMPT_LENGTHS[with_state]
         self.tokenizer = files.find_tokenizer(directory, lerobot.PALIGEMMA)
         bos, numbers = document.get("bos_token_id", 2), options.prompt_state_dim or 0
-        self.prompts = PromptEncoder(files.read_tokenizer(self.tokenizer.parent), length, bos, with_state, numbers)
+        self.prompts = PromptEncoder(
+            files.read_tokenizer(self.tokenizer.parent), length, bos, with_state, numbers
+        )
         with files.build_device(options.random_weights):
             self.backbone: Pi0Network = Pi0Network(config)
         widths = (config.expert.width, config.paligemma.width)
-        chunk = self._add_heads(widths, config.action_dim, config.horizon, document.get("n_action_steps", config.horizon))
+        chunk = self._add_heads(
+            widths,
+            config.action_dim,
+            config.horizon,
+            document.get("n_action_steps", config.horizon),
+        )
         self.spec = self._spec_of(chunk, (config.vision["image_size"],) * 2, card)
         if options.frozen_vlm:
             self.backbone.paligemma_with_expert.paligemma.requires_grad_(False)
@@ -119,18 +159,28 @@ class Pi0Policy(FlowPolicy):
 
     def fit_instructions(self, instructions: Sequence[str]) -> None:
         highest = torch.ones(self.spec.state_dim)  # its bins have three digits each
-        needed = {instruction: len(self.prompts.ids(instruction, highest)) for instruction in instructions}
+        needed = {
+            instruction: len(self.prompts.ids(instruction, highest)) for instruction in instructions
+        }
         default = PROMPT_LENGTHS[self.prompts.with_state]
         self.prompts.length = files.prompt_length(self.options.prompt_length, default, needed)
 
     def prepare(self, obs: Observation) -> Inputs:
-        inputs = {f"image.{name}": resize_with_pad(obs.images[name], size) for name, size in self.spec.images.items()}
+        inputs = {
+            f"image.{name}": resize_with_pad(obs.images[name], size)
+            for name, size in self.spec.images.items()
+        }
         state = self.state_normalizer(obs.state)
         token_ids, token_mask = self.prompts(obs.instruction, state)
-        inputs |= {"token_ids": token_ids.to(state.device), "token_mask": token_mask.to(state.device)}
+        inputs |= {
+            "token_ids": token_ids.to(state.device),
+            "token_mask": token_mask.to(state.device),
+        }
         return inputs | {"state": F.pad(state, (0, self.config.action_dim - state.shape[-1]))}
 
     def encode_prefix(self, inputs: Inputs) -> Prefix:
-        images = to_unit_range(torch.stack([inputs[f"image.{name}"] for name in self.spec.images], dim=1))
+        images = to_unit_range(
+            torch.stack([inputs[f"image.{name}"] for name in self.spec.images], dim=1)
+        )
         everywhere = inputs["token_mask"].new_ones(images.shape[:2])
         return self.backbone.prefix(images, everywhere, inputs["token_ids"], inputs["token_mask"])

@@ -54,9 +54,17 @@ def delta_dimensions(mask: list[int], action_dim: int, state_dim: int) -> list[i
 class PromptEncoder:
     """Encode instructions, and optionally the normalised state, as ids padded on the right."""
 
-    def __init__(self, tokenizer: Tokenizer, length: int, bos_id: int, with_state: bool, state_dim: int = 0) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, length: int, bos_id: int, with_state: bool, state_dim: int = 0
+    ) -> None:
         """``state_dim``: numbers of the state in the text, padded with 0; fewer have no effect."""
-        self.tokenizer, self.length, self.bos_id, self.with_state, self.state_dim = tokenizer, length, bos_id, with_state, state_dim
+        self.tokenizer, self.length, self.bos_id, self.with_state, self.state_dim = (
+            tokenizer,
+            length,
+            bos_id,
+            with_state,
+            state_dim,
+        )
 
     def texts(self, instruction: str, state: Tensor) -> list[str]:
         """Return the pieces of text to tokenise.
@@ -72,10 +80,16 @@ class PromptEncoder:
 
     def ids(self, instruction: str, state: Tensor) -> list[int]:
         """Return unpadded ids."""
-        pieces = [self.tokenizer.encode(text, add_special_tokens=False).ids for text in self.texts(instruction, state)]
+        pieces = [
+            self.tokenizer.encode(text, add_special_tokens=False).ids
+            for text in self.texts(instruction, state)
+        ]
         return [self.bos_id, *(token for piece in pieces for token in piece)]
 
     def __call__(self, instructions: list[str], states: Tensor) -> tuple[Tensor, Tensor]:
         """Return ids int64 and mask bool ``[B, length]``. Raises UserError for longer prompts."""
         pairs = zip(instructions, states.cpu(), strict=True)
-        return padded_prompts([(instruction, self.ids(instruction, state)) for instruction, state in pairs], self.length)
+        return padded_prompts(
+            [(instruction, self.ids(instruction, state)) for instruction, state in pairs],
+            self.length,
+        )

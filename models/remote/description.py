@@ -34,23 +34,36 @@ def spec_of(said: Any, options: RemoteOptions) -> tuple[PolicySpec, int]:
     try:
         spec = _spec(_map(said, "spec"))
     except _Wrong as wrong:
-        raise UserError(f"{options.url} describes its policy wrongly ({wrong}): the server needs another version of rlinf-vla") from None
+        raise UserError(
+            f"{options.url} describes its policy wrongly ({wrong}): the server needs another version of rlinf-vla"
+        ) from None
     for name in ("action_dim", "state_dim"):
         given, found = getattr(options, name), getattr(spec, name)
         if given not in (None, found):
-            raise UserError(f"model.options.{name}={given}: the policy of {options.url} has {found}: leave it out")
+            raise UserError(
+                f"model.options.{name}={given}: the policy of {options.url} has {found}: leave it out"
+            )
     if options.chunk is not None and options.chunk > spec.chunk:
-        raise UserError(f"model.options.chunk={options.chunk}: the policy of {options.url} gives {spec.chunk} actions: use at most these")
+        raise UserError(
+            f"model.options.chunk={options.chunk}: the policy of {options.url} gives {spec.chunk} actions: use at most these"
+        )
     return replace(spec, chunk=options.chunk or spec.chunk), spec.chunk
 
 
 def _spec(said: Mapping[str, Any]) -> PolicySpec:
-    chunk, action_dim, state_dim = (_number(said, name, 0 if name == "state_dim" else 1, most) for name, most in GREATEST.items())
+    chunk, action_dim, state_dim = (
+        _number(said, name, 0 if name == "state_dim" else 1, most)
+        for name, most in GREATEST.items()
+    )
     images = _map(said.get("images"), "images")
     if len(images) > IMAGES:
         raise _Wrong(f"more than {IMAGES} images")
     sizes = {_text(name, "images"): _size(size) for name, size in images.items()}
-    env = {key: _text(value, "env") for key, value in _map(said.get("env", {}), "env").items() if key in ENV}
+    env = {
+        key: _text(value, "env")
+        for key, value in _map(said.get("env", {}), "env").items()
+        if key in ENV
+    }
     cameras = {"cameras": list(sizes)} if env else {}
     remarks = said.get("remarks", [])
     if not isinstance(remarks, list) or len(remarks) > REMARKS:
@@ -62,7 +75,9 @@ def _spec(said: Mapping[str, Any]) -> PolicySpec:
     convention = _convention(_map(said.get("convention", {}), "convention"))
     suite = said.get("suite")
     known = None if suite is None else _text(suite, "suite")
-    return PolicySpec(chunk, action_dim, state_dim, sizes, convention, env | cameras, lines, bars, known)
+    return PolicySpec(
+        chunk, action_dim, state_dim, sizes, convention, env | cameras, lines, bars, known
+    )
 
 
 def _convention(said: Mapping[str, Any]) -> Convention:
@@ -98,7 +113,11 @@ def _number(said: Mapping[str, Any], name: str, least: int, most: int) -> int:
 
 
 def _size(said: Any) -> tuple[int, int]:
-    if not isinstance(said, list) or len(said) != 2 or any(type(each) is not int or not 1 <= each <= SIDE for each in said):
+    if (
+        not isinstance(said, list)
+        or len(said) != 2
+        or any(type(each) is not int or not 1 <= each <= SIDE for each in said)
+    ):
         raise _Wrong("images")
     return said[0], said[1]
 

@@ -69,34 +69,74 @@ class ForeignServer:
 
     def _spec(self, options: RemoteOptions, name: str) -> PolicySpec:
         known = [each for each in self._keys.state.values() if each is not None]
-        state_dim = options.state_dim if options.state_dim is not None else sum(known) if len(known) == len(self._keys.state) else None
+        state_dim = (
+            options.state_dim
+            if options.state_dim is not None
+            else sum(known)
+            if len(known) == len(self._keys.state)
+            else None
+        )
         action_dim = options.action_dim or self._meaning.action_dim
-        for option, value in (("chunk", options.chunk), ("action_dim", action_dim), ("state_dim", state_dim)):
+        for option, value in (
+            ("chunk", options.chunk),
+            ("action_dim", action_dim),
+            ("state_dim", state_dim),
+        ):
             if value is None:
-                raise UserError(f"{self._url} does not describe its policy: set model.options.{option} (keys={name} does not say it)")
+                raise UserError(
+                    f"{self._url} does not describe its policy: set model.options.{option} (keys={name} does not say it)"
+                )
         if state_dim not in (0, sum(known)) and len(known) == len(self._keys.state):
-            raise UserError(f"model.options.state_dim={state_dim}: keys={name} has a state of {sum(known)} numbers: use that, or 0")
+            raise UserError(
+                f"model.options.state_dim={state_dim}: keys={name} has a state of {sum(known)} numbers: use that, or 0"
+            )
         assert options.chunk is not None and action_dim is not None and state_dim is not None
         size = options.image_size or IMAGE_SIZE
         env = {**self._meaning.env, "cameras": list(self._images)}
         remark = f"{self._url} chooses how it samples: evaluation.modes and rollout.temperature do not reach it"
         return PolicySpec(
-            *(options.chunk, action_dim, state_dim, dict.fromkeys(self._images, (size, size)), self._meaning.convention, env, (remark,)),
+            *(
+                options.chunk,
+                action_dim,
+                state_dim,
+                dict.fromkeys(self._images, (size, size)),
+                self._meaning.convention,
+                env,
+                (remark,),
+            ),
             bars=0.5,
         )
 
     def prepare(self, obs: Observation) -> Inputs:
-        images = {f"image.{name}": padded(obs.images[name], size) for name, size in self.spec.images.items()}
-        return images | {"state": obs.state[:, : self.spec.state_dim], "instruction": as_bytes(obs.instruction)}
+        images = {
+            f"image.{name}": padded(obs.images[name], size)
+            for name, size in self.spec.images.items()
+        }
+        return images | {
+            "state": obs.state[:, : self.spec.state_dim],
+            "instruction": as_bytes(obs.instruction),
+        }
 
     def act(self, inputs: Inputs, noise: Noise | None, temperature: float) -> Tensor:
         """Return float32 ``[B, C, D]``. Raises Failure."""
         rows = len(inputs["state"])
-        seeds = [None] * rows if noise is None else (noise.uniform(1)[:, 0].double() * 2**31).long().tolist()
-        requests = [self._request({name: value[row] for name, value in inputs.items()}, seeds[row]) for row in range(rows)]
+        seeds = (
+            [None] * rows
+            if noise is None
+            else (noise.uniform(1)[:, 0].double() * 2**31).long().tolist()
+        )
+        requests = [
+            self._request({name: value[row] for name, value in inputs.items()}, seeds[row])
+            for row in range(rows)
+        ]
         answers = self._connections.ask(requests)
         spec = self.spec
-        return torch.stack([checked(self._actions(each), self._url, (), spec.chunk, spec.action_dim) for each in answers])
+        return torch.stack(
+            [
+                checked(self._actions(each), self._url, (), spec.chunk, spec.action_dim)
+                for each in answers
+            ]
+        )
 
     def begin_control(self) -> None:
         self._connections.begin_control()
@@ -105,14 +145,18 @@ class ForeignServer:
         self._connections.close()
 
     def _request(self, row: Inputs, seed: int | None) -> dict[str, Any]:
-        message: dict[str, Any] = {key: row[f"image.{camera}"].numpy() for camera, key in self._images.items()}
+        message: dict[str, Any] = {
+            key: row[f"image.{camera}"].numpy() for camera, key in self._images.items()
+        }
         start = 0
         for key, count in self._keys.state.items() if self.spec.state_dim else ():
             end = self.spec.state_dim if count is None else start + count
             message[key], start = row["state"][start:end].numpy(), end
         message[self._keys.prompt] = as_text(row["instruction"])
         if self._dialect == VLLM_OMNI:
-            message |= {"endpoint": "infer"} if seed is None else {"endpoint": "infer", "seed": seed}
+            message |= (
+                {"endpoint": "infer"} if seed is None else {"endpoint": "infer", "seed": seed}
+            )
         return message
 
     def _actions(self, answer: Any) -> Any:
@@ -120,7 +164,11 @@ class ForeignServer:
         if not isinstance(answer, dict):
             return answer
         if str(answer.get("type")) == "error" or "error" in answer:
-            raise Failure(f"the policy server {self._url} refuses: {shown(str(answer.get('message', answer.get('error', '-'))))}")
+            raise Failure(
+                f"the policy server {self._url} refuses: {shown(str(answer.get('message', answer.get('error', '-'))))}"
+            )
         if "actions" not in answer:
-            raise Failure(f"the policy server {self._url} sends no actions, but {shown(', '.join(map(str, answer)) or 'an empty map')}")
+            raise Failure(
+                f"the policy server {self._url} sends no actions, but {shown(', '.join(map(str, answer)) or 'an empty map')}"
+            )
         return answer["actions"]

@@ -24,7 +24,11 @@ OURS = "rlinf_vla"
 
 def is_ours(metadata: Mapping[str, Any], options: RemoteOptions) -> bool:
     """Whether the server is ours, and the options do not treat it as another project's."""
-    return isinstance(metadata.get(OURS), dict) and options.keys in (None, NATIVE) and options.spoken == OPENPI
+    return (
+        isinstance(metadata.get(OURS), dict)
+        and options.keys in (None, NATIVE)
+        and options.spoken == OPENPI
+    )
 
 
 def provenance(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,7 +53,14 @@ class OurServer:
     def prepare(self, obs: Observation) -> Inputs:
         return raw_inputs(obs, self.spec)
 
-    def act(self, inputs: Inputs, noise: Noise | None, temperature: float, committed: Tensor | None = None, frozen: int = 0) -> Tensor:
+    def act(
+        self,
+        inputs: Inputs,
+        noise: Noise | None,
+        temperature: float,
+        committed: Tensor | None = None,
+        frozen: int = 0,
+    ) -> Tensor:
         """Return float32 ``[B, C, D]``. ``committed``, ``frozen``: of ``RealTimeChunking``.
 
         Raises Failure, and UserError if the server takes fewer rows.
@@ -57,7 +68,9 @@ class OurServer:
         rows = len(inputs["state"])
         if type(self._most_rows) is int and rows > self._most_rows:
             most = self._most_rows
-            raise UserError(f"{self._url} takes {most} rows of a policy call, not {rows}: set rollout.batch_size={most}, or serve more")
+            raise UserError(
+                f"{self._url} takes {most} rows of a policy call, not {rows}: set rollout.batch_size={most}, or serve more"
+            )
         message = observation_message(inputs) | {"temperature": temperature}
         if noise is not None:
             message |= _keys(noise)
@@ -65,7 +78,9 @@ class OurServer:
             message |= {"committed": committed.numpy(), "frozen": frozen}
         (answer,) = self._connections.ask([message])
         actions = answer.get("actions") if isinstance(answer, dict) else None
-        return checked(actions, self._url, (rows,), self._chunk, self.spec.action_dim)[:, : self.spec.chunk]
+        return checked(actions, self._url, (rows,), self._chunk, self.spec.action_dim)[
+            :, : self.spec.chunk
+        ]
 
     def begin_control(self) -> None:
         self._connections.begin_control()
@@ -77,7 +92,13 @@ class OurServer:
 def _keys(noise: Noise) -> dict[str, Any]:
     """Return what the server needs to draw the same numbers."""
     if not isinstance(noise, KeyedNoise):
-        raise TypeError(f"{type(noise).__name__} has no keys, so a server cannot draw the same numbers")
+        raise TypeError(
+            f"{type(noise).__name__} has no keys, so a server cannot draw the same numbers"
+        )
     keys = noise.keys
     episode = {"task": keys.task % MAX_TASKS, "seed": keys.seed, "attempt": keys.task // MAX_TASKS}
-    return {"run_seed": keys.run_seed, "episode": {name: value.numpy() for name, value in episode.items()}, "step": keys.step.numpy()}
+    return {
+        "run_seed": keys.run_seed,
+        "episode": {name: value.numpy() for name, value in episode.items()},
+        "step": keys.step.numpy(),
+    }

@@ -59,13 +59,21 @@ class RemotePolicy(Policy):
         Raises UserError if there is no server, or its answer and the options leave something open.
         """
         metadata = metadata_of(config)
-        server = ours.OurServer(config, metadata) if ours.is_ours(metadata, config) else ForeignServer(config)
+        server = (
+            ours.OurServer(config, metadata)
+            if ours.is_ours(metadata, config)
+            else ForeignServer(config)
+        )
         return RemoteFlowPolicy(server) if server.real_time_chunking else cls(server)
 
     @classmethod
     def provenance(cls, config: RemoteOptions) -> dict[str, Any]:
         metadata = metadata_of(config)
-        return ours.provenance(metadata) if ours.is_ours(metadata, config) else {"sha256": None, "device": None}
+        return (
+            ours.provenance(metadata)
+            if ours.is_ours(metadata, config)
+            else {"sha256": None, "device": None}
+        )
 
     def fit_instructions(self, instructions: Sequence[str]) -> None:
         as_bytes(list(instructions))
@@ -103,7 +111,14 @@ class RemotePolicy(Policy):
 class RemoteFlowPolicy(RemotePolicy):
     """A policy on a server that continues committed actions (``RealTimeChunking``)."""
 
-    def act_with_prefix(self, features: Inputs, noise: Noise | None, temperature: float, committed: Tensor, frozen: int) -> ActionSample:
+    def act_with_prefix(
+        self,
+        features: Inputs,
+        noise: Noise | None,
+        temperature: float,
+        committed: Tensor,
+        frozen: int,
+    ) -> ActionSample:
         assert isinstance(self.server, ours.OurServer)
         return _sample(self.server.act(features, noise, temperature, committed, frozen))
 
@@ -114,4 +129,6 @@ def _sample(actions: Tensor) -> ActionSample:
 
 
 def _refuse() -> NoReturn:
-    raise UserError("model=remote: its weights are on a server, so it cannot learn, nor be saved: choose the model itself")
+    raise UserError(
+        "model=remote: its weights are on a server, so it cannot learn, nor be saved: choose the model itself"
+    )

@@ -43,11 +43,17 @@ SMOLVLM2_500M: dict[str, Any] = {
     "scale_factor": 4,
 }
 """Sizes of VLM."""
-_EMBEDDING, _LM_HEAD = "vlm_with_expert.vlm.model.text_model.embed_tokens.weight", "vlm_with_expert.vlm.lm_head.weight"
+_EMBEDDING, _LM_HEAD = (
+    "vlm_with_expert.vlm.model.text_model.embed_tokens.weight",
+    "vlm_with_expert.vlm.lm_head.weight",
+)
 _TEXT, _VISION = tuple(SMOLVLM2_500M["text_config"]), tuple(SMOLVLM2_500M["vision_config"])
 TABLE: Table = {
     **KEYS,
-    **keys(Use.READ, "resize_imgs_with_padding tokenizer_max_length num_steps vlm_model_name attention_mode num_expert_layers"),
+    **keys(
+        Use.READ,
+        "resize_imgs_with_padding tokenizer_max_length num_steps vlm_model_name attention_mode num_expert_layers",
+    ),
     **keys(Use.READ, "num_vlm_layers self_attn_every_n_layers expert_width_multiplier"),
     "add_image_special_tokens": Only(False),
     **keys(Use.SPEED, "prefix_length pad_language_to"),
@@ -60,7 +66,9 @@ def read_document(directory: Path) -> dict[str, Any]:
     """Return config.json. Raises UserError if it is not SmolVLA's."""
     document = read_config(directory)
     if document.get("type") != "smolvla":
-        raise UserError(f"{directory / CONFIG}: type is {document.get('type')!r}, not 'smolvla': choose another model or model.checkpoint")
+        raise UserError(
+            f"{directory / CONFIG}: type is {document.get('type')!r}, not 'smolvla': choose another model or model.checkpoint"
+        )
     return document
 
 
@@ -72,11 +80,15 @@ def network_config(directory: Path, document: Mapping[str, Any]) -> SmolVLAConfi
     depth, layers = document["num_vlm_layers"], text["num_hidden_layers"]
     depth = min(depth, layers) if depth > 0 else layers
     if document["num_expert_layers"] > 0 and document["num_expert_layers"] != depth:
-        raise UserError(f"{directory / CONFIG}: num_expert_layers={document['num_expert_layers']} is not supported, {depth} is: {_OTHER}")
+        raise UserError(
+            f"{directory / CONFIG}: num_expert_layers={document['num_expert_layers']} is not supported, {depth} is: {_OTHER}"
+        )
     size = [vision["image_size"]] * 2
     if document["resize_imgs_with_padding"] != size:
         given = document["resize_imgs_with_padding"]
-        raise UserError(f"{directory / CONFIG}: resize_imgs_with_padding={given} is not supported, {size} is: {_OTHER}")
+        raise UserError(
+            f"{directory / CONFIG}: resize_imgs_with_padding={given} is not supported, {size} is: {_OTHER}"
+        )
     every, crossed = document["self_attn_every_n_layers"], "cross" in document["attention_mode"]
     return SmolVLAConfig(
         text=text,
@@ -118,7 +130,9 @@ def read_state(directory: Path) -> State:
         if not name.startswith(BUFFER_PREFIXES)
     }
     if not any(name.startswith("vlm_with_expert.") for name in state):
-        raise UserError(f"{directory} holds no weights of a SmolVLA (first key {min(stored)}): {_OTHER}")
+        raise UserError(
+            f"{directory} holds no weights of a SmolVLA (first key {min(stored)}): {_OTHER}"
+        )
     if _EMBEDDING in state:
         state.setdefault(_LM_HEAD, state[_EMBEDDING])
     return state
@@ -128,7 +142,11 @@ def read_buffers(directory: Path) -> dict[str, Tensor]:
     """Return statistics among the weights, where lerobot kept them before it had processors."""
     if has_processors(directory):
         return {}
-    return {name: value.read().clone() for name, value in read_weights(directory).items() if name.startswith(BUFFER_PREFIXES)}
+    return {
+        name: value.read().clone()
+        for name, value in read_weights(directory).items()
+        if name.startswith(BUFFER_PREFIXES)
+    }
 
 
 def stored_tensors(state: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -136,8 +154,12 @@ def stored_tensors(state: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -
     return {f"model.{name}": value for name, value in state.items()} | dict(buffers)
 
 
-def stored_dtypes(dtypes: Mapping[str, torch.dtype], buffers: Mapping[str, Tensor]) -> dict[str, torch.dtype]:
-    return {f"model.{name}": value for name, value in dtypes.items()} | dict.fromkeys(buffers, torch.float32)
+def stored_dtypes(
+    dtypes: Mapping[str, torch.dtype], buffers: Mapping[str, Tensor]
+) -> dict[str, torch.dtype]:
+    return {f"model.{name}": value for name, value in dtypes.items()} | dict.fromkeys(
+        buffers, torch.float32
+    )
 
 
 def copy_files(source: Path, tokenizer: Path, target: Path) -> None:

@@ -48,7 +48,10 @@ class Attention(nn.Module):
     def __init__(self, text: Any, width: int, cross: bool) -> None:
         super().__init__()
         self.head_dim, self.cross = text.head_dim, cross
-        own, keys = text.num_attention_heads * self.head_dim, text.num_key_value_heads * self.head_dim
+        own, keys = (
+            text.num_attention_heads * self.head_dim,
+            text.num_key_value_heads * self.head_dim,
+        )
         self.q_proj = nn.Linear(width, own, bias=False)
         self.k_proj = nn.Linear(keys if cross else width, keys, bias=False)
         self.v_proj = nn.Linear(keys if cross else width, keys, bias=False)
@@ -64,14 +67,21 @@ class Attention(nn.Module):
         if self.cross:
             assert before is not None
             k, v = (
-                self._heads(proj(each.transpose(1, 2).flatten(2))) for proj, each in zip((self.k_proj, self.v_proj), before, strict=True)
+                self._heads(proj(each.transpose(1, 2).flatten(2)))
+                for proj, each in zip((self.k_proj, self.v_proj), before, strict=True)
             )
             keys, values = k, v
         else:
             k, v = rotate(self._heads(self.k_proj(x)), *rotation), self._heads(self.v_proj(x))
-            keys, values = (k, v) if before is None else (torch.cat([before[0], k], dim=2), torch.cat([before[1], v], dim=2))
+            keys, values = (
+                (k, v)
+                if before is None
+                else (torch.cat([before[0], k], dim=2), torch.cat([before[1], v], dim=2))
+            )
         q = rotate(self._heads(self.q_proj(x)), *rotation)
-        heads = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask.to(q.dtype), enable_gqa=True)
+        heads = F.scaled_dot_product_attention(
+            q, keys, values, attn_mask=mask.to(q.dtype), enable_gqa=True
+        )
         return self.o_proj(heads.transpose(1, 2).flatten(2)), (k, v)
 
     def _heads(self, x: Tensor) -> Tensor:
@@ -99,7 +109,14 @@ class Layer(nn.Module):
 class Stream(nn.Module):
     """Llama layers through which one kind of tokens passes, with a final norm."""
 
-    def __init__(self, sizes: dict[str, Any], width: int, mlp_dim: int, cross: tuple[bool, ...], embedding: bool) -> None:
+    def __init__(
+        self,
+        sizes: dict[str, Any],
+        width: int,
+        mlp_dim: int,
+        cross: tuple[bool, ...],
+        embedding: bool,
+    ) -> None:
         from transformers import LlamaConfig
 
         from ..fused_llama import RMSNorm
@@ -114,15 +131,24 @@ class Stream(nn.Module):
         self.head_dim: int = sizes["head_dim"]
         self.cross = cross
 
-    def forward(self, x: Tensor, own: Tensor, positions: Tensor, before: Prefix | None = None) -> tuple[Tensor, KeysAndValues]:
+    def forward(
+        self, x: Tensor, own: Tensor, positions: Tensor, before: Prefix | None = None
+    ) -> tuple[Tensor, KeysAndValues]:
         """Return the normalised last states and each layer's keys and values.
 
         ``x``: ``[B, N, width]``; ``own``: bool ``[B, N, N]``, the attention mask over ``x``;
         ``positions``: int64 ``[B, N]``. ``before``: tokens that all of ``x`` attend to.
         """
-        visible = own if before is None else torch.cat([before.mask[:, None].expand(-1, x.shape[1], -1), own], dim=2)
+        visible = (
+            own
+            if before is None
+            else torch.cat([before.mask[:, None].expand(-1, x.shape[1], -1), own], dim=2)
+        )
         mask = additive_mask(visible, x.dtype)
-        rotation, from_zero = rotations(positions, self.head_dim), rotations(positions - positions[:, :1], self.head_dim)
+        rotation, from_zero = (
+            rotations(positions, self.head_dim),
+            rotations(positions - positions[:, :1], self.head_dim),
+        )
         pairs: KeysAndValues = []
         for index, (layer, cross) in enumerate(zip(self.layers, self.cross, strict=True)):
             count = visible.shape[2] - x.shape[1] if cross else visible.shape[2]
@@ -135,20 +161,40 @@ class Stream(nn.Module):
 def vlm_with_expert(config: SmolVLAConfig) -> nn.ModuleDict:
     """Both streams, nested and named as in lerobot."""
     from transformers import SmolVLMConfig, SmolVLMVisionConfig
-    from transformers.models.smolvlm.modeling_smolvlm import SmolVLMConnector, SmolVLMVisionTransformer
+    from transformers.models.smolvlm.modeling_smolvlm import (
+        SmolVLMConnector,
+        SmolVLMVisionTransformer,
+    )
 
     vision = SmolVLMVisionConfig(**config.vision)
     vision._attn_implementation = "sdpa"
     width = config.text["hidden_size"]
-    joined = SmolVLMConfig(text_config=config.text, vision_config=config.vision, scale_factor=config.scale_factor)
+    joined = SmolVLMConfig(
+        text_config=config.text, vision_config=config.vision, scale_factor=config.scale_factor
+    )
     vlm = {
         "vision_model": SmolVLMVisionTransformer(vision),
         "connector": SmolVLMConnector(joined),
-        "text_model": Stream(config.text, width, config.text["intermediate_size"], (False,) * len(config.cross), embedding=True),
+        "text_model": Stream(
+            config.text,
+            width,
+            config.text["intermediate_size"],
+            (False,) * len(config.cross),
+            embedding=True,
+        ),
     }
-    unused = nn.Linear(width, config.text["vocab_size"], bias=False).requires_grad_(False)  # but in every published file
-    expert = Stream(config.text, config.expert_width, config.expert_mlp_dim, config.cross, embedding=False)
-    return nn.ModuleDict({"vlm": nn.ModuleDict({"model": nn.ModuleDict(vlm), "lm_head": unused}), "lm_expert": expert})
+    unused = nn.Linear(width, config.text["vocab_size"], bias=False).requires_grad_(
+        False
+    )  # but in every published file
+    expert = Stream(
+        config.text, config.expert_width, config.expert_mlp_dim, config.cross, embedding=False
+    )
+    return nn.ModuleDict(
+        {
+            "vlm": nn.ModuleDict({"model": nn.ModuleDict(vlm), "lm_head": unused}),
+            "lm_expert": expert,
+        }
+    )
 
 
 class SmolVLANetwork(nn.Module):
@@ -172,36 +218,58 @@ class SmolVLANetwork(nn.Module):
         """
         embeds, mask = self.embed_prefix(images, token_ids, token_mask)
         positions = mask.cumsum(1) - 1
-        states, pairs = self.vlm_with_expert.vlm.model.text_model(embeds, mask[:, None, :] & mask[:, :, None], positions)
+        states, pairs = self.vlm_with_expert.vlm.model.text_model(
+            embeds, mask[:, None, :] & mask[:, :, None], positions
+        )
         return Prefix(states, pairs, mask)
 
-    def embed_prefix(self, images: Tensor, token_ids: Tensor, token_mask: Tensor) -> tuple[Tensor, Tensor]:
+    def embed_prefix(
+        self, images: Tensor, token_ids: Tensor, token_mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Return embeddings ``[B, P, width]`` of images and text, and their mask ``[B, P]``."""
         vlm = self.vlm_with_expert.vlm.model
-        patches = vlm.connector(self._patches(images.flatten(0, 1))).unflatten(0, images.shape[:2]).flatten(1, 2)
+        patches = (
+            vlm.connector(self._patches(images.flatten(0, 1)))
+            .unflatten(0, images.shape[:2])
+            .flatten(1, 2)
+        )
         text = F.embedding(token_ids, vlm.text_model.embed_tokens.weight)
         seen = token_mask.new_ones(patches.shape[:2])
-        return torch.cat([patches, text.to(patches.dtype)], dim=1) * patches.shape[-1] ** 0.5, torch.cat([seen, token_mask], dim=1)
+        return torch.cat([patches, text.to(patches.dtype)], dim=1) * patches.shape[
+            -1
+        ] ** 0.5, torch.cat([seen, token_mask], dim=1)
 
     def _patches(self, pixels: Tensor) -> Tensor:
         """Encode whole images of the model's size, whose patches are numbered row by row."""
         vision = self.vlm_with_expert.vlm.model.vision_model
         embeddings = vision.embeddings
-        patches = embeddings.patch_embedding(pixels.to(embeddings.patch_embedding.weight.dtype)).flatten(2).transpose(1, 2)
+        patches = (
+            embeddings.patch_embedding(pixels.to(embeddings.patch_embedding.weight.dtype))
+            .flatten(2)
+            .transpose(1, 2)
+        )
         embedded = patches + embeddings.position_embedding.weight
         return vision.post_layernorm(vision.encoder(inputs_embeds=embedded).last_hidden_state)
 
     def with_state(self, prefix: Prefix, state: Tensor) -> Prefix:
         """Append the token of the state ``[B, state_dim]``, which attends to images and text."""
-        token = self.state_proj(state.to(self.state_proj.weight.dtype))[:, None].to(prefix.states.dtype)
+        token = self.state_proj(state.to(self.state_proj.weight.dtype))[:, None].to(
+            prefix.states.dtype
+        )
         alone = prefix.mask.new_ones(len(state), 1, 1)
-        states, pairs = self.vlm_with_expert.vlm.model.text_model(token, alone, prefix.mask.sum(1, keepdim=True), prefix)
+        states, pairs = self.vlm_with_expert.vlm.model.text_model(
+            token, alone, prefix.mask.sum(1, keepdim=True), prefix
+        )
         joined = [
             (torch.cat([k, own_k], dim=2), torch.cat([v, own_v], dim=2))
             for (k, v), (own_k, own_v) in zip(prefix.keys_and_values, pairs, strict=True)
         ]
         states = states[..., : prefix.states.shape[2]]  # none if they were not packed
-        return Prefix(torch.cat([prefix.states, states], dim=1), joined, torch.cat([prefix.mask, alone[:, 0]], dim=1))
+        return Prefix(
+            torch.cat([prefix.states, states], dim=1),
+            joined,
+            torch.cat([prefix.mask, alone[:, 0]], dim=1),
+        )
 
     def embed_suffix(self, x: Tensor, time: Tensor) -> Tensor:
         """Return suffix tokens ``[B, H, width]``."""
@@ -209,7 +277,9 @@ class SmolVLANetwork(nn.Module):
         mixed = with_time(actions, time, self.config.min_period, self.config.max_period)
         return self.action_time_mlp_out(F.silu(self.action_time_mlp_in(mixed)))
 
-    def velocity(self, prefix: Prefix, state: Tensor, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
+    def velocity(
+        self, prefix: Prefix, state: Tensor, x: Tensor, time: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Return the velocity and the expert's last states ``[B, H, width]``.
 
         The velocity ``E[noise - action | x]`` is float32 ``[B, H, action_dim]``. ``time``: ``[B]``,
@@ -218,7 +288,11 @@ class SmolVLANetwork(nn.Module):
         """
         embeds = self.embed_suffix(x, time).to(prefix.keys_and_values[0][0].dtype)
         count = embeds.shape[1]
-        own = torch.ones(count, count, dtype=torch.bool, device=x.device).tril().expand(len(x), -1, -1)
+        own = (
+            torch.ones(count, count, dtype=torch.bool, device=x.device)
+            .tril()
+            .expand(len(x), -1, -1)
+        )
         positions = prefix.mask.sum(1, keepdim=True) + torch.arange(count, device=x.device)
         states, _ = self.vlm_with_expert.lm_expert(embeds, own, positions, prefix)
         return self.action_out_proj(states.to(self.action_out_proj.weight.dtype)).float(), states

@@ -15,21 +15,29 @@ RESOLUTION = 1e-6
 """Relative difference below which scores count as equal: sums of float32 rewards are rounded."""
 
 
-def chunk_rewards(reward: Tensor, valid: Tensor, gamma: float, unit: str = "step") -> tuple[Tensor, Tensor]:
+def chunk_rewards(
+    reward: Tensor, valid: Tensor, gamma: float, unit: str = "step"
+) -> tuple[Tensor, Tensor]:
     """Treat a chunk of n executed steps as one step of a semi-Markov decision process.
 
     Sutton, Precup and Singh 1999. reward, valid: ``[..., C]``. Returns the discounted reward
     ``sum_i gamma**i r_i`` and the discount ``gamma**n``, both ``[...]``. With ``unit="chunk"``,
     returns the plain sum and ``gamma`` (``gamma**0`` where nothing was executed).
     """
-    elapsed = (valid.cumsum(-1) - 1).clamp(min=0).to(reward.dtype)  # with a deadline the first executed action may have any place
+    elapsed = (
+        (valid.cumsum(-1) - 1).clamp(min=0).to(reward.dtype)
+    )  # with a deadline the first executed action may have any place
     duration = valid.sum(-1)
     if unit == "chunk":
         elapsed, duration = torch.zeros_like(elapsed), duration.clamp(max=1)
-    return torch.where(valid, reward * gamma**elapsed, 0).sum(-1), gamma ** duration.to(reward.dtype)
+    return torch.where(valid, reward * gamma**elapsed, 0).sum(-1), gamma ** duration.to(
+        reward.dtype
+    )
 
 
-def gae(trajectory: Trajectory, gamma: float, gae_lambda: float, unit: str = "step") -> tuple[Tensor, Tensor]:
+def gae(
+    trajectory: Trajectory, gamma: float, gae_lambda: float, unit: str = "step"
+) -> tuple[Tensor, Tensor]:
     """Return GAE advantages on chunks and the returns ``advantage + value``, both ``[T, B]``.
 
     Schulman et al. 2016, eq. 16. ``gamma`` is per control step (or per chunk: ``unit``),
@@ -41,7 +49,11 @@ def gae(trajectory: Trajectory, gamma: float, gae_lambda: float, unit: str = "st
     terminated = (trajectory.terminated & trajectory.valid).any(-1)
     following = torch.cat([trajectory.value[1:], torch.zeros_like(trajectory.value[:1])])
     following = torch.where(trajectory.cut, trajectory.bootstrap_value, following)
-    delta = reward + discount * torch.where(terminated & ~trajectory.cut, 0, following) - trajectory.value
+    delta = (
+        reward
+        + discount * torch.where(terminated & ~trajectory.cut, 0, following)
+        - trajectory.value
+    )
     carry = torch.where(terminated | trajectory.cut, 0, discount * gae_lambda)
     advantage = torch.zeros_like(delta)
     running = torch.zeros_like(delta[0])
@@ -61,7 +73,9 @@ def episode_returns(calls: Trajectory, gamma: float, unit: str = "step") -> Tens
     # every call of an episode but its last executes its whole chunk
     elapsed = calls.step if unit == "step" else calls.step // calls.reward.shape[-1]
     ids = calls.episode_ids()
-    return reward.new_zeros(count_of(ids)).index_add(0, ids, gamma ** elapsed.to(reward.dtype) * reward)
+    return reward.new_zeros(count_of(ids)).index_add(
+        0, ids, gamma ** elapsed.to(reward.dtype) * reward
+    )
 
 
 def count_of(ids: Tensor) -> int:
@@ -84,11 +98,16 @@ def all_equal(values: Tensor, group: Tensor) -> Tensor:
     The standard deviation is no test: the rounded mean of equal numbers often differs from them.
     """
     zeros = torch.zeros(count_of(group), dtype=values.dtype, device=values.device)
-    low, high = (zeros.scatter_reduce(0, group, values, kind, include_self=False) for kind in ("amin", "amax"))
+    low, high = (
+        zeros.scatter_reduce(0, group, values, kind, include_self=False)
+        for kind in ("amin", "amax")
+    )
     return high - low <= RESOLUTION * torch.maximum(low.abs(), high.abs())
 
 
-def relative_advantages(score: Tensor, group: Tensor, baseline: str, scale: str, eps: float = 1e-6) -> Tensor:
+def relative_advantages(
+    score: Tensor, group: Tensor, baseline: str, scale: str, eps: float = 1e-6
+) -> Tensor:
     """Return each episode's advantage relative to a baseline, ``[E]``.
 
     ``score`` and ``group`` (int64, from 0 on): ``[E]``. ``baseline``: mean of the episode's group
@@ -107,7 +126,9 @@ def relative_advantages(score: Tensor, group: Tensor, baseline: str, scale: str,
             difference = difference * (size / (size - 1).clamp(min=1))[group]
     if scale == "none":
         return difference
-    return difference / ((std[group] if scale == "group_std" else difference.std(unbiased=False)) + eps)
+    return difference / (
+        (std[group] if scale == "group_std" else difference.std(unbiased=False)) + eps
+    )
 
 
 def standardise(values: Tensor, mask: Tensor, eps: float = 1e-8) -> Tensor:
@@ -127,4 +148,8 @@ def explained_variance(prediction: Tensor, target: Tensor, mask: Tensor) -> floa
     """Return ``1 - Var[target - prediction] / Var[target]`` over ``mask``; NaN without variance."""
     prediction, target = prediction[mask].double(), target[mask].double()
     variance = target.var(unbiased=False)
-    return float(1 - (target - prediction).var(unbiased=False) / variance) if variance > 0 else float("nan")
+    return (
+        float(1 - (target - prediction).var(unbiased=False) / variance)
+        if variance > 0
+        else float("nan")
+    )

@@ -9,7 +9,9 @@ from rlinf_vla.core.transitions import Transitions
 from rlinf_vla.core.types import Inputs
 
 
-def shift_images(inputs: Inputs, pad: int, generator: torch.Generator, batch: Transitions | None = None) -> Inputs:
+def shift_images(
+    inputs: Inputs, pad: int, generator: torch.Generator, batch: Transitions | None = None
+) -> Inputs:
     """Shift all images of ``image.*`` at random (DrQ, Kostrikov et al. 2021); ``pad=0``: off.
 
     ``batch``: to which ``inputs`` belong, and for all rows of which shifts are drawn.

@@ -36,7 +36,9 @@ class DemonstrationConfig:
     """Camera names that differ, as policy:dataset pairs: [base:front]."""
     episodes: Count = 300
     """Number of episodes of the scripted expert."""
-    noise: Annotated[list[Annotated[float, Range(0, 100)]], NonEmpty()] = field(default_factory=lambda: [0.0, 0.3, 0.6])
+    noise: Annotated[list[Annotated[float, Range(0, 100)]], NonEmpty()] = field(
+        default_factory=lambda: [0.0, 0.3, 0.6]
+    )
     """Standard deviations of the noise on executed (not on imitated) actions, drawn per episode."""
     random_actions: Probability = 0.05
     """Fraction of uniformly random actions in the episodes with noise."""
@@ -124,10 +126,21 @@ class OptimizerConfig:
     def optimizers(self, parameters: Mapping[str, Tensor]) -> dict[str, Optimizer]:
         actor = [value for name, value in parameters.items() if not name.startswith(CRITIC)]
         critic = [value for name, value in parameters.items() if name.startswith(CRITIC)]
-        groups = [{"params": actor, "lr": self.learning_rate}, {"params": critic, "lr": self.value_learning_rate}]
+        groups = [
+            {"params": actor, "lr": self.learning_rate},
+            {"params": critic, "lr": self.value_learning_rate},
+        ]
         # on a GPU the default would take as much memory in a step as the weights
         fused = all(value.is_cuda for value in parameters.values()) or None
-        return {"policy": torch.optim.AdamW(groups, betas=self.betas, eps=self.epsilon, weight_decay=self.weight_decay, fused=fused)}
+        return {
+            "policy": torch.optim.AdamW(
+                groups,
+                betas=self.betas,
+                eps=self.epsilon,
+                weight_decay=self.weight_decay,
+                fused=fused,
+            )
+        }
 
 
 class Trainable(Protocol):

@@ -13,7 +13,15 @@ from rlinf_vla.algorithms.augmentation import shift_images
 from rlinf_vla.algorithms.base import DemonstrationConfig
 from rlinf_vla.algorithms.sft import StepFlow, Supervised, warmup_cosine
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.ranges import CountOrZero, LearningRate, Name, Positive, Probability, Range, Size
+from rlinf_vla.config.ranges import (
+    CountOrZero,
+    LearningRate,
+    Name,
+    Positive,
+    Probability,
+    Range,
+    Size,
+)
 from rlinf_vla.config.recipe import SUPERVISED, AlgorithmConfig
 from rlinf_vla.core.types import Batched, Inputs
 
@@ -79,8 +87,12 @@ class ClassifierTraining(Supervised):
         frames, generator = flow.label(self.config.demonstrations), flow.generator()
         learnt, _ = self.split(frames)
         batch = frames[learnt[balanced(frames.success[learnt], self.config.batch_size, generator)]]
-        batch = Frames(shift_images(batch.inputs, self.config.shift, generator), batch.success, batch.episode)
-        flow.classify(batch, warmup_cosine(flow.iteration, self.config.warmup_steps, self.iterations))
+        batch = Frames(
+            shift_images(batch.inputs, self.config.shift, generator), batch.success, batch.episode
+        )
+        flow.classify(
+            batch, warmup_cosine(flow.iteration, self.config.warmup_steps, self.iterations)
+        )
 
     def split(self, frames: Frames) -> tuple[Tensor, Tensor]:
         """Return the training rows and the held-out rows, int64. The last episodes are held out.
@@ -103,7 +115,9 @@ class ClassifierTraining(Supervised):
 def balanced(success: Tensor, size: int, generator: torch.Generator) -> Tensor:
     """Draw ``size`` rows, int64, with replacement; every other one is of success."""
     kinds = [success.nonzero()[:, 0], (~success).nonzero()[:, 0]]
-    of_success, others = (rows[torch.randint(len(rows), (size,), generator=generator)] for rows in kinds)
+    of_success, others = (
+        rows[torch.randint(len(rows), (size,), generator=generator)] for rows in kinds
+    )
     return torch.where(torch.arange(size) % 2 == 0, of_success, others)
 
 

@@ -50,7 +50,11 @@ class CostLimited(Algorithm):
         return {} if self.config.cost_limit is None else {MULTIPLIER: self.multiplier}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self.multiplier = 0.0 if self.config.cost_limit is None else float(state.get(MULTIPLIER, self.config.cost_initial))
+        self.multiplier = (
+            0.0
+            if self.config.cost_limit is None
+            else float(state.get(MULTIPLIER, self.config.cost_initial))
+        )
 
     def adapt(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Take the dual step, unless no episode ended; return the multiplier as a metric."""
@@ -65,7 +69,9 @@ class CostLimited(Algorithm):
         """Return a replay batch with the penalty subtracted from the reward."""
         if not self.multiplier:
             return batch
-        return replace(batch, now=batch.now | {REWARD: batch.now[REWARD] - self.multiplier * batch.now[COST]})
+        return replace(
+            batch, now=batch.now | {REWARD: batch.now[REWARD] - self.multiplier * batch.now[COST]}
+        )
 
 
 @dataclass(frozen=True)

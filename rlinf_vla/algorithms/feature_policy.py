@@ -43,11 +43,19 @@ class FeaturePolicy(Policy):
     """
 
     critics: nn.Module
-    split_unsupported: ClassVar[str | None] = "is trained off-policy here, which stores rollout features in the trainer process"
+    split_unsupported: ClassVar[str | None] = (
+        "is trained off-policy here, which stores rollout features in the trainer process"
+    )
     lora_targets: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
-        self, base: Policy, features: int, hidden: int, outputs: int, noise_bound: float | None = None, refine: bool = False
+        self,
+        base: Policy,
+        features: int,
+        hidden: int,
+        outputs: int,
+        noise_bound: float | None = None,
+        refine: bool = False,
     ) -> None:
         """Wrap ``base``, whose ``pooled`` returns ``features`` values per row.
 
@@ -64,7 +72,9 @@ class FeaturePolicy(Policy):
         self.size: tuple[int, ...] = (self.spec.chunk, self.spec.action_dim)
         if noise_bound is not None:
             if base.noise_dim is None:
-                raise UserError(f"algorithm.noise_bound: model={base.name} has no initial noise: use a flow policy, such as model=pi0")
+                raise UserError(
+                    f"algorithm.noise_bound: model={base.name} has no initial noise: use a flow policy, such as model=pi0"
+                )
             self.size = (base.noise_dim,)
         self.features = features + (math.prod(self.size) if refine else 0)
         # weights, so that actors and checkpoints have them; no optimiser does
@@ -73,7 +83,10 @@ class FeaturePolicy(Policy):
         self.actor = nn.Sequential(
             *(nn.Linear(self.features, hidden), nn.LayerNorm(hidden), nn.ReLU()),
             *(nn.Linear(hidden, hidden), nn.LayerNorm(hidden), nn.ReLU()),
-            *(nn.Linear(hidden, outputs * math.prod(self.size)), nn.Unflatten(1, (outputs, *self.size))),
+            *(
+                nn.Linear(hidden, outputs * math.prod(self.size)),
+                nn.Unflatten(1, (outputs, *self.size)),
+            ),
         )
 
     @property
@@ -116,7 +129,11 @@ class FeaturePolicy(Policy):
         """
         if self.feature_mean is None or self.feature_spread is None:
             return features
-        return ((features - self.feature_mean) / self.feature_spread).clamp(-STANDARD_BOUND, STANDARD_BOUND).detach()
+        return (
+            ((features - self.feature_mean) / self.feature_spread)
+            .clamp(-STANDARD_BOUND, STANDARD_BOUND)
+            .detach()
+        )
 
     @torch.no_grad()
     def standardise(self, features: Tensor, mean: Callable[[Tensor], Tensor]) -> None:
@@ -124,12 +141,18 @@ class FeaturePolicy(Policy):
 
         ``mean`` returns the mean over the rows of the whole batch on all ranks.
         """
-        if self.feature_mean is None or self.feature_spread is None or not bool((self.feature_spread == 1).all()):
+        if (
+            self.feature_mean is None
+            or self.feature_spread is None
+            or not bool((self.feature_spread == 1).all())
+        ):
             return
         centre = mean(features)
         spread = mean((features - centre).square()).sqrt()
         self.feature_mean.copy_(centre)
-        self.feature_spread.copy_(torch.maximum(spread, LEAST_SPREAD * spread.max()).clamp(min=1e-6))
+        self.feature_spread.copy_(
+            torch.maximum(spread, LEAST_SPREAD * spread.max()).clamp(min=1e-6)
+        )
 
     def own_actions(self, features: Tensor) -> Tensor:
         """Return the wrapped policy's greedy actions ``[B, C, D]`` in ``features`` (``refine``)."""
@@ -144,7 +167,11 @@ class FeaturePolicy(Policy):
 
     def actions_of(self, features: Features, chosen: Tensor) -> Tensor:
         """Return the actions ``[B, C, D]`` of the actor's output ``[B, *size]``."""
-        return chosen if self.noise_bound is None else self.base.act_from_noise(features.base, self.noise_bound * chosen)
+        return (
+            chosen
+            if self.noise_bound is None
+            else self.base.act_from_noise(features.base, self.noise_bound * chosen)
+        )
 
     def latent(self, features: Features, chosen: Tensor) -> dict[str, Tensor]:
         """Return what a replay record needs of a sample."""
@@ -169,7 +196,9 @@ class FeaturePolicy(Policy):
         return (self.mode(features) - actions).pow(2).mean(dim=(1, 2))
 
 
-def with_fresh_heads(policy: Policy, frozen_backbone: bool, seed: int, wrapped: Callable[[int], FeaturePolicy]) -> FeaturePolicy:
+def with_fresh_heads(
+    policy: Policy, frozen_backbone: bool, seed: int, wrapped: Callable[[int], FeaturePolicy]
+) -> FeaturePolicy:
     """Return ``wrapped(features per row)``, whose random weights depend only on ``seed``."""
     if frozen_backbone:
         policy.backbone.requires_grad_(False)
@@ -185,7 +214,9 @@ class EnsembleLinear(nn.Module):
     def __init__(self, members: int, in_features: int, out_features: int) -> None:
         super().__init__()
         bound = 1 / math.sqrt(in_features)
-        self.weight = nn.Parameter(torch.empty(members, in_features, out_features).uniform_(-bound, bound))
+        self.weight = nn.Parameter(
+            torch.empty(members, in_features, out_features).uniform_(-bound, bound)
+        )
         self.bias = nn.Parameter(torch.empty(members, 1, out_features).uniform_(-bound, bound))
 
     def forward(self, x: Tensor, chosen: Tensor | slice) -> Tensor:
@@ -199,7 +230,10 @@ class Critics(nn.Module):
     def __init__(self, members: int, in_features: int, hidden: int) -> None:
         super().__init__()
         self.members = members
-        self.layers = nn.ModuleList(EnsembleLinear(members, *sizes) for sizes in ((in_features, hidden), (hidden, hidden), (hidden, 1)))
+        self.layers = nn.ModuleList(
+            EnsembleLinear(members, *sizes)
+            for sizes in ((in_features, hidden), (hidden, hidden), (hidden, 1))
+        )
 
     def forward(self, features: Tensor, action: Tensor, chosen: Tensor | None = None) -> Tensor:
         """Map ``[B, F]`` and ``[B, C, D]`` to values ``[K, B]``.

@@ -15,7 +15,15 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from rlinf_vla.algorithms.advantages import BASELINES, SCALES, all_equal, count_of, episode_returns, group_statistics, relative_advantages
+from rlinf_vla.algorithms.advantages import (
+    BASELINES,
+    SCALES,
+    all_equal,
+    count_of,
+    episode_returns,
+    group_statistics,
+    relative_advantages,
+)
 from rlinf_vla.algorithms.losses import AGGREGATIONS
 from rlinf_vla.algorithms.on_policy import Batch, Flow, OnPolicy, OnPolicyConfig
 from rlinf_vla.config.errors import UserError
@@ -63,22 +71,35 @@ class GRPO(OnPolicy):
         size, episodes = config.group_size, config.episodes
         if episodes % size:
             near = max(1, round(episodes / size)) * size
-            raise UserError(f"algorithm.episodes={episodes} is not a multiple of algorithm.group_size={size}: use {near}")
+            raise UserError(
+                f"algorithm.episodes={episodes} is not a multiple of algorithm.group_size={size}: use {near}"
+            )
         if (config.baseline, config.scale) == ("batch_mean", "group_std"):
             raise UserError(
                 "algorithm.baseline=batch_mean, scale=group_std: a group of equal returns has standard deviation 0; use scale=batch_std"
             )
-        if size == 1 and (config.baseline, config.scale) not in (("batch_mean", "batch_std"), ("batch_mean", "none")):
-            raise UserError("algorithm.group_size=1 has no group statistics: use algorithm.baseline=batch_mean and scale=batch_std")
+        if size == 1 and (config.baseline, config.scale) not in (
+            ("batch_mean", "batch_std"),
+            ("batch_mean", "none"),
+        ):
+            raise UserError(
+                "algorithm.group_size=1 has no group statistics: use algorithm.baseline=batch_mean and scale=batch_std"
+            )
         if config.groups_per_step is not None and config.epochs != 1:
-            raise UserError(f"algorithm.groups_per_step={config.groups_per_step} uses each group once: set algorithm.epochs=1")
-        if config.groups_per_step is not None and (config.baseline == "batch_mean" or config.scale == "batch_std"):
+            raise UserError(
+                f"algorithm.groups_per_step={config.groups_per_step} uses each group once: set algorithm.epochs=1"
+            )
+        if config.groups_per_step is not None and (
+            config.baseline == "batch_mean" or config.scale == "batch_std"
+        ):
             raise UserError(
                 f"algorithm.baseline={config.baseline}, scale={config.scale} need all episodes of an iteration: set "
                 "algorithm.groups_per_step=null"
             )
         if config.uninformative == "counted" and config.resample:
-            raise UserError("algorithm.resample replaces the groups that algorithm.uninformative=counted keeps: set resample=0")
+            raise UserError(
+                "algorithm.resample replaces the groups that algorithm.uninformative=counted keeps: set resample=0"
+            )
         if config.staleness and config.resample:
             raise UserError(
                 "algorithm.resample needs an iteration's rollouts, which algorithm.staleness collects earlier: set one of them to 0"

@@ -68,13 +68,19 @@ class HGDAgger(Algorithm):
 
     def iteration(self, flow: Flow) -> None:
         config = self.config
-        shown = flow.demonstrate(config.demonstrations) if config.demonstrations.dataset is not None else None
+        shown = (
+            flow.demonstrate(config.demonstrations)
+            if config.demonstrations.dataset is not None
+            else None
+        )
         corrections = flow.correct(config.episodes)
         if shown is not None or corrections is not None:
             flow.aggregate(self.batches(shown, corrections, flow))
         flow.publish()
 
-    def batches(self, shown: Demonstrations | None, corrections: Demonstrations | None, flow: Flow) -> list[Demonstrations]:
+    def batches(
+        self, shown: Demonstrations | None, corrections: Demonstrations | None, flow: Flow
+    ) -> list[Demonstrations]:
         """Draw the batches of an iteration: ``updates`` of ``batch_size`` rows."""
         config, generator = self.config, flow.generator()
         size = config.batch_size
@@ -85,7 +91,11 @@ class HGDAgger(Algorithm):
             parts = [(corrections, corrected), (shown, size - corrected)]
         found = []
         for update in range(config.updates):
-            drawn = [part[torch.randint(len(part), (count,), generator=generator)] for part, count in parts if part is not None and count]
+            drawn = [
+                part[torch.randint(len(part), (count,), generator=generator)]
+                for part, count in parts
+                if part is not None and count
+            ]
             first = (flow.iteration * config.updates + update) * size
             found.append(replace(Demonstrations.cat(drawn), draws=first + torch.arange(size)))
         return found

@@ -54,8 +54,12 @@ def aggregation_weights(mask: Tensor, episode: Tensor, group: Tensor, aggregatio
     if aggregation == "token_mean":
         return torch.where(count > 0, 1.0 / count.sum().clamp(min=1), 0.0)
     unit = episode if aggregation == "trajectory_mean" else group
-    size = torch.zeros(int(unit.max()) + 1, dtype=torch.int64, device=mask.device).index_add(0, unit, count)
-    return torch.where(count > 0, 1.0 / (size[unit].clamp(min=1) * (size > 0).sum().clamp(min=1)), 0.0)
+    size = torch.zeros(int(unit.max()) + 1, dtype=torch.int64, device=mask.device).index_add(
+        0, unit, count
+    )
+    return torch.where(
+        count > 0, 1.0 / (size[unit].clamp(min=1) * (size > 0).sum().clamp(min=1)), 0.0
+    )
 
 
 class _Bounded(torch.autograd.Function):
@@ -96,7 +100,13 @@ class Clip:
 
 
 def policy_loss(
-    log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, mask: Tensor, weight: Tensor, clip: Clip, proximal: Tensor | None = None
+    log_prob: Tensor,
+    old_log_prob: Tensor,
+    advantage: Tensor,
+    mask: Tensor,
+    weight: Tensor,
+    clip: Clip,
+    proximal: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the clipped surrogate (Schulman et al. 2017, eq. 7) and statistics, as weighted sums.
 
@@ -116,7 +126,10 @@ def policy_loss(
     log_ratio, ratio = safe_ratio(log_prob, old_log_prob if proximal is None else proximal, mask)
     # advantage and weight of a fully masked call are arbitrary
     counts = mask.any(dim=1, keepdim=True)
-    advantage, weight = torch.where(counts, advantage[:, None], 0), torch.where(counts, weight[:, None], 0)
+    advantage, weight = (
+        torch.where(counts, advantage[:, None], 0),
+        torch.where(counts, weight[:, None], 0),
+    )
     loss = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(1 - clip.low, 1 + clip.high))
     if clip.dual is not None:
         loss = torch.where(advantage < 0, torch.minimum(loss, -advantage * clip.dual), loss)
@@ -124,12 +137,16 @@ def policy_loss(
         statistics = {
             "approx_kl": (weight * (ratio - 1 - log_ratio)).sum(),
             "ppo_kl": (weight * -log_ratio).sum(),
-            "clip_fraction": (weight * (((ratio < 1 - clip.low) | (ratio > 1 + clip.high)) & mask)).sum(),
+            "clip_fraction": (
+                weight * (((ratio < 1 - clip.low) | (ratio > 1 + clip.high)) & mask)
+            ).sum(),
         }
     return torch.where(mask, weight * behaviour * loss, 0).sum(), statistics
 
 
-def kl_loss(log_prob: Tensor, reference: Tensor, mask: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+def kl_loss(
+    log_prob: Tensor, reference: Tensor, mask: Tensor, weight: Tensor
+) -> tuple[Tensor, Tensor]:
     """Estimate ``KL(pi || reference)`` as weighted sums of k3 (a loss) and k1 (a metric).
     See http://joschu.net/blog/kl-approx.html. ``weight``: ``[N]``; all others ``[N, K]``."""
     log_ratio, ratio = safe_ratio(reference, log_prob, mask)
@@ -137,14 +154,25 @@ def kl_loss(log_prob: Tensor, reference: Tensor, mask: Tensor, weight: Tensor) -
     return (weight * (ratio - 1 - log_ratio)).sum(), (weight * -log_ratio).sum().detach()
 
 
-def value_loss(value: Tensor, old_value: Tensor, target: Tensor, mask: Tensor, clip: float | None, huber: float | None = None) -> Tensor:
+def value_loss(
+    value: Tensor,
+    old_value: Tensor,
+    target: Tensor,
+    mask: Tensor,
+    clip: float | None,
+    huber: float | None = None,
+) -> Tensor:
     """Return the sum of ``0.5 (target - value)**2`` over ``[N]``; with ``huber``, linear beyond it.
 
     With ``clip``: the maximum of that and the loss of the value clipped to ``old_value +- clip``.
     """
 
     def penalty(estimate: Tensor) -> Tensor:
-        return 0.5 * (target - estimate) ** 2 if huber is None else F.huber_loss(estimate, target, reduction="none", delta=huber)
+        return (
+            0.5 * (target - estimate) ** 2
+            if huber is None
+            else F.huber_loss(estimate, target, reduction="none", delta=huber)
+        )
 
     value, target = torch.where(mask, value, 0), torch.where(mask, target, 0)
     loss = penalty(value)

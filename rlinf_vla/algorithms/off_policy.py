@@ -14,7 +14,18 @@ from rlinf_vla.algorithms.augmentation import shift_images
 from rlinf_vla.algorithms.base import Trainable
 from rlinf_vla.algorithms.cost import CostConfig, CostLimited
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.ranges import Count, CountOrZero, Label, LearningRate, NonNegative, OneOf, Positive, Probability, Range, Size
+from rlinf_vla.config.ranges import (
+    Count,
+    CountOrZero,
+    Label,
+    LearningRate,
+    NonNegative,
+    OneOf,
+    Positive,
+    Probability,
+    Range,
+    Size,
+)
 from rlinf_vla.config.recipe import OFF_POLICY
 from rlinf_vla.core.transitions import ACTED, ACTION, COST, DISCOUNT, REWARD, Transitions
 from rlinf_vla.core.types import Episodes, Tensors
@@ -95,18 +106,30 @@ class OffPolicy(CostLimited):
 
     config: OffPolicyConfig
 
-    def __init__(self, config: OffPolicyConfig, temperature: float = 1.0, iterations: int = 0) -> None:
+    def __init__(
+        self, config: OffPolicyConfig, temperature: float = 1.0, iterations: int = 0
+    ) -> None:
         super().__init__(config, temperature, iterations)
         if config.demonstrations and config.dataset is not None:
-            raise UserError("algorithm.dataset and algorithm.demonstrations exclude each other: set only one of them")
+            raise UserError(
+                "algorithm.dataset and algorithm.demonstrations exclude each other: set only one of them"
+            )
         if self._shown and not config.demonstration_share:
-            raise UserError("algorithm.demonstration_share=0 disables the demonstrations: raise it, or remove the demonstrations")
+            raise UserError(
+                "algorithm.demonstration_share=0 disables the demonstrations: raise it, or remove the demonstrations"
+            )
         if config.sft_coef and not self._shown:
-            raise UserError(f"algorithm.sft_coef={config.sft_coef} needs demonstrations: set algorithm.demonstrations or algorithm.dataset")
+            raise UserError(
+                f"algorithm.sft_coef={config.sft_coef} needs demonstrations: set algorithm.demonstrations or algorithm.dataset"
+            )
         if config.noise_bound is not None and not config.frozen_backbone:
-            raise UserError("algorithm.noise_bound needs a frozen policy: set algorithm.frozen_backbone=true")
+            raise UserError(
+                "algorithm.noise_bound needs a frozen policy: set algorithm.frozen_backbone=true"
+            )
         if config.noise_bound is not None and self._shown:
-            raise UserError("algorithm.noise_bound cannot use demonstrations, which are actions and not noise: remove one of them")
+            raise UserError(
+                "algorithm.noise_bound cannot use demonstrations, which are actions and not noise: remove one of them"
+            )
 
     @property
     def _shown(self) -> bool:
@@ -138,9 +161,15 @@ class OffPolicy(CostLimited):
         """
         raise NotImplementedError
 
-    def inputs(self, batch: Transitions, records: Tensors, generator: torch.Generator, device: torch.device) -> Tensors:
+    def inputs(
+        self, batch: Transitions, records: Tensors, generator: torch.Generator, device: torch.device
+    ) -> Tensors:
         """Return the inputs in ``records`` of ``batch`` on ``device``, images shifted at random."""
-        found = {name: value.to(device) for name, value in records.items() if name not in (ACTION, REWARD, DISCOUNT, ACTED, COST)}
+        found = {
+            name: value.to(device)
+            for name, value in records.items()
+            if name not in (ACTION, REWARD, DISCOUNT, ACTED, COST)
+        }
         return shift_images(found, self.config.shift, generator, batch)
 
 

@@ -13,7 +13,16 @@ from rlinf_vla.algorithms.advantages import GAMMA_UNITS
 from rlinf_vla.algorithms.base import DemonstrationConfig
 from rlinf_vla.algorithms.cost import Charged, CostConfig, CostLimited
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.ranges import Count, LearningRate, NonNegative, OneOf, Positive, Probability, Range, Size
+from rlinf_vla.config.ranges import (
+    Count,
+    LearningRate,
+    NonNegative,
+    OneOf,
+    Positive,
+    Probability,
+    Range,
+    Size,
+)
 from rlinf_vla.config.recipe import ON_POLICY
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import Batched, Rollouts, Trajectory
@@ -157,16 +166,22 @@ class OnPolicy(CostLimited):
 
     def __init__(self, config: Any, temperature: float = 1.0, iterations: int = 0) -> None:
         super().__init__(config, temperature, iterations)
-        self.clip = losses.Clip(config.clip_low, config.clip_high, config.dual_clip, config.behaviour_limit)
+        self.clip = losses.Clip(
+            config.clip_low, config.clip_high, config.dual_clip, config.behaviour_limit
+        )
         if config.staleness and not config.decoupled:
-            raise UserError(f"algorithm.staleness={config.staleness} needs the decoupled objective: set algorithm.decoupled=true")
+            raise UserError(
+                f"algorithm.staleness={config.staleness} needs the decoupled objective: set algorithm.decoupled=true"
+            )
         if config.recompute_log_prob and config.decoupled:
             raise UserError(
                 "algorithm.recompute_log_prob=true: the decoupled objective needs the rollout's log-probabilities; remove one of both"
             )
 
         if config.minibatch_size % config.row_groups:
-            raise UserError(f"algorithm.row_groups={config.row_groups} does not divide algorithm.minibatch_size={config.minibatch_size}")
+            raise UserError(
+                f"algorithm.row_groups={config.row_groups} does not divide algorithm.minibatch_size={config.minibatch_size}"
+            )
 
     @property
     def keeps_reference(self) -> bool:
@@ -189,10 +204,14 @@ class OnPolicy(CostLimited):
     def weighted(self, calls: Trajectory, advantage: Tensor) -> Batch:
         """Return ``calls`` ``[N]`` as a batch with aggregation weights, which are 1 on average."""
         mask = losses.element_mask(calls.valid, calls.log_prob.shape[-1], self.config.granularity)
-        weight = losses.aggregation_weights(mask, calls.episode_ids(), calls.group_ids(), self.config.aggregation)
+        weight = losses.aggregation_weights(
+            mask, calls.episode_ids(), calls.group_ids(), self.config.aggregation
+        )
         return Batch(calls, advantage, weight * calls.valid.any(-1).sum())
 
-    def loss(self, policy: Policy, batch: Batch, value_only: bool) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(
+        self, policy: Policy, batch: Batch, value_only: bool
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the summed loss and summed statistics of a micro-batch."""
         config, calls = self.config, batch.calls
         new = policy.evaluate(calls.inputs, calls.latent, self.temperature)
@@ -202,20 +221,34 @@ class OnPolicy(CostLimited):
             for each in (new.log_prob, calls.log_prob, batch.proximal, calls.reference)
         )
         assert log_prob is not None and old is not None
-        actor, statistics = losses.policy_loss(log_prob, old, batch.advantage, mask, batch.weight, self.clip, proximal)
+        actor, statistics = losses.policy_loss(
+            log_prob, old, batch.advantage, mask, batch.weight, self.clip, proximal
+        )
         entropy = losses.joint(new.entropy, calls.valid).sum()
-        summed = {"actor/pg_loss": actor, "actor/entropy": entropy} | {f"actor/{name}": value for name, value in statistics.items()}
+        summed = {"actor/pg_loss": actor, "actor/entropy": entropy} | {
+            f"actor/{name}": value for name, value in statistics.items()
+        }
         total = torch.zeros_like(actor) if value_only else actor - config.entropy_coef * entropy
         if reference is not None:
             k3, k1 = losses.kl_loss(log_prob, reference, mask, batch.weight)
             summed |= {"actor/kl_loss": k3, "actor/reference_kl": k1}
             total = total if value_only else total + config.kl_coef * k3
         if batch.target is not None:
-            critic = losses.value_loss(new.value, calls.value, batch.target, batch.counts, self.value_clip, self.value_huber)
+            critic = losses.value_loss(
+                new.value,
+                calls.value,
+                batch.target,
+                batch.counts,
+                self.value_clip,
+                self.value_huber,
+            )
             summed["critic/vf_loss"] = critic
             total = total + self.value_coef * critic
         return total, {name: value.detach() for name, value in summed.items()}
 
     def enough(self, metrics: dict[str, float]) -> bool:
         """Return whether the KL to the policy that collected the data exceeds ``target_kl``."""
-        return self.config.target_kl is not None and metrics.get("actor/approx_kl", 0.0) > self.config.target_kl
+        return (
+            self.config.target_kl is not None
+            and metrics.get("actor/approx_kl", 0.0) > self.config.target_kl
+        )

@@ -59,7 +59,9 @@ class Parity:
         """``errors`` ``[n]``, ``n > 0``; ``unit``: of the network's products (see ``unit_of``)."""
         unit *= SPARE if unit == FLOAT32 else 1.0
         exact = errors.double()
-        return Parity(exact.mean().item(), exact.quantile(QUANTILE).item(), MEAN * unit, HIGH * unit)
+        return Parity(
+            exact.mean().item(), exact.quantile(QUANTILE).item(), MEAN * unit, HIGH * unit
+        )
 
     def within(self, factor: float = 1.0) -> bool:
         """Return whether both are at most ``factor`` times their bounds; false for NaN."""
@@ -93,7 +95,9 @@ def unit_of(policy: Policy) -> float:
     return TF32 if uses_tf32(device_of(policy)) else FLOAT32
 
 
-def parity_errors(policy: Policy, rollouts: Trajectory, temperature: float, calls: int = 64) -> Tensor:
+def parity_errors(
+    policy: Policy, rollouts: Trajectory, temperature: float, calls: int = 64
+) -> Tensor:
     """Return the absolute errors of ``evaluate`` in log_prob, ``[n]`` for the ``n`` executed action
     dimensions of the first ``calls`` calls."""
     flat = rollouts[:calls].to(device_of(policy))

@@ -8,7 +8,17 @@ from typing import Annotated
 from rlinf_vla.algorithms.advantages import explained_variance, gae, standardise
 from rlinf_vla.algorithms.on_policy import Batch, Flow, OnPolicy, OnPolicyConfig
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.ranges import Count, CountOrZero, LearningRate, Name, NonNegative, OneOf, Positive, Probability, Range
+from rlinf_vla.config.ranges import (
+    Count,
+    CountOrZero,
+    LearningRate,
+    Name,
+    NonNegative,
+    OneOf,
+    Positive,
+    Probability,
+    Range,
+)
 from rlinf_vla.core.protocols import EnvSpec
 from rlinf_vla.core.types import Trajectory, gather
 
@@ -47,7 +57,11 @@ class PPO(OnPolicy):
 
     def __init__(self, config: PPOConfig, temperature: float = 1.0, iterations: int = 0) -> None:
         super().__init__(config, temperature, iterations)
-        self.value_coef, self.value_clip, self.value_huber = config.value_coef, config.value_clip, config.value_huber
+        self.value_coef, self.value_clip, self.value_huber = (
+            config.value_coef,
+            config.value_clip,
+            config.value_huber,
+        )
 
     @property
     def keeps_proximal(self) -> bool:
@@ -57,7 +71,9 @@ class PPO(OnPolicy):
         horizon, limit = self.config.horizon, env.episode_limit
         if horizon % limit:
             near = max(1, round(horizon / limit)) * limit
-            raise UserError(f"algorithm.horizon={horizon} is not a multiple of the episode limit of {limit} control steps: use {near}")
+            raise UserError(
+                f"algorithm.horizon={horizon} is not a multiple of the episode limit of {limit} control steps: use {near}"
+            )
 
     def iteration(self, flow: Flow) -> None:
         rollouts = self.prepared(flow, flow.collect(self.config.horizon))
@@ -68,7 +84,9 @@ class PPO(OnPolicy):
 
     def advantages(self, rollouts: Trajectory) -> tuple[Batch, dict[str, float]]:
         """Return all calls as a batch with advantages and value targets, and critic metrics."""
-        advantage, target = gae(rollouts, self.config.gamma, self.config.gae_lambda, self.config.gamma_unit)
+        advantage, target = gae(
+            rollouts, self.config.gamma, self.config.gae_lambda, self.config.gamma_unit
+        )
         counts = rollouts.valid.any(-1)
         metrics = {
             "critic/explained_variance": explained_variance(rollouts.value, target, counts),
@@ -78,4 +96,6 @@ class PPO(OnPolicy):
         }
         if self.config.normalize_advantages:
             advantage = standardise(advantage, counts)
-        return replace(self.weighted(rollouts.flatten(), advantage.flatten()), target=target.flatten()), metrics
+        return replace(
+            self.weighted(rollouts.flatten(), advantage.flatten()), target=target.flatten()
+        ), metrics

@@ -68,15 +68,26 @@ class SAC(OffPolicy):
 
     def __init__(self, config: SACConfig, temperature: float = 1.0, iterations: int = 0) -> None:
         if config.critic_subset > config.critics:
-            raise UserError(f"algorithm.critic_subset={config.critic_subset} is more than algorithm.critics={config.critics}: lower it")
+            raise UserError(
+                f"algorithm.critic_subset={config.critic_subset} is more than algorithm.critics={config.critics}: lower it"
+            )
         if config.anchor is not None and not config.frozen_backbone:
-            raise UserError("algorithm.anchor refines the actions of a frozen policy: set algorithm.frozen_backbone=true")
+            raise UserError(
+                "algorithm.anchor refines the actions of a frozen policy: set algorithm.frozen_backbone=true"
+            )
         if config.anchor is not None and config.noise_bound is not None:
-            raise UserError("algorithm.anchor refines actions, algorithm.noise_bound generates them from noise: set only one of them")
+            raise UserError(
+                "algorithm.anchor refines actions, algorithm.noise_bound generates them from noise: set only one of them"
+            )
         super().__init__(config, temperature, iterations)
 
     def wrap(self, policy: Policy, seed: int) -> SACPolicy:
-        found = with_fresh_heads(policy, self.config.frozen_backbone, seed, lambda features: SACPolicy(policy, features, self.config))
+        found = with_fresh_heads(
+            policy,
+            self.config.frozen_backbone,
+            seed,
+            lambda features: SACPolicy(policy, features, self.config),
+        )
         assert isinstance(found, SACPolicy)
         return found
 
@@ -85,13 +96,26 @@ class SAC(OffPolicy):
         groups: dict[str, list[Tensor]] = {"critic": [], "actor": [], "alpha": []}
         for name, value in parameters.items():
             if not name.startswith("feature_"):
-                groups["alpha" if name == "log_alpha" else "actor" if name.startswith("actor.") else "critic"].append(value)
+                groups[
+                    "alpha"
+                    if name == "log_alpha"
+                    else "actor"
+                    if name.startswith("actor.")
+                    else "critic"
+                ].append(value)
         rates = {"critic": self.config.value_learning_rate}
-        return {name: Adam(found, lr=rates.get(name, self.config.learning_rate), fused=True) for name, found in groups.items()}
+        return {
+            name: Adam(found, lr=rates.get(name, self.config.learning_rate), fused=True)
+            for name, found in groups.items()
+        }
 
     def target_entropy(self, policy: SACPolicy) -> float:
         """Return the target entropy per policy call in nats."""
-        return -float(math.prod(policy.size)) if self.config.target_entropy is None else self.config.target_entropy
+        return (
+            -float(math.prod(policy.size))
+            if self.config.target_entropy is None
+            else self.config.target_entropy
+        )
 
     def step(
         self,
@@ -104,21 +128,35 @@ class SAC(OffPolicy):
     ) -> dict[str, float]:
         """Update the critics and, every ``actor_every`` updates, actor and alpha."""
         policy, config = trainer.policy, self.config
-        device, with_actor = policy.log_alpha.device, iteration >= config.actor_warmup and index % config.actor_every == 0
+        device, with_actor = (
+            policy.log_alpha.device,
+            iteration >= config.actor_warmup and index % config.actor_every == 0,
+        )
         imitated = shown() if config.sft_coef and with_actor else None
-        now, following = (self.inputs(batch, records, generator, device) for records in (batch.now, batch.following))
-        action, reward, discount = (batch.now[name].to(device) for name in (ACTION, REWARD, DISCOUNT))
+        now, following = (
+            self.inputs(batch, records, generator, device)
+            for records in (batch.now, batch.following)
+        )
+        action, reward, discount = (
+            batch.now[name].to(device) for name in (ACTION, REWARD, DISCOUNT)
+        )
         size = (len(batch), *policy.size)
-        chosen = torch.randperm(config.critics, generator=generator)[: config.critic_subset].to(device)
+        chosen = torch.randperm(config.critics, generator=generator)[: config.critic_subset].to(
+            device
+        )
         alpha = policy.log_alpha.exp().detach()
         features = policy.encode(now).pooled
         if index == 0:
             policy.standardise(features, lambda values: trainer.total(batch.part(values.mean(0))))
         with torch.no_grad():
             next_features = policy.encode(following).pooled
-            next_action, next_log_prob = policy.draw(next_features, batch.own(torch.randn(size, generator=generator)).to(device))
+            next_action, next_log_prob = policy.draw(
+                next_features, batch.own(torch.randn(size, generator=generator)).to(device)
+            )
             values = trainer.target.critics(policy.standard(next_features), next_action, chosen)
-            target = soft_target(reward, discount, values, next_log_prob, alpha, config.backup_entropy)
+            target = soft_target(
+                reward, discount, values, next_log_prob, alpha, config.backup_entropy
+            )
         found = policy.critics(policy.standard(features), action)
         loss = batch.part(critic_loss(found, target))
         trainer.descend("critic", loss)
@@ -129,28 +167,52 @@ class SAC(OffPolicy):
             "critic/target_mean": batch.part(target.mean()),
         }
         if with_actor:
-            drawn, log_prob = policy.draw(features.detach(), batch.own(torch.randn(size, generator=generator)).to(device))
-            policy.critics.requires_grad_(False)  # the actor's loss does not train them, and their gradient would double its cost
+            drawn, log_prob = policy.draw(
+                features.detach(), batch.own(torch.randn(size, generator=generator)).to(device)
+            )
+            policy.critics.requires_grad_(
+                False
+            )  # the actor's loss does not train them, and their gradient would double its cost
             reached = policy.critics(policy.standard(features.detach()), drawn)
             climbing = batch.part(actor_loss(reached, log_prob, alpha, config.actor_aggregate))
             total = climbing
             if imitated is not None:
                 with torch.no_grad():
-                    shown_features = policy.encode(self.inputs(imitated, imitated.now, generator, device)).pooled
-                metrics["sft/loss"] = imitated.part(policy.imitation(shown_features, imitated.now[ACTION].to(device)).mean())
+                    shown_features = policy.encode(
+                        self.inputs(imitated, imitated.now, generator, device)
+                    ).pooled
+                metrics["sft/loss"] = imitated.part(
+                    policy.imitation(shown_features, imitated.now[ACTION].to(device)).mean()
+                )
                 total = total + config.sft_coef * metrics["sft/loss"]
             if config.anchor is not None:
-                metrics["actor/distance"] = batch.part((drawn - policy.own_actions(features.detach())).pow(2).mean())
+                metrics["actor/distance"] = batch.part(
+                    (drawn - policy.own_actions(features.detach())).pow(2).mean()
+                )
                 total = total + config.anchor * metrics["actor/distance"]
             trainer.descend("actor", total)
             policy.critics.requires_grad_(True)
-            trainer.descend("alpha", batch.part(alpha_loss(policy.log_alpha, log_prob.detach(), self.target_entropy(policy))))
-            metrics |= {"actor/pg_loss": climbing, "actor/entropy": batch.part(-log_prob.mean()), "actor/alpha": batch.part(alpha)}
+            trainer.descend(
+                "alpha",
+                batch.part(
+                    alpha_loss(policy.log_alpha, log_prob.detach(), self.target_entropy(policy))
+                ),
+            )
+            metrics |= {
+                "actor/pg_loss": climbing,
+                "actor/entropy": batch.part(-log_prob.mean()),
+                "actor/alpha": batch.part(alpha),
+            }
         return {name: float(value.detach()) for name, value in metrics.items()}
 
 
 def soft_target(
-    reward: Tensor, discount: Tensor, next_values: Tensor, next_log_prob: Tensor, alpha: Tensor, backup_entropy: bool
+    reward: Tensor,
+    discount: Tensor,
+    next_values: Tensor,
+    next_log_prob: Tensor,
+    alpha: Tensor,
+    backup_entropy: bool,
 ) -> Tensor:
     """Return the target ``r + discount (min_j Q_j(s', a') - alpha log pi(a'|s'))`` ``[B]``.
 
@@ -192,8 +254,12 @@ class SACPolicy(FeaturePolicy):
     critics: Critics
 
     def __init__(self, base: Policy, features: int, config: SACConfig) -> None:
-        super().__init__(base, features, config.hidden, 2, config.noise_bound, config.anchor is not None)
-        self.value_head = self.critics = Critics(config.critics, self.features + math.prod(self.size), config.hidden)
+        super().__init__(
+            base, features, config.hidden, 2, config.noise_bound, config.anchor is not None
+        )
+        self.value_head = self.critics = Critics(
+            config.critics, self.features + math.prod(self.size), config.hidden
+        )
         if self.refine:  # the first actor is the policy that it refines
             for parameter in self.actor[-2].parameters():
                 nn.init.zeros_(parameter)
@@ -206,7 +272,10 @@ class SACPolicy(FeaturePolicy):
         """Return mean and log standard deviation ``[B, *size]``, both before squashing."""
         mean, free = self.actor(self.standard(features)).unbind(1)
         if self.refine:
-            mean = mean + self.own_actions(features).clamp(-LARGEST_OWN_ACTION, LARGEST_OWN_ACTION).atanh()
+            mean = (
+                mean
+                + self.own_actions(features).clamp(-LARGEST_OWN_ACTION, LARGEST_OWN_ACTION).atanh()
+            )
         low, high = LOG_STD_RANGE
         return mean, low + 0.5 * (high - low) * (free.tanh() + 1)
 
@@ -222,10 +291,19 @@ class SACPolicy(FeaturePolicy):
     def act(self, features: Features, noise: Noise | None, temperature: float) -> ActionSample:
         mean, log_std = self.distribution(features.pooled)
         spread = log_std + math.log(temperature or 1.0)
-        pre = mean if noise is None or temperature == 0 else mean + spread.exp() * noise.normal(*mean.shape[1:])
+        pre = (
+            mean
+            if noise is None or temperature == 0
+            else mean + spread.exp() * noise.normal(*mean.shape[1:])
+        )
         chosen, log_prob = squash(pre, mean, spread)
         latent = {"pre": pre} | self.latent(features, chosen)
-        return ActionSample(self.actions_of(features, chosen), latent, self.per_action(log_prob), self.value(features))
+        return ActionSample(
+            self.actions_of(features, chosen),
+            latent,
+            self.per_action(log_prob),
+            self.value(features),
+        )
 
     def evaluate(self, inputs: Inputs, latent: dict[str, Tensor], temperature: float) -> ActionEval:
         features = self.encode(inputs)

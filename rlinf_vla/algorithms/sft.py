@@ -11,7 +11,15 @@ import torch
 from torch import Tensor
 
 from rlinf_vla.algorithms.base import Algorithm, DemonstrationConfig
-from rlinf_vla.config.ranges import Count, CountOrZero, LearningRate, Name, Positive, Probability, Size
+from rlinf_vla.config.ranges import (
+    Count,
+    CountOrZero,
+    LearningRate,
+    Name,
+    Positive,
+    Probability,
+    Size,
+)
 from rlinf_vla.config.recipe import SUPERVISED, AlgorithmConfig
 from rlinf_vla.core.protocols import Noise, Policy
 from rlinf_vla.core.types import Batched, Inputs
@@ -69,7 +77,9 @@ def action_chunks(actions: Tensor, chunk: int) -> Tensor:
     return actions[steps.clamp(max=len(actions) - 1)]
 
 
-def imitation_loss(policy: Policy, batch: Demonstrations, noise: Callable[[Tensor], Noise]) -> tuple[Tensor, dict[str, Tensor]]:
+def imitation_loss(
+    policy: Policy, batch: Demonstrations, noise: Callable[[Tensor], Noise]
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the supervised loss, summed over the batch; ``noise(draws)``: its random numbers."""
     loss = policy.supervised_loss(batch.inputs, batch.actions, noise(batch.draws)).sum()
     return loss, {"sft/loss": loss.detach()}
@@ -110,7 +120,9 @@ class SFT(Supervised):
         shown, size = flow.demonstrate(self.config.demonstrations), self.config.batch_size
         batch = shown[torch.randint(len(shown), (size,), generator=flow.generator())]
         batch = replace(batch, draws=flow.iteration * size + torch.arange(size))
-        rate = warmup_cosine(flow.iteration, self.config.warmup_steps, self.config.decay_steps or self.iterations)
+        rate = warmup_cosine(
+            flow.iteration, self.config.warmup_steps, self.config.decay_steps or self.iterations
+        )
         flow.imitate(batch, rate)
         flow.log({"sft/learning_rate": rate * self.config.learning_rate})
 

@@ -19,7 +19,9 @@ def card(shared: Shared, repository: str, license: str, datasets: Sequence[str] 
     """Return the card's text, with its metadata. ``datasets``: repositories it was trained on."""
     name = repository.partition("/")[2]
     lines = _dataset(shared, repository) if shared.kind == DATASET else _model(shared, repository)
-    return f"---\n{_metadata(shared, license, datasets)}---\n\n# {name}\n\n" + "\n".join(lines) + "\n"
+    return (
+        f"---\n{_metadata(shared, license, datasets)}---\n\n# {name}\n\n" + "\n".join(lines) + "\n"
+    )
 
 
 def _metadata(shared: Shared, license: str, datasets: Sequence[str]) -> str:
@@ -27,10 +29,24 @@ def _metadata(shared: Shared, license: str, datasets: Sequence[str]) -> str:
 
     if shared.kind == DATASET:
         configs = [{"config_name": "default", "data_files": "data/*/*.parquet"}]
-        data = DatasetCardData(license=license, task_categories=["robotics"], tags=["LeRobot", LIBRARY], configs=configs)
+        data = DatasetCardData(
+            license=license,
+            task_categories=["robotics"],
+            tags=["LeRobot", LIBRARY],
+            configs=configs,
+        )
         return f"{data.to_yaml()}\n"
-    names = [shared.recipe[node].get("name") for node in ("model", "algorithm", "env")] if shared.recipe else []
-    tags = [LIBRARY, "vision-language-action", "reinforcement-learning", *(str(each) for each in names if each not in (None, "none"))]
+    names = (
+        [shared.recipe[node].get("name") for node in ("model", "algorithm", "env")]
+        if shared.recipe
+        else []
+    )
+    tags = [
+        LIBRARY,
+        "vision-language-action",
+        "reinforcement-learning",
+        *(str(each) for each in names if each not in (None, "none")),
+    ]
     return (
         ModelCardData(
             license=license,
@@ -48,10 +64,15 @@ def _model(shared: Shared, repository: str) -> Iterator[str]:
     recipe = shared.recipe
     if shared.checkpoint is not None:
         yield f"Checkpoint `{shared.checkpoint}` of a run of `{recipe['name']}`, trained with {LIBRARY}."
-        use = [f"rlinf-vla pull {repository} {repository.partition('/')[2]}", f"rlinf-vla eval run={repository.partition('/')[2]}"]
+        use = [
+            f"rlinf-vla pull {repository} {repository.partition('/')[2]}",
+            f"rlinf-vla eval run={repository.partition('/')[2]}",
+        ]
     else:
         yield f"A model in its official layout, written by {LIBRARY}."
-        use = [f"rlinf-vla eval recipe=NAME model={recipe['model']['name'] if recipe else 'NAME'} model.checkpoint=hf://{repository}"]
+        use = [
+            f"rlinf-vla eval recipe=NAME model={recipe['model']['name'] if recipe else 'NAME'} model.checkpoint=hf://{repository}"
+        ]
     yield from ("", "## Use", "", "```", *use, "```", "", "## Results", "")
     yield from _results(shared)
     yield from ("", "## Provenance", "")
@@ -59,12 +80,20 @@ def _model(shared: Shared, repository: str) -> Iterator[str]:
     if recipe:
         yield from ("", "## Recipe", "")
         if shared.left_out:
-            yield from (f"Keys that named something of the machine are left out: {', '.join(f'`{key}`' for key in shared.left_out)}.", "")
+            yield from (
+                f"Keys that named something of the machine are left out: {', '.join(f'`{key}`' for key in shared.left_out)}.",
+                "",
+            )
         yield from ("```yaml", OmegaConf.to_yaml(OmegaConf.create(recipe)).rstrip("\n"), "```")
 
 
 def _results(shared: Shared) -> Iterator[str]:
-    rows = [(name, mode, found[mode]) for name, found in shared.evaluations.items() for mode in MODES if mode in found]
+    rows = [
+        (name, mode, found[mode])
+        for name, found in shared.evaluations.items()
+        for mode in MODES
+        if mode in found
+    ]
     if not rows:
         yield "No evaluation of this checkpoint was recorded."
         return
@@ -83,7 +112,9 @@ def _provenance(shared: Shared) -> Iterator[str]:
         return
     git = found.get("git") or {}
     if git:
-        yield f"* commit: `{git.get('commit')}`" + (" with uncommitted changes" if git.get("uncommitted_changes") else "")
+        yield f"* commit: `{git.get('commit')}`" + (
+            " with uncommitted changes" if git.get("uncommitted_changes") else ""
+        )
     packages = found.get("packages") or {}
     versions = [f"{name} {packages[name]}" for name in SOFTWARE if packages.get(name)]
     yield f"* software: Python {found.get('python')}, {', '.join(versions)}"
@@ -95,9 +126,20 @@ def _provenance(shared: Shared) -> Iterator[str]:
 def _dataset(shared: Shared, repository: str) -> Iterator[str]:
     info: dict[str, Any] = shared.info
     features = [f"`{key}`" for key in info["features"]]
-    counted = f"{info['total_episodes']} episodes, {info['total_frames']} frames at {info['fps']} Hz"
+    counted = (
+        f"{info['total_episodes']} episodes, {info['total_frames']} frames at {info['fps']} Hz"
+    )
     yield f"A LeRobotDataset {info['codebase_version']}: {counted}."
-    yield from ("", f"Robot: {without_private(info.get('robot_type')) or 'not named'}. Features: {', '.join(features)}.")
+    yield from (
+        "",
+        f"Robot: {without_private(info.get('robot_type')) or 'not named'}. Features: {', '.join(features)}.",
+    )
     yield from ("", "## Use", "", "```", f"rlinf-vla pull {repository} DIR")
-    yield from ("rlinf-vla train recipe=maniskill_sft algorithm.demonstrations.dataset=DIR", "```", "", "## meta/info.json", "")
+    yield from (
+        "rlinf-vla train recipe=maniskill_sft algorithm.demonstrations.dataset=DIR",
+        "```",
+        "",
+        "## meta/info.json",
+        "",
+    )
     yield from ("```json", json.dumps(info, indent=1), "```")

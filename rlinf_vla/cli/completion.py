@@ -64,7 +64,9 @@ def run(arguments: Sequence[str]) -> None:
             print(word)
         return
     if len(arguments) != 1 or arguments[0] not in SCRIPTS:
-        raise UserError(f"completion needs the name of a shell: rlinf-vla completion {{{'|'.join(SCRIPTS)}}}")
+        raise UserError(
+            f"completion needs the name of a shell: rlinf-vla completion {{{'|'.join(SCRIPTS)}}}"
+        )
     print(SCRIPTS[arguments[0]], end="")
 
 
@@ -82,7 +84,10 @@ def _known(before: Sequence[str], current: str) -> Iterator[str]:
         return
     key, equals, _ = current.partition("=")
     if current.startswith("-"):
-        yield from ("--help", *(name.split()[0] for name, _ in (*HELP[verb].options, EVERY) if name.startswith("-")))
+        yield from (
+            "--help",
+            *(name.split()[0] for name, _ in (*HELP[verb].options, EVERY) if name.startswith("-")),
+        )
     elif equals:
         yield from (f"{key}={value}" for value in _values(key))
     else:
@@ -99,7 +104,11 @@ def _values(key: str) -> Iterator[str]:
         yield from _runs()
     if key in FILES:
         folder = files("rlinf_vla.recipes") / key
-        yield from (path.name.removesuffix(".yaml") for path in folder.iterdir() if path.name.endswith(".yaml"))
+        yield from (
+            path.name.removesuffix(".yaml")
+            for path in folder.iterdir()
+            if path.name.endswith(".yaml")
+        )
     if key in PLUGINS:
         yield from getattr(plugins, f"{key}s")()
 

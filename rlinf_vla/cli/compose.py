@@ -26,7 +26,19 @@ from rlinf_vla.runtime import recipes
 
 CONFIG_MODULE = "rlinf_vla.recipes"
 FOLDER = "--config-dir"
-HYDRAS = ("cfg", "multirun", "resolve", "package", "info", "shell_completion", "config_dir", "config_path", "config_name", "sc", "cd")
+HYDRAS = (
+    "cfg",
+    "multirun",
+    "resolve",
+    "package",
+    "info",
+    "shell_completion",
+    "config_dir",
+    "config_path",
+    "config_name",
+    "sc",
+    "cd",
+)
 """Hydra's own options."""
 READERS = {
     "sweep": ("eval",),
@@ -39,14 +51,19 @@ READERS = {
 CHOICES = ("recipe", "preset", "env", "robot", "model", "algorithm", "reward", "cluster")
 
 
-def compose_and_run(verb: str, arguments: Sequence[str], command: Callable[[DictConfig], object]) -> int:
+def compose_and_run(
+    verb: str, arguments: Sequence[str], command: Callable[[DictConfig], object]
+) -> int:
     """Call ``command`` with the composed recipe. Hydra's flags work. Raises UserError."""
     saved = sys.argv
     sys.argv = [f"rlinf-vla {verb.replace('_', ' ')}", *arguments]  # it is saved with results
     try:
         refuse_dashes(arguments)
         overrides = with_folder(arguments)
-        flagged = any(_is_flag(each) or re.match(r"[~+]*hydra[./@=](?!searchpath=)", each) for each in overrides)
+        flagged = any(
+            _is_flag(each) or re.match(r"[~+]*hydra[./@=](?!searchpath=)", each)
+            for each in overrides
+        )
         jobs = _by_hydra(verb, overrides) if flagged else [load(verb, overrides)]
         refuse_nodes_of_other_verbs(verb, overrides)
         if verb == "eval":
@@ -69,7 +86,9 @@ def refuse_dashes(arguments: Sequence[str]) -> None:
         if match := re.fullmatch(r"--?([\w.-]+?)(?:=(.*))?", word):
             name = match[1].replace("-", "_")
             if len(name) > 1 and name not in HYDRAS and name in (*CHOICES, *recipes.keys()):
-                raise UserError(f"{word}: a key is given without dashes, write {name}={match[2] or after or 'VALUE'}")
+                raise UserError(
+                    f"{word}: a key is given without dashes, write {name}={match[2] or after or 'VALUE'}"
+                )
 
 
 def refuse_nodes_of_other_verbs(verb: str, arguments: Sequence[str]) -> None:
@@ -78,7 +97,9 @@ def refuse_nodes_of_other_verbs(verb: str, arguments: Sequence[str]) -> None:
         node = re.split(r"[.=]", word, maxsplit=1)[0]
         readers = READERS.get(node, (verb,))
         if verb in VERBS and verb not in readers:
-            raise UserError(f"{word} has no effect: {node} is for rlinf-vla {' and '.join(readers)}, leave it out of {verb}")
+            raise UserError(
+                f"{word} has no effect: {node} is for rlinf-vla {' and '.join(readers)}, leave it out of {verb}"
+            )
 
 
 def refuse_task_of_sweep(config: DictConfig, arguments: Sequence[str]) -> None:
@@ -87,7 +108,9 @@ def refuse_task_of_sweep(config: DictConfig, arguments: Sequence[str]) -> None:
     tasks = OmegaConf.select(config, "env.tasks")
     if task and tasks:
         alone = task.removeprefix("env.task=")
-        raise UserError(f"{task} has no effect, because env.tasks={','.join(tasks)} are played: write env.tasks=[{alone}]")
+        raise UserError(
+            f"{task} has no effect, because env.tasks={','.join(tasks)} are played: write env.tasks=[{alone}]"
+        )
 
 
 def with_folder(arguments: Sequence[str]) -> list[str]:
@@ -99,7 +122,9 @@ def with_folder(arguments: Sequence[str]) -> list[str]:
             folder = Path(value or next(words, "")).expanduser()
             if not folder.is_dir():
                 raise UserError(f"{FOLDER} {folder}: no such directory")
-            word = f"hydra.searchpath=[{quoted(f'file://{folder.resolve()}')}]"  # Hydra decodes no %20
+            word = (
+                f"hydra.searchpath=[{quoted(f'file://{folder.resolve()}')}]"  # Hydra decodes no %20
+            )
         found.append(word)
     return found
 
@@ -107,8 +132,12 @@ def with_folder(arguments: Sequence[str]) -> list[str]:
 def _by_hydra(verb: str, overrides: Sequence[str]) -> list[DictConfig]:
     """Do what Hydra's flags say; return the recipes to run, several for ``--multirun``."""
     recipes.register()
-    completes = {"--shell-completion", "-sc"} & set(overrides)  # of a line in COMP_LINE, not of these arguments
-    sys.argv[1:] = sorted(overrides if completes else with_choices(verb, overrides), key=_is_flag)  # argparse needs overrides together
+    completes = {"--shell-completion", "-sc"} & set(
+        overrides
+    )  # of a line in COMP_LINE, not of these arguments
+    sys.argv[1:] = sorted(
+        overrides if completes else with_choices(verb, overrides), key=_is_flag
+    )  # argparse needs overrides together
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting
     found: list[DictConfig] = []
 
@@ -116,7 +145,9 @@ def _by_hydra(verb: str, overrides: Sequence[str]) -> list[DictConfig]:
         found.append(config)
 
     try:
-        hydra.main(version_base="1.3", config_path=f"pkg://{CONFIG_MODULE}", config_name=primary(verb))(job)()
+        hydra.main(
+            version_base="1.3", config_path=f"pkg://{CONFIG_MODULE}", config_name=primary(verb)
+        )(job)()
     except Exception as error:
         raise UserError(explain(error, overrides)) from error
     return found
@@ -129,7 +160,15 @@ def primary(verb: str) -> str:
 
 def _filed(group: str) -> list[str]:
     folder = files(CONFIG_MODULE) / group
-    return [path.name.removesuffix(".yaml") for path in folder.iterdir() if path.name.endswith(".yaml")] if folder.is_dir() else []
+    return (
+        [
+            path.name.removesuffix(".yaml")
+            for path in folder.iterdir()
+            if path.name.endswith(".yaml")
+        ]
+        if folder.is_dir()
+        else []
+    )
 
 
 def load(verb: str, overrides: Sequence[str]) -> DictConfig:
@@ -170,7 +209,9 @@ def with_choices(verb: str, arguments: Sequence[str]) -> list[str]:
     kind, _, location = saved[0].partition("=")
     for argument in rest:
         if argument.partition("=")[0] in CHOICES and not argument.startswith("cluster="):
-            raise UserError(f"{saved[0]} and {argument}: a {kind} has its own recipe, leave one of the two out")
+            raise UserError(
+                f"{saved[0]} and {argument}: a {kind} has its own recipe, leave one of the two out"
+            )
     from rlinf_vla.runtime.saved_recipe import choose_plan, choose_run
 
     named = any(argument.startswith("cluster=") for argument in rest)
@@ -182,11 +223,15 @@ def with_cluster(arguments: Sequence[str]) -> list[str]:
     """Replace ``cluster=auto`` (the default) by 1gpu or laptop, whichever this machine is."""
     if any(re.match(r"cluster=(?!auto$)", argument) for argument in arguments):
         return list(arguments)
-    return [argument for argument in arguments if argument != "cluster=auto"] + [f"cluster={'1gpu' if _has_gpu() else 'laptop'}"]
+    return [argument for argument in arguments if argument != "cluster=auto"] + [
+        f"cluster={'1gpu' if _has_gpu() else 'laptop'}"
+    ]
 
 
 def _has_gpu() -> bool:
-    if version("torch").endswith("+cpu"):  # a build without CUDA need not be imported, which takes seconds
+    if version("torch").endswith(
+        "+cpu"
+    ):  # a build without CUDA need not be imported, which takes seconds
         return False
     import torch
 
@@ -201,39 +246,68 @@ def _is_flag(argument: str) -> bool:
 def explain(error: BaseException, arguments: Sequence[str]) -> str:
     """Return one line that says what is wrong, where, and the nearest valid key."""
     if word := _stray(arguments):
-        apart = re.search(rf"(?:^| )({re.escape(word)}) (= ?\S*)", " ".join(arguments)) or re.fullmatch(r"([\w.]+)(:\S*)", word)
+        apart = re.search(
+            rf"(?:^| )({re.escape(word)}) (= ?\S*)", " ".join(arguments)
+        ) or re.fullmatch(r"([\w.]+)(:\S*)", word)
         if apart:
             return f"{apart[0].strip()} is not KEY=VALUE: write {apart[1]}={apart[2].lstrip('=: ') or 'VALUE'}"
         recipe = difflib.get_close_matches(word, _filed("recipe"), n=1, cutoff=0.6)
         return f"{word} is not KEY=VALUE: write recipe={recipe[0] if recipe else 'NAME'} (`rlinf-vla list recipes` names them)"
     causes = list(_causes(error))
     for cause in causes:
-        if isinstance(cause, OverrideParseException) and (match := re.match(r"([~+]*[\w./@:-]+)=(.*)", cause.override, re.DOTALL)):
+        if isinstance(cause, OverrideParseException) and (
+            match := re.match(r"([~+]*[\w./@:-]+)=(.*)", cause.override, re.DOTALL)
+        ):
             text = " ".join(match[2].split())
             example = {"[": "['TEXT']", "{": "{NAME: 'TEXT'}"}.get(text[:1], quoted(text))
             return f'{match[1]}: Hydra cannot read {text}: quote text, for the shell and for Hydra: "{match[1]}={example}"'
-        if match := re.search(r"Could not override '([^']+)'|Key '([^']+)' (?:is )?not in|Key not found: '([^']+)'", str(cause)):
-            key, known = getattr(cause, "full_key", None) or match[1] or match[2] or match[3], recipes.keys()
-            elsewhere = any(f".{each}".endswith(f".{key}") for each in known)  # with another algorithm or model, so not misspelt
-            if elsewhere and not any(re.match(rf"[+~]*([\w.]+\.)?{re.escape(key)}(=|$)", each) for each in arguments):
+        if match := re.search(
+            r"Could not override '([^']+)'|Key '([^']+)' (?:is )?not in|Key not found: '([^']+)'",
+            str(cause),
+        ):
+            key, known = (
+                getattr(cause, "full_key", None) or match[1] or match[2] or match[3],
+                recipes.keys(),
+            )
+            elsewhere = any(
+                f".{each}".endswith(f".{key}") for each in known
+            )  # with another algorithm or model, so not misspelt
+            if elsewhere and not any(
+                re.match(rf"[+~]*([\w.]+\.)?{re.escape(key)}(=|$)", each) for each in arguments
+            ):
                 if preset := _given("preset", arguments):
                     hint = "`rlinf-vla list presets` describes each"
                     return f"{preset} does not fit: it sets {key}, which this recipe's algorithm or model does not have ({hint})"
                 for group in ("env", "model", "algorithm", "robot", "reward"):
-                    if (chosen := _given(group, arguments)) and (base := _given("recipe", arguments)):
+                    if (chosen := _given(group, arguments)) and (
+                        base := _given("recipe", arguments)
+                    ):
                         return f"{chosen} does not fit {base}, which sets {key}: choose another recipe, or write one (--config-dir DIR)"
             entry = re.search(r"Key '([^']+)' is not in struct", " ".join(map(str, causes)))
             if entry and match[1] in known and entry[1] != match[1].rpartition(".")[2]:
-                return f"{match[1]} has no entry {entry[1]}: add it with +{match[1]}.{entry[1]}=VALUE"
+                return (
+                    f"{match[1]} has no entry {entry[1]}: add it with +{match[1]}.{entry[1]}=VALUE"
+                )
             if (run := _given("run", arguments)) and key in known:
                 return f"{key} is not a key of the recipe of {run}: its env, model or algorithm is one that does not have it"
             return f"{key} is not a key{recipes.unknown_key_hint(str(key))}"
-    if match := re.search(r"Could not find '([\w/]+)/([^'/]+)'.*?Available options in '[^']+':\n((?:\t\w+\n?)*)", str(error), re.DOTALL):
-        group, name, options = match[1], match[2], [each for each in match[3].split() if each != "schema"]
+    if match := re.search(
+        r"Could not find '([\w/]+)/([^'/]+)'.*?Available options in '[^']+':\n((?:\t\w+\n?)*)",
+        str(error),
+        re.DOTALL,
+    ):
+        group, name, options = (
+            match[1],
+            match[2],
+            [each for each in match[3].split() if each != "schema"],
+        )
         close = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
         return f"{group}={name} does not exist{f'; did you mean {group}={close[0]}?' if close else ''} (available: {', '.join(options)})"
     if match := re.search(r"Error merging override (\S+)", str(error)):
-        reason = next((str(cause) for cause in causes if isinstance(cause, OmegaConfBaseException)), "not a valid value")
+        reason = next(
+            (str(cause) for cause in causes if isinstance(cause, OmegaConfBaseException)),
+            "not a valid value",
+        )
         key, _, value = match[1].partition("=")
         if "is not a ListConfig" in reason:
             return f"{match[1]}: a list is expected, write '{key}=[{value}]'"
@@ -251,7 +325,12 @@ def quoted(text: str) -> str:
 def _stray(arguments: Sequence[str]) -> str | None:
     """Return a word that is not an override, a flag, or the value that follows a flag."""
     for before, word in pairwise(("", *arguments)):
-        if word and not word.startswith(("-", "+", "~")) and "=" not in word and not (before.startswith("-") and "=" not in before):
+        if (
+            word
+            and not word.startswith(("-", "+", "~"))
+            and "=" not in word
+            and not (before.startswith("-") and "=" not in before)
+        ):
             return word
     return None
 

@@ -37,7 +37,11 @@ class Source:
     name: str
 
     def __str__(self) -> str:
-        return f"default of {self.name}" if self.kind == DEFAULT and self.name else self.name or self.kind
+        return (
+            f"default of {self.name}"
+            if self.kind == DEFAULT and self.name
+            else self.name or self.kind
+        )
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,9 @@ def run(arguments: Sequence[str]) -> None:
     if JSON in arguments:
         print_json([asdict(each) | {"source": asdict(each.source)} for each in found])
     else:
-        print_table(("key", "value", "from"), [(each.key, told(each.value), each.source) for each in found])
+        print_table(
+            ("key", "value", "from"), [(each.key, told(each.value), each.source) for each in found]
+        )
 
 
 def values(overrides: Sequence[str]) -> list[Value]:
@@ -68,12 +74,17 @@ def values(overrides: Sequence[str]) -> list[Value]:
     with composed(VERB, overrides) as (config, choices):
         refuse_unknown_keys(config)
         if OmegaConf.is_missing(config, "name"):
-            raise UserError("config needs a recipe: rlinf-vla config recipe=NAME (`rlinf-vla list recipes` names them), or run=DIR")
+            raise UserError(
+                "config needs a recipe: rlinf-vla config recipe=NAME (`rlinf-vla list recipes` names them), or run=DIR"
+            )
         origin: dict[str, Source] = {}
         for source, contents in _parts(choices, overrides):
             for key in contents:
                 origin[key] = source
-        return [Value(key, value_of(parent, name), _source(key, origin)) for key, parent, name in leaves(config)]
+        return [
+            Value(key, value_of(parent, name), _source(key, origin))
+            for key, parent, name in leaves(config)
+        ]
 
 
 def _source(key: str, origin: dict[str, Source]) -> Source:
@@ -109,7 +120,12 @@ def _named(path: str, location: str, given: Sequence[str]) -> Source:
     if location.startswith("structured://"):
         return Source(DEFAULT, "" if name == "schema" else f"{folder}={name}")
     file = f"{path.removesuffix('.yaml')}.yaml"
-    return Source(FILE, f"recipes/{file}" if location == PACKAGED else str(Path(location.removeprefix("file://")) / file))
+    return Source(
+        FILE,
+        f"recipes/{file}"
+        if location == PACKAGED
+        else str(Path(location.removeprefix("file://")) / file),
+    )
 
 
 def keys_in(node: DictConfig) -> list[str]:
@@ -121,7 +137,12 @@ def leaves(node: DictConfig, prefix: str = "") -> Iterator[tuple[str, DictConfig
     """Yield key, parent node and name of each leaf; lists and empty nodes are leaves."""
     for name in map(str, node):
         child = None if OmegaConf.is_missing(node, name) else node._get_node(name)
-        if isinstance(child, DictConfig) and not child._is_none() and not child._is_interpolation() and len(child):
+        if (
+            isinstance(child, DictConfig)
+            and not child._is_none()
+            and not child._is_interpolation()
+            and len(child)
+        ):
             yield from leaves(child, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", node, name
@@ -146,10 +167,16 @@ def chosen(found: Sequence[Value], filters: Sequence[str]) -> list[Value]:
     wanted: set[str] = set()
     keys = [each.key for each in found]
     for word in filters:
-        matched = [key for key in keys if f"{key}.".startswith(f"{word}.")] or [key for key in keys if f".{word}." in f".{key}."]
+        matched = [key for key in keys if f"{key}.".startswith(f"{word}.")] or [
+            key for key in keys if f".{word}." in f".{key}."
+        ]
         if not matched:
             meant = suggest_keys(word, keys)
-            hint = f"; did you mean {' or '.join(meant)}?" if meant else " (without a KEY, config shows all)"
+            hint = (
+                f"; did you mean {' or '.join(meant)}?"
+                if meant
+                else " (without a KEY, config shows all)"
+            )
             raise UserError(f"config {word}: this recipe has no such key{hint}")
         wanted.update(matched)
     return [each for each in found if not filters or each.key in wanted]

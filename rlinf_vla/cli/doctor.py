@@ -37,9 +37,20 @@ def run(arguments: Sequence[str]) -> int:
             check.repair()
             check = next(again for again in _checks() if again.name == check.name)
         optional = check.detail.startswith("optional")
-        found.append({"name": check.name, "ok": check.ok, "optional": optional, "detail": check.detail, "fix": check.fix})
+        found.append(
+            {
+                "name": check.name,
+                "ok": check.ok,
+                "optional": optional,
+                "detail": check.detail,
+                "fix": check.fix,
+            }
+        )
         if JSON not in arguments:
-            print(f"{'ok   ' if check.ok else 'note ' if optional else 'WRONG'} {check.name}: {check.detail}", flush=True)
+            print(
+                f"{'ok   ' if check.ok else 'note ' if optional else 'WRONG'} {check.name}: {check.detail}",
+                flush=True,
+            )
             if not check.ok and check.fix:
                 print(f"      {check.fix}")
     if JSON in arguments:
@@ -48,22 +59,36 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _checks() -> Iterator[Diagnosis]:
-    yield Diagnosis("python", sys.version_info >= (3, 11), sys.version.split()[0], "install Python 3.11 or newer")
+    yield Diagnosis(
+        "python",
+        sys.version_info >= (3, 11),
+        sys.version.split()[0],
+        "install Python 3.11 or newer",
+    )
     yield torch_check()
     if torch.cuda.is_available():
         yield fused_kernels_check()
     free = shutil.disk_usage(Path.cwd()).free / 2**30
-    yield Diagnosis("disk", free >= FREE_GIB, f"{free:.0f} GiB free here", f"free {FREE_GIB} GiB, or work in another folder")
+    yield Diagnosis(
+        "disk",
+        free >= FREE_GIB,
+        f"{free:.0f} GiB free here",
+        f"free {FREE_GIB} GiB, or work in another folder",
+    )
     for env in plugins.envs().values():
         yield from env.diagnose()
     for robot in plugins.robots().values():
-        yield from (Diagnosis(found.name, found.ok, found.detail, found.fix) for found in robot.diagnose())
+        yield from (
+            Diagnosis(found.name, found.ok, found.detail, found.fix) for found in robot.diagnose()
+        )
 
 
 def fused_kernels_check() -> Diagnosis:
     found = importlib.util.find_spec("liger_kernel") is not None
     detail = (
-        "liger-kernel" if found else "optional, liger-kernel is not installed: policy calls and updates take a fifth to a quarter more time"
+        "liger-kernel"
+        if found
+        else "optional, liger-kernel is not installed: policy calls and updates take a fifth to a quarter more time"
     )
     return Diagnosis("fused kernels", found, detail, 'pip install "rlinf-vla[cuda]"')
 
@@ -77,14 +102,25 @@ def torch_check() -> Diagnosis:
     fix = "pip install -c constraints.txt torch, and pip uninstall -y torchvision"
     device = f"CUDA ({torch.cuda.get_device_name()})" if torch.cuda.is_available() else "CPU"
     if torch.version.cuda and not torch.cuda.is_available():
-        return Diagnosis("torch", True, f"{torch.__version__} on the CPU, though built for CUDA {torch.version.cuda}")
+        return Diagnosis(
+            "torch",
+            True,
+            f"{torch.__version__} on the CPU, though built for CUDA {torch.version.cuda}",
+        )
     if importlib.util.find_spec("torchvision"):
         try:
             import torchvision  # noqa: F401
         except (RuntimeError, OSError) as error:
-            return Diagnosis("torch", False, f"torchvision does not fit this PyTorch ({str(error).splitlines()[0]})", fix)
+            return Diagnosis(
+                "torch",
+                False,
+                f"torchvision does not fit this PyTorch ({str(error).splitlines()[0]})",
+                fix,
+            )
     try:
         transformers = version("transformers")
     except PackageNotFoundError:
-        return Diagnosis("torch", False, "transformers is not installed", "pip install rlinf-vla again")
+        return Diagnosis(
+            "torch", False, "transformers is not installed", "pip install rlinf-vla again"
+        )
     return Diagnosis("torch", True, f"{torch.__version__} on {device}, transformers {transformers}")

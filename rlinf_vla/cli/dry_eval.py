@@ -17,7 +17,9 @@ from rlinf_vla.runtime import builders
 def run(config: DictConfig) -> None:
     """Print policies and episodes; load and start nothing. Raises UserError for what is missing."""
     recipe, _ = read(config)
-    print(f"recipe {recipe.name}: model {recipe.model.name} of {recipe.model.checkpoint}, {recipe.env.name}")
+    print(
+        f"recipe {recipe.name}: model {recipe.model.name} of {recipe.model.checkpoint}, {recipe.env.name}"
+    )
     if recipe.sweep.policies:
         recipe.sweep.policies = fixed(recipe.sweep.policies)
         sweep = Sweep.of(recipe)
@@ -27,7 +29,11 @@ def run(config: DictConfig) -> None:
         print(f"policies: {', '.join(policy.column for policy in sweep.policies)}")
     else:
         print(f"{recipe.episodes} episodes, {' and '.join(recipe.evaluation.modes)}")
-        if recipe.env.name != ROBOT and recipe.model.name != NO_MODEL and builders.model_of(recipe).learns:
+        if (
+            recipe.env.name != ROBOT
+            and recipe.model.name != NO_MODEL
+            and builders.model_of(recipe).learns
+        ):
             builders.require_fit(recipe, builders.outline(recipe))
     if recipe.env.name != ROBOT and (missing := missing_simulator(recipe)) is not None:
         raise UserError(missing)

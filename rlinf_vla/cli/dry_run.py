@@ -24,12 +24,16 @@ def run(config: DictConfig) -> None:
     """Print recipe, plan and memory. Raises UserError if something is missing."""
     recipe = run_directory.read(config)
     builders.require_training(recipe)
-    print(f"recipe {recipe.name}: {recipe.algorithm.name}, model {recipe.model.name} of {recipe.model.checkpoint}, {recipe.env.name}")
+    print(
+        f"recipe {recipe.name}: {recipe.algorithm.name}, model {recipe.model.name} of {recipe.model.checkpoint}, {recipe.env.name}"
+    )
     recipe, preview = choose_rows(config)
     if recipe.cluster.plan == AUTO and (recipe.cluster.nodes or recipe.profile):
         recipe, _ = planned(recipe, print, preview.model)
     elif recipe.cluster.plan == AUTO:
-        print("cluster.plan=auto: the plan will be chosen from measurements of this machine; without it:")
+        print(
+            "cluster.plan=auto: the plan will be chosen from measurements of this machine; without it:"
+        )
     print(f"cluster {recipe.cluster.name} ({recipe.cluster.device}): {plan_of(recipe)}")
     preview.show(recipe)
     _look_for_weights(recipe, preview)
@@ -41,8 +45,16 @@ def run(config: DictConfig) -> None:
 
 def _look_for_weights(recipe: Recipe, preview: Preview) -> None:
     """Add a local checkpoint's missing files; those of the Hub are downloaded when a run starts."""
-    read = None if preview.model is None or preview.model.missing else getattr(preview.model.policy, "read_state", None)
-    if read is None or recipe.model.options.random_weights or recipe.model.checkpoint.startswith(HUB):
+    read = (
+        None
+        if preview.model is None or preview.model.missing
+        else getattr(preview.model.policy, "read_state", None)
+    )
+    if (
+        read is None
+        or recipe.model.options.random_weights
+        or recipe.model.checkpoint.startswith(HUB)
+    ):
         return
     try:
         read(asset_path(recipe.model.checkpoint))
@@ -71,7 +83,9 @@ def _require_fit(preview: Preview) -> None:
     if recipe.model.checkpoint.startswith(ASSET):
         described = any(asset_path(recipe.model.checkpoint).glob("*.safetensors"))
     else:
-        described = model.missing is None or getattr(builders.model_of(recipe), "described_by_json", False)
+        described = model.missing is None or getattr(
+            builders.model_of(recipe), "described_by_json", False
+        )
     if described:
         builders.require_fit(recipe, model.policy)
 
@@ -84,7 +98,9 @@ def choose_rows(config: DictConfig, resumed: Path | None = None) -> tuple[Recipe
     its micro-batches. With ``cluster.plan=auto`` the plan has them.
     """
     if resumed is not None and config.cluster.micro_batch_size is None:
-        config.cluster.micro_batch_size = run_directory.saved_recipe(resumed).get("cluster", {}).get("micro_batch_size")
+        config.cluster.micro_batch_size = (
+            run_directory.saved_recipe(resumed).get("cluster", {}).get("micro_batch_size")
+        )
     preview = Preview(recipes.read(config))
     _require_fit(preview)
     if preview.recipe.cluster.plan == GIVEN or preview.recipe.algorithm.family != ON_POLICY:

@@ -38,7 +38,11 @@ def run(config: DictConfig) -> dict[str, Any]:
     if recipe.sweep.policies:
         return sweep.run(recipe, config)
     # without a checkpoint of a run, the recipe's initial model is evaluated
-    name, told, version = checkpoint.name if checkpoint else "start", str(checkpoint or recipe.model.checkpoint), 0
+    name, told, version = (
+        checkpoint.name if checkpoint else "start",
+        str(checkpoint or recipe.model.checkpoint),
+        0,
+    )
     with ExitStack() as stack:
         progress = stack.enter_context(stages())
         if recipe.env.name == ROBOT:
@@ -50,7 +54,9 @@ def run(config: DictConfig) -> dict[str, Any]:
             play, rate = stack.enter_context(playing_at_robot(recipe, config, EVALUATION, control))
             where = f"at {recipe.robot.name}"
         else:
-            groups = stack.enter_context(builders.open_envs(recipe, builders.outline(recipe), recipe.rollout.pipeline_depth))
+            groups = stack.enter_context(
+                builders.open_envs(recipe, builders.outline(recipe), recipe.rollout.pipeline_depth)
+            )
             policy = builders.build_policy(recipe)
             policy.fit_instructions(groups[0].spec.instructions)
             version = load_checkpoint(checkpoint, policy)["policy_version"] if checkpoint else 0
@@ -60,9 +66,14 @@ def run(config: DictConfig) -> dict[str, Any]:
             stack.enter_context(builders.threads(recipe.cluster.rollout_threads))
             timed = wrapped_envs.timed(recipe, groups, policy.spec.chunk)
             env = timed[0].spec
-            play, rate = play_in_process(recipe, policy, timed), env.control_hz / env.steps(policy.spec.chunk)
+            play, rate = (
+                play_in_process(recipe, policy, timed),
+                env.control_hz / env.steps(policy.spec.chunk),
+            )
             where = f"of {recipe.env.name}"
         document = evaluate(recipe, play, rate, name, told, version, directory, progress)
     print(f"success of {name} in {recipe.episodes} episodes {where}: {headline(document)}")
-    print(f"episodes, seeds and machine: {builders.relative(directory / 'evaluation' / f'{name}.json')}")
+    print(
+        f"episodes, seeds and machine: {builders.relative(directory / 'evaluation' / f'{name}.json')}"
+    )
     return document

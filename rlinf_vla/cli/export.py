@@ -23,7 +23,9 @@ def run(config: DictConfig) -> None:
     """Write the merged model to ``output``, whole or not at all. Raises UserError."""
     recipe = recipes.read(config)
     if not recipe.checkpoint or not recipe.output:
-        raise UserError("export needs a run and an output: rlinf-vla export run=RUN output=DIR, or checkpoint=RUN/checkpoints/step_N")
+        raise UserError(
+            "export needs a run and an output: rlinf-vla export run=RUN output=DIR, or checkpoint=RUN/checkpoints/step_N"
+        )
     builders.require_whole(recipe, "nothing to export")
     output = builders.new_directory(recipe.output)
     checkpoint = run_directory.checkpoint_at(recipe.checkpoint, "checkpoint")
@@ -32,12 +34,21 @@ def run(config: DictConfig) -> None:
     merge_lora(policy.backbone)
     with replacing_directory(output) as aside:
         dtype = DTYPES[recipe.output_dtype] if recipe.output_dtype else None
-        write_policy(policy, aside, OmegaConf.to_container(config), dtype, iteration=state["iteration"])
+        write_policy(
+            policy, aside, OmegaConf.to_container(config), dtype, iteration=state["iteration"]
+        )
         save_heads(policy, aside)
-    print(f"iteration {state['iteration']} of {recipe.name}, merged: {builders.relative(output)} (use it as model.checkpoint)")
+    print(
+        f"iteration {state['iteration']} of {recipe.name}, merged: {builders.relative(output)} (use it as model.checkpoint)"
+    )
 
 
-def write_policy(policy: Learner, directory: Path, recipe: Any, dtype: torch.dtype | None = None, **facts: Any) -> None:
+def write_policy(
+    policy: Learner, directory: Path, recipe: Any, dtype: torch.dtype | None = None, **facts: Any
+) -> None:
     """Write a trained model in its own layout, with a manifest.json of how it was made."""
     policy.save(directory, dtype)
-    write_json(directory / "manifest.json", {"command": " ".join(sys.argv), "recipe": recipe} | facts | {"environment": fingerprint()})
+    write_json(
+        directory / "manifest.json",
+        {"command": " ".join(sys.argv), "recipe": recipe} | facts | {"environment": fingerprint()},
+    )

@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from rlinf_vla.cli.verbs import LISTS, PLUGINS, VERBS
 
 WIDTH = 80
-EVERY = ("--log-level LEVEL", "debug, info, warning or error: what is reported on stderr, by libraries too")
+EVERY = (
+    "--log-level LEVEL",
+    "debug, info, warning or error: what is reported on stderr, by libraries too",
+)
 """An option of all verbs."""
 Options = tuple[tuple[str, str], ...]
 JSON: Options = (("--json", "print one JSON document on stdout, and nothing else there"),)
@@ -42,7 +45,11 @@ HELP: dict[str, Help] = {
     "train": Help(
         WITH_RECIPE,
         (*RECIPE, ("--dry-run", "print plan and memory of each device; load nothing")),
-        ("recipe=maniskill_ppo", "run=maniskill_ppo/20261101-100000", "recipe=maniskill_ppo cluster=1gpu --dry-run"),
+        (
+            "recipe=maniskill_ppo",
+            "run=maniskill_ppo/20261101-100000",
+            "recipe=maniskill_ppo cluster=1gpu --dry-run",
+        ),
         "run=RUN continues the run from its newest checkpoint.",
     ),
     "eval": Help(
@@ -56,9 +63,16 @@ HELP: dict[str, Help] = {
         (
             ("RESULT.json", "result of a sweep"),
             ("--episodes N", "episodes, spread over all policies and tasks (20)"),
-            ("KEY=VALUE", "programs and paths that the file's recipe names; they are taken only from here, such as env.python=PATH"),
+            (
+                "KEY=VALUE",
+                "programs and paths that the file's recipe names; they are taken only from here, such as env.python=PATH",
+            ),
         ),
-        ("RESULT.json", "RESULT.json --episodes 50", "RESULT.json env.python=/opt/isaac/bin/python"),
+        (
+            "RESULT.json",
+            "RESULT.json --episodes 50",
+            "RESULT.json env.python=/opt/isaac/bin/python",
+        ),
         "Exit code: 0 if the outcomes agree, 1 if they do not.",
     ),
     "compare": Help(
@@ -66,7 +80,10 @@ HELP: dict[str, Help] = {
         (
             ("FILE", "evaluation/NAME.json of a run, or result.json of a sweep"),
             ("COLUMN", "a mode (sampled, greedy), or a policy of a sweep"),
-            ("--output FILE.json", "write all values there, with performance profiles and times to success"),
+            (
+                "--output FILE.json",
+                "write all values there, with performance profiles and times to success",
+            ),
             ("--figure FILE.svg", "draw them there (.svg, .png or .pdf)"),
             ("--published NAME", "lay the rates that a paper reports beside them"),
             *JSON,
@@ -89,7 +106,11 @@ HELP: dict[str, Help] = {
     "export": Help(
         ("run=RUN output=DIR [KEY=VALUE ...] [OPTIONS]",),
         (*RECIPE, ("output=DIR", "new directory of the merged model")),
-        ("run=RUN output=merged", "run=RUN/checkpoints/step_000030 output=merged", "run=RUN output=merged output_dtype=bfloat16"),
+        (
+            "run=RUN output=merged",
+            "run=RUN/checkpoints/step_000030 output=merged",
+            "run=RUN output=merged output_dtype=bfloat16",
+        ),
     ),
     "push": Help(
         ("{RUN|CHECKPOINT|MODEL|DATASET} ORG/NAME [OPTIONS]",),
@@ -98,14 +119,27 @@ HELP: dict[str, Help] = {
             ("CHECKPOINT", "RUN/checkpoints/step_N"),
             ("MODEL", "directory that export wrote"),
             ("DATASET", "directory of a LeRobotDataset"),
-            ("--license KEY", "licence of what is shared; a model: that of its base model's card, if left out"),
-            ("--base-model ORG/NAME", "where the initial model is, if the recipe names a directory"),
+            (
+                "--license KEY",
+                "licence of what is shared; a model: that of its base model's card, if left out",
+            ),
+            (
+                "--base-model ORG/NAME",
+                "where the initial model is, if the recipe names a directory",
+            ),
             ("--dataset ORG/NAME", "a dataset that the model was trained on; may be repeated"),
             ("--private", "make the new repository private"),
-            ("--revision BRANCH", "commit to this branch of a repository that may exist (main, or a new one)"),
+            (
+                "--revision BRANCH",
+                "commit to this branch of a repository that may exist (main, or a new one)",
+            ),
             ("--dry-run", "list the files and show the card; send nothing"),
         ),
-        ("maniskill_ppo/20261101 me/push --dry-run", "RUN me/push --license mit --private", "pushes me/pushes --license cc-by-4.0"),
+        (
+            "maniskill_ppo/20261101 me/push --dry-run",
+            "RUN me/push --license mit --private",
+            "pushes me/pushes --license cc-by-4.0",
+        ),
         "Optimiser state, replay, pickles, code and paths of this machine are never sent.",
     ),
     "pull": Help(
@@ -117,12 +151,24 @@ HELP: dict[str, Help] = {
     "serve": Help(
         WITH_RECIPE,
         RECIPE,
-        ("run=RUN", "run=RUN serve.port=9000 serve.protocol=openpi", "run=RUN serve.max_batch_size=8"),
+        (
+            "run=RUN",
+            "run=RUN serve.port=9000 serve.protocol=openpi",
+            "run=RUN serve.max_batch_size=8",
+        ),
     ),
     "plan": Help(
         WITH_RECIPE,
-        (*RECIPE, ("output=FILE", "write the recipe under the chosen plan; train plan=FILE"), *JSON),
-        ("recipe=maniskill_ppo", "recipe=maniskill_ppo env.backend=gpu cluster=8gpu", "recipe=maniskill_ppo output=plan.yaml --json"),
+        (
+            *RECIPE,
+            ("output=FILE", "write the recipe under the chosen plan; train plan=FILE"),
+            *JSON,
+        ),
+        (
+            "recipe=maniskill_ppo",
+            "recipe=maniskill_ppo env.backend=gpu cluster=8gpu",
+            "recipe=maniskill_ppo output=plan.yaml --json",
+        ),
     ),
     "bench": Help(
         (
@@ -139,8 +185,16 @@ HELP: dict[str, Help] = {
             "acknowledge robot=NAME operator=PERSON",
             "{run|record|replay} {recipe=NAME|run=RUN} [KEY=VALUE ...]",
         ),
-        (*RECIPE, ("robot=NAME", "a robot plug-in (rlinf-vla list robots)"), ("episode=N", "replay: number of the episode, from 0")),
-        ("check robot=franka_sim", "run recipe=franka_remote", "record recipe=franka_rlpd output=DIR"),
+        (
+            *RECIPE,
+            ("robot=NAME", "a robot plug-in (rlinf-vla list robots)"),
+            ("episode=N", "replay: number of the episode, from 0"),
+        ),
+        (
+            "check robot=franka_sim",
+            "run recipe=franka_remote",
+            "record recipe=franka_rlpd output=DIR",
+        ),
         "stop without robot=NAME stops all arms of this machine, as rlinf-vla-stop does.",
     ),
     "new": Help(
@@ -149,14 +203,22 @@ HELP: dict[str, Help] = {
         ("env my_env", "algorithm my_ppo", "robot my_arm"),
     ),
     "runs": Help(
-        ("[list] [RECIPE] [--json]", "compare RUN RUN [--json]", "prune [RECIPE] [--keep N] [--yes] [--json]"),
+        (
+            "[list] [RECIPE] [--json]",
+            "compare RUN RUN [--json]",
+            "prune [RECIPE] [--keep N] [--yes] [--json]",
+        ),
         (
             ("RUN", "directory of a run, or its name in runs/"),
             ("--keep N", "newest checkpoints of each run to keep (1)"),
             ("--yes", "remove; without it, prune only says what it would remove"),
             *JSON,
         ),
-        ("", "compare maniskill_ppo/20261101 maniskill_ppo/20261102", "prune maniskill_ppo --keep 2"),
+        (
+            "",
+            "compare maniskill_ppo/20261101 maniskill_ppo/20261102",
+            "prune maniskill_ppo --keep 2",
+        ),
     ),
     "view": Help(
         ("{RUN|SWEEP|DATASET} [OPTIONS]",),
@@ -165,11 +227,18 @@ HELP: dict[str, Help] = {
             ("SWEEP", "run directory of an evaluation sweep, or its name in runs/"),
             ("DATASET", "directory of a LeRobotDataset"),
             ("--port N", "port to listen on (8090); 0: any free one"),
-            ("--host HOST", "address to listen on (127.0.0.1); others than this machine's need --token"),
+            (
+                "--host HOST",
+                "address to listen on (127.0.0.1); others than this machine's need --token",
+            ),
             ("--token", "only who knows the printed address may see the page"),
             ("--open", "open the page in a browser"),
         ),
-        ("maniskill_ppo/20261101-100000", "runs/maniskill_eval/20261101-100000 --open", "pushes --port 8091"),
+        (
+            "maniskill_ppo/20261101-100000",
+            "runs/maniskill_eval/20261101-100000 --open",
+            "pushes --port 8091",
+        ),
         "The page follows a run that goes on. Ctrl-C ends; nothing is written.",
     ),
     "config": Help(
@@ -214,10 +283,18 @@ def help_of(verb: str) -> str:
 
 def overview(version: str) -> str:
     """Return the help of the program: its verbs, each with its purpose, by use."""
-    lines = [f"rlinf-vla {version}: fine-tune vision-language-action policies with", "reinforcement learning", ""]
+    lines = [
+        f"rlinf-vla {version}: fine-tune vision-language-action policies with",
+        "reinforcement learning",
+        "",
+    ]
     lines += ["Usage: rlinf-vla VERB [recipe=NAME|run=RUN] [KEY=VALUE ...] [OPTIONS]"]
     for use in dict.fromkeys(verb.use for verb in VERBS.values()):
-        lines += ["", f"{use}:", *_pairs({name: verb.purpose for name, verb in VERBS.items() if verb.use == use}, 11)]
+        lines += [
+            "",
+            f"{use}:",
+            *_pairs({name: verb.purpose for name, verb in VERBS.items() if verb.use == use}, 11),
+        ]
     return "\n".join([*lines, "", "rlinf-vla VERB --help: usage, options and examples of a verb."])
 
 

@@ -29,17 +29,25 @@ def run_jobs(jobs: Sequence[DictConfig], command: Callable[[DictConfig], object]
     for key in ("run_dir", "output"):
         given = [job[key] for job in jobs if job[key] is not None]
         if len(set(given)) < len(given):
-            raise UserError(f"{key}={given[0]} is that of several jobs: leave it out, or let it depend on what differs, such as ${{seed}}")
+            raise UserError(
+                f"{key}={given[0]} is that of several jobs: leave it out, or let it depend on what differs, such as ${{seed}}"
+            )
     for number, job in enumerate(jobs, 1):
         print(f"job {number} of {count}", flush=True)
         try:
             command(job)
         except (UserError, Failure) as error:
             failed.append(number)
-            print(printable(f"job {number} of {count} failed: {error}"), file=sys.stderr, flush=True)
+            print(
+                printable(f"job {number} of {count} failed: {error}"), file=sys.stderr, flush=True
+            )
         except BaseException:
             if number < count:
-                print(f"job {number} of {count} was stopped; those after it were not started", file=sys.stderr, flush=True)
+                print(
+                    f"job {number} of {count} was stopped; those after it were not started",
+                    file=sys.stderr,
+                    flush=True,
+                )
             raise
     if failed:
         raise Failure(f"{len(failed)} of {count} jobs failed: {', '.join(map(str, failed))}")

@@ -57,7 +57,9 @@ def _open_standard_files() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code; every failure ends in one line on stderr."""
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns if it cannot write below HOME, and works anyway
+    logging.getLogger("matplotlib").setLevel(
+        logging.ERROR
+    )  # it warns if it cannot write below HOME, and works anyway
     try:
         return _dispatch(_with_log_level(arguments))
     except UserError as error:
@@ -75,14 +77,22 @@ def run(arguments: Sequence[str]) -> int:
         code = _system_error(error)
         if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):
             where = f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
-            return _fail(f"{os.strerror(code)}{where}: free space, then continue with resume=auto; the last checkpoint is complete", 1)
+            return _fail(
+                f"{os.strerror(code)}{where}: free space, then continue with resume=auto; the last checkpoint is complete",
+                1,
+            )
         if code == errno.ENAMETOOLONG:
             assert isinstance(error, OSError)
-            return _fail(f"{os.strerror(code)} ({str(error.filename)[:60]}...): choose a shorter one", 2)
+            return _fail(
+                f"{os.strerror(code)} ({str(error.filename)[:60]}...): choose a shorter one", 2
+            )
         import traceback
 
         traceback.print_exc()
-        return _fail(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}", 1)
+        return _fail(
+            f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}",
+            1,
+        )
 
 
 def _with_log_level(arguments: Sequence[str]) -> list[str]:
@@ -90,14 +100,20 @@ def _with_log_level(arguments: Sequence[str]) -> list[str]:
 
     Returns the other arguments. Raises UserError.
     """
-    rest = [part for word in arguments for part in (word.split("=", 1) if word.startswith(f"{LOG_LEVEL}=") else [word])]
+    rest = [
+        part
+        for word in arguments
+        for part in (word.split("=", 1) if word.startswith(f"{LOG_LEVEL}=") else [word])
+    ]
     at = next((i for i, word in enumerate(rest) if word in (LOG_LEVEL, "--")), len(rest))
     if at == len(rest) or rest[at] == "--":  # what follows is a line to complete
         return list(arguments)
     level = rest[at + 1] if at + 1 < len(rest) else ""
     if level not in LOG_LEVELS:
         raise UserError(f"{LOG_LEVEL} {level}: choose {', '.join(LOG_LEVELS)}")
-    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
+    logging.basicConfig(
+        level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
+    )
     return rest[:at] + rest[at + 2 :]
 
 
@@ -105,7 +121,11 @@ def _system_error(error: Exception) -> int | None:
     """Return the error's errno or None; safetensors has it only in its message."""
     if isinstance(error, OSError):
         return error.errno
-    said = re.search(r"\(os error (\d+)\)", str(error)) if type(error).__name__ == "SafetensorError" else None
+    said = (
+        re.search(r"\(os error (\d+)\)", str(error))
+        if type(error).__name__ == "SafetensorError"
+        else None
+    )
     return int(said[1]) if said else None
 
 
@@ -132,7 +152,9 @@ def _dispatch(arguments: Sequence[str]) -> int:
     if verb not in VERBS:
         from rlinf_vla.core.plugins import nearest
 
-        raise UserError(f"{verb!r} is not a verb{nearest(verb, list(VERBS))} (verbs: {', '.join(VERBS)})")
+        raise UserError(
+            f"{verb!r} is not a verb{nearest(verb, list(VERBS))} (verbs: {', '.join(VERBS)})"
+        )
     if set(HELP) & set(rest) and "--" not in rest:
         from rlinf_vla.cli.help import help_of
 
@@ -142,9 +164,15 @@ def _dispatch(arguments: Sequence[str]) -> int:
     if verb == "bench":
         benches = VERBS[verb].words
         if not rest or rest[0] not in benches:
-            raise UserError(f"bench needs a benchmark ({', '.join(benches)}): rlinf-vla bench rollout recipe=NAME")
+            raise UserError(
+                f"bench needs a benchmark ({', '.join(benches)}): rlinf-vla bench rollout recipe=NAME"
+            )
         bench = rest.pop(0)
-        verb, module, composed = f"bench_{bench}", f"{module}.{bench}", bench not in UNCOMPOSED_BENCHES
+        verb, module, composed = (
+            f"bench_{bench}",
+            f"{module}.{bench}",
+            bench not in UNCOMPOSED_BENCHES,
+        )
     if verb in DRY and DRY_RUN in rest:
         if JSON in rest:
             raise UserError(f"{DRY_RUN} prints no document: leave {JSON} out")
@@ -163,12 +191,18 @@ def _dispatch(arguments: Sequence[str]) -> int:
     if JSON not in rest:
         return compose_and_run(verb, rest, begin)
     if verb not in WITH_DOCUMENT:
-        raise UserError(f"{verb} has no {JSON}: {', '.join(WITH_DOCUMENT)}, config, list, runs, compare and doctor have it")
+        raise UserError(
+            f"{verb} has no {JSON}: {', '.join(WITH_DOCUMENT)}, config, list, runs, compare and doctor have it"
+        )
     if {"-m", "--multirun"} & set(rest):
         raise UserError(f"{JSON} prints one document: run without --multirun")
     documents: list[Any] = []
     with _stdout_to_stderr():
-        code = compose_and_run(verb, [word for word in rest if word != JSON], lambda config: documents.append(begin(config)))
+        code = compose_and_run(
+            verb,
+            [word for word in rest if word != JSON],
+            lambda config: documents.append(begin(config)),
+        )
     print(*(json.dumps(each, indent=1, ensure_ascii=False) for each in documents))
     return code
 

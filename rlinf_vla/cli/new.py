@@ -29,7 +29,9 @@ def run(arguments: Sequence[str]) -> None:
     """Write the package into a new folder of its name. Raises UserError."""
     if len(arguments) != 2 or arguments[0] not in PLUGINS:
         hint = plugins.nearest(arguments[0], list(PLUGINS)) if arguments else ""
-        raise UserError(f"new needs a kind and a name: rlinf-vla new {{{'|'.join(PLUGINS)}}} NAME{hint}")
+        raise UserError(
+            f"new needs a kind and a name: rlinf-vla new {{{'|'.join(PLUGINS)}}} NAME{hint}"
+        )
     kind, name = arguments
     _check_name(kind, name)
     folder = Path(name)
@@ -41,16 +43,29 @@ def run(arguments: Sequence[str]) -> None:
         for path, text in texts.items():
             (aside / path).parent.mkdir(parents=True, exist_ok=True)
             (aside / path).write_text(text)
-    print(f"{folder}/: {', '.join(sorted(texts))}\n{folder / 'README.md'} says how to install, test and run it")
+    print(
+        f"{folder}/: {', '.join(sorted(texts))}\n{folder / 'README.md'} says how to install, test and run it"
+    )
 
 
 def _check_name(kind: str, name: str) -> None:
-    if not name.isidentifier() or name != name.lower() or not name.isascii() or keyword.iskeyword(name):
-        raise UserError(f"new {kind} {name}: the name is that of a Python module, so use lower-case letters, digits and underscores")
+    if (
+        not name.isidentifier()
+        or name != name.lower()
+        or not name.isascii()
+        or keyword.iskeyword(name)
+    ):
+        raise UserError(
+            f"new {kind} {name}: the name is that of a Python module, so use lower-case letters, digits and underscores"
+        )
     if name in [*Configs(kind), "schema"]:
-        raise UserError(f"new {kind} {name}: {kind}={name} is installed already, choose another name")
+        raise UserError(
+            f"new {kind} {name}: {kind}={name} is installed already, choose another name"
+        )
     if name in sys.stdlib_module_names or find_spec(name) is not None:
-        raise UserError(f"new {kind} {name}: a Python module {name} is installed already, choose another name")
+        raise UserError(
+            f"new {kind} {name}: a Python module {name} is installed already, choose another name"
+        )
 
 
 def _check_names(kind: str, name: str, texts: dict[str, str]) -> None:
@@ -59,11 +74,20 @@ def _check_names(kind: str, name: str, texts: dict[str, str]) -> None:
         try:
             body = ast.parse(text).body
         except SyntaxError:
-            raise UserError(f"new {kind} {name}: a class cannot be named after it, choose another name") from None
-        bound = [alias.asname or alias.name for node in body if isinstance(node, (ast.Import, ast.ImportFrom)) for alias in node.names]
+            raise UserError(
+                f"new {kind} {name}: a class cannot be named after it, choose another name"
+            ) from None
+        bound = [
+            alias.asname or alias.name
+            for node in body
+            if isinstance(node, (ast.Import, ast.ImportFrom))
+            for alias in node.names
+        ]
         bound += [node.name for node in body if isinstance(node, (ast.ClassDef, ast.FunctionDef))]
         if twice := sorted({each for each in bound if bound.count(each) > 1}):
-            raise UserError(f"new {kind} {name}: the package has another {twice[0]} already, choose another name")
+            raise UserError(
+                f"new {kind} {name}: the package has another {twice[0]} already, choose another name"
+            )
 
 
 def rendered(kind: str, name: str) -> dict[str, str]:
@@ -72,7 +96,11 @@ def rendered(kind: str, name: str) -> dict[str, str]:
 
     # the templates are the package's own, and are no HTML
     environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True)  # noqa: S701
-    words: dict[str, Any] = {"kind": kind, "name": name, "class": "".join(part.title() for part in name.split("_"))}
+    words: dict[str, Any] = {
+        "kind": kind,
+        "name": name,
+        "class": "".join(part.title() for part in name.split("_")),
+    }
     templates = files("rlinf_vla.cli") / "templates"
     found = {}
     for folder in (SHARED, kind):
@@ -85,5 +113,9 @@ def rendered(kind: str, name: str) -> dict[str, str]:
 def _below(folder: Traversable, prefix: str = "") -> list[tuple[str, Traversable]]:
     found = []
     for child in folder.iterdir():
-        found += _below(child, f"{prefix}{child.name}/") if child.is_dir() else [(f"{prefix}{child.name}", child)]
+        found += (
+            _below(child, f"{prefix}{child.name}/")
+            if child.is_dir()
+            else [(f"{prefix}{child.name}", child)]
+        )
     return found

@@ -28,15 +28,21 @@ def run(arguments: Sequence[str]) -> None:
     given = parser.parse_args(arguments)
     found = re.fullmatch(f"(?:hf://)?{hub.REPOSITORY_AT}", given.repository)
     if found is None:
-        raise UserError(f"pull: {given.repository} names no repository: write ORG/NAME or ORG/NAME@REVISION")
+        raise UserError(
+            f"pull: {given.repository} names no repository: write ORG/NAME or ORG/NAME@REVISION"
+        )
     directory = builders.new_directory(given.directory)
     with replacing_directory(directory) as aside:
         commit = hub.fetch(found[1], found[2], aside)
         try:
             use = checked(aside)
         except UserError as error:
-            raise UserError(f"{given.repository}: {str(error).replace(str(aside), commit[:12])}") from None
-    print(f"{given.repository} at {commit[:12]}: {builders.relative(directory)} (use it as {use.format(builders.relative(directory))})")
+            raise UserError(
+                f"{given.repository}: {str(error).replace(str(aside), commit[:12])}"
+            ) from None
+    print(
+        f"{given.repository} at {commit[:12]}: {builders.relative(directory)} (use it as {use.format(builders.relative(directory))})"
+    )
 
 
 def checked(directory: Path) -> str:

@@ -30,7 +30,11 @@ def run(arguments: Sequence[str]) -> None:
     parser.add_argument("--revision")
     parser.add_argument("--dry-run", action="store_true")
     given = parser.parse_args(arguments)
-    for name, value in (("", given.repository), ("--base-model ", given.base_model), *(("--dataset ", each) for each in given.dataset)):
+    for name, value in (
+        ("", given.repository),
+        ("--base-model ", given.base_model),
+        *(("--dataset ", each) for each in given.dataset),
+    ):
         if value is not None and not re.fullmatch(hub.REPOSITORY, value):
             raise UserError(f"push: {name}{value} names no repository: write ORG/NAME")
     shared = _shared(given.what, given.base_model)
@@ -43,8 +47,13 @@ def run(arguments: Sequence[str]) -> None:
         print(f"\n{CARD} of the {shared.kind} {given.repository}:\n\n{text}")
         print(f"{len(shared.files)} files, {total:,.1f} MB; nothing was sent (--dry-run)")
         return
-    message, tag = f"Upload {shared.checkpoint or shared.kind} with rlinf-vla", VERSION if shared.kind == DATASET else None
-    address = hub.upload(given.repository, shared.kind, shared.files, message, given.private, given.revision, tag)
+    message, tag = (
+        f"Upload {shared.checkpoint or shared.kind} with rlinf-vla",
+        VERSION if shared.kind == DATASET else None,
+    )
+    address = hub.upload(
+        given.repository, shared.kind, shared.files, message, given.private, given.revision, tag
+    )
     print(f"{len(shared.files)} files, {total:,.1f} MB: {address}")
 
 
@@ -55,7 +64,9 @@ def _shared(what: str, base: str | None) -> Shared:
     if path.is_dir() and not (path / RECIPE).exists() and split(path)[1] is None:
         if (path / "config.json").exists():
             return of_model(path, base)
-        raise UserError(f"push: {what} is no run ({RECIPE}), checkpoint, model directory (config.json) or LeRobotDataset ({INFO})")
+        raise UserError(
+            f"push: {what} is no run ({RECIPE}), checkpoint, model directory (config.json) or LeRobotDataset ({INFO})"
+        )
     directory, checkpoint = split(path if path.is_dir() else named(what))
     return of_run(directory, checkpoint or checkpoint_at(str(directory), "run"), base)
 
@@ -64,6 +75,12 @@ def _license(shared: Shared) -> str:
     """Return the licence of the base model; none is ever assumed."""
     found = hub.license_of(shared.base) if shared.base is not None else None
     if found is None:
-        whose = f"the card of {shared.base} states none" if shared.base else "there is no base model whose licence applies"
-        raise UserError(f"push needs a licence, {whose}: give --license, such as --license apache-2.0")
+        whose = (
+            f"the card of {shared.base} states none"
+            if shared.base
+            else "there is no base model whose licence applies"
+        )
+        raise UserError(
+            f"push needs a licence, {whose}: give --license, such as --license apache-2.0"
+        )
     return found

@@ -37,11 +37,18 @@ def run(config: DictConfig) -> None:
     recipe = recipes.read(config)
     shown = getattr(recipe.algorithm, "demonstrations", None)
     if not isinstance(shown, DemonstrationConfig) or not recipe.output:
-        raise UserError("record needs algorithm.demonstrations and an output directory: rlinf-vla record recipe=maniskill_sft output=DIR")
+        raise UserError(
+            "record needs algorithm.demonstrations and an output directory: rlinf-vla record recipe=maniskill_sft output=DIR"
+        )
     if shown.dataset is not None:
-        raise UserError("record plays the scripted expert: leave algorithm.demonstrations.dataset out")
+        raise UserError(
+            "record plays the scripted expert: leave algorithm.demonstrations.dataset out"
+        )
     recording = Recording(recipe, shown)
-    with run_directory.opened_for_recording(recording.parts, config, fixed={"algorithm", "record"}), deferred_signals() as interrupt:
+    with (
+        run_directory.opened_for_recording(recording.parts, config, fixed={"algorithm", "record"}),
+        deferred_signals() as interrupt,
+    ):
         recording.record(interrupt)
 
 
@@ -64,10 +71,15 @@ class Recording:
         """Play what is missing; on any exception, keep what was played and print how to go on."""
         shutil.rmtree(self.parts / DATASET, ignore_errors=True)
         try:
-            with stages() as progress, builders.open_envs(self.recipe, None, self.recipe.rollout.pipeline_depth) as groups:
+            with (
+                stages() as progress,
+                builders.open_envs(self.recipe, None, self.recipe.rollout.pipeline_depth) as groups,
+            ):
                 spec = groups[0].spec
                 features = expert_features(spec, self.recipe.record.video)
-                writer = LeRobotWriter(self.parts / DATASET, spec.control_hz, features, self.recipe.env.name)
+                writer = LeRobotWriter(
+                    self.parts / DATASET, spec.control_hz, features, self.recipe.env.name
+                )
                 try:
 
                     def add(episode: RecordedEpisode) -> None:
@@ -82,7 +94,9 @@ class Recording:
                     while self.played < self.shown.episodes and self._part(self.played).exists():
                         add(RecordedEpisode.read(self._part(self.played)))
                     if self.played:
-                        print(f"{self.played} of {self.shown.episodes} episodes are in {builders.relative(self.parts)}")
+                        print(
+                            f"{self.played} of {self.shown.episodes} episodes are in {builders.relative(self.parts)}"
+                        )
                     record_expert(groups, self.shown, self.recipe.seed, finished, self.played)
                 except BaseException as error:
                     self._keep(writer, error)
@@ -111,10 +125,14 @@ class Recording:
         if writer.episodes and not self._writing:
             with suppress(Exception):  # a full disk, for instance: the episodes' files remain
                 self._publish(writer)
-                text += f", {writer.episodes} of them are the dataset {builders.relative(self.output)}"
+                text += (
+                    f", {writer.episodes} of them are the dataset {builders.relative(self.output)}"
+                )
         text += ": the same command continues"
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise Failure(f"{os.strerror(error.errno)}: {text} once there is room on the disk") from None
+            raise Failure(
+                f"{os.strerror(error.errno)}: {text} once there is room on the disk"
+            ) from None
         print(text, file=sys.stderr)
 
     def _complete(self, writer: LeRobotWriter) -> None:
@@ -128,7 +146,9 @@ class Recording:
         shutil.rmtree(self.parts)
         where = builders.relative(self.output)
         print(f"{self.played} episodes played, {self.successes} with success")
-        print(f"{writer.episodes} episodes, {writer.frames} frames: {where} (use it as algorithm.demonstrations.dataset)")
+        print(
+            f"{writer.episodes} episodes, {writer.frames} frames: {where} (use it as algorithm.demonstrations.dataset)"
+        )
 
     def _publish(self, writer: LeRobotWriter) -> None:
         """Replace ``output``, which is empty or an earlier part of this recording."""

@@ -34,14 +34,20 @@ def run(arguments: Sequence[str]) -> int:
     """
     verb, rest = (arguments[0], list(arguments[1:])) if arguments else ("", [])
     if verb not in ROBOT_VERBS:
-        raise UserError(f"robot needs a verb{plugins.nearest(verb, list(ROBOT_VERBS)) if verb else ''}: {USAGE}")
+        raise UserError(
+            f"robot needs a verb{plugins.nearest(verb, list(ROBOT_VERBS)) if verb else ''}: {USAGE}"
+        )
     if verb in ("run", "record", "replay"):
         return _with_recipe(verb, rest)
-    operator = next((word.removeprefix("operator=") for word in rest if word.startswith("operator=")), "")
+    operator = next(
+        (word.removeprefix("operator=") for word in rest if word.startswith("operator=")), ""
+    )
     chosen = [word for word in rest if not word.startswith("operator=")]
     if verb in ORDERS:
         if verb == "acknowledge" and not operator:
-            raise UserError("robot acknowledge needs operator=NAME: the person who has checked the arm and lets it move again")
+            raise UserError(
+                "robot acknowledge needs operator=NAME: the person who has checked the arm and lets it move again"
+            )
         for line in _order(verb, operator or user_name(), chosen):
             print(printable(line))
         return 0
@@ -79,7 +85,9 @@ def _with_recipe(verb: str, rest: Sequence[str]) -> int:
 
     if verb == "record":
         return compose_and_run("robot_record", rest, record)
-    episode = next((word.removeprefix("episode=") for word in rest if word.startswith("episode=")), "0")
+    episode = next(
+        (word.removeprefix("episode=") for word in rest if word.startswith("episode=")), "0"
+    )
     if not episode.isdigit():
         raise UserError(f"episode={episode}: the number of an episode, from 0")
     overrides = [word for word in rest if not word.startswith("episode=")]
@@ -93,10 +101,14 @@ def _choose(words: Sequence[str]) -> tuple[RobotPlugin, Any]:
 
     from rlinf_vla.config.ranges import check_values
 
-    words = [word.removeprefix("+") for word in words]  # a recipe's command line needs it for new keys, such as a camera
+    words = [
+        word.removeprefix("+") for word in words
+    ]  # a recipe's command line needs it for new keys, such as a camera
     chosen = [word.removeprefix("robot=") for word in words if word.startswith("robot=")]
     if len(chosen) != 1:
-        raise UserError(f"which robot? robot={' or robot='.join(plugins.robots()) or '... (none is installed)'}: {USAGE}")
+        raise UserError(
+            f"which robot? robot={' or robot='.join(plugins.robots()) or '... (none is installed)'}: {USAGE}"
+        )
     plugin = plugins.choose("robot", chosen[0], plugins.robots())
     config = OmegaConf.structured(plugin.Config)
     for word in words:
@@ -105,7 +117,9 @@ def _choose(words: Sequence[str]) -> tuple[RobotPlugin, Any]:
         key, equals, _ = word.partition("=")
         known = [f"robot.{name}" for name in config]
         if not equals or key.split(".")[:2] not in [name.split(".") for name in known]:
-            raise UserError(f"{word}: not a key of robot={chosen[0]}{plugins.nearest(key, known)} (keys: {', '.join(known)})")
+            raise UserError(
+                f"{word}: not a key of robot={chosen[0]}{plugins.nearest(key, known)} (keys: {', '.join(known)})"
+            )
         try:
             config.merge_with(OmegaConf.from_dotlist([word.removeprefix("robot.")]))
         except OmegaConfBaseException as error:
@@ -153,7 +167,9 @@ def _acknowledge(plugin: RobotPlugin, config: Any, operator: str, nobody: RobotE
             time.sleep(0.1)
             fault = robot.observe().fault
     if fault == found:
-        raise RobotError(f"{fault}: still there {RECOVERY_S:g} s after the acknowledgement; fix its cause and acknowledge again")
+        raise RobotError(
+            f"{fault}: still there {RECOVERY_S:g} s after the acknowledgement; fix its cause and acknowledge again"
+        )
     left = "" if fault is None else f"; still latched: {fault}: acknowledge that, too"
     return f"{found}: acknowledged by {operator}{left}"
 

@@ -19,7 +19,15 @@ from rlinf_vla.core import plugins
 from rlinf_vla.core.io import read_json
 from rlinf_vla.evaluation.compare import comparison, episodes_at, print_comparison
 from rlinf_vla.runtime import run_directory
-from rlinf_vla.runtime.run_directory import CHECKPOINTS, EPISODES, RECIPE, RUNS, held, is_sweep, saved_recipe
+from rlinf_vla.runtime.run_directory import (
+    CHECKPOINTS,
+    EPISODES,
+    RECIPE,
+    RUNS,
+    held,
+    is_sweep,
+    saved_recipe,
+)
 from rlinf_vla.runtime.run_names import all_runs, named
 from rlinf_vla.telemetry.console import duration
 from rlinf_vla.telemetry.metrics import read_metrics
@@ -52,15 +60,25 @@ class Run:
 
     def row(self) -> tuple[str, ...]:
         done = f"{self.iterations}/{self.of_iterations}" if self.of_iterations else ""
-        gain = " → ".join("{:.1f} ({:.1f} to {:.1f}) %".format(*self.success[name]) for name in (BEFORE, AFTER) if name in self.success)
+        gain = " → ".join(
+            "{:.1f} ({:.1f} to {:.1f}) %".format(*self.success[name])
+            for name in (BEFORE, AFTER)
+            if name in self.success
+        )
         return self.name, self.status, done, gain, megabytes(self.size), age(self.age_s)
 
 
 def run(arguments: Sequence[str]) -> None:
     """Carry out ``list`` (the default), ``compare A B`` or ``prune``. Raises UserError."""
-    verb, rest = (arguments[0], arguments[1:]) if arguments and not arguments[0].startswith("-") else ("list", arguments)
+    verb, rest = (
+        (arguments[0], arguments[1:])
+        if arguments and not arguments[0].startswith("-")
+        else ("list", arguments)
+    )
     if verb not in VERBS:
-        raise UserError(f"runs {verb}: no such command{plugins.nearest(verb, list(VERBS))} (commands: {', '.join(VERBS)})")
+        raise UserError(
+            f"runs {verb}: no such command{plugins.nearest(verb, list(VERBS))} (commands: {', '.join(VERBS)})"
+        )
     VERBS[verb](rest)
 
 
@@ -79,9 +97,14 @@ def list_runs(arguments: Sequence[str]) -> None:
     if given.json:
         print_json([asdict(each) for each in found])
     elif found:
-        print_table(("run", "status", "iterations", "success before → after (95 %)", "size", "age"), [each.row() for each in found])
+        print_table(
+            ("run", "status", "iterations", "success before → after (95 %)", "size", "age"),
+            [each.row() for each in found],
+        )
     else:
-        print(f"no runs in {RUNS.absolute()}" + (f" of recipe {given.recipe}" if given.recipe else ""))
+        print(
+            f"no runs in {RUNS.absolute()}" + (f" of recipe {given.recipe}" if given.recipe else "")
+        )
 
 
 def described(directory: Path) -> Run:
@@ -96,12 +119,25 @@ def described(directory: Path) -> Run:
     files = list(_files(directory))
     written = max((each.st_mtime for each in files), default=time.time())
     evaluations = {name: _evaluation(directory, name) for name in (BEFORE, AFTER)}
-    success = {name: found for name, document in evaluations.items() if (found := _success(document))}
+    success = {
+        name: found for name, document in evaluations.items() if (found := _success(document))
+    }
     name = str(directory.relative_to(RUNS)) if directory.is_relative_to(RUNS) else str(directory)
     size, seconds = sum(each.st_size for each in files), max(0.0, time.time() - written)
-    enough = 0 < total <= done or evaluations[AFTER].get("checkpoint") == f"iteration {done}"  # session.minutes may end it early
+    enough = (
+        0 < total <= done or evaluations[AFTER].get("checkpoint") == f"iteration {done}"
+    )  # session.minutes may end it early
     status = _status(directory, enough) if recipe else DAMAGED
-    return Run(name, str(recipe.get("name", directory.parent.name)), status, done, total, success, size, seconds)
+    return Run(
+        name,
+        str(recipe.get("name", directory.parent.name)),
+        status,
+        done,
+        total,
+        success,
+        size,
+        seconds,
+    )
 
 
 def _status(directory: Path, enough: bool) -> str:
@@ -110,7 +146,9 @@ def _status(directory: Path, enough: bool) -> str:
             return RUNNING
     if is_sweep(directory):
         return FINISHED if (directory / run_directory.RESULT).exists() else INTERRUPTED
-    return FINISHED if enough or _at_robot(directory) else INTERRUPTED  # at a robot a person ends it when it is enough
+    return (
+        FINISHED if enough or _at_robot(directory) else INTERRUPTED
+    )  # at a robot a person ends it when it is enough
 
 
 def _at_robot(directory: Path) -> bool:
@@ -142,15 +180,32 @@ def compare_runs(arguments: Sequence[str]) -> None:
     names = list(map(str, paths))
     if names[0] == names[1]:
         raise UserError(f"runs compare: {names[0]} is given twice, give two runs")
-    keys = _differences([{k: v for k, v in flat(saved_recipe(path)).items() if k not in OF_A_DIRECTORY} for path in paths])
+    keys = _differences(
+        [
+            {k: v for k, v in flat(saved_recipe(path)).items() if k not in OF_A_DIRECTORY}
+            for path in paths
+        ]
+    )
     metrics = [_last_metrics(path) for path in paths]
     evaluated = _compared(names, paths)
     if given.json:
         document = {name: {"metrics": last} for name, last in zip(names, metrics, strict=True)}
-        print_json({"runs": document, "keys": {key: dict(zip(names, pair, strict=True)) for key, pair in keys}, "evaluation": evaluated})
+        print_json(
+            {
+                "runs": document,
+                "keys": {key: dict(zip(names, pair, strict=True)) for key, pair in keys},
+                "evaluation": evaluated,
+            }
+        )
         return
-    print_table(("key", *names), [(key, *map(_told, pair)) for key, pair in keys], title="keys that differ")
-    rows = [(key, *(_told(last.get(key)) for last in metrics)) for key in sorted(metrics[0].keys() | metrics[1].keys()) if key != "time"]
+    print_table(
+        ("key", *names), [(key, *map(_told, pair)) for key, pair in keys], title="keys that differ"
+    )
+    rows = [
+        (key, *(_told(last.get(key)) for last in metrics))
+        for key in sorted(metrics[0].keys() | metrics[1].keys())
+        if key != "time"
+    ]
     print_table(("metric", *names), rows, title="metrics of the last iteration logged")
     if evaluated is not None:
         print_comparison(evaluated)
@@ -159,7 +214,9 @@ def compare_runs(arguments: Sequence[str]) -> None:
 def _last_metrics(directory: Path) -> dict[str, Any]:
     """Return the metrics of the last step; an evaluation has a line of its own."""
     rows = read_metrics(directory)
-    return {key: value for row in rows if row["step"] == rows[-1]["step"] for key, value in row.items()}
+    return {
+        key: value for row in rows if row["step"] == rows[-1]["step"] for key, value in row.items()
+    }
 
 
 def _differences(recipes: Sequence[dict[str, object]]) -> list[tuple[str, list[object]]]:
@@ -200,9 +257,14 @@ def prune(arguments: Sequence[str]) -> None:
         print_json(removed)
         return
     for each in removed:
-        print(f"{'removed' if given.yes else 'would remove'} {each['path']} ({megabytes(each['size'])})")
+        print(
+            f"{'removed' if given.yes else 'would remove'} {each['path']} ({megabytes(each['size'])})"
+        )
     total = megabytes(sum(each["size"] for each in removed))
-    print(f"{len(removed)} directories, {total}" + ("" if given.yes or not removed else ": give --yes to remove them"))
+    print(
+        f"{len(removed)} directories, {total}"
+        + ("" if given.yes or not removed else ": give --yes to remove them")
+    )
 
 
 def _superfluous(directory: Path, keep: int) -> Iterator[Path]:

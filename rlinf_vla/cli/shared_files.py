@@ -31,12 +31,31 @@ from rlinf_vla.training.checkpoint_files import ADAPTER, COMPLETE, HEADS, STATE,
 
 MODEL, DATASET = "model", "dataset"
 ENVIRONMENT, MANIFEST = "environment.json", "manifest.json"
-CHECKPOINT_FILES = (f"{ADAPTER}/adapter_config.json", f"{ADAPTER}/adapter_model.safetensors", HEADS, STATE)
+CHECKPOINT_FILES = (
+    f"{ADAPTER}/adapter_config.json",
+    f"{ADAPTER}/adapter_model.safetensors",
+    HEADS,
+    STATE,
+)
 WEIGHTS = ("model*.safetensors", "policy_*.safetensors", HEADS)
 MODEL_FILES = (
     *WEIGHTS,
-    *("config.json", "*_config.json", "*processor*.json", "model.safetensors.index.json", "special_tokens_map.json", "added_tokens.json"),
-    *("tokenizer.json", "tokenizer.model", "vocab.json", "dataset_statistics.json", "**/norm_stats.json", "experiment_cfg/metadata.json"),
+    *(
+        "config.json",
+        "*_config.json",
+        "*processor*.json",
+        "model.safetensors.index.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+    ),
+    *(
+        "tokenizer.json",
+        "tokenizer.model",
+        "vocab.json",
+        "dataset_statistics.json",
+        "**/norm_stats.json",
+        "experiment_cfg/metadata.json",
+    ),
 )
 DATASET_FILES = (
     *(form.INFO, form.STATS, form.TASKS, f"{form.EPISODES}/chunk-*/file-*.parquet"),
@@ -80,7 +99,10 @@ def without_private(value: Any, path: re.Pattern[str] = PATH) -> Any:
     if isinstance(value, str):
         return path.sub("PATH", SECRET.sub("SECRET", value))
     if isinstance(value, Mapping):
-        return {without_private(key): without_private(child, REST if key == "argv" else path) for key, child in value.items()}
+        return {
+            without_private(key): without_private(child, REST if key == "argv" else path)
+            for key, child in value.items()
+        }
     return [without_private(each, path) for each in value] if isinstance(value, list) else value
 
 
@@ -91,9 +113,20 @@ def of_run(directory: Path, checkpoint: Path, base: str | None) -> Shared:
     place = f"{CHECKPOINTS}/{checkpoint.name}"
     recipe, left_out = _recipe(saved_recipe(directory), str(directory / RECIPE))
     base = _with_base(recipe, base)
-    files: dict[str, bytes | Path] = {name: _content(checkpoint / name) for name in CHECKPOINT_FILES if (checkpoint / name).exists()}
+    files: dict[str, bytes | Path] = {
+        name: _content(checkpoint / name)
+        for name in CHECKPOINT_FILES
+        if (checkpoint / name).exists()
+    }
     files[COMPLETE] = _json({name: _digest(content) for name, content in files.items()})
-    shared = Shared(MODEL, {f"{place}/{name}": content for name, content in files.items()}, recipe, left_out, base, checkpoint.name)
+    shared = Shared(
+        MODEL,
+        {f"{place}/{name}": content for name, content in files.items()},
+        recipe,
+        left_out,
+        base,
+        checkpoint.name,
+    )
     version = read_json(checkpoint / STATE, "choose another checkpoint").get("policy_version")
     for path in sorted((directory / "evaluation").glob("*.json")):
         if not re.fullmatch(r"before|after|step_\d+", path.stem):
@@ -113,14 +146,19 @@ def of_model(directory: Path, base: str | None) -> Shared:
     """Return a model directory in its official layout (``export`` writes it). Raises UserError."""
     files = {name: _content(directory / name) for name in _listed(directory, MODEL_FILES)}
     if not any(name.endswith(".safetensors") for name in files):
-        raise UserError(f"{directory} has no weights in safetensors (pickles are not shared): export the run, and push what it writes")
+        raise UserError(
+            f"{directory} has no weights in safetensors (pickles are not shared): export the run, and push what it writes"
+        )
     shared = Shared(MODEL, files, base=base)
     if (directory / MANIFEST).exists():
         manifest = read_json(directory / MANIFEST, "delete it")
         recipe, shared.left_out = _recipe(manifest["recipe"], str(directory / MANIFEST))
         start = str(recipe["model"].get("checkpoint"))
         shared.base = base or (_repository(start) if start.startswith(HUB) else None)
-        shared.recipe, shared.environment = without_private(recipe), without_private(manifest["environment"])
+        shared.recipe, shared.environment = (
+            without_private(recipe),
+            without_private(manifest["environment"]),
+        )
         shared.files[ENVIRONMENT] = _json(shared.environment)
     return shared
 
@@ -130,7 +168,9 @@ def of_dataset(directory: Path) -> Shared:
     LeRobotReader(directory)
     info = read_json(directory / form.INFO, "copy the dataset again")
     if info["data_path"] != form.DATA_PATH or info.get("video_path") not in (None, form.VIDEO_PATH):
-        raise UserError(f"{directory / form.INFO}: data_path and video_path are not those of LeRobotDataset {form.VERSION}")
+        raise UserError(
+            f"{directory / form.INFO}: data_path and video_path are not those of LeRobotDataset {form.VERSION}"
+        )
     files = {name: _content(directory / name) for name in _listed(directory, DATASET_FILES)}
     return Shared(DATASET, files, info=without_private(info))
 
@@ -146,11 +186,18 @@ def _check_tensors(path: Path) -> None:
         with safe_open(path, framework="pt"):
             pass
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} cannot be read as safetensors ({str(error).splitlines()[0]}): take another copy of it") from None
+        raise UserError(
+            f"{path} cannot be read as safetensors ({str(error).splitlines()[0]}): take another copy of it"
+        ) from None
 
 
 def _listed(directory: Path, patterns: tuple[str, ...]) -> Iterator[str]:
-    found = {path.relative_to(directory).as_posix() for pattern in patterns for path in directory.glob(pattern) if path.is_file()}
+    found = {
+        path.relative_to(directory).as_posix()
+        for pattern in patterns
+        for path in directory.glob(pattern)
+        if path.is_file()
+    }
     yield from sorted(found)
 
 
@@ -177,9 +224,15 @@ def _recipe(values: dict[str, Any], where: str) -> tuple[dict[str, Any], list[st
     """Return the recipe without keys that name something of this machine, and those keys."""
     config = from_saved(values, where)
     apart = {"run_dir", "output", "resume", "checkpoint"}
-    of_machine = [key for key, _, is_default in outside(OmegaConf.to_object(config)) if not is_default and key not in apart]
+    of_machine = [
+        key
+        for key, _, is_default in outside(OmegaConf.to_object(config))
+        if not is_default and key not in apart
+    ]
     of_machine += [
-        key for key, value in flat(values).items() if without_private(value) != value and key not in (*apart, "model.checkpoint")
+        key
+        for key, value in flat(values).items()
+        if without_private(value) != value and key not in (*apart, "model.checkpoint")
     ]
     for key in {*of_machine, *apart}:
         _remove(values, key)

@@ -45,18 +45,27 @@ def run(config: DictConfig) -> None:
         preview.show(recipe)
         preview.require_nothing()
     with run_directory.locked(directory, config, checkpoint):
-        _train(recipe, directory.absolute(), checkpoint and checkpoint.absolute(), monitor)  # workers may have another working directory
+        _train(
+            recipe, directory.absolute(), checkpoint and checkpoint.absolute(), monitor
+        )  # workers may have another working directory
 
 
-def _train(recipe: Recipe, directory: Path, checkpoint: Path | None, monitor: PlanMonitor | None) -> None:
+def _train(
+    recipe: Recipe, directory: Path, checkpoint: Path | None, monitor: PlanMonitor | None
+) -> None:
     algorithm = builders.build_algorithm(recipe)
     started = time.monotonic()
     for line in record(directory):
         print(line)
-    print(f"recipe {recipe.name} on cluster {recipe.cluster.name} ({recipe.cluster.device}), run directory {builders.relative(directory)}")
+    print(
+        f"recipe {recipe.name} on cluster {recipe.cluster.name} ({recipe.cluster.device}), run directory {builders.relative(directory)}"
+    )
     with ExitStack() as stack:
         stack.callback(_report, directory)
-        brief, seconds = recipe.algorithm.family == SUPERVISED, 60 * (recipe.session.minutes or math.inf)
+        brief, seconds = (
+            recipe.algorithm.family == SUPERVISED,
+            60 * (recipe.session.minutes or math.inf),
+        )
         console = stack.enter_context(TrainingConsole(recipe.iterations, seconds, brief))
         losses_left = recipe.cluster.trainer_restarts
         while True:
@@ -73,7 +82,9 @@ def _train(recipe: Recipe, directory: Path, checkpoint: Path | None, monitor: Pl
                 else:
                     raise
             checkpoint = newest_sound(directory / run_directory.CHECKPOINTS, console.say)
-            console.say(f"{reason}: resuming from {'the beginning' if checkpoint is None else builders.relative(checkpoint)}")
+            console.say(
+                f"{reason}: resuming from {'the beginning' if checkpoint is None else builders.relative(checkpoint)}"
+            )
     print(f"done in {(time.monotonic() - started) / 60:.1f} minutes")
     for line in [*run.summary(), *filter(None, [monitor.summary_line() if monitor else None])]:
         print(line)
@@ -89,7 +100,9 @@ def _planned(recipe: Recipe, model: MemoryModel | None) -> tuple[Recipe, PlanMon
     return planned(recipe, print, model)
 
 
-def _open_runtime(recipe: Recipe, directory: Path, checkpoint: Path | None, say: Say) -> AbstractContextManager[Runtime]:
+def _open_runtime(
+    recipe: Recipe, directory: Path, checkpoint: Path | None, say: Say
+) -> AbstractContextManager[Runtime]:
     if recipe.env.name != ROBOT:
         return open_runtime(recipe, directory, checkpoint, say)
     from rlinf_vla.realworld.cell import require_demonstrator
@@ -101,7 +114,12 @@ def _open_runtime(recipe: Recipe, directory: Path, checkpoint: Path | None, say:
 
 
 def _attempt(
-    recipe: Recipe, algorithm: Algorithm, directory: Path, checkpoint: Path | None, console: TrainingConsole, monitor: PlanMonitor | None
+    recipe: Recipe,
+    algorithm: Algorithm,
+    directory: Path,
+    checkpoint: Path | None,
+    console: TrainingConsole,
+    monitor: PlanMonitor | None,
 ) -> TrainingRun:
     """Train from ``checkpoint`` to the end. Raises Restart."""
     (directory / PREDICTED).unlink(missing_ok=True)  # of another plan
@@ -116,11 +134,24 @@ def _attempt(
         algorithm.restore(runtime.state)
         if runtime.env is not None:
             algorithm.check(runtime.env)
-        logged = done if checkpoint or run_directory.evaluation_file(directory, BEFORE).exists() else -1
-        metrics = stack.enter_context(MetricsLog(directory, logged, recipe.tracker, run_directory.saved_recipe(directory), console.say))
+        logged = (
+            done if checkpoint or run_directory.evaluation_file(directory, BEFORE).exists() else -1
+        )
+        metrics = stack.enter_context(
+            MetricsLog(
+                directory,
+                logged,
+                recipe.tracker,
+                run_directory.saved_recipe(directory),
+                console.say,
+            )
+        )
         runtime.flow.progress = console.stage
         run = TrainingRun(recipe, algorithm, directory, runtime, console, metrics, monitor)
-        supervised, evaluates = recipe.algorithm.family == SUPERVISED, recipe.evaluation.before_and_after
+        supervised, evaluates = (
+            recipe.algorithm.family == SUPERVISED,
+            recipe.evaluation.before_and_after,
+        )
         if evaluates and not supervised and done == 0 and not run.evaluated(BEFORE, 0):
             run.evaluate(BEFORE, 0)
         with deferred_signals() as interrupt:

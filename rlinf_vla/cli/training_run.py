@@ -70,7 +70,9 @@ class TrainingRun:
             for iteration in range(done, self.recipe.iterations):
                 interrupt.check()
                 name, every = f"step_{done:06d}", self.recipe.evaluation.every
-                if every and done and done % every == 0 and not self.evaluated(name, done):  # after done iterations were saved
+                if (
+                    every and done and done % every == 0 and not self.evaluated(name, done)
+                ):  # after done iterations were saved
                     self.evaluate(name, done)
                 started = time.perf_counter()
                 flow.begin(iteration)
@@ -90,7 +92,11 @@ class TrainingRun:
                 if done % flow.metrics_every == 0:
                     self.metrics.write(done, flow.metrics)
                     flow.timeline.write(self.directory / RECORDED)
-                if done % self.recipe.checkpoints.every == 0 or done == self.recipe.iterations or flow.will_leave():
+                if (
+                    done % self.recipe.checkpoints.every == 0
+                    or done == self.recipe.iterations
+                    or flow.will_leave()
+                ):
                     self.save(done)
                     saved = done
                 if self.monitor is not None and done < self.recipe.iterations:
@@ -108,7 +114,9 @@ class TrainingRun:
             if not half_made and (done > saved or done == 0):
                 self.save(done)
             where = f"in iteration {done + 1}" if half_made else f"after iteration {done}"
-            self.console.say(f"{name}: stopped {where}; continue with run_dir={builders.relative(self.directory)} resume=auto")
+            self.console.say(
+                f"{name}: stopped {where}; continue with run_dir={builders.relative(self.directory)} resume=auto"
+            )
             raise
         return done
 
@@ -117,13 +125,22 @@ class TrainingRun:
         if not self.flow.faults:
             return
         with (self.directory / FAULTS).open("a") as file:
-            file.writelines(json.dumps({"iteration": iteration} | fault.document()) + "\n" for fault in self.flow.faults)
+            file.writelines(
+                json.dumps({"iteration": iteration} | fault.document()) + "\n"
+                for fault in self.flow.faults
+            )
         more = len(self.flow.faults) - 1
-        self.console.say(f"{self.flow.faults[0]}" + (f", and {more} more" if more else "") + f" (all: {FAULTS})")
+        self.console.say(
+            f"{self.flow.faults[0]}" + (f", and {more} more" if more else "") + f" (all: {FAULTS})"
+        )
 
     def save(self, iteration: int) -> None:
         directory = self.directory / run_directory.CHECKPOINTS
-        state = {"iteration": iteration, "seed": self.recipe.seed} | self.flow.save() | self.algorithm.state()
+        state = (
+            {"iteration": iteration, "seed": self.recipe.seed}
+            | self.flow.save()
+            | self.algorithm.state()
+        )
         self.runtime.save(state)
         self.flow.saved([_read_json(each / STATE) for each in complete_checkpoints(directory)])
 
@@ -132,7 +149,16 @@ class TrainingRun:
         if runtime.play is None:
             self._classify(name)
             return
-        document = evaluate(self.recipe, runtime.play, runtime.calls_per_s, name, f"iteration {iteration}", version, self.directory, stage)
+        document = evaluate(
+            self.recipe,
+            runtime.play,
+            runtime.calls_per_s,
+            name,
+            f"iteration {iteration}",
+            version,
+            self.directory,
+            stage,
+        )
         self.console.say(f"{name}: success {headline(document)}")
         self.metrics.write(iteration, rates(document))
 
@@ -155,13 +181,23 @@ class TrainingRun:
             return
         learner = getattr(self.flow, "learner", None)
         if learner is None:  # it is in the trainer's processes
-            learner = builders.build_initial(replace(self.recipe, cluster=replace(self.recipe.cluster, device=CPU)))
+            learner = builders.build_initial(
+                replace(self.recipe, cluster=replace(self.recipe.cluster, device=CPU))
+            )
             load_checkpoint(checkpoints[-1], learner)
         of_policy = isinstance(learner, Policy)
-        use, name = ("model.checkpoint", "policy") if of_policy else ("reward=classifier reward.options.checkpoint", "classifier")
+        use, name = (
+            ("model.checkpoint", "policy")
+            if of_policy
+            else ("reward=classifier reward.options.checkpoint", "classifier")
+        )
         target = self.directory / name
         target.mkdir(exist_ok=True)
-        write_policy(learner, target, OmegaConf.to_container(OmegaConf.load(self.directory / run_directory.RECIPE)))
+        write_policy(
+            learner,
+            target,
+            OmegaConf.to_container(OmegaConf.load(self.directory / run_directory.RECIPE)),
+        )
         self.console.say(f"{name}: {builders.relative(target)} (use it as {use})")
 
     def evaluated(self, name: str, version: int) -> bool:
@@ -170,8 +206,13 @@ class TrainingRun:
         if not path.exists():
             return False
         document = _read_json(path)
-        counts = [len(document[mode]["episodes"]) if mode in document else None for mode in recipe.evaluation.modes]
-        return document.get("policy_version") == version and (name == BEFORE or counts == [recipe.episodes] * len(counts))
+        counts = [
+            len(document[mode]["episodes"]) if mode in document else None
+            for mode in recipe.evaluation.modes
+        ]
+        return document.get("policy_version") == version and (
+            name == BEFORE or counts == [recipe.episodes] * len(counts)
+        )
 
     def keep_earlier(self) -> None:
         """Keep the evaluation after the iterations so far, and its videos, under their number.
@@ -192,14 +233,20 @@ class TrainingRun:
         """Compare with the evaluation before training, if the run made one."""
         before, after = self._evaluation(BEFORE), self._evaluation(AFTER)
         if before.exists():
-            write_json(self._evaluation("comparison"), compare(_read_json(before), _read_json(after)))
+            write_json(
+                self._evaluation("comparison"), compare(_read_json(before), _read_json(after))
+            )
 
     def summary(self) -> list[str]:
         """Return one line of success each, before and after, of the evaluations that exist."""
         if self.runtime.play is None:
             return []
         paths = [self._evaluation(BEFORE), self._evaluation(AFTER)]
-        return [f"success {path.stem:6s}: {headline(_read_json(path))}" for path in paths if path.exists()]
+        return [
+            f"success {path.stem:6s}: {headline(_read_json(path))}"
+            for path in paths
+            if path.exists()
+        ]
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -209,5 +256,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     except ValueError:
         document = None
     if not isinstance(document, dict):
-        raise UserError(f"{path} is damaged (not a JSON object): delete it, then continue with resume=auto")
+        raise UserError(
+            f"{path} is damaged (not a JSON object): delete it, then continue with resume=auto"
+        )
     return document

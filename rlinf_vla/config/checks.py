@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING
 
 from rlinf_vla.config.cluster import BROADCAST, GIVEN, RAY
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.recipe import INTERACTIVE, NO_ALGORITHM, OFF_POLICY, ON_POLICY, DeadlineConfig, LimitsConfig, RewardConfig
+from rlinf_vla.config.recipe import (
+    INTERACTIVE,
+    NO_ALGORITHM,
+    OFF_POLICY,
+    ON_POLICY,
+    DeadlineConfig,
+    LimitsConfig,
+    RewardConfig,
+)
 from rlinf_vla.config.robot import ROBOT
 
 if TYPE_CHECKING:
@@ -31,7 +39,8 @@ def check(recipe: Recipe) -> None:
 
     preset = recipe.preset
     require(
-        preset.name is None or (recipe.algorithm.name == preset.algorithm and recipe.model.name in preset.models),
+        preset.name is None
+        or (recipe.algorithm.name == preset.algorithm and recipe.model.name in preset.models),
         f"preset={preset.name} is for algorithm={preset.algorithm} and model={' or '.join(preset.models)}, recipe={recipe.name} has "
         f"algorithm={recipe.algorithm.name} and model={recipe.model.name} (`rlinf-vla list presets` names others)",
     )
@@ -61,25 +70,48 @@ def check(recipe: Recipe) -> None:
         in_one = cluster.runtime == "ray" or getattr(cluster, name) == 1
         require(in_one, f"cluster.{name}={getattr(cluster, name)} needs cluster.runtime=ray")
     reached = cluster.address is None or cluster.runtime == RAY
-    require(reached, f"cluster.address={cluster.address} needs cluster.runtime=ray: leave it out, or set both")
-    require(may_offload(recipe) or not cluster.offload, "cluster.offload=true is for on-policy algorithms without staleness: leave it out")
+    require(
+        reached,
+        f"cluster.address={cluster.address} needs cluster.runtime=ray: leave it out, or set both",
+    )
+    require(
+        may_offload(recipe) or not cluster.offload,
+        "cluster.offload=true is for on-policy algorithms without staleness: leave it out",
+    )
     apart = cluster.weights != BROADCAST or not cluster.offload
-    require(apart, "cluster.weights=broadcast takes the memory that cluster.offload=true frees: use cluster.weights=auto")
+    require(
+        apart,
+        "cluster.weights=broadcast takes the memory that cluster.offload=true frees: use cluster.weights=auto",
+    )
     unshared = cluster.plan == GIVEN or cluster.shards_per_worker == 1
-    require(unshared, f"cluster.shards_per_worker={cluster.shards_per_worker} needs cluster.plan=given: no plan is predicted for it")
+    require(
+        unshared,
+        f"cluster.shards_per_worker={cluster.shards_per_worker} needs cluster.plan=given: no plan is predicted for it",
+    )
     if (cluster.plan == GIVEN or not on_policy) and recipe.env.name != ROBOT:
         _check_groups(recipe, require)
     require(
-        algorithm.name == NO_ALGORITHM or algorithm.trains_reward == (recipe.model.name == NO_MODEL),
+        algorithm.name == NO_ALGORITHM
+        or algorithm.trains_reward == (recipe.model.name == NO_MODEL),
         f"algorithm={recipe.algorithm.name} with model={recipe.model.name}: a reward classifier, and only it, has model={NO_MODEL}",
     )
 
 
 def _check_split(recipe: Recipe, require: Callable[[bool, str], None]) -> None:
-    split, url, ray = recipe.rollout.split == "head", recipe.rollout.backbone.url, recipe.cluster.runtime == RAY
-    require(not split or ray or url is not None, "rollout.split=head needs cluster.runtime=ray, or the server of rollout.backbone.url")
+    split, url, ray = (
+        recipe.rollout.split == "head",
+        recipe.rollout.backbone.url,
+        recipe.cluster.runtime == RAY,
+    )
+    require(
+        not split or ray or url is not None,
+        "rollout.split=head needs cluster.runtime=ray, or the server of rollout.backbone.url",
+    )
     require(url is None or split, f"rollout.backbone.url={url} needs rollout.split=head")
-    require(url is None or not ray, f"rollout.backbone.url={url} needs cluster.runtime=in_process: Ray has feature workers for it")
+    require(
+        url is None or not ray,
+        f"rollout.backbone.url={url} needs cluster.runtime=in_process: Ray has feature workers for it",
+    )
 
 
 def _check_groups(recipe: Recipe, require: Callable[[bool, str], None]) -> None:
@@ -87,10 +119,17 @@ def _check_groups(recipe: Recipe, require: Callable[[bool, str], None]) -> None:
     num_envs, shards, name = recipe.env.num_envs, recipe.cluster.shards, "cluster.rollout_workers"
     if recipe.cluster.shards_per_worker > 1:
         name += " x shards_per_worker"
-    depth, batch, per_worker = recipe.rollout.pipeline_depth, recipe.rollout.batch_size, num_envs // shards
+    depth, batch, per_worker = (
+        recipe.rollout.pipeline_depth,
+        recipe.rollout.batch_size,
+        num_envs // shards,
+    )
     require(num_envs % shards == 0, f"env.num_envs={num_envs} is not a multiple of {name}={shards}")
     each = f"env.num_envs={num_envs}" if shards == 1 else f"env.num_envs / {name} = {per_worker}"
-    require(per_worker % depth == 0, f"{each} is not a multiple of rollout.pipeline_depth={depth}: groups must be equal")
+    require(
+        per_worker % depth == 0,
+        f"{each} is not a multiple of rollout.pipeline_depth={depth}: groups must be equal",
+    )
     require(
         (per_worker // depth) % batch == 0 or batch >= per_worker // depth,
         f"rollout.batch_size={batch} does not divide a group's {per_worker // depth} environments ({each}, / rollout.pipeline_depth)",
@@ -101,13 +140,31 @@ def _check_deadline(recipe: Recipe, require: Callable[[bool, str], None]) -> Non
     if recipe.rollout.deadline == DeadlineConfig():
         return
     unit = getattr(recipe.algorithm, "gamma_unit", "step")
-    require(not recipe.sweep.policies, "rollout.deadline is for one policy: leave sweep.policies out, and use --multirun")
-    require(recipe.env.name != ROBOT, "rollout.deadline is for simulators: a robot has delays of its own")
-    require(unit == "step", f"algorithm.gamma_unit={unit}: with rollout.deadline use gamma_unit=step")
+    require(
+        not recipe.sweep.policies,
+        "rollout.deadline is for one policy: leave sweep.policies out, and use --multirun",
+    )
+    require(
+        recipe.env.name != ROBOT,
+        "rollout.deadline is for simulators: a robot has delays of its own",
+    )
+    require(
+        unit == "step", f"algorithm.gamma_unit={unit}: with rollout.deadline use gamma_unit=step"
+    )
     predicted = recipe.cluster.plan != GIVEN or recipe.profile is not None
-    require(not predicted, "rollout.deadline: no plan is predicted for it, use cluster.plan=given and no profile")
-    apart = recipe.reward == RewardConfig() or recipe.cluster.reward_workers == 0 or recipe.algorithm.family != ON_POLICY
-    require(apart, "rollout.deadline: rewards are computed in the rollout workers, use cluster.reward_workers=0")
+    require(
+        not predicted,
+        "rollout.deadline: no plan is predicted for it, use cluster.plan=given and no profile",
+    )
+    apart = (
+        recipe.reward == RewardConfig()
+        or recipe.cluster.reward_workers == 0
+        or recipe.algorithm.family != ON_POLICY
+    )
+    require(
+        apart,
+        "rollout.deadline: rewards are computed in the rollout workers, use cluster.reward_workers=0",
+    )
 
 
 def _check_limits(recipe: Recipe, require: Callable[[bool, str], None]) -> None:
@@ -117,8 +174,13 @@ def _check_limits(recipe: Recipe, require: Callable[[bool, str], None]) -> None:
         told = f"algorithm.cost_limit={limit}: nothing counts a cost here, set rollout.limits or learn at a robot"
         require(limit is None or at_robot, told)
         return
-    require(not recipe.sweep.policies, "rollout.limits is for one policy: leave sweep.policies out, and use --multirun")
-    require(not at_robot, "rollout.limits is for simulators: a robot has the limits of its cell file")
+    require(
+        not recipe.sweep.policies,
+        "rollout.limits is for one policy: leave sweep.policies out, and use --multirun",
+    )
+    require(
+        not at_robot, "rollout.limits is for simulators: a robot has the limits of its cell file"
+    )
     box = list(limits.workspace)
     ordered = len(box) == 6 and all(low < high for low, high in zip(box[:3], box[3:], strict=True))
     told = f"rollout.limits.workspace={box} is not a box: give [x0,y0,z0,x1,y1,z1] in metres with x0 < x1, y0 < y1 and z0 < z1"
@@ -131,23 +193,42 @@ def _check_evaluation(recipe: Recipe, require: Callable[[bool, str], None]) -> N
     probes = recipe.evaluation.probes
     twice = sorted({each for each in probes if probes.count(each) > 1})
     require(not twice, f"evaluation.probes names {twice[0] if twice else ''} twice")
-    require(not probes or recipe.env.name != ROBOT, "evaluation.probes is for simulators: a robot cannot repeat an episode, leave it out")
+    require(
+        not probes or recipe.env.name != ROBOT,
+        "evaluation.probes is for simulators: a robot cannot repeat an episode, leave it out",
+    )
 
 
 def _check_robot(recipe: Recipe, require: Callable[[bool, str], None]) -> None:
     at_robot, session = recipe.env.name == ROBOT, recipe.session
     require(
-        at_robot or recipe.robot is None, f"robot={getattr(recipe.robot, 'name', '')} needs env=robot, the recipe has env={recipe.env.name}"
+        at_robot or recipe.robot is None,
+        f"robot={getattr(recipe.robot, 'name', '')} needs env=robot, the recipe has env={recipe.env.name}",
     )
     connect, silence = session.connect_s, session.silence_s
     mute = "the robot process sends nothing while it connects, and would count as hung"
-    require(connect < silence, f"session.connect_s={connect} is not under session.silence_s={silence}: {mute}")
+    require(
+        connect < silence,
+        f"session.connect_s={connect} is not under session.silence_s={silence}: {mute}",
+    )
     by_operator = recipe.algorithm.family == INTERACTIVE
-    require(at_robot or not by_operator, f"algorithm={recipe.algorithm.name}: an operator corrects the policy at a robot, set env=robot")
+    require(
+        at_robot or not by_operator,
+        f"algorithm={recipe.algorithm.name}: an operator corrects the policy at a robot, set env=robot",
+    )
     if not at_robot:
         return
-    require(recipe.robot is not None, "env=robot needs a robot: give robot=NAME (`rlinf-vla list robots` names them)")
-    require(recipe.cluster.trainer_ranks == 1, f"cluster.trainer_ranks={recipe.cluster.trainer_ranks}: a robot's learner is one process")
-    require(not recipe.sweep.policies, "sweep.policies is for simulators: at a robot evaluate one checkpoint at a time")
+    require(
+        recipe.robot is not None,
+        "env=robot needs a robot: give robot=NAME (`rlinf-vla list robots` names them)",
+    )
+    require(
+        recipe.cluster.trainer_ranks == 1,
+        f"cluster.trainer_ranks={recipe.cluster.trainer_ranks}: a robot's learner is one process",
+    )
+    require(
+        not recipe.sweep.policies,
+        "sweep.policies is for simulators: at a robot evaluate one checkpoint at a time",
+    )
     unit = recipe.algorithm.gamma_unit if recipe.algorithm.family == OFF_POLICY else "step"
     require(unit == "step", f"algorithm.gamma_unit={unit}: at a robot use gamma_unit=step")

@@ -32,7 +32,9 @@ BROADCAST, STORE = ("broadcast", "store")
 DEVICES = CPU, CUDA, FAKE_GPU = ("cpu", "cuda", "fake_gpu")
 CPU_ROWS, GPU_ROWS = 320, 2048
 """Default micro-batches of a CPU; on a GPU only where memory is not counted in advance."""
-HEAD = Matches(r"[^\s/]+:\d{1,5}", "HOST:PORT of the cluster's head, as `ray start --head` prints it")
+HEAD = Matches(
+    r"[^\s/]+:\d{1,5}", "HOST:PORT of the cluster's head, as `ray start --head` prints it"
+)
 
 
 THIS = "this machine"
@@ -110,7 +112,9 @@ class RobotRoleConfig(RoleConfig):
 
     gpus: Annotated[float, Range(0, 65536)] = 0.0
     """GPUs of the robot process; a fraction lets processes share one, 0 computes on the CPU."""
-    resources: dict[str, Annotated[float, Range(0, 1e6)]] = field(default_factory=lambda: {"robot": 1.0})
+    resources: dict[str, Annotated[float, Range(0, 1e6)]] = field(
+        default_factory=lambda: {"robot": 1.0}
+    )
 
 
 @dataclass

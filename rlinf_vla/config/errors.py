@@ -13,4 +13,7 @@ class Failure(RuntimeError):
 
 def printable(text: str) -> str:
     """Escape characters that could control a terminal or hide text; keep newlines and tabs."""
-    return "".join(each if each.isprintable() or each in "\n\t" else each.encode("unicode_escape").decode() for each in text)
+    return "".join(
+        each if each.isprintable() or each in "\n\t" else each.encode("unicode_escape").decode()
+        for each in text
+    )

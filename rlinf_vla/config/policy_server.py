@@ -8,7 +8,10 @@ from typing import Annotated, ClassVar
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import OUTSIDE, Label, Matches, Range, Seconds
 
-URL = Matches(r"wss?://[^\s/?#@]+(/[^\s?#]*)?", "ws://HOST:PORT or wss://HOST:PORT, with a path if the server has one")
+URL = Matches(
+    r"wss?://[^\s/?#@]+(/[^\s?#]*)?",
+    "ws://HOST:PORT or wss://HOST:PORT, with a path if the server has one",
+)
 
 
 @dataclass
@@ -33,7 +36,9 @@ class ServerAddress:
     def address(self) -> str:
         """The ``url``. Raises UserError if there is none."""
         if self.url is None:
-            raise UserError(f"{self.node}.url has no value: give the address of a policy server, such as ws://127.0.0.1:8000")
+            raise UserError(
+                f"{self.node}.url has no value: give the address of a policy server, such as ws://127.0.0.1:8000"
+            )
         return self.url
 
 

@@ -44,10 +44,17 @@ class Range:
         """Return whether ``value`` is a number in the range; false for NaN and bool."""
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return False
-        return self.low <= value <= self.high and not (self.above and value == self.low) and not (self.below and value == self.high)
+        return (
+            self.low <= value <= self.high
+            and not (self.above and value == self.low)
+            and not (self.below and value == self.high)
+        )
 
     def __str__(self) -> str:
-        low, high = (f"{bound:.0f}" if bound == round(bound) and abs(bound) < 1e16 else f"{bound:g}" for bound in (self.low, self.high))
+        low, high = (
+            f"{bound:.0f}" if bound == round(bound) and abs(bound) < 1e16 else f"{bound:g}"
+            for bound in (self.low, self.high)
+        )
         if self.low == self.high:
             return low
         if not (self.above or self.below):
@@ -73,7 +80,9 @@ class OneOf:
         return value in self.names
 
     def __str__(self) -> str:
-        return " or ".join([", ".join(self.names[:-1]), self.names[-1]] if len(self.names) > 1 else self.names)
+        return " or ".join(
+            [", ".join(self.names[:-1]), self.names[-1]] if len(self.names) > 1 else self.names
+        )
 
 
 @dataclass(frozen=True)
@@ -191,8 +200,12 @@ def _check(key: str, value: Any, hint: Any) -> None:
     for rule in rules or _UNSAID.get(type(value) if plain is Any else plain, []):
         if not rule.allows(value):
             shown = f"[{','.join(map(str, value))}]" if isinstance(value, list) else value
-            whole = str(rule).replace("a number", "a whole number", 1) if plain is int else str(rule)
-            raise UserError(f"{key}={shown} {rule.fault}: use {whole}{', or null' if optional else ''}")
+            whole = (
+                str(rule).replace("a number", "a whole number", 1) if plain is int else str(rule)
+            )
+            raise UserError(
+                f"{key}={shown} {rule.fault}: use {whole}{', or null' if optional else ''}"
+            )
     return None
 
 
@@ -200,7 +213,11 @@ def unwrapped(hint: Any) -> tuple[Any, list[Rule], bool]:
     """Return the bare type of ``hint``, its rules, and whether None is allowed."""
     if get_origin(hint) is Annotated:
         plain, rules, optional = unwrapped(hint.__origin__)
-        return plain, [*rules, *(each for each in hint.__metadata__ if hasattr(each, "allows"))], optional
+        return (
+            plain,
+            [*rules, *(each for each in hint.__metadata__ if hasattr(each, "allows"))],
+            optional,
+        )
     if get_origin(hint) in (Union, UnionType):
         inner, *others = (each for each in get_args(hint) if each is not NoneType)
         plain, rules, _ = (Any, [], False) if others else unwrapped(inner)
@@ -212,6 +229,12 @@ def _elements(value: Any, plain: Any) -> Iterator[tuple[Any, Any, str]]:
     """Yield each element of a list or dictionary, its type and the suffix of its key."""
     arguments = get_args(plain)
     if isinstance(value, list):
-        yield from ((element, arguments[0] if arguments else Any, f"[{i}]") for i, element in enumerate(value))
+        yield from (
+            (element, arguments[0] if arguments else Any, f"[{i}]")
+            for i, element in enumerate(value)
+        )
     elif isinstance(value, dict):
-        yield from ((element, arguments[1] if arguments else Any, f".{name}") for name, element in value.items())
+        yield from (
+            (element, arguments[1] if arguments else Any, f".{name}")
+            for name, element in value.items()
+        )

@@ -9,7 +9,19 @@ from omegaconf import MISSING
 
 from rlinf_vla.config.cluster import SPLITS, ClusterConfig
 from rlinf_vla.config.policy_server import BackboneConfig
-from rlinf_vla.config.ranges import OUTSIDE, Count, CountOrZero, Matches, Name, NonNegative, OneOf, Range, Seed, Size, SizeOrZero
+from rlinf_vla.config.ranges import (
+    OUTSIDE,
+    Count,
+    CountOrZero,
+    Matches,
+    Name,
+    NonNegative,
+    OneOf,
+    Range,
+    Seed,
+    Size,
+    SizeOrZero,
+)
 from rlinf_vla.config.robot import ControlConfig, SessionConfig
 from rlinf_vla.config.serve import ServeConfig
 
@@ -18,7 +30,12 @@ PROBES = ("blank_instruction", "shuffled_instruction", "blank_image", "frozen_im
 BLANK_INSTRUCTION, SHUFFLED_INSTRUCTION, BLANK_IMAGE, FROZEN_IMAGE = PROBES
 NO_PROBE = "none"
 """What a result says of an episode with unchanged observations."""
-ON_POLICY, OFF_POLICY, SUPERVISED, INTERACTIVE = "on-policy", "off-policy", "supervised", "interactive"
+ON_POLICY, OFF_POLICY, SUPERVISED, INTERACTIVE = (
+    "on-policy",
+    "off-policy",
+    "supervised",
+    "interactive",
+)
 NO_ALGORITHM = "none"
 """Algorithm name of a recipe without training, for ``rlinf-vla eval``."""
 
@@ -294,4 +311,8 @@ def flat(node: object, prefix: str = "") -> dict[str, object]:
     """Return the leaves of nested dictionaries: key, with dots, -> value."""
     if not isinstance(node, dict):
         return {prefix: node}
-    return {key: value for name, child in node.items() for key, value in flat(child, f"{prefix}.{name}" if prefix else str(name)).items()}
+    return {
+        key: value
+        for name, child in node.items()
+        for key, value in flat(child, f"{prefix}.{name}" if prefix else str(name)).items()
+    }

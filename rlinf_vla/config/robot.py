@@ -94,11 +94,21 @@ def timing(config: ControlConfig, control_hz: float, chunk: int) -> Timing:
     """Raises UserError if settings, control rate and the policy's ``chunk`` are incompatible."""
     period = 1 / control_hz
     asynchronous = chunk > 1 if config.asynchronous is None else config.asynchronous
-    horizon = config.execution_horizon if config.execution_horizon is not None else 1 if asynchronous else chunk
+    horizon = (
+        config.execution_horizon
+        if config.execution_horizon is not None
+        else 1
+        if asynchronous
+        else chunk
+    )
     if asynchronous and chunk == 1:
-        raise UserError("control.asynchronous=true: the policy's chunk of one action arrives too late to execute: set it to false")
+        raise UserError(
+            "control.asynchronous=true: the policy's chunk of one action arrives too late to execute: set it to false"
+        )
     if config.real_time_chunking and not asynchronous:
-        raise UserError("control.real_time_chunking=true continues a chunk that is being executed: set control.asynchronous=true")
+        raise UserError(
+            "control.real_time_chunking=true continues a chunk that is being executed: set control.asynchronous=true"
+        )
     if config.requests_in_flight > 1 and (not asynchronous or config.real_time_chunking):
         raise UserError(
             f"control.requests_in_flight={config.requests_in_flight} is for asynchronous chunks that do not continue each other: "
@@ -106,16 +116,22 @@ def timing(config: ControlConfig, control_hz: float, chunk: int) -> Timing:
         )
     most = chunk - 1 if asynchronous else chunk
     if not 1 <= horizon <= most:
-        raise UserError(f"control.execution_horizon={horizon}: must be from 1 to {most}, as the policy's chunk has {chunk} actions")
+        raise UserError(
+            f"control.execution_horizon={horizon}: must be from 1 to {most}, as the policy's chunk has {chunk} actions"
+        )
     if config.reserve_ms >= 1e3 * period:
-        raise UserError(f"control.reserve_ms={config.reserve_ms:g} must be less than the control period of {1e3 * period:g} ms")
+        raise UserError(
+            f"control.reserve_ms={config.reserve_ms:g} must be less than the control period of {1e3 * period:g} ms"
+        )
     last = (horizon - (0 if asynchronous else 1)) * period
     if config.max_observation_age_s <= last:
         raise UserError(
             f"control.max_observation_age_s={config.max_observation_age_s:g}: the last of {horizon} actions is executed {last:g} s after "
             "their observation or later: allow more, or set a smaller control.execution_horizon"
         )
-    return Timing(period, asynchronous, horizon, config.max_observation_age_s, config.reserve_ms / 1e3)
+    return Timing(
+        period, asynchronous, horizon, config.max_observation_age_s, config.reserve_ms / 1e3
+    )
 
 
 def inference_budget(timing: Timing, chunk: int) -> float:

@@ -77,7 +77,9 @@ def is_loopback(host: str) -> bool:
 def check_serve(config: ServeConfig, token: str | None) -> None:
     """Raise UserError if the settings contradict each other; ``token``: value of ``token_env``."""
     if config.token_env is not None and not token:
-        raise UserError(f"serve.token_env={config.token_env}: this environment variable is not set: export it with a secret of your choice")
+        raise UserError(
+            f"serve.token_env={config.token_env}: this environment variable is not set: export it with a secret of your choice"
+        )
     if not is_loopback(config.host) and token is None and not config.insecure:
         raise UserError(
             f"serve.host={config.host} can be reached from other machines: set serve.token_env=NAME (of an environment variable with a "
@@ -85,6 +87,10 @@ def check_serve(config: ServeConfig, token: str | None) -> None:
         )
     for name in config.allowed_hosts:
         if name != "*" and not _HOST_NAME.fullmatch(name):
-            raise UserError(f"serve.allowed_hosts: {name!r} is no host name: write it without scheme, port and path, or *.NAME, or *")
+            raise UserError(
+                f"serve.allowed_hosts: {name!r} is no host name: write it without scheme, port and path, or *.NAME, or *"
+            )
     if (config.certificate is None) != (config.private_key is None):
-        raise UserError("serve.certificate and serve.private_key go together: give both, or neither")
+        raise UserError(
+            "serve.certificate and serve.private_key go together: give both, or neither"
+        )

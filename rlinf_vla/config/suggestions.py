@@ -28,7 +28,9 @@ def suggest_keys(key: str, known: Sequence[str]) -> list[str]:
     for fits in rules:
         found = [each for each in names if fits(each)]
         if found := [each for each in found if each.rpartition(".")[0] == parent] or found:
-            return sorted(found, key=lambda each: (-difflib.SequenceMatcher(None, key, each).ratio(), each))[:MOST]
+            return sorted(
+                found, key=lambda each: (-difflib.SequenceMatcher(None, key, each).ratio(), each)
+            )[:MOST]
     return difflib.get_close_matches(key, list(names), n=1, cutoff=0.8)
 
 
@@ -47,4 +49,7 @@ def _made_of(short: str, words: Sequence[str]) -> bool:
     if not words:
         return not short
     lengths = range(1, len(words[0]) + 1)
-    return any(short.startswith(words[0][:length]) and _made_of(short[length:], words[1:]) for length in lengths)
+    return any(
+        short.startswith(words[0][:length]) and _made_of(short[length:], words[1:])
+        for length in lengths
+    )

@@ -47,7 +47,9 @@ class ToolSpace:
 
     def hold(self, size: int, last: Action | None, joints: Vector) -> Action:
         """Return the action of this size that moves nothing; the gripper is as in ``last``."""
-        return np.array([0.0] * (size - 1) + [OPEN if last is None else float(last[-1])], np.float32)
+        return np.array(
+            [0.0] * (size - 1) + [OPEN if last is None else float(last[-1])], np.float32
+        )
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,21 @@ from rlinf_vla.core.message_images import MODES, read_image, write_png
 from rlinf_vla.core.message_images import MessageError as MessageError
 
 INSTALL = "pip install 'rlinf-vla[serve]'"
-_KINDS = ("bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)), "float16", "float32", "float64")
-_TYPES = [each for kind in _KINDS for each in (np.dtype(kind).newbyteorder("<"), np.dtype(kind).newbyteorder(">"))]
-DTYPES: dict[str, np.dtype[Any]] = {name: dtype for dtype in _TYPES for name in (dtype.str, dtype.name)} | {
-    kind: np.dtype(kind) for kind in _KINDS
-}
+_KINDS = (
+    "bool",
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+    "float16",
+    "float32",
+    "float64",
+)
+_TYPES = [
+    each
+    for kind in _KINDS
+    for each in (np.dtype(kind).newbyteorder("<"), np.dtype(kind).newbyteorder(">"))
+]
+DTYPES: dict[str, np.dtype[Any]] = {
+    name: dtype for dtype in _TYPES for name in (dtype.str, dtype.name)
+} | {kind: np.dtype(kind) for kind in _KINDS}
 """All names that a message may give a dtype: ``<f4``, ``>f4``, ``float32`` ..."""
 
 
@@ -61,20 +71,46 @@ def pack(message: Any, text_keys: bool = False, png: bool = False) -> bytes:
     def encoded(value: Any) -> Any:
         if text_keys and isinstance(value, np.generic):
             return value.item()
-        if png and isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 3 and value.shape[2] in MODES:
-            return {"__image__": True, "format": "png", "data": write_png(value), "shape": value.shape}
+        if (
+            png
+            and isinstance(value, np.ndarray)
+            and value.dtype == np.uint8
+            and value.ndim == 3
+            and value.shape[2] in MODES
+        ):
+            return {
+                "__image__": True,
+                "format": "png",
+                "data": write_png(value),
+                "shape": value.shape,
+            }
         if isinstance(value, np.ndarray):
-            fields = {"__ndarray__": True, "data": value.tobytes(), "dtype": _allowed(value.dtype).str, "shape": value.shape}
+            fields = {
+                "__ndarray__": True,
+                "data": value.tobytes(),
+                "dtype": _allowed(value.dtype).str,
+                "shape": value.shape,
+            }
         elif isinstance(value, np.generic):
-            fields = {"__npgeneric__": True, "data": value.item(), "dtype": _allowed(value.dtype).str}
+            fields = {
+                "__npgeneric__": True,
+                "data": value.item(),
+                "dtype": _allowed(value.dtype).str,
+            }
         else:
-            raise MessageError(f"{type(value).__name__} cannot be sent: send numbers, strings, arrays, lists and maps")
+            raise MessageError(
+                f"{type(value).__name__} cannot be sent: send numbers, strings, arrays, lists and maps"
+            )
         return fields if text_keys else {key.encode(): each for key, each in fields.items()}
 
     try:
         packed: bytes = _msgpack().packb(message, default=encoded)
     except (OverflowError, TypeError, ValueError) as error:
-        raise error if isinstance(error, MessageError) else MessageError(f"not to be sent in msgpack: {error}") from None
+        raise (
+            error
+            if isinstance(error, MessageError)
+            else MessageError(f"not to be sent in msgpack: {error}")
+        ) from None
     return packed
 
 
@@ -112,14 +148,24 @@ def json_pack(message: Any) -> str:
 
     def encoded(value: Any) -> Any:
         if not isinstance(value, np.ndarray | np.generic):
-            raise MessageError(f"{type(value).__name__} cannot be sent: send numbers, strings, arrays, lists and maps")
+            raise MessageError(
+                f"{type(value).__name__} cannot be sent: send numbers, strings, arrays, lists and maps"
+            )
         array = np.asarray(value)
-        return {"__numpy__": base64.b64encode(array.tobytes()).decode(), "dtype": _allowed(array.dtype).str, "shape": array.shape}
+        return {
+            "__numpy__": base64.b64encode(array.tobytes()).decode(),
+            "dtype": _allowed(array.dtype).str,
+            "shape": array.shape,
+        }
 
     try:
         return json.dumps(message, default=encoded)
     except (TypeError, ValueError) as error:
-        raise error if isinstance(error, MessageError) else MessageError(f"not to be sent as JSON: {error}") from None
+        raise (
+            error
+            if isinstance(error, MessageError)
+            else MessageError(f"not to be sent as JSON: {error}")
+        ) from None
 
 
 def json_unpack(text: str | bytes, limits: Limits = LIMITS) -> Any:
@@ -128,7 +174,9 @@ def json_unpack(text: str | bytes, limits: Limits = LIMITS) -> Any:
         raise MessageError(f"the message has {len(text)} bytes: at most {limits.size} are accepted")
     try:
         said = text.decode() if isinstance(text, bytes) else text
-        if said.count(",") + said.count("[") + said.count("{") > limits.items:  # also those in strings
+        if (
+            said.count(",") + said.count("[") + said.count("{") > limits.items
+        ):  # also those in strings
             raise MessageError(f"the message has more than {limits.items} entries")
         tree = json.loads(said, parse_constant=_no_constant)
     except MessageError:
@@ -173,7 +221,12 @@ class _Reader:
         return {key: self.read(value, depth + 1) for key, value in fields.items()}
 
     def _marks(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
-        return {"__ndarray__": self._array, "__npgeneric__": _scalar, "__image__": self._image, "__numpy__": self._json_array}
+        return {
+            "__ndarray__": self._array,
+            "__npgeneric__": _scalar,
+            "__image__": self._image,
+            "__numpy__": self._json_array,
+        }
 
     def _array(self, fields: dict[str, Any]) -> NDArray[Any]:
         data = fields.get("data")
@@ -204,7 +257,12 @@ class _Reader:
         name = _text(name) if isinstance(name, bytes) else name
         if name == "raw":
             return self._array(fields)
-        if name not in ("png", "jpeg") or not isinstance(data, bytes) or len(shape) != 3 or shape[2] not in MODES:
+        if (
+            name not in ("png", "jpeg")
+            or not isinstance(data, bytes)
+            or len(shape) != 3
+            or shape[2] not in MODES
+        ):
             raise MessageError("an image is raw, png or jpeg, of shape [H, W, 1, 3 or 4]")
         self._allocate(math.prod(shape))
         found = read_image(data, math.prod(shape), (name.upper(),), shape[2])
@@ -215,9 +273,13 @@ class _Reader:
     def _shape(self, fields: dict[str, Any]) -> tuple[int, ...]:
         shape = fields.get("shape")
         if not isinstance(shape, list | tuple) or len(shape) > self.limits.dims:
-            raise MessageError(f"the shape of an array is a list of at most {self.limits.dims} numbers")
+            raise MessageError(
+                f"the shape of an array is a list of at most {self.limits.dims} numbers"
+            )
         if any(type(each) is not int or not 0 <= each <= self.limits.size for each in shape):
-            raise MessageError(f"the shape of an array has a number that is not an integer from 0 to {self.limits.size}")
+            raise MessageError(
+                f"the shape of an array has a number that is not an integer from 0 to {self.limits.size}"
+            )
         return tuple(shape)
 
     def _allocate(self, size: int, given: int | None = None) -> None:
@@ -242,13 +304,17 @@ def _dtype(fields: dict[str, Any]) -> np.dtype[Any]:
     name = fields.get("dtype")
     name = _text(name) if isinstance(name, bytes) else name
     if not isinstance(name, str) or name not in DTYPES:
-        raise MessageError(f"an array of dtype {str(name)[:20]!r}: only booleans, integers and floats are accepted")
+        raise MessageError(
+            f"an array of dtype {str(name)[:20]!r}: only booleans, integers and floats are accepted"
+        )
     return DTYPES[name]
 
 
 def _allowed(dtype: np.dtype[Any]) -> np.dtype[Any]:
     if dtype.str not in DTYPES:
-        raise MessageError(f"an array of dtype {dtype} cannot be sent: only booleans, integers and floats")
+        raise MessageError(
+            f"an array of dtype {dtype} cannot be sent: only booleans, integers and floats"
+        )
     return dtype
 
 

@@ -30,7 +30,9 @@ class Intrinsics:
         """Return the model of the whole image scaled to another size."""
         x, y = width / self.width, height / self.height
         cx, cy = (self.cx + 0.5) * x - 0.5, (self.cy + 0.5) * y - 0.5
-        return replace(self, width=width, height=height, fx=self.fx * x, fy=self.fy * y, cx=cx, cy=cy)
+        return replace(
+            self, width=width, height=height, fx=self.fx * x, fy=self.fy * y, cx=cx, cy=cy
+        )
 
 
 @dataclass(frozen=True)
@@ -56,5 +58,9 @@ class Calibrated(Protocol):
 
 def geometry(camera: object) -> dict[str, Any]:
     """Return what ``camera`` knows of ``intrinsics`` and ``mount``, as JSON values."""
-    known = {"intrinsics": camera.intrinsics, "mount": camera.mount} if isinstance(camera, Calibrated) else {}
+    known = (
+        {"intrinsics": camera.intrinsics, "mount": camera.mount}
+        if isinstance(camera, Calibrated)
+        else {}
+    )
     return {name: asdict(value) for name, value in known.items() if value is not None}

@@ -56,7 +56,11 @@ class Channel:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             # Python's own timeout would not wait: the system refuses at once if others wait already
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", *divmod(round(1e6 * (timeout or 0.0)), 1_000_000)))
+            sock.setsockopt(
+                socket.SOL_SOCKET,
+                socket.SO_SNDTIMEO,
+                struct.pack("@ll", *divmod(round(1e6 * (timeout or 0.0)), 1_000_000)),
+            )
             sock.connect(str(path))
         except BlockingIOError:
             sock.close()
@@ -72,7 +76,10 @@ class Channel:
     @property
     def of_this_user(self) -> bool:
         """Whether the other side is a process of this user, or of root."""
-        _, user, _ = struct.unpack("3i", self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+        _, user, _ = struct.unpack(
+            "3i",
+            self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")),
+        )
         return user in (os.getuid(), 0)
 
     def send(self, message: dict[str, Any], timeout: float | None = 0.0) -> None:
@@ -87,7 +94,9 @@ class Channel:
         for begin in range(0, len(data), PACKET):
             while True:
                 try:
-                    self._socket.send(data[begin : begin + PACKET], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                    self._socket.send(
+                        data[begin : begin + PACKET], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+                    )
                     break
                 except BlockingIOError:
                     if self._ready(select.POLLOUT, timeout):

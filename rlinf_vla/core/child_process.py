@@ -145,7 +145,12 @@ class Child:
         if not self._output.closed:
             self._printed = self._tail()
             self._output.close()
-            logger.debug("process %d ended with exit code %d; it printed at the end: %s", self.pid, code, self.output_tail(10) or "nothing")
+            logger.debug(
+                "process %d ended with exit code %d; it printed at the end: %s",
+                self.pid,
+                code,
+                self.output_tail(10) or "nothing",
+            )
         return code
 
     def output_tail(self, lines: int = 1) -> str:

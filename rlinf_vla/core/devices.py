@@ -80,7 +80,9 @@ def moved(tensors: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]
     """
     elsewhere: dict[torch.device, dict[str, Tensor]] = {}
     for name, value in tensors.items():
-        if value.device.type != device.type or (device.index is not None and value.device != device):
+        if value.device.type != device.type or (
+            device.index is not None and value.device != device
+        ):
             elsewhere.setdefault(value.device, {})[name] = value
     if not elsewhere:
         return tensors
@@ -90,7 +92,9 @@ def moved(tensors: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]
     return found
 
 
-def _copied(tensors: dict[str, Tensor], source: torch.device, device: torch.device) -> dict[str, Tensor]:
+def _copied(
+    tensors: dict[str, Tensor], source: torch.device, device: torch.device
+) -> dict[str, Tensor]:
     ends, end = {}, 0
     for name, value in tensors.items():
         ends[name] = end, end + value.nbytes
@@ -108,7 +112,9 @@ def _part(packed: Tensor, place: tuple[int, int], like: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def precompute_frozen(policy: Policy, inputs: dict[str, Tensor], rows: int, wanted: Tensor | None = None) -> dict[str, Tensor]:
+def precompute_frozen(
+    policy: Policy, inputs: dict[str, Tensor], rows: int, wanted: Tensor | None = None
+) -> dict[str, Tensor]:
     """Apply ``policy.precompute`` to ``inputs``, ``rows`` rows at a time.
 
     ``wanted``: rows to compute (int64), all by default; other rows of the result are undefined.

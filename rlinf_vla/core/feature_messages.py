@@ -18,7 +18,15 @@ _SENT = {torch.bfloat16: torch.int16}
 """dtypes that NumPy lacks -> the dtype in which their bits travel."""
 _DTYPES = {
     str(each).removeprefix("torch."): each
-    for each in (torch.float32, torch.bfloat16, torch.float16, torch.bool, torch.uint8, torch.int32, torch.int64)
+    for each in (
+        torch.float32,
+        torch.bfloat16,
+        torch.float16,
+        torch.bool,
+        torch.uint8,
+        torch.int32,
+        torch.int64,
+    )
 }
 
 
@@ -37,7 +45,10 @@ class Described:
 
 def description(features: Tensors) -> dict[str, Any]:
     """Return what ``read_description`` reads, in plain values."""
-    return {name: {"dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape[1:])} for name, value in features.items()}
+    return {
+        name: {"dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape[1:])}
+        for name, value in features.items()
+    }
 
 
 def read_description(said: Any) -> dict[str, Described]:
@@ -46,11 +57,21 @@ def read_description(said: Any) -> dict[str, Described]:
         raise MessageError(f"features are not described by a map of 1 to {LIMITS.arrays} entries")
     found: dict[str, Described] = {}
     for name, each in said.items():
-        shape, dtype = (each.get("shape"), each.get("dtype")) if isinstance(each, dict) else (None, None)
-        if not isinstance(shape, list) or len(shape) >= LIMITS.dims or any(type(size) is not int or size < 0 for size in shape):
-            raise MessageError(f"the shape of a feature is a list of fewer than {LIMITS.dims} sizes")
+        shape, dtype = (
+            (each.get("shape"), each.get("dtype")) if isinstance(each, dict) else (None, None)
+        )
+        if (
+            not isinstance(shape, list)
+            or len(shape) >= LIMITS.dims
+            or any(type(size) is not int or size < 0 for size in shape)
+        ):
+            raise MessageError(
+                f"the shape of a feature is a list of fewer than {LIMITS.dims} sizes"
+            )
         if not isinstance(dtype, str) or dtype not in _DTYPES:
-            raise MessageError(f"a feature of dtype {str(dtype)[:20]!r}, known are {', '.join(_DTYPES)}")
+            raise MessageError(
+                f"a feature of dtype {str(dtype)[:20]!r}, known are {', '.join(_DTYPES)}"
+            )
         found[str(name)] = Described(_DTYPES[dtype], tuple(shape))
     if sum(each.nbytes for each in found.values()) > LIMITS.size:
         raise MessageError(f"the features of a row take more than {LIMITS.size} bytes")
@@ -59,7 +80,10 @@ def read_description(said: Any) -> dict[str, Described]:
 
 def as_arrays(features: Tensors) -> dict[str, NDArray[Any]]:
     """Return features on the CPU as arrays that a message can hold."""
-    return {name: value.contiguous().view(_SENT.get(value.dtype, value.dtype)).numpy() for name, value in features.items()}
+    return {
+        name: value.contiguous().view(_SENT.get(value.dtype, value.dtype)).numpy()
+        for name, value in features.items()
+    }
 
 
 def read_features(said: Any, described: Mapping[str, Described], rows: int) -> Tensors:
@@ -68,14 +92,33 @@ def read_features(said: Any, described: Mapping[str, Described], rows: int) -> T
     Raises MessageError for other names, shapes or dtypes, and for numbers that are not finite.
     """
     if not isinstance(said, dict) or said.keys() != described.keys():
-        names = ", ".join(sorted(map(str, said)))[:100] if isinstance(said, dict) else type(said).__name__
-        raise MessageError(f"features {names or 'without entries'}: {', '.join(described)} are expected")
+        names = (
+            ", ".join(sorted(map(str, said)))[:100]
+            if isinstance(said, dict)
+            else type(said).__name__
+        )
+        raise MessageError(
+            f"features {names or 'without entries'}: {', '.join(described)} are expected"
+        )
     found: Tensors = {}
     for name, each in described.items():
-        value, sent = said[name], torch.empty(0, dtype=_SENT.get(each.dtype, each.dtype)).numpy().dtype
-        if not isinstance(value, np.ndarray) or value.dtype != sent or value.shape != (rows, *each.shape):
-            kind = f"{value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__
-            raise MessageError(f"feature {name} is {kind}: {sent} {[rows, *each.shape]} is expected")
+        value, sent = (
+            said[name],
+            torch.empty(0, dtype=_SENT.get(each.dtype, each.dtype)).numpy().dtype,
+        )
+        if (
+            not isinstance(value, np.ndarray)
+            or value.dtype != sent
+            or value.shape != (rows, *each.shape)
+        ):
+            kind = (
+                f"{value.dtype} {list(value.shape)}"
+                if isinstance(value, np.ndarray)
+                else type(value).__name__
+            )
+            raise MessageError(
+                f"feature {name} is {kind}: {sent} {[rows, *each.shape]} is expected"
+            )
         tensor = torch.from_numpy(value.copy()).view(each.dtype)
         if tensor.is_floating_point() and not tensor.isfinite().all():
             raise MessageError(f"feature {name} holds a number that is not finite")

@@ -14,7 +14,9 @@ from rlinf_vla.core.jpeg import round_trip
 
 def through_jpeg(images: Tensor) -> Tensor:
     """Pass uint8 ``[B, H, W, 3]`` through JPEG, on the CPU, one after the other."""
-    return torch.from_numpy(np.stack([round_trip(image) for image in images.cpu().numpy()])).to(images.device)
+    return torch.from_numpy(np.stack([round_trip(image) for image in images.cpu().numpy()])).to(
+        images.device
+    )
 
 
 def resized(images: Tensor, size: tuple[int, int]) -> Tensor:
@@ -25,8 +27,16 @@ def resized(images: Tensor, size: tuple[int, int]) -> Tensor:
     if images.shape[1:3] == size:
         return images
     planes = images.permute(0, 3, 1, 2)
-    planes = planes if planes.device.type == "cpu" else planes.float()  # only the CPU interpolates uint8
-    return interpolate(planes, size, mode="bilinear", antialias=True).round().to(images.dtype).permute(0, 2, 3, 1).contiguous()
+    planes = (
+        planes if planes.device.type == "cpu" else planes.float()
+    )  # only the CPU interpolates uint8
+    return (
+        interpolate(planes, size, mode="bilinear", antialias=True)
+        .round()
+        .to(images.dtype)
+        .permute(0, 2, 3, 1)
+        .contiguous()
+    )
 
 
 def pillow_resized(images: Tensor, size: tuple[int, int], kernel: str) -> Tensor:
@@ -42,7 +52,14 @@ def pillow_resized(images: Tensor, size: tuple[int, int], kernel: str) -> Tensor
         from PIL import Image
 
         method = Image.Resampling[kernel.upper()]
-        return torch.from_numpy(np.stack([np.asarray(Image.fromarray(each).resize(size[::-1], method)) for each in images.numpy()]))
+        return torch.from_numpy(
+            np.stack(
+                [
+                    np.asarray(Image.fromarray(each).resize(size[::-1], method))
+                    for each in images.numpy()
+                ]
+            )
+        )
     before = (images.shape[1], images.shape[2])
     return _two_passes(images, size, kernel, _columns_first(before, size, kernel))
 
@@ -56,15 +73,22 @@ def padded(images: Tensor, size: tuple[int, int], before: float = 0.5) -> Tensor
         return images
     (height, width), (top, left) = picture_within((images.shape[1], images.shape[2]), size, before)
     canvas = images.new_zeros(len(images), *size, 3)
-    canvas[:, top : top + height, left : left + width] = pillow_resized(images, (height, width), "bilinear")
+    canvas[:, top : top + height, left : left + width] = pillow_resized(
+        images, (height, width), "bilinear"
+    )
     return canvas
 
 
-def picture_within(shape: tuple[int, int], size: tuple[int, int], before: float) -> tuple[tuple[int, int], tuple[int, int]]:
+def picture_within(
+    shape: tuple[int, int], size: tuple[int, int], before: float
+) -> tuple[tuple[int, int], tuple[int, int]]:
     """Return height and width of a picture of ``shape`` that fills ``size``, and top and left."""
     ratio = max(shape[1] / size[1], shape[0] / size[0])
     height, width = (int(side / ratio) for side in shape)
-    return (height, width), (max(0, int((size[0] - height) * before)), max(0, int((size[1] - width) * before)))
+    return (height, width), (
+        max(0, int((size[0] - height) * before)),
+        max(0, int((size[1] - width) * before)),
+    )
 
 
 def _two_passes(images: Tensor, size: tuple[int, int], kernel: str, columns_first: bool) -> Tensor:
@@ -80,8 +104,12 @@ def _two_passes(images: Tensor, size: tuple[int, int], kernel: str, columns_firs
 @functools.lru_cache(maxsize=64)
 def _columns_first(before: tuple[int, int], after: tuple[int, int], kernel: str) -> bool:
     """Whether Pillow resamples columns before rows, which depends on its version and the sizes."""
-    probe = torch.randint(256, (1, *before, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    return torch.equal(_two_passes(probe, after, kernel, True), pillow_resized(probe, after, kernel))
+    probe = torch.randint(
+        256, (1, *before, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
+    return torch.equal(
+        _two_passes(probe, after, kernel, True), pillow_resized(probe, after, kernel)
+    )
 
 
 _BITS = 22

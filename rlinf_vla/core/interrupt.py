@@ -88,7 +88,11 @@ def exit_at_once() -> None:
 
 def _handle(receive: Callable[[int, FrameType | None], None]) -> dict[signal.Signals, Any]:
     """Install ``receive`` and return the previous handlers; keep an ignored SIGHUP (``nohup``)."""
-    wanted = [signum for signum in SIGNALS if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN]
+    wanted = [
+        signum
+        for signum in SIGNALS
+        if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN
+    ]
     return {signum: signal.signal(signum, receive) for signum in wanted}
 
 
@@ -101,7 +105,9 @@ def leave_closed_terminal() -> None:
     """Redirect output to /dev/null if the terminal is gone: ``print`` must not prevent a save."""
     for output in (1, 2):
         try:
-            os.write(output, b"")  # fails on a terminal that has hung up, and does nothing elsewhere
+            os.write(
+                output, b""
+            )  # fails on a terminal that has hung up, and does nothing elsewhere
         except OSError:
             discard(output)
 

@@ -98,12 +98,25 @@ def read_yaml(path: Path, most: int = 1 << 18, deepest: int = 32) -> Any:
     try:
         for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
             if isinstance(event, yaml.AliasEvent):
-                raise ValueError(f"line {event.start_mark.line + 1} has the alias *{event.anchor}, which no saved recipe has")
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+                raise ValueError(
+                    f"line {event.start_mark.line + 1} has the alias *{event.anchor}, which no saved recipe has"
+                )
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(
+                event, yaml.CollectionEndEvent
+            )
             if depth > deepest:
-                raise ValueError(f"line {event.start_mark.line + 1} is nested more than {deepest} deep")
+                raise ValueError(
+                    f"line {event.start_mark.line + 1} is nested more than {deepest} deep"
+                )
         return OmegaConf.to_container(OmegaConf.create(text), resolve=False)
-    except (yaml.YAMLError, OmegaConfBaseException, RecursionError, AttributeError, TypeError, AssertionError) as error:
+    except (
+        yaml.YAMLError,
+        OmegaConfBaseException,
+        RecursionError,
+        AttributeError,
+        TypeError,
+        AssertionError,
+    ) as error:
         raise ValueError(" ".join(str(error).split())[:200] or "it is damaged") from None
 
 

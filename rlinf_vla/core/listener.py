@@ -68,7 +68,9 @@ class Listener:
         Answer them before the next call, which may close the oldest connections.
         """
         now = time.monotonic()
-        for number, (caller, last) in enumerate(list(self._callers.items()), 1 - len(self._callers)):
+        for number, (caller, last) in enumerate(
+            list(self._callers.items()), 1 - len(self._callers)
+        ):
             if number <= -CALLERS or now - last > IDLE_S:
                 self._hang_up(caller)
         self._accept(now)

@@ -15,7 +15,9 @@ class MessageError(ValueError):
     """A message that is malformed or exceeds a limit, in one line."""
 
 
-def read_image(data: bytes, most: int, formats: tuple[str, ...] = ("PNG", "JPEG"), channels: int = 3) -> NDArray[np.uint8]:
+def read_image(
+    data: bytes, most: int, formats: tuple[str, ...] = ("PNG", "JPEG"), channels: int = 3
+) -> NDArray[np.uint8]:
     """Return the image that a file holds, read-only uint8 ``[H, W, channels]``.
 
     Its size is read first. Raises MessageError if it has more than ``most`` bytes, or is damaged.
@@ -25,7 +27,9 @@ def read_image(data: bytes, most: int, formats: tuple[str, ...] = ("PNG", "JPEG"
     try:
         image = Image.open(io.BytesIO(data), formats=formats)  # decodes nothing yet
         width, height = image.size
-        found = np.array(image.convert(MODES[channels])) if width * height * channels <= most else None
+        found = (
+            np.array(image.convert(MODES[channels])) if width * height * channels <= most else None
+        )
     except Exception:  # Pillow raises OSError, SyntaxError, ValueError, struct.error ...
         raise MessageError("an image whose data is damaged") from None
     if found is None:

@@ -29,4 +29,6 @@ DROID = ObservationKeys(
     "prompt",
 )
 LEROBOT_IMAGE = "observation.images.{}"
-LEROBOT = ObservationKeys({"base": LEROBOT_IMAGE.format("base")}, {"observation.state": None}, "task")
+LEROBOT = ObservationKeys(
+    {"base": LEROBOT_IMAGE.format("base")}, {"observation.state": None}, "task"
+)

@@ -27,7 +27,9 @@ def as_bytes(instructions: list[str]) -> Tensor:
     for row, instruction in zip(found, instructions, strict=True):
         data = instruction.encode()
         if len(data) > LENGTH:
-            raise UserError(f"instruction {instruction[:40]!r}... has {len(data)} bytes, another process gets at most {LENGTH}: shorten it")
+            raise UserError(
+                f"instruction {instruction[:40]!r}... has {len(data)} bytes, another process gets at most {LENGTH}: shorten it"
+            )
         row[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else row[:0]
     return found
 
@@ -43,13 +45,20 @@ def raw_inputs(obs: Observation, spec: PolicySpec) -> Inputs:
     Raises UserError for an instruction that is too long.
     """
     images = {f"{IMAGE}{name}": obs.images[name] for name in spec.images}
-    return images | {"state": obs.state[:, : spec.state_dim], "instruction": as_bytes(obs.instruction)}
+    return images | {
+        "state": obs.state[:, : spec.state_dim],
+        "instruction": as_bytes(obs.instruction),
+    }
 
 
 def observation_message(inputs: Inputs) -> dict[str, Any]:
     """Return ``raw_inputs`` as the observation of a request, all rows in one."""
     return {
-        "images": {name.removeprefix(IMAGE): value.numpy() for name, value in inputs.items() if name.startswith(IMAGE)},
+        "images": {
+            name.removeprefix(IMAGE): value.numpy()
+            for name, value in inputs.items()
+            if name.startswith(IMAGE)
+        },
         "state": inputs["state"].numpy(),
         "instruction": [as_text(row) for row in inputs["instruction"]],
     }

@@ -15,7 +15,12 @@ DESCRIPTION = ("*.json", "tokenizer.model")
 WEIGHTS = (
     "*.safetensors",
     # components of OpenVLA-OFT, published as pickles; their reader admits tensors only
-    *("action_head--*.pt", "proprio_projector--*.pt", "vision_backbone--*.pt", "noisy_action_projector--*.pt"),
+    *(
+        "action_head--*.pt",
+        "proprio_projector--*.pt",
+        "vision_backbone--*.pt",
+        "noisy_action_projector--*.pt",
+    ),
     "params/*",  # openpi's checkpoints in JAX
     "full_weights.pt",  # RLinf's, of which only tensors are unpickled
 )
@@ -47,7 +52,9 @@ class Origin:
         """
         present = self.digests()
         changed = [name for name in sorted(known) if present.get(name) != known[name]]
-        changed += [name for name in sorted(present.keys() - known.keys()) if _matches(name, WEIGHTS)]
+        changed += [
+            name for name in sorted(present.keys() - known.keys()) if _matches(name, WEIGHTS)
+        ]
         if changed:
             raise UserError(
                 f"{checkpoint} was trained on another model than the one that is now in {self.directory} "
@@ -61,11 +68,16 @@ class Origin:
             result.set_exception(error)
 
     def _files(self) -> list[tuple[str, Path]]:
-        below = ((path.relative_to(self.directory), path) for path in sorted(self.directory.rglob("*")) if path.is_file())
+        below = (
+            (path.relative_to(self.directory), path)
+            for path in sorted(self.directory.rglob("*"))
+            if path.is_file()
+        )
         return [
             (name.as_posix(), path)
             for name, path in below
-            if _matches(name.as_posix(), (*DESCRIPTION, *WEIGHTS)) and not any(part.startswith(".") for part in name.parts)
+            if _matches(name.as_posix(), (*DESCRIPTION, *WEIGHTS))
+            and not any(part.startswith(".") for part in name.parts)
         ]
 
 

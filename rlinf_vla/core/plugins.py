@@ -58,7 +58,9 @@ class Installed(Mapping[str, Any]):
     """Plug-ins of an entry-point group by name, sorted; a value is imported when it is read."""
 
     def __init__(self, group: str) -> None:
-        points = sorted(_entry_points(tuple(sys.path)).select(group=group), key=lambda point: point.name)
+        points = sorted(
+            _entry_points(tuple(sys.path)).select(group=group), key=lambda point: point.name
+        )
         self._points: dict[str, EntryPoint] = {point.name: point for point in points}
 
     def __getitem__(self, name: str) -> Any:
@@ -87,5 +89,7 @@ def nearest(word: str, known: list[str]) -> str:
 def choose(kind: str, name: str, known: Mapping[str, Any]) -> Any:
     """Return ``known[name]``. Raises UserError with the nearest name if it is not installed."""
     if name not in known:
-        raise UserError(f"{kind}={name} is not known{nearest(name, list(known))} (installed: {', '.join(known) or 'none'})")
+        raise UserError(
+            f"{kind}={name} is not known{nearest(name, list(known))} (installed: {', '.join(known) or 'none'})"
+        )
     return known[name]

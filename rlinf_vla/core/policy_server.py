@@ -53,8 +53,14 @@ class Connection:
         client = _client()
         self.url, self._node, self._timeout = server.address, server.node, server.timeout_s
         self._deadline, self._sent, self._limited = time.monotonic() + self._timeout, 0, False
-        settings: dict[str, Any] = {"ssl": _trust(server), "additional_headers": _token(server), "close_timeout": 1}
-        settings |= {"open_timeout": self._timeout if connect_s is None else min(connect_s, self._timeout)}
+        settings: dict[str, Any] = {
+            "ssl": _trust(server),
+            "additional_headers": _token(server),
+            "close_timeout": 1,
+        }
+        settings |= {
+            "open_timeout": self._timeout if connect_s is None else min(connect_s, self._timeout)
+        }
         settings |= {"ping_interval": None}  # a server may infer on the thread that would answer
         settings |= {"compression": None, "max_size": LIMITS.size, "proxy": None}
         self._opened = ExitStack()
@@ -66,7 +72,9 @@ class Connection:
         try:
             found = self.receive()
             if not isinstance(found, dict):
-                raise Failure(f"{self.url} does not begin with metadata, as a policy server does: check the path of {self._node}.url")
+                raise Failure(
+                    f"{self.url} does not begin with metadata, as a policy server does: check the path of {self._node}.url"
+                )
             self.metadata: dict[str, Any] = found
         except BaseException:
             self.close()
@@ -105,7 +113,9 @@ class Connection:
         try:
             return unpack(data)
         except MessageError as error:
-            raise Failure(f"the policy server {self.url} sends what cannot be read: {error}") from None
+            raise Failure(
+                f"the policy server {self.url} sends what cannot be read: {error}"
+            ) from None
 
     @property
     def is_open(self) -> bool:
@@ -138,15 +148,24 @@ class Connection:
             return Lost(f"no answer within {self._timeout:g} s{key}")
         if isinstance(error, ConnectionClosed):
             if error.rcvd is not None and error.rcvd.code == TOO_BIG:
-                return Failure(f"the policy server {self.url} takes no message of {self._sent} bytes: lower rollout.batch_size")
-            return Lost(f"the connection was closed{f': {shown(error.rcvd.reason)}' if error.rcvd and error.rcvd.reason else ''}")
+                return Failure(
+                    f"the policy server {self.url} takes no message of {self._sent} bytes: lower rollout.batch_size"
+                )
+            return Lost(
+                f"the connection was closed{f': {shown(error.rcvd.reason)}' if error.rcvd and error.rcvd.reason else ''}"
+            )
         return Lost(f"the connection failed: {shown(str(error) or type(error).__name__)}")
 
 
 class Connections:
     """Up to ``count`` connections to a server, which is ``known`` by its metadata."""
 
-    def __init__(self, server: ServerAddress, count: int, known: Callable[[dict[str, Any]], bool] = lambda metadata: True) -> None:
+    def __init__(
+        self,
+        server: ServerAddress,
+        count: int,
+        known: Callable[[dict[str, Any]], bool] = lambda metadata: True,
+    ) -> None:
         self.server, self.count, self.retries = server, count, server.retries
         self._known = known
         self._limit: float | None = None
@@ -157,7 +176,9 @@ class Connections:
         """Make one attempt for each request, and notice soon that the server is silent."""
         self.retries, self._limit = 0, CONTROL_S
 
-    def ask(self, requests: Sequence[Any], sleep: Callable[[float], None] = time.sleep) -> list[Any]:
+    def ask(
+        self, requests: Sequence[Any], sleep: Callable[[float], None] = time.sleep
+    ) -> list[Any]:
         """Return the answers to ``requests``, in order; ``count`` of them are under way at a time.
 
         Raises Failure if the last attempt failed, or an answer is none.
@@ -185,7 +206,9 @@ class Connections:
             self._open.append(self._connect())
         for connection, request in zip(self._open, requests, strict=False):
             connection.send(request)
-        answers = [connection.receive() for connection, _ in zip(self._open, requests, strict=False)]
+        answers = [
+            connection.receive() for connection, _ in zip(self._open, requests, strict=False)
+        ]
         if self._limit is not None:
             for connection in self._open:
                 connection.limit(self._limit)
@@ -198,7 +221,9 @@ class Connections:
             raise Failure(str(error)) from None
         if not self._known(found.metadata):
             found.close()
-            raise Failure(f"{found.url} now serves another policy than at the beginning: start again")
+            raise Failure(
+                f"{found.url} now serves another policy than at the beginning: start again"
+            )
         return found
 
     def close(self) -> None:
@@ -212,7 +237,9 @@ def metadata_of(server: ServerAddress) -> dict[str, Any]:
     try:
         connection = Connection(server)
     except (Lost, Failure) as error:
-        raise UserError(f"{server.node}.url={server.url}: {error}: start the server first, and check address and dialect") from None
+        raise UserError(
+            f"{server.node}.url={server.url}: {error}: start the server first, and check address and dialect"
+        ) from None
     connection.close()
     return connection.metadata
 
@@ -222,20 +249,26 @@ def _token(server: ServerAddress) -> dict[str, str]:
         return {}
     token = os.environ.get(server.token_env, "")
     if not token or not token.isascii() or not token.isprintable():
-        raise UserError(f"{server.node}.token_env={server.token_env}: set this environment variable to the server's token")
+        raise UserError(
+            f"{server.node}.token_env={server.token_env}: set this environment variable to the server's token"
+        )
     return {"Authorization": f"Bearer {token}"}
 
 
 def _trust(server: ServerAddress) -> ssl.SSLContext | None:
     if not server.address.startswith("wss:"):
         if server.ca_file is not None:
-            raise UserError(f"{server.node}.ca_file={server.ca_file} is for wss://, {server.node}.url is {server.url}: change one")
+            raise UserError(
+                f"{server.node}.ca_file={server.ca_file} is for wss://, {server.node}.url is {server.url}: change one"
+            )
         return None
     try:
         path = None if server.ca_file is None else str(Path(server.ca_file).expanduser())
         return ssl.create_default_context(cafile=path)
     except OSError as error:  # SSLError is one
-        raise UserError(f"{server.node}.ca_file={server.ca_file} cannot be read as PEM certificates ({error.strerror or error})") from None
+        raise UserError(
+            f"{server.node}.ca_file={server.ca_file} cannot be read as PEM certificates ({error.strerror or error})"
+        ) from None
 
 
 def _refused(url: str, node: str, error: Exception) -> Exception:
@@ -245,11 +278,15 @@ def _refused(url: str, node: str, error: Exception) -> Exception:
     if isinstance(error, InvalidURI):
         return UserError(f"{node}.url={url} is no address: give ws://HOST:PORT")
     if isinstance(error, ssl.SSLCertVerificationError):
-        return UserError(f"{url} has no certificate to trust ({shown(error.verify_message)}): give its own as {node}.ca_file")
+        return UserError(
+            f"{url} has no certificate to trust ({shown(error.verify_message)}): give its own as {node}.ca_file"
+        )
     if isinstance(error, InvalidStatus):
         status = error.response.status_code
         if status in DENIED:
-            return UserError(f"{url} wants a token, or another one: put it into a variable and name that in {node}.token_env")
+            return UserError(
+                f"{url} wants a token, or another one: put it into a variable and name that in {node}.token_env"
+            )
         return Lost(f"{url} answers HTTP {status} instead of opening a WebSocket")
     if isinstance(error, TimeoutError):
         return Lost(f"{url} accepts no connection in time ({node}.timeout_s)")

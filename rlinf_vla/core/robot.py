@@ -227,7 +227,14 @@ class Scene(Protocol):
         """Return the expert's action for this state alone; None without one, or after its last."""
 
 
-SUCCESS, FAILURE, PAUSE, RESUME, QUIT, ACKNOWLEDGE = WORDS = ("success", "failure", "pause", "resume", "quit", "acknowledge")
+SUCCESS, FAILURE, PAUSE, RESUME, QUIT, ACKNOWLEDGE = WORDS = (
+    "success",
+    "failure",
+    "pause",
+    "resume",
+    "quit",
+    "acknowledge",
+)
 """Words of an operator. Success and failure end the episode; acknowledge clears a latched fault."""
 
 

@@ -106,14 +106,22 @@ def from_matrix(m: NDArray[np.float64]) -> Quaternion:
     size = math.sqrt(squares[largest])
     x, y, z = m[2, 1] - m[1, 2], m[0, 2] - m[2, 0], m[1, 0] - m[0, 1]
     xy, xz, yz = m[0, 1] + m[1, 0], m[0, 2] + m[2, 0], m[1, 2] + m[2, 1]
-    parts = ((size * size, x, y, z), (x, size * size, xy, xz), (y, xy, size * size, yz), (z, xz, yz, size * size))[largest]
+    parts = (
+        (size * size, x, y, z),
+        (x, size * size, xy, xz),
+        (y, xy, size * size, yz),
+        (z, xz, yz, size * size),
+    )[largest]
     q = unit([float(part) / (2 * size) for part in parts])
     return q if q[0] >= 0 else (-q[0], -q[1], -q[2], -q[3])
 
 
 def between(a: Sequence[float], b: Sequence[float]) -> Quaternion:
     """Return the shortest rotation from direction ``a`` to ``b``; any half turn if opposite."""
-    first, second = np.asarray(a, np.float64) / np.linalg.norm(a), np.asarray(b, np.float64) / np.linalg.norm(b)
+    first, second = (
+        np.asarray(a, np.float64) / np.linalg.norm(a),
+        np.asarray(b, np.float64) / np.linalg.norm(b),
+    )
     cosine = float(first @ second)
     if cosine < -1 + 1e-12:
         aside = np.cross(first, np.eye(3)[int(np.argmin(np.abs(first)))])

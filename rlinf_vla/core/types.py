@@ -30,10 +30,18 @@ def mapped(function: Callable[..., Tensor], first: Any, *others: Any) -> Any:
     if first is None:
         return None
     if isinstance(first, dict):
-        return {key: mapped(function, value, *(other[key] for other in others)) for key, value in first.items()}
+        return {
+            key: mapped(function, value, *(other[key] for other in others))
+            for key, value in first.items()
+        }
     if isinstance(first, Batched):
         names = [field.name for field in fields(first)]  # type: ignore[arg-type]
-        return type(first)(*(mapped(function, *(getattr(each, name) for each in (first, *others))) for name in names))
+        return type(first)(
+            *(
+                mapped(function, *(getattr(each, name) for each in (first, *others)))
+                for name in names
+            )
+        )
     return function(first, *others)
 
 
@@ -48,7 +56,11 @@ class Batched:
 
     def to(self, device: torch.device) -> Self:
         """Return the tensors on ``device``, moved in one copy."""
-        found = iter(moved({str(number): value for number, value in enumerate(self.tensors())}, device).values())
+        found = iter(
+            moved(
+                {str(number): value for number, value in enumerate(self.tensors())}, device
+            ).values()
+        )
         return mapped(lambda _: next(found), self)
 
     def tensors(self) -> list[Tensor]:
@@ -80,7 +92,11 @@ class Observation:
     def to(self, device: torch.device) -> Observation:
         """Return the observation on ``device``, moved in one copy."""
         kinds = {"image.": self.images, "jpeg.": self.jpeg}
-        found = moved({"state": self.state} | {kind + name: each for kind in kinds for name, each in kinds[kind].items()}, device)
+        found = moved(
+            {"state": self.state}
+            | {kind + name: each for kind in kinds for name, each in kinds[kind].items()},
+            device,
+        )
         images, jpeg = ({name: found[kind + name] for name in kinds[kind]} for kind in kinds)
         return Observation(images, found["state"], self.instruction, jpeg)
 
@@ -113,7 +129,9 @@ class Episodes(Batched):
     def repeat(self, attempts: int) -> Episodes:
         """Repeat each episode ``attempts`` times. Raises ValueError above ``MAX_ATTEMPTS``."""
         if attempts > MAX_ATTEMPTS:
-            raise ValueError(f"{attempts} attempts at an episode are too many: at most {MAX_ATTEMPTS} get distinct random numbers")
+            raise ValueError(
+                f"{attempts} attempts at an episode are too many: at most {MAX_ATTEMPTS} get distinct random numbers"
+            )
         task_id, seed = (each.repeat_interleave(attempts) for each in (self.task_id, self.seed))
         return Episodes(task_id, seed, torch.arange(len(seed), device=seed.device) % attempts)
 
@@ -122,7 +140,13 @@ class Episodes(Batched):
         return mapped(lambda a, b: torch.where(mask, a, b), first, second)
 
 
-FAULTS = ("", "a state that is not finite", "a reward that is not finite", "an exception in the simulator", "lost simulator processes")
+FAULTS = (
+    "",
+    "a state that is not finite",
+    "a reward that is not finite",
+    "an exception in the simulator",
+    "lost simulator processes",
+)
 """Why an episode was cut that neither its simulator nor its time limit ended; first: it was not."""
 STATE_FAULT, REWARD_FAULT, EXCEPTION_FAULT, LOST_FAULT = range(1, len(FAULTS))
 
@@ -156,7 +180,10 @@ class StepResult:
     @property
     def outcome(self) -> Tensors:
         """All but the observation, by name; without those that are None."""
-        found = {name: getattr(self, name) for name in ("reward", "terminated", "truncated", "success", "valid", "cost", "fault")}
+        found = {
+            name: getattr(self, name)
+            for name in ("reward", "terminated", "truncated", "success", "valid", "cost", "fault")
+        }
         return {name: value for name, value in found.items() if value is not None}
 
     @property
@@ -254,12 +281,22 @@ class Trajectory(Batched):
     def group_of_episode(self) -> Tensor:
         """Return the group index of each episode, int64 ``[E]``."""
         episode, group = self.episode_ids().flatten(), self.group_ids().flatten()
-        return group.new_zeros(int(episode.max()) + 1 if len(episode) else 0).index_put((episode,), group)
+        return group.new_zeros(int(episode.max()) + 1 if len(episode) else 0).index_put(
+            (episode,), group
+        )
 
     def episode_success(self) -> Tensor:
         """Return whether each episode succeeded at least once, bool ``[E]``."""
-        episode, success = self.episode_ids().flatten(), (self.success & self.valid).any(-1).flatten()
-        return torch.zeros(len(self.group_of_episode()), device=success.device).index_add(0, episode, success.float()) > 0
+        episode, success = (
+            self.episode_ids().flatten(),
+            (self.success & self.valid).any(-1).flatten(),
+        )
+        return (
+            torch.zeros(len(self.group_of_episode()), device=success.device).index_add(
+                0, episode, success.float()
+            )
+            > 0
+        )
 
     def flatten(self) -> Trajectory:
         """Return the calls as one batch: every field ``[T * B, ...]``."""
@@ -272,7 +309,9 @@ class Trajectory(Batched):
 
 
 def _numbered(*keys: Tensor) -> Tensor:
-    return torch.unique(torch.stack(keys, dim=-1).flatten(0, -2), dim=0, return_inverse=True)[1].reshape(keys[0].shape)
+    return torch.unique(torch.stack(keys, dim=-1).flatten(0, -2), dim=0, return_inverse=True)[
+        1
+    ].reshape(keys[0].shape)
 
 
 Rollouts = Iterable[Trajectory]

@@ -55,11 +55,15 @@ def dataset_demonstrations(
     for episode in source.episodes(said, progress):
         episodes.append((source.inputs(episode), source.actions(episode)))
         successes += [bool(episode.columns[key].any()) for key in said]
-    return Demonstrations.of(episodes, policy.horizon), sum(successes) / len(successes) if successes else None
+    return Demonstrations.of(episodes, policy.horizon), sum(successes) / len(
+        successes
+    ) if successes else None
 
 
 @torch.no_grad()
-def dataset_frames(model: RewardModel, config: DemonstrationConfig, progress: Callable[[float], None]) -> Frames:
+def dataset_frames(
+    model: RewardModel, config: DemonstrationConfig, progress: Callable[[float], None]
+) -> Frames:
     """Return every frame, labelled by ``next.success`` of its row, as LeRobot does.
 
     Raises UserError if the dataset is unreadable, does not fit the model or lacks this column.
@@ -68,9 +72,19 @@ def dataset_frames(model: RewardModel, config: DemonstrationConfig, progress: Ca
     parts = []
     for episode in source.episodes([form.SUCCESS], progress):
         success = torch.from_numpy(episode.columns[form.SUCCESS]).bool()
-        parts.append((source.inputs(episode), success, torch.full_like(success, episode.number, dtype=torch.int64)))
+        parts.append(
+            (
+                source.inputs(episode),
+                success,
+                torch.full_like(success, episode.number, dtype=torch.int64),
+            )
+        )
     inputs, successes, numbers = zip(*parts, strict=True)
-    return Frames({name: torch.cat([each[name] for each in inputs]) for name in inputs[0]}, torch.cat(successes), torch.cat(numbers))
+    return Frames(
+        {name: torch.cat([each[name] for each in inputs]) for name in inputs[0]},
+        torch.cat(successes),
+        torch.cat(numbers),
+    )
 
 
 @torch.no_grad()
@@ -86,24 +100,54 @@ def dataset_transitions(policy: Policy, config: OffPolicyConfig) -> Iterator[Epi
     Raises UserError if the dataset is unreadable or does not fit, or actions exceed [-1, 1].
     """
     assert config.dataset is not None
-    source = _Source(policy, config.dataset, form.ACTION, form.STATE, config.dataset_cameras, "algorithm.dataset_cameras")
-    ends = [key for key in (form.DONE, form.TRUNCATED, form.SUCCESS) if key in source.reader.features]
+    source = _Source(
+        policy,
+        config.dataset,
+        form.ACTION,
+        form.STATE,
+        config.dataset_cameras,
+        "algorithm.dataset_cameras",
+    )
+    ends = [
+        key for key in (form.DONE, form.TRUNCATED, form.SUCCESS) if key in source.reader.features
+    ]
     for episode in source.episodes([form.REWARD, *ends]):
         terminated = _terminated(episode)
         steps = len(episode) - (not terminated)
         if steps:
-            success = bool(episode.columns[form.SUCCESS].any()) if form.SUCCESS in ends else terminated and form.TRUNCATED not in ends
-            yield EpisodeRecords(_records(policy, source, episode, steps, terminated, config), success, steps)
+            success = (
+                bool(episode.columns[form.SUCCESS].any())
+                if form.SUCCESS in ends
+                else terminated and form.TRUNCATED not in ends
+            )
+            yield EpisodeRecords(
+                _records(policy, source, episode, steps, terminated, config), success, steps
+            )
 
 
 def _terminated(episode: Episode) -> bool:
-    last = {key: bool(values[-1]) for key, values in episode.columns.items() if key in (form.DONE, form.TRUNCATED, form.SUCCESS)}
+    last = {
+        key: bool(values[-1])
+        for key, values in episode.columns.items()
+        if key in (form.DONE, form.TRUNCATED, form.SUCCESS)
+    }
     if form.DONE in last and form.TRUNCATED in last:
         return last[form.DONE] and not last[form.TRUNCATED]
-    return last[form.SUCCESS] if form.SUCCESS in last else last.get(form.DONE, False) and float(episode.columns[form.REWARD][-1]) > 0
+    return (
+        last[form.SUCCESS]
+        if form.SUCCESS in last
+        else last.get(form.DONE, False) and float(episode.columns[form.REWARD][-1]) > 0
+    )
 
 
-def _records(policy: Policy, source: _Source, episode: Episode, steps: int, terminated: bool, config: OffPolicyConfig) -> dict[str, Tensor]:
+def _records(
+    policy: Policy,
+    source: _Source,
+    episode: Episode,
+    steps: int,
+    terminated: bool,
+    config: OffPolicyConfig,
+) -> dict[str, Tensor]:
     """See :class:`EpisodeRecords`; ``steps``: number of actions whose outcome is known."""
     actions = source.actions(episode)
     if float(actions.abs().max()) > _UNITS:
@@ -116,13 +160,24 @@ def _records(policy: Policy, source: _Source, episode: Episode, steps: int, term
     valid, step = step < steps, step.clamp(max=steps - 1)
     reward = torch.from_numpy(episode.columns[form.REWARD]).float()
     earned, discount = chunk_rewards(reward[step], valid, config.gamma, config.gamma_unit)
-    acted, cost = torch.ones_like(discount, dtype=torch.bool), torch.zeros_like(earned)  # a dataset has no column of costs
-    done = {ACTION: actions[step].clamp(-1, 1), REWARD: earned, DISCOUNT: discount, ACTED: acted, COST: cost}
+    acted, cost = (
+        torch.ones_like(discount, dtype=torch.bool),
+        torch.zeros_like(earned),
+    )  # a dataset has no column of costs
+    done = {
+        ACTION: actions[step].clamp(-1, 1),
+        REWARD: earned,
+        DISCOUNT: discount,
+        ACTED: acted,
+        COST: cost,
+    }
     if terminated:
         done[DISCOUNT][-1] = 0
     else:
         call = torch.cat([call, torch.tensor([steps])])
-        done = {name: torch.cat([value, torch.zeros_like(value[:1])]) for name, value in done.items()}
+        done = {
+            name: torch.cat([value, torch.zeros_like(value[:1])]) for name, value in done.items()
+        }
     inputs = {name: value[call] for name, value in source.inputs(episode).items()}
     return moved(precompute_frozen(policy, inputs, _AT_ONCE), CPU) | done
 
@@ -130,39 +185,70 @@ def _records(policy: Policy, source: _Source, episode: Episode, steps: int, term
 class _Source:
     """Read a dataset's frames as inputs of a policy."""
 
-    def __init__(self, policy: Learner, path: str, action_key: str, state_key: str, cameras: Sequence[str], key: str) -> None:
+    def __init__(
+        self,
+        policy: Learner,
+        path: str,
+        action_key: str,
+        state_key: str,
+        cameras: Sequence[str],
+        key: str,
+    ) -> None:
         """``cameras``: ``POLICY_NAME:DATASET_NAME`` where they differ; ``key``: the recipe key."""
-        self.policy, self.reader, self._action_key = policy, LeRobotReader(Path(path).expanduser()), action_key
+        self.policy, self.reader, self._action_key = (
+            policy,
+            LeRobotReader(Path(path).expanduser()),
+            action_key,
+        )
         self._state = [state_key] if policy.spec.state_dim else []
-        for column, size, what in ((action_key, policy.spec.action_dim, "actions"), (state_key, policy.spec.state_dim, "state")):
+        for column, size, what in (
+            (action_key, policy.spec.action_dim, "actions"),
+            (state_key, policy.spec.state_dim, "state"),
+        ):
             if size:
                 self._require_numbers(column, size, f"the policy's {what} {size} dimensions")
         called = {name: name for name in policy.spec.images}
         for each in cameras:
             name, _, of_dataset = each.partition(":")
             if name not in called or not of_dataset:
-                raise UserError(f"{key}: {each!r} must be POLICY_CAMERA:DATASET_CAMERA, the former one of {sorted(called)}")
+                raise UserError(
+                    f"{key}: {each!r} must be POLICY_CAMERA:DATASET_CAMERA, the former one of {sorted(called)}"
+                )
             called[name] = of_dataset
         self._cameras = {name: self._camera(name, called[name], key) for name in called}
 
     @classmethod
     def of_demonstrations(cls, policy: Learner, config: DemonstrationConfig) -> _Source:
         assert config.dataset is not None
-        return cls(policy, config.dataset, config.action_key, config.state_key, config.cameras, "algorithm.demonstrations.cameras")
+        return cls(
+            policy,
+            config.dataset,
+            config.action_key,
+            config.state_key,
+            config.cameras,
+            "algorithm.demonstrations.cameras",
+        )
 
     def _camera(self, name: str, called: str, key: str) -> str:
         found = self.reader.camera(called)
         if found is None:
             known = [form.short_name(each) for each in self.reader.cameras]
-            raise UserError(f"{self.reader.directory} has cameras {known} and no {called!r}: choose one with {key}=[{name}:NAME]")
-        size, (height, width) = self.policy.spec.images[name], self.reader.features[found].image_size
+            raise UserError(
+                f"{self.reader.directory} has cameras {known} and no {called!r}: choose one with {key}=[{name}:NAME]"
+            )
+        size, (height, width) = (
+            self.policy.spec.images[name],
+            self.reader.features[found].image_size,
+        )
         if height < size[0] or width < size[1]:
             raise UserError(
                 f"the policy's image {name!r} is {size[0]}x{size[1]} pixels, {found} of {self.reader.directory} only {height}x{width}"
             )
         return found
 
-    def episodes(self, columns: list[str], progress: Callable[[float], None] = lambda _: None) -> Iterator[Episode]:
+    def episodes(
+        self, columns: list[str], progress: Callable[[float], None] = lambda _: None
+    ) -> Iterator[Episode]:
         """Yield every episode: actions, state if the policy uses it, and ``columns`` of one number
         per frame."""
         for column in columns:
@@ -175,9 +261,13 @@ class _Source:
         """Raise UserError if a feature of the dataset is not ``size`` numbers."""
         feature = self.reader.features.get(column)
         if feature is not None and feature.dtype not in NUMBERS:
-            raise UserError(f"{self.reader.directory}: {column} is {feature.dtype}, numbers are needed: choose another column")
+            raise UserError(
+                f"{self.reader.directory}: {column} is {feature.dtype}, numbers are needed: choose another column"
+            )
         if feature is not None and feature.shape != (size,):
-            raise UserError(f"{self.reader.directory}: {column} has shape {list(feature.shape)}, {wanted}: they must match")
+            raise UserError(
+                f"{self.reader.directory}: {column} has shape {list(feature.shape)}, {wanted}: they must match"
+            )
 
     def actions(self, episode: Episode) -> Tensor:
         """Return actions, float32 ``[L, D]``."""
@@ -187,11 +277,23 @@ class _Source:
         """Return the prepared inputs of every frame, ``[L, ...]``."""
         streams = {name: self.reader.frames(episode, key) for name, key in self._cameras.items()}
         nothing = np.zeros((len(episode), 0), np.float32)
-        state = torch.from_numpy(episode.vectors(self._state[0]) if self._state else nothing).float()
+        state = torch.from_numpy(
+            episode.vectors(self._state[0]) if self._state else nothing
+        ).float()
         parts = []
         for first in range(0, len(episode), _AT_ONCE):
             rows = slice(first, first + _AT_ONCE)
-            images = {name: np.stack(list(islice(stream, len(state[rows])))) for name, stream in streams.items()}
+            images = {
+                name: np.stack(list(islice(stream, len(state[rows]))))
+                for name, stream in streams.items()
+            }
             seen = {name: torch.from_numpy(frames) for name, frames in images.items()}
-            parts.append(moved(prepared(self.policy, Observation(seen, state[rows], episode.instruction[rows])), CPU))
+            parts.append(
+                moved(
+                    prepared(
+                        self.policy, Observation(seen, state[rows], episode.instruction[rows])
+                    ),
+                    CPU,
+                )
+            )
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}

@@ -23,7 +23,13 @@ from rlinf_vla.core.protocols import ImageSize
 from rlinf_vla.data import lerobot_format as form
 from rlinf_vla.data.lerobot_format import Column, Feature, Frame
 
-NUMBERS = ("bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)), "float16", "float32", "float64")
+NUMBERS = (
+    "bool",
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+    "float16",
+    "float32",
+    "float64",
+)
 """The dtypes of features that are numbers."""
 _MOST_ROWS = 10_000_000
 _FORMATS = ("PNG", "JPEG")
@@ -35,13 +41,20 @@ def require_size(metadata: pq.FileMetaData, schema: pa.Schema, key: str, feature
     """Raise ValueError if a column has more values in the whole file than ``feature`` allows."""
     before = schema.get_field_index(key)
     leaf = sum(_leaves(schema.field(place).type) for place in range(before))
-    held = sum(metadata.row_group(group).column(leaf).num_values for group in range(metadata.num_row_groups))
+    held = sum(
+        metadata.row_group(group).column(leaf).num_values
+        for group in range(metadata.num_row_groups)
+    )
     if held > metadata.num_rows * (1 if feature.is_camera else max(1, math.prod(feature.shape))):
         raise ValueError(f"{metadata.num_rows} rows hold {held} values")
 
 
 def _leaves(kind: pa.DataType) -> int:
-    return sum(_leaves(kind.field(place).type) for place in range(kind.num_fields)) if kind.num_fields else 1
+    return (
+        sum(_leaves(kind.field(place).type) for place in range(kind.num_fields))
+        if kind.num_fields
+        else 1
+    )
 
 
 def values(column: pa.ChunkedArray, feature: Feature) -> Column:
@@ -64,7 +77,9 @@ def values(column: pa.ChunkedArray, feature: Feature) -> Column:
             raise ValueError(f"row {row // per_row} has {lengths[row]} values where {size} belong")
         found, per_row = found.flatten(), per_row * size
     _refuse_null(found, per_row)
-    if _kind(found.type) != ("U" if feature.dtype == "string" else np.dtype(feature.dtype).kind.replace("u", "i")):
+    if _kind(found.type) != (
+        "U" if feature.dtype == "string" else np.dtype(feature.dtype).kind.replace("u", "i")
+    ):
         raise ValueError(f"it holds {found.type}")
     if feature.dtype == "string":
         return np.array(found.to_pylist(), dtype=object)
@@ -72,23 +87,37 @@ def values(column: pa.ChunkedArray, feature: Feature) -> Column:
     with np.errstate(over="ignore"):  # a float too large becomes infinite, which is refused later
         numbers = stored.astype(feature.dtype)
     if stored.dtype.kind != "f" and (numbers != stored).any():
-        raise ValueError(f"row {int((numbers != stored).argmax()) // per_row} has a number out of range")
+        raise ValueError(
+            f"row {int((numbers != stored).argmax()) // per_row} has a number out of range"
+        )
     return numbers.reshape(len(column), *shape)
 
 
 def _is_list(kind: pa.DataType) -> bool:
-    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    return (
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    )
 
 
 def _kind(kind: pa.DataType) -> str:
     """Return the kind of an Arrow type as numpy calls it, empty for all but numbers and strings."""
-    tests = {"b": pa.types.is_boolean, "i": pa.types.is_integer, "f": pa.types.is_floating, "U": pa.types.is_string}
-    return next((name for name, is_one in tests.items() if is_one(kind)), "U" if pa.types.is_large_string(kind) else "")
+    tests = {
+        "b": pa.types.is_boolean,
+        "i": pa.types.is_integer,
+        "f": pa.types.is_floating,
+        "U": pa.types.is_string,
+    }
+    return next(
+        (name for name, is_one in tests.items() if is_one(kind)),
+        "U" if pa.types.is_large_string(kind) else "",
+    )
 
 
 def _refuse_null(found: pa.Array, per_row: int) -> None:
     if found.null_count:
-        raise ValueError(f"row {int(found.is_null().to_numpy(zero_copy_only=False).argmax()) // per_row} is null")
+        raise ValueError(
+            f"row {int(found.is_null().to_numpy(zero_copy_only=False).argmax()) // per_row} is null"
+        )
 
 
 def picture(stored: Any, size: ImageSize) -> Frame:
@@ -101,7 +130,9 @@ def picture(stored: Any, size: ImageSize) -> Frame:
         image = Image.open(BytesIO(data), formats=_FORMATS)
         fits = (image.height, image.width) == size
         found = np.asarray(image) if fits and image.mode == "RGB" else None
-    except Exception:  # Pillow raises OSError, SyntaxError, ValueError, struct.error, DecompressionBombError ...
+    except (
+        Exception
+    ):  # Pillow raises OSError, SyntaxError, ValueError, struct.error, DecompressionBombError ...
         raise ValueError("is no image in PNG or JPEG") from None
     if not fits:
         raise ValueError(f"has {image.height}x{image.width} pixels, {size[0]}x{size[1]} belong")
@@ -112,13 +143,18 @@ def picture(stored: Any, size: ImageSize) -> Frame:
 
 
 def read_table(
-    path: Path, columns: Sequence[str] | None = None, filters: list[tuple[str, str, int]] | None = None, most: int = _MOST_ROWS
+    path: Path,
+    columns: Sequence[str] | None = None,
+    filters: list[tuple[str, str, int]] | None = None,
+    most: int = _MOST_ROWS,
 ) -> pa.Table:
     """Read those ``columns`` that the file has; None reads all. Raises UserError if unreadable, or
     if the file has more than ``most`` rows."""
     metadata, schema = opened(path)
     if metadata.num_rows > most:
-        raise UserError(f"{path} has {metadata.num_rows} rows, {form.INFO} says {most}: copy the dataset again")
+        raise UserError(
+            f"{path} has {metadata.num_rows} rows, {form.INFO} says {most}: copy the dataset again"
+        )
     kept = None if columns is None else [name for name in schema.names if name in columns]
     with _readable(path):
         return pq.read_table(path, columns=kept, filters=filters, partitioning=None)
@@ -139,4 +175,6 @@ def _readable(path: Path) -> Iterator[None]:
         raise UserError(f"{path} is missing: copy the dataset again") from None
     except (pa.ArrowException, OSError, MemoryError) as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f"{path} cannot be read ({reason}): it was cut short, copy the dataset again") from None
+        raise UserError(
+            f"{path} cannot be read ({reason}): it was cut short, copy the dataset again"
+        ) from None

@@ -18,23 +18,53 @@ from numpy.typing import NDArray
 from rlinf_vla.core.protocols import EnvSpec, ImageSize
 
 VERSION = "v3.0"
-INFO, STATS, TASKS, EPISODES = "meta/info.json", "meta/stats.json", "meta/tasks.parquet", "meta/episodes"
+INFO, STATS, TASKS, EPISODES = (
+    "meta/info.json",
+    "meta/stats.json",
+    "meta/tasks.parquet",
+    "meta/episodes",
+)
 _NUMBERED = "chunk-{chunk_index:03d}/file-{file_index:03d}"
 EPISODES_PATH = f"{EPISODES}/{_NUMBERED}.parquet"
 DATA_PATH = f"data/{_NUMBERED}.parquet"
 VIDEO_PATH = f"videos/{{video_key}}/{_NUMBERED}.mp4"
 
 READ = {
-    INFO: ("codebase_version", "fps", "total_episodes", "total_frames", "data_path", "video_path", "features"),
+    INFO: (
+        "codebase_version",
+        "fps",
+        "total_episodes",
+        "total_frames",
+        "data_path",
+        "video_path",
+        "features",
+    ),
     "a feature": ("dtype", "shape", "names", "fps", "info", "video_info"),
     "info of a feature": ("is_depth_map", "video.is_depth_map", "video.fps"),
-    EPISODES: ("episode_index", "length", "tasks", "data/*_index", "videos/*/*_index", "videos/*/from_timestamp", "videos/*/to_timestamp"),
+    EPISODES: (
+        "episode_index",
+        "length",
+        "tasks",
+        "data/*_index",
+        "videos/*/*_index",
+        "videos/*/from_timestamp",
+        "videos/*/to_timestamp",
+    ),
     TASKS: ("task_index", "task", "__index_level_0__"),
     "data": ("timestamp", "frame_index", "episode_index", "task_index"),
 }
 """What the reader uses of each file; patterns of ``fnmatch``."""
 UNUSED = {
-    INFO: ("robot_type", "total_tasks", "total_chunks", "total_videos", "chunks_size", "*_files_size_in_mb", "splits", "cameras"),
+    INFO: (
+        "robot_type",
+        "total_tasks",
+        "total_chunks",
+        "total_videos",
+        "chunks_size",
+        "*_files_size_in_mb",
+        "splits",
+        "cameras",
+    ),
     "info of a feature": ("video.*", "audio.*", "has_audio"),
     EPISODES: ("dataset_from_index", "dataset_to_index", "stats/*", "meta/episodes/*"),
     "data": ("index",),
@@ -103,12 +133,20 @@ INDICES = {
 """Features of every dataset: seconds and frames since the episode's start; dataset-wide indices."""
 
 
-def recorded_features(spec: EnvSpec, video: bool, more: Mapping[str, Feature] | None = None) -> dict[str, Feature]:
+def recorded_features(
+    spec: EnvSpec, video: bool, more: Mapping[str, Feature] | None = None
+) -> dict[str, Feature]:
     """Return state, action, ``more``, outcome and cameras; ``video``: cameras are not images."""
     scalar, flag = Feature("float32", (1,)), Feature("bool", (1,))
-    found = {STATE: Feature("float32", (spec.state_dim,)), ACTION: Feature("float32", (spec.action_dim,)), **(more or {})}
+    found = {
+        STATE: Feature("float32", (spec.state_dim,)),
+        ACTION: Feature("float32", (spec.action_dim,)),
+        **(more or {}),
+    }
     found |= {REWARD: scalar, DONE: flag, TRUNCATED: flag, SUCCESS: flag}
-    return found | {IMAGES + name: Feature.camera(size, video) for name, size in spec.images.items()}
+    return found | {
+        IMAGES + name: Feature.camera(size, video) for name, size in spec.images.items()
+    }
 
 
 def first_not_finite(values: Column) -> int | None:
@@ -133,14 +171,21 @@ def place(number: int) -> dict[str, int]:
 def data_schema(features: Mapping[str, Feature]) -> pa.Schema:
     """Return the Arrow schema of ``data/``, with metadata for Hugging Face ``datasets``."""
     columns = {key: feature for key, feature in features.items() if feature.dtype != "video"}
-    described = {"info": {"features": {key: _hugging_face(feature) for key, feature in columns.items()}}}
-    return pa.schema([(key, _arrow(feature)) for key, feature in columns.items()], {"huggingface": json.dumps(described)})
+    described = {
+        "info": {"features": {key: _hugging_face(feature) for key, feature in columns.items()}}
+    }
+    return pa.schema(
+        [(key, _arrow(feature)) for key, feature in columns.items()],
+        {"huggingface": json.dumps(described)},
+    )
 
 
 def _arrow(feature: Feature) -> pa.DataType:
     if feature.dtype == "image":
         return pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    value = pa.string() if feature.dtype == "string" else pa.from_numpy_dtype(np.dtype(feature.dtype))
+    value = (
+        pa.string() if feature.dtype == "string" else pa.from_numpy_dtype(np.dtype(feature.dtype))
+    )
     return value if feature.shape == (1,) else pa.list_(value, feature.shape[0])
 
 
@@ -148,15 +193,32 @@ def _hugging_face(feature: Feature) -> dict[str, Any]:
     if feature.dtype == "image":
         return {"_type": "Image"}
     value = {"dtype": feature.dtype, "_type": "Value"}
-    return value if feature.shape == (1,) else {"feature": value, "length": feature.shape[0], "_type": "List"}
+    return (
+        value
+        if feature.shape == (1,)
+        else {"feature": value, "length": feature.shape[0], "_type": "List"}
+    )
 
 
 def tasks_table(tasks: list[str]) -> pa.Table:
     """Return ``meta/tasks.parquet``, which lerobot reads with pandas, with tasks as index."""
     columns = [
-        {"name": name, "field_name": name, "pandas_type": kind, "numpy_type": numpy, "metadata": None}
+        {
+            "name": name,
+            "field_name": name,
+            "pandas_type": kind,
+            "numpy_type": numpy,
+            "metadata": None,
+        }
         for name, kind, numpy in (("task_index", "int64", "int64"), ("task", "unicode", "object"))
     ]
-    described = {"index_columns": ["task"], "column_indexes": [], "columns": columns, "pandas_version": "2.0.0"}
-    schema = pa.schema([("task_index", pa.int64()), ("task", pa.string())], {"pandas": json.dumps(described)})
+    described = {
+        "index_columns": ["task"],
+        "column_indexes": [],
+        "columns": columns,
+        "pandas_version": "2.0.0",
+    }
+    schema = pa.schema(
+        [("task_index", pa.int64()), ("task", pa.string())], {"pandas": json.dumps(described)}
+    )
     return pa.table({"task_index": list(range(len(tasks))), "task": tasks}, schema)

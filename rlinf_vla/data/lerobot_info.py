@@ -48,9 +48,17 @@ def read_info(directory: Path) -> Info:
         fps = _number(info["fps"])
         features = {_name(key): _feature(each, fps) for key, each in info["features"].items()}
         paths = _template(info["data_path"]), _template(info.get("video_path") or "")
-        found = Info(fps, features, *paths, int(_number(info["total_episodes"])), int(_number(info["total_frames"])))
+        found = Info(
+            fps,
+            features,
+            *paths,
+            int(_number(info["total_episodes"])),
+            int(_number(info["total_frames"])),
+        )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise UserError(f"{directory / form.INFO} is not a valid LeRobotDataset info file ({type(error).__name__}: {error})") from None
+        raise UserError(
+            f"{directory / form.INFO} is not a valid LeRobotDataset info file ({type(error).__name__}: {error})"
+        ) from None
     _list_unknown(directory / form.INFO, info)
     return found
 
@@ -67,11 +75,17 @@ def _info(directory: Path) -> dict[str, Any]:
         info: dict[str, Any] = read_json(path)
         version = str(info["codebase_version"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} cannot be read ({type(error).__name__}): copy the dataset again") from None
+        raise UserError(
+            f"{path} cannot be read ({type(error).__name__}): copy the dataset again"
+        ) from None
     if version.startswith("v2."):
-        raise UserError(f"{directory} is a LeRobotDataset {version}, {form.VERSION} is wanted: convert it with {CONVERTER}")
+        raise UserError(
+            f"{directory} is a LeRobotDataset {version}, {form.VERSION} is wanted: convert it with {CONVERTER}"
+        )
     if not version.startswith("v3."):
-        raise UserError(f"{directory} is a LeRobotDataset {version}, only {form.VERSION} can be read")
+        raise UserError(
+            f"{directory} is a LeRobotDataset {version}, only {form.VERSION} can be read"
+        )
     return info
 
 
@@ -115,8 +129,14 @@ def _list_unknown(path: Path, info: Mapping[str, Any]) -> None:
     """Print the keys of ``meta/info.json`` that the reader does not know, once."""
     features = info["features"].values()
     found = {form.INFO: info, "a feature": {key for each in features for key in each}}
-    found["info of a feature"] = {key for each in features for key in each.get("info") or each.get("video_info") or {}}
+    found["info of a feature"] = {
+        key for each in features for key in each.get("info") or each.get("video_info") or {}
+    }
     for part, keys in found.items():
         known = (*form.READ.get(part, ()), *form.UNUSED.get(part, ()))
-        if unknown := sorted(key for key in keys if not any(fnmatchcase(key, each) for each in known)):
-            _say_once(f"{path}: {part} has {', '.join(unknown)[:200]}, which rlinf-vla does not know and leaves unused")
+        if unknown := sorted(
+            key for key in keys if not any(fnmatchcase(key, each) for each in known)
+        ):
+            _say_once(
+                f"{path}: {part} has {', '.join(unknown)[:200]}, which rlinf-vla does not know and leaves unused"
+            )

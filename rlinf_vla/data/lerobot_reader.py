@@ -54,13 +54,18 @@ class LeRobotReader:
         self._rows_of: Counter[Path] = Counter()
         for row in self._rows:
             self._rows_of[self._path(row, "data")] += row["length"]
-        found, counted = (len(self._rows), self._rows_of.total()), (self._info.episodes, self._info.frames)
+        found, counted = (
+            (len(self._rows), self._rows_of.total()),
+            (self._info.episodes, self._info.frames),
+        )
         if found != counted:
             raise UserError(
                 f"{directory / form.EPISODES} has {found[0]} episodes with {found[1]} frames, "
                 f"{form.INFO} says {counted[0]} with {counted[1]}: the recording was not finished, or not copied whole"
             )
-        for path in sorted({*self._rows_of, *(self._path(row, key) for row in self._rows for key in self._videos)}):
+        for path in sorted(
+            {*self._rows_of, *(self._path(row, key) for row in self._rows for key in self._videos)}
+        ):
             if not path.exists():
                 raise UserError(f"{path} is missing: copy the dataset again")
 
@@ -74,7 +79,9 @@ class LeRobotReader:
 
     def listed(self) -> list[tuple[int, str]]:
         """Return the number of frames and the instruction of each episode."""
-        return [(int(row["length"]), ", ".join(map(str, row.get("tasks") or []))) for row in self._rows]
+        return [
+            (int(row["length"]), ", ".join(map(str, row.get("tasks") or []))) for row in self._rows
+        ]
 
     def camera(self, name: str) -> str | None:
         """Return the camera called ``name``, with or without ``observation.images.``, or None."""
@@ -87,16 +94,25 @@ class LeRobotReader:
                 known = ", ".join(key for key in self.features if key not in form.INDICES)
                 raise UserError(f"{self.directory} has no feature {key} (it has {known})")
         table = self._table(number, [*columns, *_INDICES])
-        indices = {key: self._values(number, table, key, feature) for key, feature in _INDICES.items()}
+        indices = {
+            key: self._values(number, table, key, feature) for key, feature in _INDICES.items()
+        }
         self._check_times(number, indices["timestamp"], indices["frame_index"])
         found = {key: self._values(number, table, key, self.features[key]) for key in columns}
         for key, column in found.items():
             if (frame := form.first_not_finite(column)) is not None:
-                raise UserError(f"{self.directory}: {key} is not finite in episode {number}, frame {frame}: leave that episode out")
-        instruction, listed = [self._tasks.get(index) for index in indices["task_index"].tolist()], self._rows[number].get("tasks")
+                raise UserError(
+                    f"{self.directory}: {key} is not finite in episode {number}, frame {frame}: leave that episode out"
+                )
+        instruction, listed = (
+            [self._tasks.get(index) for index in indices["task_index"].tolist()],
+            self._rows[number].get("tasks"),
+        )
         for index, task in zip(indices["task_index"].tolist(), instruction, strict=True):
             if task is None:
-                raise UserError(f"{self.directory / form.TASKS} has no task {index} of episode {number}: copy the dataset again")
+                raise UserError(
+                    f"{self.directory / form.TASKS} has no task {index} of episode {number}: copy the dataset again"
+                )
             if listed is not None and task not in listed:
                 raise UserError(
                     f"{self.directory / form.TASKS}: task {index} of episode {number} is {task[:80]!r}, {form.EPISODES} says "
@@ -108,7 +124,9 @@ class LeRobotReader:
         """Raise UserError unless the frames are in their order, 1/fps apart, as lerobot demands."""
         where = f"{self._path(self._rows[number], 'data')}"
         if not np.array_equal(frame_index, np.arange(len(times))):
-            raise UserError(f"{where} does not hold the {len(times)} frames of episode {number} in their order: copy the dataset again")
+            raise UserError(
+                f"{where} does not hold the {len(times)} frames of episode {number} in their order: copy the dataset again"
+            )
         rounding = TOLERANCE + 4 * float(np.finfo(np.float32).eps * np.abs(times).max())
         due = np.arange(1, len(times)) / self.fps
         wrong = ~(np.abs(np.diff(times) - 1 / self.fps) <= rounding)  # also true of NaN
@@ -128,7 +146,9 @@ class LeRobotReader:
         feature, row = self.features[camera], self._rows[episode.number]
         size = feature.image_size
         if sorted(feature.shape) != sorted((*size, 3)):
-            raise UserError(f"{self.directory}: {camera} has shape {list(feature.shape)}: images of red, green and blue are needed")
+            raise UserError(
+                f"{self.directory}: {camera} has shape {list(feature.shape)}: images of red, green and blue are needed"
+            )
         if feature.dtype == "video":
             begin, end = (row[f"videos/{camera}/{name}_timestamp"] for name in ("from", "to"))
             times = [begin + float(time) for time in episode.time]
@@ -139,11 +159,15 @@ class LeRobotReader:
                 )
             yield from read_frames(self._path(row, camera), times[first:], size)
             return
-        for index, stored in enumerate(self._table(episode.number, [camera]).column(camera)[first:], first):
+        for index, stored in enumerate(
+            self._table(episode.number, [camera]).column(camera)[first:], first
+        ):
             try:
                 yield picture(stored.as_py(), size)
             except ValueError as error:
-                raise UserError(f"{self._path(row, 'data')}: {camera} of episode {episode.number}, frame {index}, {error}") from None
+                raise UserError(
+                    f"{self._path(row, 'data')}: {camera} of episode {episode.number}, frame {index}, {error}"
+                ) from None
 
     @property
     def _videos(self) -> list[str]:
@@ -153,10 +177,15 @@ class LeRobotReader:
         path = self.directory / form.TASKS
         table = read_table(path)
         # pandas stores an unnamed index as __index_level_0__
-        text = next((name for name in ("task", "__index_level_0__") if name in table.column_names), None)
+        text = next(
+            (name for name in ("task", "__index_level_0__") if name in table.column_names), None
+        )
         if text is None or "task_index" not in table.column_names:
             raise UserError(f"{path} has columns {table.column_names}, not task_index and task")
-        index, tasks = (_column(path, table, name, kind).tolist() for name, kind in (("task_index", _WHOLE), (text, _TEXT)))
+        index, tasks = (
+            _column(path, table, name, kind).tolist()
+            for name, kind in (("task_index", _WHOLE), (text, _TEXT))
+        )
         if len(set(index)) < len(index):
             raise UserError(f"{path} has two tasks of one task_index: copy the dataset again")
         return dict(zip(index, tasks, strict=True))
@@ -165,38 +194,72 @@ class LeRobotReader:
         """Return the ``most`` rows of ``meta/episodes``, in order of episode."""
         paths = sorted((self.directory / form.EPISODES).glob("*/*.parquet"))
         if not paths:
-            raise UserError(f"{self.directory / form.EPISODES} holds no parquet file: the recording was not finished, or not copied whole")
-        wanted = {"episode_index": _WHOLE, "length": _WHOLE, "data/chunk_index": _WHOLE, "data/file_index": _WHOLE}
+            raise UserError(
+                f"{self.directory / form.EPISODES} holds no parquet file: the recording was not finished, or not copied whole"
+            )
+        wanted = {
+            "episode_index": _WHOLE,
+            "length": _WHOLE,
+            "data/chunk_index": _WHOLE,
+            "data/file_index": _WHOLE,
+        }
         for key in self._videos:
             wanted |= {f"videos/{key}/{name}": _WHOLE for name in ("chunk_index", "file_index")}
-            wanted |= {f"videos/{key}/{name}": _SECONDS for name in ("from_timestamp", "to_timestamp")}
+            wanted |= {
+                f"videos/{key}/{name}": _SECONDS for name in ("from_timestamp", "to_timestamp")
+            }
         rows: list[dict[str, Any]] = []
         for path in paths:
             table = read_table(path, [*wanted, "tasks"], most=most)
             if missing := sorted(wanted.keys() - {*table.column_names}):
-                raise UserError(f"{path} lacks {missing[0]}: the recording was not finished, or not copied whole")
+                raise UserError(
+                    f"{path} lacks {missing[0]}: the recording was not finished, or not copied whole"
+                )
             found = {key: _column(path, table, key, kind) for key, kind in wanted.items()}
             for key, numbers in found.items():
                 if not (numbers >= (key == "length")).all():  # also false of NaN
                     row = int((~(numbers >= (key == "length"))).argmax())
-                    what = "an episode has at least 1 frame" if key == "length" else "it cannot be negative"
+                    what = (
+                        "an episode has at least 1 frame"
+                        if key == "length"
+                        else "it cannot be negative"
+                    )
                     raise UserError(
                         f"{path}: {key} of episode {found['episode_index'][row]} is {numbers[row]}: {what}, leave that episode out"
                     )
-            tasks = table.column("tasks").to_pylist() if "tasks" in table.column_names else [None] * len(table)
+            tasks = (
+                table.column("tasks").to_pylist()
+                if "tasks" in table.column_names
+                else [None] * len(table)
+            )
             columns = {key: numbers.tolist() for key, numbers in found.items()} | {"tasks": tasks}
-            rows += [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+            rows += [
+                dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)
+            ]
         rows.sort(key=lambda row: int(row["episode_index"]))
         if [row["episode_index"] for row in rows] != list(range(len(rows))):
-            raise UserError(f"{self.directory / form.EPISODES}: its episodes are not numbered 0 to {len(rows) - 1}: copy the dataset again")
+            raise UserError(
+                f"{self.directory / form.EPISODES}: its episodes are not numbered 0 to {len(rows) - 1}: copy the dataset again"
+            )
         return rows
 
     def _path(self, row: Mapping[str, Any], kind: str) -> Path:
         """Return the path of an episode's data (``kind="data"``) or of a camera's video."""
-        prefix, template = ("data", self._info.data_path) if kind == "data" else (f"videos/{kind}", self._info.video_path)
-        path = Path(template.format(video_key=kind, **{name: row[f"{prefix}/{name}"] for name in ("chunk_index", "file_index")}))
+        prefix, template = (
+            ("data", self._info.data_path)
+            if kind == "data"
+            else (f"videos/{kind}", self._info.video_path)
+        )
+        path = Path(
+            template.format(
+                video_key=kind,
+                **{name: row[f"{prefix}/{name}"] for name in ("chunk_index", "file_index")},
+            )
+        )
         if path.is_absolute() or ".." in path.parts or path == Path():
-            raise UserError(f"{self.directory / form.INFO}: {template!r} is not a path template inside the dataset")
+            raise UserError(
+                f"{self.directory / form.INFO}: {template!r} is not a path template inside the dataset"
+            )
         return self.directory / path
 
     def _table(self, number: int, columns: list[str]) -> pa.Table:
@@ -208,7 +271,9 @@ class LeRobotReader:
             self._checked[path].add(key)
         table = read_table(path, columns, [("episode_index", "=", number)])
         if len(table) != row["length"]:
-            raise UserError(f"{path} does not hold the {row['length']} frames of episode {number} in their order: copy the dataset again")
+            raise UserError(
+                f"{path} does not hold the {row['length']} frames of episode {number} in their order: copy the dataset again"
+            )
         return table
 
     def _check_column(self, path: Path, key: str) -> None:
@@ -217,12 +282,16 @@ class LeRobotReader:
         if key not in schema.names:
             raise UserError(f"{path} has no column {key}, which {form.INFO} names")
         if metadata.num_rows > self._rows_of[path]:
-            raise UserError(f"{path} has {metadata.num_rows} rows, {form.EPISODES} says {self._rows_of[path]}: copy the dataset again")
+            raise UserError(
+                f"{path} has {metadata.num_rows} rows, {form.EPISODES} says {self._rows_of[path]}: copy the dataset again"
+            )
         feature = self.features.get(key) or form.INDICES[key]
         try:
             require_size(metadata, schema, key, feature)
         except ValueError as error:
-            raise UserError(f"{path}: {key} is not {_said(feature)}, as {form.INFO} says ({error})") from None
+            raise UserError(
+                f"{path}: {key} is not {_said(feature)}, as {form.INFO} says ({error})"
+            ) from None
 
     def _values(self, number: int, table: pa.Table, key: str, feature: Feature) -> Column:
         """Return ``[L]`` for a scalar feature, else ``[L, *shape]``."""
@@ -230,7 +299,9 @@ class LeRobotReader:
             return values(table.column(key), feature)
         except ValueError as error:
             path = self._path(self._rows[number], "data")
-            raise UserError(f"{path}: {key} is not {_said(feature)}, as {form.INFO} says (episode {number}: {error})") from None
+            raise UserError(
+                f"{path}: {key} is not {_said(feature)}, as {form.INFO} says (episode {number}: {error})"
+            ) from None
 
 
 def _said(feature: Feature) -> str:
@@ -241,4 +312,6 @@ def _column(path: Path, table: pa.Table, name: str, feature: Feature) -> Column:
     try:
         return values(table.column(name), feature)
     except ValueError as error:
-        raise UserError(f"{path}: {name} is not {_said(feature)} ({error}): copy the dataset again") from None
+        raise UserError(
+            f"{path}: {name} is not {_said(feature)} ({error}): copy the dataset again"
+        ) from None

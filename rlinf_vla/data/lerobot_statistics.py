@@ -23,14 +23,21 @@ for images) and the frame count ``[1]``, as nested lists."""
 def of_vectors(values: Column) -> Statistics:
     """Return the statistics of values ``[L]`` or ``[L, D]``."""
     rows = np.asarray(values, np.float64).reshape(len(values), -1)
-    found: dict[str, NDArray[Any]] = {"min": rows.min(0), "max": rows.max(0), "mean": rows.mean(0), "std": rows.std(0)}
+    found: dict[str, NDArray[Any]] = {
+        "min": rows.min(0),
+        "max": rows.max(0),
+        "mean": rows.mean(0),
+        "std": rows.std(0),
+    }
     found |= {name: np.quantile(rows, q, axis=0) for name, q in QUANTILES.items()}
     return {name: value.tolist() for name, value in found.items()} | {"count": [len(rows)]}
 
 
 def histogram(images: Column) -> NDArray[np.int64]:
     """Count values of uint8 ``[L, H, W, 3]``: ``[3, 256]``. Counts of episodes can be summed."""
-    return np.stack([np.bincount(images[..., channel].ravel(), minlength=256) for channel in range(3)])
+    return np.stack(
+        [np.bincount(images[..., channel].ravel(), minlength=256) for channel in range(3)]
+    )
 
 
 def of_images(counts: NDArray[np.int64], frames: int) -> Statistics:
@@ -46,5 +53,9 @@ def of_images(counts: NDArray[np.int64], frames: int) -> Statistics:
         "std": np.sqrt((counts * (levels - mean[:, None]) ** 2).sum(1) / pixels),
     }
     cumulated = counts.cumsum(1)
-    found |= {name: levels[(cumulated >= q * pixels[:, None]).argmax(1)] for name, q in QUANTILES.items()}
-    return {name: value.reshape(3, 1, 1).tolist() for name, value in found.items()} | {"count": [frames]}
+    found |= {
+        name: levels[(cumulated >= q * pixels[:, None]).argmax(1)] for name, q in QUANTILES.items()
+    }
+    return {name: value.reshape(3, 1, 1).tolist() for name, value in found.items()} | {
+        "count": [frames]
+    }

@@ -68,7 +68,9 @@ def video_info(size: ImageSize, fps: int) -> dict[str, Any]:
     }
 
 
-def read_frames(path: Path, times: Sequence[float], size: ImageSize | None = None) -> Iterator[Frame]:
+def read_frames(
+    path: Path, times: Sequence[float], size: ImageSize | None = None
+) -> Iterator[Frame]:
     """Yield the frames at ``times`` (ascending seconds since the video's start), within TOLERANCE.
 
     Raises UserError if the video cannot be read, has no such frame, another ``size``, or other
@@ -76,7 +78,10 @@ def read_frames(path: Path, times: Sequence[float], size: ImageSize | None = Non
     """
     try:
         yield from _decode(path, times, size)
-    except (av.error.FFmpegError, IndexError) as error:  # a file without video stream raises IndexError
+    except (
+        av.error.FFmpegError,
+        IndexError,
+    ) as error:  # a file without video stream raises IndexError
         reason = getattr(error, "strerror", None) or "it holds no video"
         raise UserError(f"{path} cannot be decoded ({reason}): copy the dataset again") from None
 
@@ -86,7 +91,9 @@ def _decode(path: Path, times: Sequence[float], size: ImageSize | None) -> Itera
     time = next(wanted, None)
     if time is None:
         return
-    with av.open(str(path), format="mp4") as container:  # a playlist could name other files and machines
+    with av.open(
+        str(path), format="mp4"
+    ) as container:  # a playlist could name other files and machines
         stream = container.streams.video[0]
         _require_size(path, stream, size)
         assert stream.time_base is not None
@@ -97,7 +104,9 @@ def _decode(path: Path, times: Sequence[float], size: ImageSize | None) -> Itera
                 continue
             _require_size(path, frame, size)
             if [part.bits for part in frame.format.components] != [8, 8, 8]:
-                raise UserError(f"{path} holds {frame.format.name}, colours of 8 bits are needed: convert it")
+                raise UserError(
+                    f"{path} holds {frame.format.name}, colours of 8 bits are needed: convert it"
+                )
             shown = float(frame.pts * stream.time_base)
             while time is not None and abs(shown - time) <= TOLERANCE:
                 yield np.asarray(frame.to_ndarray(format="rgb24"), np.uint8)
@@ -105,10 +114,16 @@ def _decode(path: Path, times: Sequence[float], size: ImageSize | None) -> Itera
             if time is None:
                 return
             if shown > time:
-                raise UserError(f"{path} has no frame at {time:.4f} s, the next one is at {shown:.4f} s: the video is of another dataset")
-    raise UserError(f"{path} ends before {time:.4f} s: the video is cut short, copy the dataset again")
+                raise UserError(
+                    f"{path} has no frame at {time:.4f} s, the next one is at {shown:.4f} s: the video is of another dataset"
+                )
+    raise UserError(
+        f"{path} ends before {time:.4f} s: the video is cut short, copy the dataset again"
+    )
 
 
 def _require_size(path: Path, found: Any, size: ImageSize | None) -> None:
     if size not in (None, (found.height, found.width)):
-        raise UserError(f"{path} has a video of {found.height}x{found.width} pixels where {form.INFO} says {size[0]}x{size[1]}")
+        raise UserError(
+            f"{path} has a video of {found.height}x{found.width} pixels where {form.INFO} says {size[0]}x{size[1]}"
+        )

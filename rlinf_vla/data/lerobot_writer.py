@@ -49,25 +49,52 @@ class LeRobotWriter:
         Raises UserError if the directory is not empty, or ``fps`` or a feature cannot be written.
         """
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-            raise UserError(f"{directory} is not empty: choose another directory for the dataset, or empty this one")
+            raise UserError(
+                f"{directory} is not empty: choose another directory for the dataset, or empty this one"
+            )
         if fps < 1 or fps != int(fps):
-            raise UserError(f"{directory}: a LeRobotDataset has a whole number of frames per second, not {fps:g}")
+            raise UserError(
+                f"{directory}: a LeRobotDataset has a whole number of frames per second, not {fps:g}"
+            )
         for key, feature in features.items():
             _check_feature(key, feature)
         self.directory, self.fps, self.episodes, self.frames = directory, int(fps), 0, 0
         videos = {key: feature for key, feature in features.items() if feature.dtype == "video"}
-        described = {key: replace(feature, info=video_info(feature.image_size, self.fps)) for key, feature in videos.items()}
+        described = {
+            key: replace(feature, info=video_info(feature.image_size, self.fps))
+            for key, feature in videos.items()
+        }
         self._features = {**features, **described, **form.INDICES}
         self._schema = form.data_schema(self._features)
         self._robot_type, self._cameras = robot_type, dict(cameras or {})
         self._tasks: dict[str, int] = {}
         self._rows: list[dict[str, Any]] = []
-        numbers = [key for key, feature in self._features.items() if not feature.is_camera and feature.dtype != "string"]
+        numbers = [
+            key
+            for key, feature in self._features.items()
+            if not feature.is_camera and feature.dtype != "string"
+        ]
         self._columns: dict[str, list[Column]] = {key: [] for key in numbers}
-        self._histograms = {key: np.zeros((3, 256), np.int64) for key, feature in features.items() if feature.is_camera}
-        self._data = _Files(directory, form.DATA_PATH, "", form.DATA_FILE_MB, partial(_DataFile, schema=self._schema))
+        self._histograms = {
+            key: np.zeros((3, 256), np.int64)
+            for key, feature in features.items()
+            if feature.is_camera
+        }
+        self._data = _Files(
+            directory,
+            form.DATA_PATH,
+            "",
+            form.DATA_FILE_MB,
+            partial(_DataFile, schema=self._schema),
+        )
         self._videos = {
-            key: _Files(directory, form.VIDEO_PATH, key, form.VIDEO_FILE_MB, partial(VideoFile, size=feature.image_size, fps=self.fps))
+            key: _Files(
+                directory,
+                form.VIDEO_PATH,
+                key,
+                form.VIDEO_FILE_MB,
+                partial(VideoFile, size=feature.image_size, fps=self.fps),
+            )
             for key, feature in videos.items()
         }
         directory.mkdir(parents=True, exist_ok=True)
@@ -75,7 +102,12 @@ class LeRobotWriter:
     def __enter__(self) -> LeRobotWriter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if kind is None:
             self.finalize()
         else:
@@ -89,7 +121,9 @@ class LeRobotWriter:
 
         Raises UserError, with nothing written, if the frames do not match the features.
         """
-        frames = {key: each.squeeze(1) if each.shape[1:] == (1,) else each for key, each in frames.items()}  # as lerobot stores them
+        frames = {
+            key: each.squeeze(1) if each.shape[1:] == (1,) else each for key, each in frames.items()
+        }  # as lerobot stores them
         length = self._check(frames)
         task_index = self._tasks.setdefault(task, len(self._tasks))
         steps = np.arange(length)
@@ -106,11 +140,16 @@ class LeRobotWriter:
         row |= {"dataset_from_index": self.frames, "dataset_to_index": self.frames + length}
         for key, files in self._videos.items():
             place, first = files.add(frames[key])
-            times = {"from_timestamp": first / self.fps, "to_timestamp": (first + length) / self.fps}
+            times = {
+                "from_timestamp": first / self.fps,
+                "to_timestamp": (first + length) / self.fps,
+            }
             row |= {f"videos/{key}/{name}": value for name, value in (place | times).items()}
         for key, found in self._remember(values).items():
             row |= {f"stats/{key}/{name}": value for name, value in found.items()}
-        self._rows.append(row | {f"{form.EPISODES}/{name}": value for name, value in form.place(0).items()})
+        self._rows.append(
+            row | {f"{form.EPISODES}/{name}": value for name, value in form.place(0).items()}
+        )
         self.episodes += 1
         self.frames += length
 
@@ -119,9 +158,15 @@ class LeRobotWriter:
         self._close()
         if not self.episodes:
             shutil.rmtree(self.directory)
-            raise UserError(f"{self.directory}: no episode was recorded, so there is no dataset to write")
-        statistics = {key: of_vectors(np.concatenate(parts)) for key, parts in self._columns.items()}
-        statistics |= {key: of_images(counts, self.frames) for key, counts in self._histograms.items()}
+            raise UserError(
+                f"{self.directory}: no episode was recorded, so there is no dataset to write"
+            )
+        statistics = {
+            key: of_vectors(np.concatenate(parts)) for key, parts in self._columns.items()
+        }
+        statistics |= {
+            key: of_images(counts, self.frames) for key, counts in self._histograms.items()
+        }
         episodes = self.directory / form.EPISODES_PATH.format(**form.place(0))
         episodes.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(pa.Table.from_pylist(self._rows), episodes)
@@ -153,13 +198,17 @@ class LeRobotWriter:
     def _check(self, frames: Mapping[str, Column]) -> int:
         wanted = self._features.keys() - form.INDICES.keys()
         if frames.keys() != wanted:
-            raise UserError(f"episode {self.episodes} has features {sorted(frames)}, the dataset {sorted(wanted)}")
+            raise UserError(
+                f"episode {self.episodes} has features {sorted(frames)}, the dataset {sorted(wanted)}"
+            )
         length = len(next(iter(frames.values())))
         for key, values in frames.items():
             feature = self._features[key]
             dtype = "uint8" if feature.is_camera else feature.dtype
             shape = (length,) if feature.shape == (1,) else (length, *feature.shape)
-            right = values.dtype.kind in "UO" if dtype == "string" else values.dtype == np.dtype(dtype)
+            right = (
+                values.dtype.kind in "UO" if dtype == "string" else values.dtype == np.dtype(dtype)
+            )
             if not right or values.shape != shape or length == 0:
                 raise UserError(
                     f"episode {self.episodes}: {key} is {values.dtype} {list(values.shape)}, "
@@ -174,9 +223,13 @@ class LeRobotWriter:
         for field in self._schema:
             feature, value = self._features[field.name], values[field.name]
             if feature.dtype == "image":
-                columns.append(pa.array([{"bytes": _png(frame), "path": None} for frame in value], field.type))
+                columns.append(
+                    pa.array([{"bytes": _png(frame), "path": None} for frame in value], field.type)
+                )
             elif value.ndim == 2:
-                columns.append(pa.FixedSizeListArray.from_arrays(pa.array(value.ravel()), value.shape[1]))
+                columns.append(
+                    pa.FixedSizeListArray.from_arrays(pa.array(value.ravel()), value.shape[1])
+                )
             else:
                 columns.append(pa.array(value, field.type))
         return pa.Table.from_arrays(columns, schema=self._schema)
@@ -198,9 +251,17 @@ class LeRobotWriter:
 class _Files:
     """Numbered files of one kind, each filled with whole episodes up to a size limit."""
 
-    def __init__(self, directory: Path, template: str, key: str, limit: int, create: Callable[[Path], Any]) -> None:
+    def __init__(
+        self, directory: Path, template: str, key: str, limit: int, create: Callable[[Path], Any]
+    ) -> None:
         """limit: in MB. create: opens a file with ``add``, ``close``, ``frames`` and ``bytes``."""
-        self._directory, self._template, self._key, self._limit, self._create = directory, template, key, limit, create
+        self._directory, self._template, self._key, self._limit, self._create = (
+            directory,
+            template,
+            key,
+            limit,
+            create,
+        )
         self._number = -1
         self._file: Any = None
 
@@ -208,10 +269,16 @@ class _Files:
         """Write an episode; return the place of its file, and its first frame in that file."""
         file = self._file
         # lerobot's rule: full if this many more frames of mean size would reach the limit
-        if file is None or file.bytes * (file.frames + len(episode)) >= self._limit * form.MEGABYTE * file.frames:
+        if (
+            file is None
+            or file.bytes * (file.frames + len(episode))
+            >= self._limit * form.MEGABYTE * file.frames
+        ):
             self.close()
             self._number += 1
-            path = self._directory / self._template.format(video_key=self._key, **form.place(self._number))
+            path = self._directory / self._template.format(
+                video_key=self._key, **form.place(self._number)
+            )
             path.parent.mkdir(parents=True, exist_ok=True)
             file = self._file = self._create(path)
         first: int = file.frames
@@ -247,14 +314,20 @@ class _DataFile:
 
 def _check_feature(key: str, feature: Feature) -> None:
     if "/" in key or key in form.INDICES:
-        raise UserError(f"feature {key!r} cannot be written: {'its name has a slash' if '/' in key else 'every dataset has it already'}")
+        raise UserError(
+            f"feature {key!r} cannot be written: {'its name has a slash' if '/' in key else 'every dataset has it already'}"
+        )
     if feature.is_camera:
         if feature.shape != (*feature.image_size, 3):
             raise UserError(f"{key}: images are [height, width, 3], not {list(feature.shape)}")
         if feature.dtype == "video" and any(side % 2 for side in feature.image_size):
-            raise UserError(f"{key}: video needs even sides, not {list(feature.shape)}: write images, or choose another size")
+            raise UserError(
+                f"{key}: video needs even sides, not {list(feature.shape)}: write images, or choose another size"
+            )
     elif len(feature.shape) != 1 or feature.dtype in ("image", "video"):
-        raise UserError(f"{key}: {feature.dtype} of shape {list(feature.shape)} cannot be written, only scalars, vectors and RGB images")
+        raise UserError(
+            f"{key}: {feature.dtype} of shape {list(feature.shape)} cannot be written, only scalars, vectors and RGB images"
+        )
 
 
 def _png(frame: Frame) -> bytes:

@@ -45,7 +45,9 @@ class Outcomes:
                 raise ValueError(f"tasks {self.tasks} and {sorted(each)}")
         self.seeds = [sorted(set().union(*(run[task] for run in played))) for task in self.tasks]
         self.success = [
-            np.array([[run[task].get(seed, np.nan) for seed in seeds] for run in played], dtype=float)
+            np.array(
+                [[run[task].get(seed, np.nan) for seed in seeds] for run in played], dtype=float
+            )
             for task, seeds in zip(self.tasks, self.seeds, strict=True)
         ]
 
@@ -67,7 +69,11 @@ class Outcomes:
     def of(self, tasks: Sequence[str]) -> Outcomes:
         """Return the outcomes of some of ``tasks``."""
         found, columns = copy(self), [self.tasks.index(task) for task in tasks]
-        found.tasks, found.seeds, found.success = list(tasks), [self.seeds[c] for c in columns], [self.success[c] for c in columns]
+        found.tasks, found.seeds, found.success = (
+            list(tasks),
+            [self.seeds[c] for c in columns],
+            [self.success[c] for c in columns],
+        )
         return found
 
 
@@ -89,11 +95,19 @@ def _resamples(methods: Sequence[Outcomes], seed: int) -> list[Array]:
         seeds = sorted(set().union(*(each.seeds[column] for each in methods)))
         weights = generator.standard_exponential((RESAMPLES, len(seeds)))
         for method, rate in zip(methods, rates, strict=True):
-            weight, success = weights[:, np.searchsorted(seeds, method.seeds[column])], method.success[column]
+            weight, success = (
+                weights[:, np.searchsorted(seeds, method.seeds[column])],
+                method.success[column],
+            )
             more = generator.standard_gamma(0.5 / rate[0].size, (2, *rate.shape[:2]))
-            rate[..., column] = (weight @ np.nan_to_num(success).T + more[0]) / (weight @ np.isfinite(success).T + more.sum(0))
+            rate[..., column] = (weight @ np.nan_to_num(success).T + more[0]) / (
+                weight @ np.isfinite(success).T + more.sum(0)
+            )
     task = generator.integers(tasks, size=(RESAMPLES, 1, tasks))
-    return [_drawn_mean(by_run, generator.integers(by_run.shape[1], size=by_run.shape)) for by_run in (_drawn_mean(r, task) for r in rates)]
+    return [
+        _drawn_mean(by_run, generator.integers(by_run.shape[1], size=by_run.shape))
+        for by_run in (_drawn_mean(r, task) for r in rates)
+    ]
 
 
 def _drawn_mean(values: Array, drawn: NDArray[np.int64]) -> Array:
@@ -114,7 +128,9 @@ def hierarchical_interval(outcomes: Outcomes, seed: int = 0) -> tuple[float, Int
     interval of their means.
     """
     mean = float(outcomes.scores.mean())
-    low, high = _widened(_interval(_resamples([outcomes], seed)[0]), mean, _half_width([_variance(outcomes)]))
+    low, high = _widened(
+        _interval(_resamples([outcomes], seed)[0]), mean, _half_width([_variance(outcomes)])
+    )
     return mean, (0.0 if mean == 0 else max(0.0, low), 1.0 if mean == 1 else min(1.0, high))
 
 
@@ -124,7 +140,9 @@ def success(outcomes: Outcomes) -> dict[str, Any]:
     return {"pc_success": 100 * mean, "pc_success_ci95": [100 * end for end in interval]}
 
 
-def hierarchical_difference(before: Outcomes, after: Outcomes, seed: int = 0) -> tuple[float, Interval]:
+def hierarchical_difference(
+    before: Outcomes, after: Outcomes, seed: int = 0
+) -> tuple[float, Interval]:
     """Return after - before in mean success rate, and its interval; both resample equal tasks and
     episodes.
 
@@ -135,7 +153,9 @@ def hierarchical_difference(before: Outcomes, after: Outcomes, seed: int = 0) ->
         raise ValueError(f"tasks {before.tasks} and {after.tasks}")
     first, second = _resamples([before, after], seed)
     difference = float(after.scores.mean() - before.scores.mean())
-    low, high = _widened(_interval(second - first), difference, _half_width([_variance(before), _variance(after)]))
+    low, high = _widened(
+        _interval(second - first), difference, _half_width([_variance(before), _variance(after)])
+    )
     return difference, (max(-1.0, low), min(1.0, high))
 
 
@@ -196,7 +216,11 @@ def interquartile_interval(outcomes: Outcomes) -> Interval:
     own = interquartile_mean(scores[:, None])
     episodes = (1 - 2 * TRIMMED) * sum(map(len, outcomes.seeds))
     low, high = wilson_interval(float(interquartile_mean(scores)) * episodes, episodes)
-    low, high = _widened((low, high), float(own.mean()), _half_width([(float(own.var(ddof=1)) / len(own), len(own) - 1)]))
+    low, high = _widened(
+        (low, high),
+        float(own.mean()),
+        _half_width([(float(own.var(ddof=1)) / len(own), len(own) - 1)]),
+    )
     return max(0.0, low), min(1.0, high)
 
 
@@ -208,7 +232,9 @@ def profile_interval(above: Array, runs: int) -> list[Interval]:
     return [wilson_interval(share * runs, runs) for share in above]
 
 
-def time_to_success(episodes: Sequence[Episode], limit: int, points: int = 50) -> dict[str, list[float]]:
+def time_to_success(
+    episodes: Sequence[Episode], limit: int, points: int = 50
+) -> dict[str, list[float]]:
     """Return the share of episodes that succeeded within t control steps, for up to ``points`` t.
 
     Keys: steps (the last is ``limit``), pc_solved, and pc_low and pc_high, the Wilson interval at
@@ -240,4 +266,8 @@ def _interval(values: Array) -> Interval:
 def _widened(interval: Interval, centre: float, half_width: float) -> Interval:
     """Return the interval widened to contain ``centre`` ± ``half_width``, if that is not 0."""
     low, high = interval
-    return (low, high) if half_width == 0 else (min(low, centre - half_width), max(high, centre + half_width))
+    return (
+        (low, high)
+        if half_width == 0
+        else (min(low, centre - half_width), max(high, centre + half_width))
+    )

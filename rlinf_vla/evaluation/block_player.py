@@ -45,7 +45,9 @@ class BlockPlayer:
         self._groups: Sequence[VectorEnv] = ()
         self._config: Any = None
 
-    def run(self, jobs: Sequence[Job], directory: Path, reached: Callable[[Job, float], None]) -> None:
+    def run(
+        self, jobs: Sequence[Job], directory: Path, reached: Callable[[Job, float], None]
+    ) -> None:
         """Write the results of jobs, or their videos, into the sweep's directory.
 
         ``reached(job, fraction)``: called with the completed fraction of each job.
@@ -56,7 +58,9 @@ class BlockPlayer:
     def _carry_out(self, job: Job, directory: Path, progress: Progress) -> None:
         block = job.block
         if not job.filmed:
-            write_json(directory / run_directory.BLOCKS / f"{block.name}.json", self.play(block, progress))
+            write_json(
+                directory / run_directory.BLOCKS / f"{block.name}.json", self.play(block, progress)
+            )
             return
         policy = self._open(block)
         for each in self._results(block, policy, True, progress):
@@ -70,7 +74,11 @@ class BlockPlayer:
         losses = sum(env.losses() for env in self._groups)
         results = self._results(block, loaded, False, progress)
         policy = self._sweep.policies[block.policy]
-        names = {"policy": policy.name, "probe": policy.probe or NO_PROBE, "suite": self._sweep.suites[block.suite].name}
+        names = {
+            "policy": policy.name,
+            "probe": policy.probe or NO_PROBE,
+            "suite": self._sweep.suites[block.suite].name,
+        }
         facts: dict[str, Any] = {"control_hz": spec.control_hz, "episode_limit": spec.episode_limit}
         return {
             "block": asdict(block),
@@ -94,24 +102,42 @@ class BlockPlayer:
         if self._config != config:
             self.close()
             share = replace(self._recipe, env=config)
-            self._groups = self._opened.enter_context(builders.open_envs(share, None, self._recipe.rollout.pipeline_depth))
+            self._groups = self._opened.enter_context(
+                builders.open_envs(share, None, self._recipe.rollout.pipeline_depth)
+            )
             self._config = config
         if loaded is not None:
             connect(loaded.policy, self._groups)
         return loaded
 
-    def _results(self, block: Block, loaded: _Loaded | None, filmed: bool, progress: Progress) -> list[EpisodeResult]:
+    def _results(
+        self, block: Block, loaded: _Loaded | None, filmed: bool, progress: Progress
+    ) -> list[EpisodeResult]:
         policy = self._sweep.policies[block.policy]
         actor = self._actor(policy, loaded)
-        ready = nullcontext() if loaded is None else acting(loaded.policy, self._recipe.rollout.rounded_weights)
+        ready = (
+            nullcontext()
+            if loaded is None
+            else acting(loaded.policy, self._recipe.rollout.rounded_weights)
+        )
         with builders.threads(self._recipe.cluster.rollout_threads), ready:
             return play_episode_list(
-                actor, self._groups, task_episodes(block.task, block.seeds), Timeline(), lambda place: filmed, progress, policy.probe
+                actor,
+                self._groups,
+                task_episodes(block.task, block.seeds),
+                Timeline(),
+                lambda place: filmed,
+                progress,
+                policy.probe,
             )
 
-    def _actor(self, policy: EvalPolicy, loaded: _Loaded | None) -> Callable[[VectorEnv], ActorProtocol]:
+    def _actor(
+        self, policy: EvalPolicy, loaded: _Loaded | None
+    ) -> Callable[[VectorEnv], ActorProtocol]:
         if loaded is None:
-            return lambda env: ExpertActor(env) if policy.source == EXPERT else RandomActor(env, self._recipe.seed)
+            return lambda env: (
+                ExpertActor(env) if policy.source == EXPERT else RandomActor(env, self._recipe.seed)
+            )
         actor = loaded.actor(self._recipe, temperature_of(self._recipe, policy.mode))
         return lambda env: actor
 
@@ -134,7 +160,11 @@ class _Loaded:
     def __init__(self, recipe: Recipe, model: str) -> None:
         self.model = model
         self.policy = builders.build_policy(with_model(recipe, model))
-        self._trained = {name: p.detach().clone() for name, p in self.policy.named_parameters() if p.requires_grad}
+        self._trained = {
+            name: p.detach().clone()
+            for name, p in self.policy.named_parameters()
+            if p.requires_grad
+        }
         self._is: Path | None = None
         self._actors: dict[float, Actor] = {}
 
@@ -154,7 +184,9 @@ class _Loaded:
     def actor(self, recipe: Recipe, temperature: float) -> Actor:
         """Return the actor of a temperature; on a GPU it holds recorded CUDA graphs."""
         if temperature not in self._actors:
-            self._actors[temperature] = Actor(self.policy, builders.actor_settings(recipe, temperature))
+            self._actors[temperature] = Actor(
+                self.policy, builders.actor_settings(recipe, temperature)
+            )
         return self._actors[temperature]
 
     def facts(self) -> dict[str, Any]:

@@ -38,7 +38,9 @@ class BlockWorkers:
             worker.child.end()
         self._workers = []
 
-    def run(self, jobs: Sequence[Job], directory: Path, reached: Callable[[Job, float], None]) -> None:
+    def run(
+        self, jobs: Sequence[Job], directory: Path, reached: Callable[[Job, float], None]
+    ) -> None:
         """Write the results of jobs into the sweep's directory; ``reached(job, 1)`` as each ends.
 
         Raises UserError or RuntimeError if a worker reports one. Raises Failure if ``ATTEMPTS``
@@ -130,7 +132,11 @@ def main(directory: Path) -> None:
             while True:
                 said = parent.wait()
                 block = Block(**{**said["block"], "seeds": tuple(said["block"]["seeds"])})
-                player.run([Job(block, said["filmed"])], directory, lambda job, fraction: answer(reached=fraction))
+                player.run(
+                    [Job(block, said["filmed"])],
+                    directory,
+                    lambda job, fraction: answer(reached=fraction),
+                )
                 answer(done=block.name)
         except UserError as error:
             answer(mistake=str(error))

@@ -95,10 +95,14 @@ class Sweep:
                 f"sweep.stop_when_decided compares two policies, this sweep has {len(policies)} "
                 f"({'; '.join(policy.column for policy in policies)}): name two in sweep.policies and one of evaluation.modes"
             )
-        blocks = split_into_blocks(len(policies), [len(suite.tasks) for suite in suites], recipe.episodes, settings.block)
+        blocks = split_into_blocks(
+            len(policies), [len(suite.tasks) for suite in suites], recipe.episodes, settings.block
+        )
         return Sweep(recipe, policies, suites, blocks)
 
-    def until_decided(self, suite: int, play: Callable[[Sequence[Block]], Sequence[Episode]]) -> list[Block]:
+    def until_decided(
+        self, suite: int, play: Callable[[Sequence[Block]], Sequence[Episode]]
+    ) -> list[Block]:
         """Return the blocks of a suite that are played; ``play``: plays blocks, returns episodes.
 
         With ``stop_when_decided`` the same seeds of all policies and tasks at once, until decided.
@@ -118,13 +122,19 @@ class Sweep:
     def _decided(self, episodes: Sequence[Episode]) -> bool:
         """Whether these episodes show one of the two policies to be better."""
         columns = [policy.column for policy in self.policies]
-        played = [[each for each in episodes if column_of(each["policy"], each["probe"]) == column] for column in columns]
+        played = [
+            [each for each in episodes if column_of(each["policy"], each["probe"]) == column]
+            for column in columns
+        ]
         return bool((found := paired_episodes(*played)) and found["anytime"]["better"])
 
     def places(self, block: Block) -> list[Place]:
         suite = self.suites[block.suite]
         policy = self.policies[block.policy]
-        return [(policy.name, policy.probe or NO_PROBE, suite.name, suite.tasks[block.task], seed) for seed in block.seeds]
+        return [
+            (policy.name, policy.probe or NO_PROBE, suite.name, suite.tasks[block.task], seed)
+            for seed in block.seeds
+        ]
 
 
 def directory_of(recipe: Recipe, source: str) -> Path:
@@ -138,7 +148,10 @@ def fixed(policies: Sequence[str]) -> list[str]:
     A run in training may write newer ones during the sweep. Raises UserError if a run has none.
     """
     runs = [(Path(each).expanduser() / run_directory.RECIPE).exists() for each in policies]
-    return [str(run_directory.checkpoint_at(each, "sweep.policies")) if run else each for each, run in zip(policies, runs, strict=True)]
+    return [
+        str(run_directory.checkpoint_at(each, "sweep.policies")) if run else each
+        for each, run in zip(policies, runs, strict=True)
+    ]
 
 
 def _suites(recipe: Recipe) -> list[Suite]:
@@ -157,39 +170,60 @@ def _policies(recipe: Recipe) -> list[EvalPolicy]:
     """
     model, listed = recipe.model, list(recipe.sweep.policies)
     if recipe.checkpoint is not None:
-        if Path(recipe.checkpoint).resolve() not in [Path(each).expanduser().resolve() for each in listed]:
+        if Path(recipe.checkpoint).resolve() not in [
+            Path(each).expanduser().resolve() for each in listed
+        ]:
             listed.insert(0, recipe.checkpoint)
-    elif recipe.algorithm.name == NO_ALGORITHM and model.name != NO_MODEL and set(listed) <= set(SCRIPTED):
+    elif (
+        recipe.algorithm.name == NO_ALGORITHM
+        and model.name != NO_MODEL
+        and set(listed) <= set(SCRIPTED)
+    ):
         listed.insert(0, START)
     found = eval_policies(listed, recipe.evaluation.modes, recipe.evaluation.probes)
     if model.name == NO_MODEL and model.checkpoint != NO_MODEL:
-        raise UserError(f"model.checkpoint={model.checkpoint} needs a model, and recipe={recipe.name} has none: set model=NAME, too")
+        raise UserError(
+            f"model.checkpoint={model.checkpoint} needs a model, and recipe={recipe.name} has none: set model=NAME, too"
+        )
     for policy in listed:
         if policy in SCRIPTED:
             continue
         if model.name == NO_MODEL:
-            raise UserError(f"sweep.policies names {policy}, but recipe={recipe.name} has no model: set model=NAME model.checkpoint=DIR")
+            raise UserError(
+                f"sweep.policies names {policy}, but recipe={recipe.name} has no model: set model=NAME model.checkpoint=DIR"
+            )
         if policy != START:
             builders.require_weights(recipe, f"no use for {policy} in sweep.policies")
-        if policy == START and (not builders.model_of(recipe).learns or builders.description(recipe).is_dir()):
+        if policy == START and (
+            not builders.model_of(recipe).learns or builders.description(recipe).is_dir()
+        ):
             continue
         if policy.startswith(HUB) or (policy != START and directory_of(recipe, policy).is_dir()):
             continue
         if policy == START:
             raise UserError(f"model.checkpoint={model.checkpoint}: no such directory")
-        raise UserError(f"sweep.policies names {policy}: no such directory (or {START}, {' or '.join(SCRIPTED)})")
+        raise UserError(
+            f"sweep.policies names {policy}: no such directory (or {START}, {' or '.join(SCRIPTED)})"
+        )
     return found
 
 
-def eval_policies(policies: Sequence[str], modes: Sequence[str], probes: Sequence[str] = ()) -> list[EvalPolicy]:
+def eval_policies(
+    policies: Sequence[str], modes: Sequence[str], probes: Sequence[str] = ()
+) -> list[EvalPolicy]:
     """Return every policy in every mode under distinct names, without and with each probe.
 
     SCRIPTED policies observe nothing that a probe changes, so they are not probed.
 
     Raises UserError if a policy is listed twice.
     """
-    places = [each if each in (START, *SCRIPTED) else Path(each).expanduser().resolve() for each in policies]
-    if twice := sorted(each for each, place in zip(policies, places, strict=True) if places.count(place) > 1):
+    places = [
+        each if each in (START, *SCRIPTED) else Path(each).expanduser().resolve()
+        for each in policies
+    ]
+    if twice := sorted(
+        each for each, place in zip(policies, places, strict=True) if places.count(place) > 1
+    ):
         raise UserError(f"sweep.policies names {twice[0]} twice")
     found = []
     for policy, name in zip(policies, _names(policies), strict=True):
@@ -197,7 +231,11 @@ def eval_policies(policies: Sequence[str], modes: Sequence[str], probes: Sequenc
             found.append(EvalPolicy(name, policy, None))
         else:
             names = {mode: name if len(modes) == 1 else f"{name} {mode}" for mode in modes}
-            found += [EvalPolicy(names[mode], policy, mode, probe) for mode in modes for probe in (None, *probes)]
+            found += [
+                EvalPolicy(names[mode], policy, mode, probe)
+                for mode in modes
+                for probe in (None, *probes)
+            ]
     return found
 
 
@@ -211,7 +249,9 @@ def _names(policies: Sequence[str]) -> list[str]:
 
 
 def _telling(path: Path) -> tuple[str, ...]:
-    return tuple(name for name in path.expanduser().absolute().parts[1:] if name != "checkpoints") or (str(path),)
+    return tuple(
+        name for name in path.expanduser().absolute().parts[1:] if name != "checkpoints"
+    ) or (str(path),)
 
 
 def split_into_blocks(policies: int, tasks: Sequence[int], episodes: int, size: int) -> list[Block]:
@@ -221,7 +261,9 @@ def split_into_blocks(policies: int, tasks: Sequence[int], episodes: int, size: 
     simulators start slowly. Raises UserError if ``episodes`` exceeds the evaluation seeds.
     """
     if episodes > len(EVALUATION_SEEDS):
-        raise UserError(f"episodes={episodes}: {len(EVALUATION_SEEDS)} seeds are reserved for evaluation")
+        raise UserError(
+            f"episodes={episodes}: {len(EVALUATION_SEEDS)} seeds are reserved for evaluation"
+        )
     seeds = EVALUATION_SEEDS[:episodes]
     return [
         Block(policy, suite, task, tuple(seeds[first : first + size]))

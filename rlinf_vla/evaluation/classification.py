@@ -18,7 +18,11 @@ def classification_accuracy(logits: Tensor, success: Tensor) -> dict[str, Any]:
     found = {}
     for name, kind in (("frames of success", success), ("other frames", ~success)):
         n, good = int(kind.sum()), int((right & kind).sum())
-        found[name] = {"n": n, "pc": 100 * good / n, "pc_ci95": [100 * each for each in wilson_interval(good, n)]}
+        found[name] = {
+            "n": n,
+            "pc": 100 * good / n,
+            "pc_ci95": [100 * each for each in wilson_interval(good, n)],
+        }
     return found
 
 

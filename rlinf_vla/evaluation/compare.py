@@ -23,7 +23,14 @@ from rlinf_vla.evaluation import aggregate
 from rlinf_vla.evaluation.aggregate import Outcomes
 from rlinf_vla.evaluation.published import beside_published
 from rlinf_vla.evaluation.results import FORMAT, read_json
-from rlinf_vla.evaluation.statistics import Episode, anytime_comparison, column_of, grouped, paired_episodes, task_of
+from rlinf_vla.evaluation.statistics import (
+    Episode,
+    anytime_comparison,
+    column_of,
+    grouped,
+    paired_episodes,
+    task_of,
+)
 from rlinf_vla.telemetry.tables import JSON, print_json
 
 THRESHOLDS = np.linspace(0, 1, 21)
@@ -42,10 +49,15 @@ def run(arguments: Sequence[str]) -> int:
     Raises UserError for files it cannot use.
     """
     methods, output, figure, published, as_json = _read_arguments(arguments)
-    runs = {name: [episodes_at(location) for location in locations] for name, locations in methods.items()}
+    runs = {
+        name: [episodes_at(location) for location in locations]
+        for name, locations in methods.items()
+    }
     document = comparison(runs)
     if published is not None:
-        document["published"] = beside_published(published, {name: Outcomes(episodes) for name, episodes in runs.items()})
+        document["published"] = beside_published(
+            published, {name: Outcomes(episodes) for name, episodes in runs.items()}
+        )
     try:
         if output is not None:
             write_json(output, document)
@@ -55,7 +67,9 @@ def run(arguments: Sequence[str]) -> int:
             figure.parent.mkdir(parents=True, exist_ok=True)
             write_figure(document["methods"], figure)
     except (OSError, ValueError) as error:
-        raise UserError(f"--output {output}, --figure {figure}: cannot be written ({error})") from None
+        raise UserError(
+            f"--output {output}, --figure {figure}: cannot be written ({error})"
+        ) from None
     if as_json:
         print_json(document)
     else:
@@ -83,11 +97,22 @@ def comparison(runs: dict[str, list[list[Episode]]]) -> dict[str, Any]:
         try:
             found[name] = Outcomes(episodes)
         except ValueError as error:
-            raise UserError(f"{name} cannot be summarised ({error}): its runs must have played the same tasks, every seed once") from None
-    limit = max(episode["steps"] for episodes in runs.values() for run in episodes for episode in run)
+            raise UserError(
+                f"{name} cannot be summarised ({error}): its runs must have played the same tasks, every seed once"
+            ) from None
+    limit = max(
+        episode["steps"] for episodes in runs.values() for run in episodes for episode in run
+    )
     return {
-        "methods": {name: _summary(each, [e for run in runs[name] for e in run], limit) for name, each in found.items()},
-        "differences": [_difference(runs, found, *pair) for pair in combinations(runs, 2) if found[pair[0]].tasks == found[pair[1]].tasks],
+        "methods": {
+            name: _summary(each, [e for run in runs[name] for e in run], limit)
+            for name, each in found.items()
+        },
+        "differences": [
+            _difference(runs, found, *pair)
+            for pair in combinations(runs, 2)
+            if found[pair[0]].tasks == found[pair[1]].tasks
+        ],
     }
 
 
@@ -97,12 +122,20 @@ def _same_names(runs: dict[str, list[list[Episode]]]) -> dict[str, list[list[Epi
     named = {task_of(episode): episode["task"] for episode in played if "suite" in episode}
     if all("suite" in episode for episode in played) or len(set(named.values())) < len(named):
         return runs
-    return {name: [[{k: v for k, v in episode.items() if k != "suite"} for episode in run] for run in each] for name, each in runs.items()}
+    return {
+        name: [
+            [{k: v for k, v in episode.items() if k != "suite"} for episode in run] for run in each
+        ]
+        for name, each in runs.items()
+    }
 
 
 def _summary(outcomes: Outcomes, episodes: list[Episode], limit: int) -> dict[str, Any]:
     count, tasks = outcomes.scores.shape
-    middle, profile = (aggregate.interquartile_mean(outcomes.scores), aggregate.performance_profile(outcomes.scores, THRESHOLDS))
+    middle, profile = (
+        aggregate.interquartile_mean(outcomes.scores),
+        aggregate.performance_profile(outcomes.scores, THRESHOLDS),
+    )
     middle_band = profile_band = None
     if count > 1:
         middle_band = [100 * end for end in aggregate.interquartile_interval(outcomes)]
@@ -115,17 +148,26 @@ def _summary(outcomes: Outcomes, episodes: list[Episode], limit: int) -> dict[st
         "per_task": {task: aggregate.success(outcomes.of([task])) for task in outcomes.tasks},
         "pc_interquartile_mean": 100 * float(middle),
         "pc_interquartile_mean_ci95": middle_band,
-        "profile": {"pc_threshold": (100 * THRESHOLDS).tolist(), "pc_above": (100 * profile).tolist(), "pc_above_ci95": profile_band},
+        "profile": {
+            "pc_threshold": (100 * THRESHOLDS).tolist(),
+            "pc_above": (100 * profile).tolist(),
+            "pc_above_ci95": profile_band,
+        },
         "time_to_success": aggregate.time_to_success(episodes, max(1, limit)),
     }
 
 
 def _gain(before: Outcomes, after: Outcomes) -> dict[str, Any]:
     difference, interval = aggregate.hierarchical_difference(before, after)
-    return {"pc_difference": 100 * difference, "pc_difference_ci95": [100 * end for end in interval]}
+    return {
+        "pc_difference": 100 * difference,
+        "pc_difference_ci95": [100 * end for end in interval],
+    }
 
 
-def _difference(runs: dict[str, list[list[Episode]]], outcomes: dict[str, Outcomes], before: str, after: str) -> dict[str, Any]:
+def _difference(
+    runs: dict[str, list[list[Episode]]], outcomes: dict[str, Outcomes], before: str, after: str
+) -> dict[str, Any]:
     pair = outcomes[before], outcomes[after]
     found: dict[str, Any] = {"before": before, "after": after} | _gain(*pair)
     found["per_task"] = {task: _gain(*(each.of([task]) for each in pair)) for task in pair[0].tasks}
@@ -148,35 +190,73 @@ def _at_any_time(difference: dict[str, Any]) -> dict[str, Any]:
 def print_comparison(document: dict[str, Any]) -> None:
     """Print the tables of what ``comparison`` returned."""
     console = Console(highlight=False, markup=False)
-    heads = ("runs", "tasks", "episodes", "success (95 %)", "interquartile mean (95 %)", "half solved within")
+    heads = (
+        "runs",
+        "tasks",
+        "episodes",
+        "success (95 %)",
+        "interquartile mean (95 %)",
+        "half solved within",
+    )
     table = Table("method", *(Column(head, justify="right") for head in heads), show_edge=False)
     for name, each in document["methods"].items():
-        middle, band, times = each["pc_interquartile_mean"], each["pc_interquartile_mean_ci95"], each["time_to_success"]
-        half = next((step for step, pc in zip(times["steps"], times["pc_solved"], strict=True) if pc >= 50), None)
+        middle, band, times = (
+            each["pc_interquartile_mean"],
+            each["pc_interquartile_mean_ci95"],
+            each["time_to_success"],
+        )
+        half = next(
+            (step for step, pc in zip(times["steps"], times["pc_solved"], strict=True) if pc >= 50),
+            None,
+        )
         told = [str(each[key]) for key in ("n_runs", "n_tasks", "n_episodes")]
         told.append(RATE.format(**each))
-        told.append(f"{middle:.1f} %" + (f" ({band[0]:.1f} to {band[1]:.1f})" if band else " (one run: no interval)"))
+        told.append(
+            f"{middle:.1f} %"
+            + (f" ({band[0]:.1f} to {band[1]:.1f})" if band else " (one run: no interval)")
+        )
         table.add_row(name, *told, "never" if half is None else f"{half} steps")
     console.print(table)
     for each in document["differences"]:
         line = GAIN.format(**each)
         if "paired" in each:
-            line += "; on the same {n_pairs} episodes {n_gained} gained, {n_lost} lost, McNemar p = {p_value:.3g}".format(**each["paired"])
+            line += "; on the same {n_pairs} episodes {n_gained} gained, {n_lost} lost, McNemar p = {p_value:.3g}".format(
+                **each["paired"]
+            )
         if found := _at_any_time(each):
-            said = "neither is shown to be better" if found["better"] is None else f"{each[found['better']]} is better"
-            where = "" if found["decided_after"] is None else f", known after {found['decided_after']} rounds"
+            said = (
+                "neither is shown to be better"
+                if found["better"] is None
+                else f"{each[found['better']]} is better"
+            )
+            where = (
+                ""
+                if found["decided_after"] is None
+                else f", known after {found['decided_after']} rounds"
+            )
             line += f"; at any time: {said}{where}, p = {found['p_value']:.3g}"
             if each["n_left_out"]:
                 line += f" ({each['n_left_out']} episodes left out: a round is one of each task and method)"
         console.print(f"{each['before']} → {each['after']} (95 %): {line}")
-    methods, compared = document["methods"], {(each["before"], each["after"]) for each in document["differences"]}
+    methods, compared = (
+        document["methods"],
+        {(each["before"], each["after"]) for each in document["differences"]},
+    )
     for before, after in combinations(methods, 2):
         if (before, after) not in compared:
             console.print(f"{before} → {after}: not compared, they played different tasks")
     gains = [each for each in document["differences"] if each["before"] == next(iter(methods))]
-    table = Table("task (95 %)", *methods, *(f"{each['before']} → {each['after']}" for each in gains), show_edge=False)
+    table = Table(
+        "task (95 %)",
+        *methods,
+        *(f"{each['before']} → {each['after']}" for each in gains),
+        show_edge=False,
+    )
     for task in next(iter(methods.values()))["per_task"]:
-        rates = (RATE.format(**each["per_task"][task]) if task in each["per_task"] else "" for each in methods.values())
+        rates = (
+            RATE.format(**each["per_task"][task]) if task in each["per_task"] else ""
+            for each in methods.values()
+        )
         table.add_row(task, *rates, *(GAIN.format(**each["per_task"][task]) for each in gains))
     if table.row_count > 1:
         console.print(table)
@@ -185,12 +265,24 @@ def print_comparison(document: dict[str, Any]) -> None:
 
 
 def _print_published(console: Console, found: dict[str, Any]) -> None:
-    papers, ours = (list(dict.fromkeys(name for row in found["rows"].values() for name in row[part])) for part in ("paper", "ours"))
-    table = Table("published", *(f"{name}, paper" for name in papers), *(f"{name}, here" for name in ours), show_edge=False)
+    papers, ours = (
+        list(dict.fromkeys(name for row in found["rows"].values() for name in row[part]))
+        for part in ("paper", "ours")
+    )
+    table = Table(
+        "published",
+        *(f"{name}, paper" for name in papers),
+        *(f"{name}, here" for name in ours),
+        show_edge=False,
+    )
     for name, row in found["rows"].items():
         rates = (RATE.format(**row["ours"][each]) if each in row["ours"] else "" for each in ours)
         verdicts = (f": {row['verdict'][each]}" if each in row["verdict"] else "" for each in ours)
-        table.add_row(name, *(f"{row['paper'][each]:.1f} %" for each in papers), *map("".join, zip(rates, verdicts, strict=True)))
+        table.add_row(
+            name,
+            *(f"{row['paper'][each]:.1f} %" for each in papers),
+            *map("".join, zip(rates, verdicts, strict=True)),
+        )
     console.print(table)
     missing = f"; not in these results: {', '.join(found['missing'])}" if found["missing"] else ""
     console.print(f"{found['title']} ({found['source']}); {found['note']}{missing}")
@@ -198,7 +290,9 @@ def _print_published(console: Console, found: dict[str, Any]) -> None:
 
 def episodes_at(location: str) -> list[Episode]:
     """Return the episodes of a column, ``FILE[:COLUMN]``. Raises UserError."""
-    file, _, column = (location, "", "") if Path(location).expanduser().is_file() else location.rpartition(":")
+    file, _, column = (
+        (location, "", "") if Path(location).expanduser().is_file() else location.rpartition(":")
+    )
     path = Path(file or column).expanduser()
     column = column if file else ""
     document = read_json(path, WANTED)
@@ -206,11 +300,15 @@ def episodes_at(location: str) -> list[Episode]:
     if not columns:
         raise UserError(f"{path} holds no episodes: {WANTED}")
     if column not in columns and (column or len(columns) > 1):
-        raise UserError(f"{location} names no column of {path}: write FILE:COLUMN with one of {', '.join(columns)}")
+        raise UserError(
+            f"{location} names no column of {path}: write FILE:COLUMN with one of {', '.join(columns)}"
+        )
     found = columns[column or next(iter(columns))]
     for number, each in enumerate(found):
         kinds = {"task": str, "seed": int, "success": bool, "steps": int}
-        if not isinstance(each, dict) or not all(isinstance(each.get(key), kind) for key, kind in kinds.items()):
+        if not isinstance(each, dict) or not all(
+            isinstance(each.get(key), kind) for key, kind in kinds.items()
+        ):
             raise UserError(f"{path} is damaged (episode {number}): take another copy of it")
     return found
 
@@ -219,12 +317,28 @@ def _columns(document: dict[str, Any]) -> dict[str, list[Episode]]:
     """Return the episodes of each policy and probe of a sweep, or of each mode of an evaluation."""
     if document.get("format") == FORMAT and isinstance(document.get("episodes"), list):
         rows = [each for each in document["episodes"] if isinstance(each, dict)]
-        return grouped([each | {"column": column_of(str(each.get("policy")), str(each.get("probe")))} for each in rows], "column")
-    modes = {mode: document[mode].get("episodes") for mode in MODES if isinstance(document.get(mode), dict)}
-    return {mode: episodes for mode, episodes in modes.items() if isinstance(episodes, list) and episodes}
+        return grouped(
+            [
+                each | {"column": column_of(str(each.get("policy")), str(each.get("probe")))}
+                for each in rows
+            ],
+            "column",
+        )
+    modes = {
+        mode: document[mode].get("episodes")
+        for mode in MODES
+        if isinstance(document.get(mode), dict)
+    }
+    return {
+        mode: episodes
+        for mode, episodes in modes.items()
+        if isinstance(episodes, list) and episodes
+    }
 
 
-def _read_arguments(arguments: Sequence[str]) -> tuple[dict[str, list[str]], Path | None, Path | None, str | None, bool]:
+def _read_arguments(
+    arguments: Sequence[str],
+) -> tuple[dict[str, list[str]], Path | None, Path | None, str | None, bool]:
     parser = Parser("compare", EXAMPLE)
     parser.add_argument("methods", nargs="+", metavar="NAME=FILE[:COLUMN][,FILE...]")
     parser.add_argument("--output", metavar="FILE.json")
@@ -239,10 +353,14 @@ def _read_arguments(arguments: Sequence[str]) -> tuple[dict[str, list[str]], Pat
             parser.error(f"{each} is not NAME=FILE")
         if name in methods:
             parser.error(f"{name} is given twice: separate the files of a method by commas")
-        if len({Path(file).expanduser().absolute() for file in files.split(",")}) < len(files.split(",")):
+        if len({Path(file).expanduser().absolute() for file in files.split(",")}) < len(
+            files.split(",")
+        ):
             parser.error(f"{each} names a run twice: a run counts once")
         methods[name] = files.split(",")
-    output, figure = (Path(each).expanduser() if each else None for each in (found.output, found.figure))
+    output, figure = (
+        Path(each).expanduser() if each else None for each in (found.output, found.figure)
+    )
     if figure is not None and figure.suffix not in FIGURES:
         parser.error(f"--figure {figure} must end in {', '.join(FIGURES)}")
     return methods, output, figure, found.published, found.json

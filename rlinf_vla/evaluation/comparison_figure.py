@@ -16,7 +16,14 @@ ROW_IN = 0.3
 
 def write_figure(methods: Mapping[str, dict[str, Any]], path: Path) -> None:
     """Write the figure. ``methods``: that entry of ``compare.comparison``."""
-    with matplotlib.rc_context({"svg.hashsalt": "rlinf-vla", "svg.fonttype": "none", "text.parse_math": False, "font.size": 9}):
+    with matplotlib.rc_context(
+        {
+            "svg.hashsalt": "rlinf-vla",
+            "svg.fonttype": "none",
+            "text.parse_math": False,
+            "font.size": 9,
+        }
+    ):
         figure = Figure(figsize=(11, max(3.2, 1.4 + ROW_IN * len(methods))), layout="constrained")
         rates, profiles, times = figure.subplots(1, 3)
         for row, (name, found) in enumerate(methods.items()):
@@ -27,12 +34,25 @@ def write_figure(methods: Mapping[str, dict[str, Any]], path: Path) -> None:
             profile = found["profile"]
             profiles.plot(profile["pc_threshold"], profile["pc_above"], color=colour, label=name)
             if profile["pc_above_ci95"] is not None:
-                profiles.fill_between(profile["pc_threshold"], *profile["pc_above_ci95"], color=colour, alpha=0.2, linewidth=0)
-            times.plot(found["time_to_success"]["steps"], found["time_to_success"]["pc_solved"], color=colour, label=name)
+                profiles.fill_between(
+                    profile["pc_threshold"],
+                    *profile["pc_above_ci95"],
+                    color=colour,
+                    alpha=0.2,
+                    linewidth=0,
+                )
+            times.plot(
+                found["time_to_success"]["steps"],
+                found["time_to_success"]["pc_solved"],
+                color=colour,
+                label=name,
+            )
         rates.set_yticks(range(len(methods)), list(methods))
         rates.set_ylim(len(methods) - 0.5, -0.5)
         _percent(rates, "x", "success, 95 % interval", "episodes solved (%)")
-        _percent(profiles, "y", "performance profile", "runs and tasks above τ (%)", "success rate τ (%)")
+        _percent(
+            profiles, "y", "performance profile", "runs and tasks above τ (%)", "success rate τ (%)"
+        )
         _percent(times, "y", "time to success", "episodes solved (%)", "control steps")
         profiles.legend(frameon=False)
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
@@ -40,7 +60,14 @@ def write_figure(methods: Mapping[str, dict[str, Any]], path: Path) -> None:
 
 def _percent(axes: Axes, scale: str, title: str, label: str, other: str = "") -> None:
     """Label ``axes``, whose ``scale`` (x or y) is in percent."""
-    axes.set(**{"title": title, f"{scale}label": label, f"{scale}lim": (-2, 102), f"{scale}ticks": range(0, 101, 20)})
+    axes.set(
+        **{
+            "title": title,
+            f"{scale}label": label,
+            f"{scale}lim": (-2, 102),
+            f"{scale}ticks": range(0, 101, 20),
+        }
+    )
     axes.set(**{"ylabel" if scale == "x" else "xlabel": other})
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.3)

@@ -33,7 +33,11 @@ def evaluate(
     calls per second of simulated time; a video has one frame per call. ``probes`` of a mode: for
     each of ``evaluation.probes`` the same counts, and the paired ``difference`` that it makes.
     """
-    document: dict[str, Any] = {"checkpoint": checkpoint, "policy_version": policy_version, "environment": fingerprint()}
+    document: dict[str, Any] = {
+        "checkpoint": checkpoint,
+        "policy_version": policy_version,
+        "environment": fingerprint(),
+    }
     for mode in recipe.evaluation.modes:
         temperature = temperature_of(recipe, mode)
         filmed = recipe.evaluation.filmed if mode == recipe.evaluation.modes[0] else 0
@@ -43,11 +47,27 @@ def evaluate(
         mean = {"cost_per_episode": sum(costs) / len(costs)} if costs else {}
         probes = {}
         for probe in recipe.evaluation.probes:
-            probed = [result.row() for result in play(temperature, 0, partial(progress, f"{name} ({mode}, {probe})"), probe)]
-            probes[probe] = _counts(probed) | {"difference": paired_episodes(rows, probed), "episodes": probed}
-        document[mode] = {"temperature": temperature} | _counts(rows) | mean | ({"probes": probes} if probes else {}) | {"episodes": rows}
+            probed = [
+                result.row()
+                for result in play(
+                    temperature, 0, partial(progress, f"{name} ({mode}, {probe})"), probe
+                )
+            ]
+            probes[probe] = _counts(probed) | {
+                "difference": paired_episodes(rows, probed),
+                "episodes": probed,
+            }
+        document[mode] = (
+            {"temperature": temperature}
+            | _counts(rows)
+            | mean
+            | ({"probes": probes} if probes else {})
+            | {"episodes": rows}
+        )
         for result in results[:filmed]:
-            film(result, run_dir / "videos" / f"{name}_{result.task}_{result.seed}.mp4", calls_per_s)
+            film(
+                result, run_dir / "videos" / f"{name}_{result.task}_{result.seed}.mp4", calls_per_s
+            )
     write_json(evaluation_file(run_dir, name), document)
     return document
 
@@ -70,7 +90,11 @@ def rates(document: dict[str, Any]) -> dict[str, float]:
     for mode, name in (("sampled", "eval/success_once"), ("greedy", "eval/success_once_greedy")):
         if mode in document:
             low, high = document[mode]["pc_success_ci95"]
-            found |= {name: document[mode]["pc_success"] / 100, f"{name}_low": low / 100, f"{name}_high": high / 100}
+            found |= {
+                name: document[mode]["pc_success"] / 100,
+                f"{name}_low": low / 100,
+                f"{name}_high": high / 100,
+            }
     return found
 
 
@@ -83,12 +107,16 @@ def headline(document: dict[str, Any]) -> str:
     for mode in MODES:
         if mode in document:
             low, high = document[mode]["pc_success_ci95"]
-            parts.append(f"{document[mode]['pc_success']:.1f} % {mode} (95 % interval {low:.1f} to {high:.1f})")
+            parts.append(
+                f"{document[mode]['pc_success']:.1f} % {mode} (95 % interval {low:.1f} to {high:.1f})"
+            )
             if cut := count_cut(document[mode]["episodes"]):
                 parts.append(f"{cut} episodes cut because the simulator failed")
             for probe, found in document[mode].get("probes", {}).items():
                 low, high = found["difference"]["pc_difference_ci95"]
-                parts.append(f"{probe} {found['difference']['pc_difference']:+.1f} points ({low:+.1f} to {high:+.1f})")
+                parts.append(
+                    f"{probe} {found['difference']['pc_difference']:+.1f} points ({low:+.1f} to {high:+.1f})"
+                )
     return ", ".join(parts)
 
 
@@ -99,7 +127,13 @@ def film(result: EpisodeResult, path: Path, fps: float) -> None:
     outcome = "success" if result.success else "no success"
     title = f"{result.task}, seed {result.seed}: {result.instruction} ({outcome} after {result.steps} steps)"
     frames = [
-        annotate(frame.cpu().numpy(), [result.instruction, f"call {i + 1}" + (f", {outcome}" if i + 1 == len(result.frames) else "")])
+        annotate(
+            frame.cpu().numpy(),
+            [
+                result.instruction,
+                f"call {i + 1}" + (f", {outcome}" if i + 1 == len(result.frames) else ""),
+            ],
+        )
         for i, frame in enumerate(result.frames)
     ]
     write_video(path, frames, fps, title)

@@ -31,8 +31,17 @@ def identities(recipe: Recipe, policies: Sequence[EvalPolicy]) -> dict[str, Any]
             found[policy.name] = {"policy": policy.source, "sha256": None, "mode": None}
             continue
         directory, plugin = directory_of(recipe, policy.source), builders.model_of(recipe)
-        weights = {"sha256": digest(directory)} if plugin.learns else plugin.provenance(recipe.model.options)
-        known: dict[str, Any] = {"policy": policy.source, **weights, "mode": policy.mode, "model": recipe.model.name}
+        weights = (
+            {"sha256": digest(directory)}
+            if plugin.learns
+            else plugin.provenance(recipe.model.options)
+        )
+        known: dict[str, Any] = {
+            "policy": policy.source,
+            **weights,
+            "mode": policy.mode,
+            "model": recipe.model.name,
+        }
         if recipe.rollout.backbone.url is not None:
             known |= backbone.provenance(recipe.rollout.backbone)
         model = directory
@@ -41,7 +50,11 @@ def identities(recipe: Recipe, policies: Sequence[EvalPolicy]) -> dict[str, Any]
             model = directory_of(recipe, START)
             known["model_sha256"] = digest(model)
         known["temperature"] = temperature_of(recipe, policy.mode)
-        known["unnorm_key"] = plugin.dataset_of(model, recipe.model.options) if hasattr(plugin, "dataset_of") else None
+        known["unnorm_key"] = (
+            plugin.dataset_of(model, recipe.model.options)
+            if hasattr(plugin, "dataset_of")
+            else None
+        )
         found[policy.name] = known
     return found
 
@@ -62,8 +75,12 @@ def same_provenance(directory: Path, policies: dict[str, Any]) -> dict[str, Any]
     except (ValueError, AttributeError):
         raise UserError(f"{path} is damaged: start a new run_dir") from None
     if changes:
-        raise UserError(f"run_dir={directory} was begun with other software or weights: {changes[0]}; restore them, or start a new run_dir")
-    if str(now["cpu"]) not in str(before.get("cpu")).split(" and "):  # then verify does not expect identical episodes
+        raise UserError(
+            f"run_dir={directory} was begun with other software or weights: {changes[0]}; restore them, or start a new run_dir"
+        )
+    if str(now["cpu"]) not in str(before.get("cpu")).split(
+        " and "
+    ):  # then verify does not expect identical episodes
         before["cpu"] = f"{before.get('cpu')} and {now['cpu']}"
         write_json(path, before)
     return {name: value for name, value in before.items() if name != "policies"}

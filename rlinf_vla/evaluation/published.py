@@ -30,20 +30,30 @@ class Published:
     """Rows of the same kinds of tasks in this package, compared where no task of ``rows`` is."""
 
 
-_SUITES = {"Spatial": ("libero_spatial",), "Object": ("libero_object",), "Goal": ("libero_goal",), "Long": ("libero_10",)}
+_SUITES = {
+    "Spatial": ("libero_spatial",),
+    "Object": ("libero_object",),
+    "Goal": ("libero_goal",),
+    "Long": ("libero_10",),
+}
 LIBERO_TASKS = {"libero_90": 90}
 """Tasks of a suite of LIBERO; the others have 10."""
 _LIBERO = "one episode from each of the 50 stored states of a task, in which the runs trained, too (RLinf: libero.rst)"
 _OF_TASK = {
     "In distribution": ("Main-v3",),
-    "Vision": ("VisionImage-v1-test", *(f"Vision{kind}-v1-test" for kind in ("Texture03", "Texture05", "Whole03", "Whole05"))),
+    "Vision": (
+        "VisionImage-v1-test",
+        *(f"Vision{kind}-v1-test" for kind in ("Texture03", "Texture05", "Whole03", "Whole05")),
+    ),
     "Semantics": (
         *("Carrot-v1-test", "Plate-v1-test", "Instruct-v1-test"),
         *("MultiCarrot-v1", "MultiCarrot-v1-test", "MultiPlate-v1", "MultiPlate-v1-test"),
     ),
     "Execution": ("Position-v1-test", "EEPose-v1-test", "PositionChangeTo-v1-test"),
 }
-_SCENE25 = {row: tuple(f"PutOnPlateInScene25{name}" for name in names) for row, names in _OF_TASK.items()}
+_SCENE25 = {
+    row: tuple(f"PutOnPlateInScene25{name}" for name in names) for row, names in _OF_TASK.items()
+}
 """RL4VLA's groups of its tasks."""
 _KINDS = {
     "In distribution": ("",),
@@ -58,7 +68,9 @@ _PLATES = {row: tuple(f"PutOnPlate25{name}" for name in names) for row, names in
 """Without downloaded assets: the same kinds of shift, not the same scenes, robot or network."""
 _FIRST = {"In distribution": _SCENE25["In distribution"]}
 _SAMPLED = "evaluated at temperature 0.6; the training objects Carrot-v1, which RLinf evaluates, too, are in no row"
-_RLINF_VLA = "arXiv 2510.06710; RLinf at b4b586e6: docs/source-en/rst_source/publications/rlinf_vla.rst"
+_RLINF_VLA = (
+    "arXiv 2510.06710; RLinf at b4b586e6: docs/source-en/rst_source/publications/rlinf_vla.rst"
+)
 _SIMPLEVLA = (
     "arXiv 2509.09674, from a copy (vnrobo.com/en/blog/simplevla-rl-4-results) whose columns are shifted by one: "
     "its gains are those of Object, Goal, Long and the average, and another copy gives Long as 86.5; "
@@ -84,15 +96,27 @@ PUBLISHED = {
         "RLinf-VLA, OpenVLA-OFT, PutOnPlateInScene25",
         _RLINF_VLA,
         _SCENE25,
-        {"start": (28.13, 27.73, 12.95, 11.72), "grpo": (94.14, 84.69, 45.54, 44.66), "ppo": (97.66, 92.11, 64.84, 73.57)},
+        {
+            "start": (28.13, 27.73, 12.95, 11.72),
+            "grpo": (94.14, 84.69, 45.54, 44.66),
+            "ppo": (97.66, 92.11, 64.84, 73.57),
+        },
         _SAMPLED,
         _PLATES,
     ),
     "pirl_maniskill_pi0": Published(
-        "πRL, π₀, PutOnPlateInScene25", _PI_RL, _FIRST, {"start": (38.4,), "sde": (78.8,), "noise": (77.8,)}, "evaluated by Euler steps"
+        "πRL, π₀, PutOnPlateInScene25",
+        _PI_RL,
+        _FIRST,
+        {"start": (38.4,), "sde": (78.8,), "noise": (77.8,)},
+        "evaluated by Euler steps",
     ),
     "pirl_maniskill_pi05": Published(
-        "πRL, π₀.₅, PutOnPlateInScene25", _PI_RL, _FIRST, {"start": (40.1,), "sde": (90.9,), "noise": (89.7,)}, "evaluated by Euler steps"
+        "πRL, π₀.₅, PutOnPlateInScene25",
+        _PI_RL,
+        _FIRST,
+        {"start": (40.1,), "sde": (90.9,), "noise": (89.7,)},
+        "evaluated by Euler steps",
     ),
     "rlinf_libero": Published(
         "RLinf-VLA, one OpenVLA-OFT for 130 tasks of LIBERO",
@@ -162,16 +186,28 @@ def beside_published(name: str, outcomes: Mapping[str, Outcomes]) -> dict[str, A
     if name not in PUBLISHED:
         raise UserError(f"--published {name} is not known: choose from {', '.join(PUBLISHED)}")
     paper = PUBLISHED[name]
-    found: dict[str, Any] = {"title": paper.title, "source": paper.source, "note": paper.note, "missing": [], "rows": {}}
+    found: dict[str, Any] = {
+        "title": paper.title,
+        "source": paper.source,
+        "note": paper.note,
+        "missing": [],
+        "rows": {},
+    }
     played = {task for each in outcomes.values() for task in each.tasks}
-    named = any(_is_in(task, part) for parts in paper.rows.values() for part in parts for task in played)
+    named = any(
+        _is_in(task, part) for parts in paper.rows.values() for part in parts for task in played
+    )
     rows = paper.rows if named or not paper.kinds else paper.kinds
     if rows is paper.kinds:
-        found["note"] += "; ours is PutOnPlate25: the same kinds of shift, not the same scenes, robot or network"
+        found["note"] += (
+            "; ours is PutOnPlate25: the same kinds of shift, not the same scenes, robot or network"
+        )
     for number, (row, wanted) in enumerate(rows.items()):
         ours: dict[str, Any] = {}
         lacking: dict[str, str] = {}
-        total = sum(LIBERO_TASKS.get(part, 10) if part.startswith("libero_") else 1 for part in wanted)
+        total = sum(
+            LIBERO_TASKS.get(part, 10) if part.startswith("libero_") else 1 for part in wanted
+        )
         for method, each in outcomes.items():
             parts = [[task for task in each.tasks if _is_in(task, part)] for part in wanted]
             if all(parts):
@@ -182,11 +218,17 @@ def beside_published(name: str, outcomes: Mapping[str, Outcomes]) -> dict[str, A
             found["missing"].append(row)
             continue
         rates = {method: values[number] for method, values in paper.columns.items()}
-        verdicts = {method: _verdict(rates[method], each["pc_success_ci95"]) for method, each in ours.items() if method in rates}
+        verdicts = {
+            method: _verdict(rates[method], each["pc_success_ci95"])
+            for method, each in ours.items()
+            if method in rates
+        }
         found["rows"][row] = {"paper": rates, "ours": ours, "verdict": verdicts | lacking}
     if not found["rows"]:
         wanted = ", ".join(part for parts in paper.rows.values() for part in parts)
-        raise UserError(f"--published {name}: no row of {paper.title} is in the results: it is about {wanted}")
+        raise UserError(
+            f"--published {name}: no row of {paper.title} is in the results: it is about {wanted}"
+        )
     return found
 
 

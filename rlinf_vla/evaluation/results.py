@@ -19,7 +19,14 @@ from rlinf_vla.core.io import parse_json
 from rlinf_vla.evaluation.statistics import Episode, column_of, grouped, paired_episodes, summary
 
 FORMAT = "rlinf-vla evaluation 3"
-COLUMNS: dict[str, Any] = {"policy": str, "probe": str, "suite": str, "task": str, "seed": int, "instruction": str}
+COLUMNS: dict[str, Any] = {
+    "policy": str,
+    "probe": str,
+    "suite": str,
+    "task": str,
+    "seed": int,
+    "instruction": str,
+}
 COLUMNS |= {"success": bool, "steps": int, "return": float | int}
 """Names and types of an episode's values."""
 
@@ -55,7 +62,14 @@ def tables(episodes: Sequence[Episode]) -> dict[str, Any]:
         for before, after in combinations(by_policy, 2)
         if _compared(by_policy[before], by_policy[after])
         for suite in [None, *(suites if len(suites) > 1 else [])]
-        if (found := paired_episodes(*([e for e in by_policy[name][2] if suite in (None, e["suite"])] for name in (before, after))))
+        if (
+            found := paired_episodes(
+                *(
+                    [e for e in by_policy[name][2] if suite in (None, e["suite"])]
+                    for name in (before, after)
+                )
+            )
+        )
     ]
     return {"policies": policies, "differences": differences}
 

@@ -68,9 +68,14 @@ def decide(for_second: Array, for_first: Array, alpha: float = ALPHA) -> Decisio
     """
     most = max((float(each.max()) for each in (for_second, for_first) if len(each)), default=0.0)
     p_value = float(min(1.0, 2 * np.exp(-most)))
-    reached = {name: np.flatnonzero(each >= np.log(2 / alpha)) for name, each in (("second", for_second), ("first", for_first))}
+    reached = {
+        name: np.flatnonzero(each >= np.log(2 / alpha))
+        for name, each in (("second", for_second), ("first", for_first))
+    }
     found = sorted((int(places[0]), name) for name, places in reached.items() if len(places))
-    return Decision(found[0][1], found[0][0] + 1, p_value) if found else Decision(None, None, p_value)
+    return (
+        Decision(found[0][1], found[0][0] + 1, p_value) if found else Decision(None, None, p_value)
+    )
 
 
 def decide_paired(gains: Array, alpha: float = ALPHA) -> Decision:

@@ -71,7 +71,9 @@ def mcnemar_exact(before: Sequence[bool], after: Sequence[bool]) -> float:
     return min(1.0, 2 * tail / (1 << changed))
 
 
-def paired_difference(before: Sequence[bool], after: Sequence[bool], confidence: float = 0.95) -> tuple[float, tuple[float, float]]:
+def paired_difference(
+    before: Sequence[bool], after: Sequence[bool], confidence: float = 0.95
+) -> tuple[float, tuple[float, float]]:
     """Return after - before in success rate and its two-sided interval, for paired episodes.
 
     Method 10 of Newcombe, "Improved confidence intervals for the difference between binomial
@@ -121,7 +123,9 @@ def summary(episodes: Sequence[Episode], *parts: str) -> dict[str, Any]:
     }
     if parts:
         first, *rest = parts
-        result[f"per_{first}"] = {name: summary(played, *rest) for name, played in grouped(episodes, first).items()}
+        result[f"per_{first}"] = {
+            name: summary(played, *rest) for name, played in grouped(episodes, first).items()
+        }
     return result
 
 
@@ -141,7 +145,9 @@ def grouped(episodes: Sequence[Episode], by: str) -> dict[str, list[Episode]]:
 def compare(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     """Return ``evaluation/comparison.json``: :func:`paired_episodes` per mode in both documents."""
     both = [mode for mode in MODES if mode in before and mode in after]
-    found = {mode: paired_episodes(before[mode]["episodes"], after[mode]["episodes"]) for mode in both}
+    found = {
+        mode: paired_episodes(before[mode]["episodes"], after[mode]["episodes"]) for mode in both
+    }
     return {mode: block for mode, block in found.items() if block}
 
 
@@ -158,12 +164,18 @@ def paired_episodes(before: Sequence[Episode], after: Sequence[Episode]) -> dict
     exact), and ``anytime``: see ``anytime_comparison``. The others hold for a number of episodes
     that was fixed before the first one.
     """
-    first, second = ({(task_of(episode), episode["seed"]): episode for episode in played} for played in (before, after))
+    first, second = (
+        {(task_of(episode), episode["seed"]): episode for episode in played}
+        for played in (before, after)
+    )
     shared = [episode for episode in first if episode in second]
     if not shared:
         return {}
     pairs = [first[episode] for episode in shared], [second[episode] for episode in shared]
-    outcomes = [bool(episode["success"]) for episode in pairs[0]], [bool(episode["success"]) for episode in pairs[1]]
+    outcomes = (
+        [bool(episode["success"]) for episode in pairs[0]],
+        [bool(episode["success"]) for episode in pairs[1]],
+    )
     _, gained, lost, _ = _paired_counts(*outcomes)
     difference, (low, high) = paired_difference(*outcomes)
     return {
@@ -188,7 +200,13 @@ def anytime_comparison(before: Sequence[Episode], after: Sequence[Episode]) -> d
     """
     first, second = _in_order(before), _in_order(after)
     rounds = min(map(len, (*first, *second)))
-    means = np.mean([np.subtract(b[:rounds], a[:rounds], dtype=float) for a, b in zip(first, second, strict=True)], axis=0)
+    means = np.mean(
+        [
+            np.subtract(b[:rounds], a[:rounds], dtype=float)
+            for a, b in zip(first, second, strict=True)
+        ],
+        axis=0,
+    )
     interval = [100 * each for each in confidence_sequence(means)]
     return {"n_rounds": rounds} | decide_paired(means).document() | {"pc_difference_ci95": interval}
 
@@ -201,10 +219,18 @@ def _in_order(episodes: Sequence[Episode]) -> list[list[bool]]:
     """
     tasks = sorted(by_task(episodes).items())
     common = set.intersection(*(set(outcomes) for _, outcomes in tasks))
-    return [[outcomes[seed] for seed in sorted(outcomes, key=lambda seed: (seed not in common, seed))] for _, outcomes in tasks]
+    return [
+        [outcomes[seed] for seed in sorted(outcomes, key=lambda seed: (seed not in common, seed))]
+        for _, outcomes in tasks
+    ]
 
 
 def _paired_counts(before: Sequence[bool], after: Sequence[bool]) -> tuple[int, int, int, int]:
     """Count the episodes that succeeded in both, were gained, were lost, or failed in both."""
     pairs = [(bool(first), bool(second)) for first, second in zip(before, after, strict=True)]
-    return pairs.count((True, True)), pairs.count((False, True)), pairs.count((True, False)), pairs.count((False, False))
+    return (
+        pairs.count((True, True)),
+        pairs.count((False, True)),
+        pairs.count((True, False)),
+        pairs.count((False, False)),
+    )

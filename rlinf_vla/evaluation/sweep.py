@@ -43,8 +43,12 @@ def run(recipe: Recipe, config: DictConfig) -> dict[str, Any]:
     with run_directory.opened_for_sweep(directory, config):
         document = SweepRun(sweep, directory, to_plain(config)).carry_out()
     print_tables(document)
-    print(f"episodes: {builders.relative(directory / run_directory.RESULT)}, episodes.csv; report: report.html in the same directory")
-    print(f"to check it: rlinf-vla verify {builders.relative(directory / run_directory.RESULT)} --episodes 20")
+    print(
+        f"episodes: {builders.relative(directory / run_directory.RESULT)}, episodes.csv; report: report.html in the same directory"
+    )
+    print(
+        f"to check it: rlinf-vla verify {builders.relative(directory / run_directory.RESULT)} --episodes 20"
+    )
     return document
 
 
@@ -53,7 +57,12 @@ class SweepRun:
 
     def __init__(self, sweep: Sweep, directory: Path, saved_recipe: dict[str, Any]) -> None:
         """``saved_recipe``: the recipe as JSON values."""
-        self.sweep, self.recipe, self.directory, self.saved_recipe = sweep, sweep.recipe, directory, saved_recipe
+        self.sweep, self.recipe, self.directory, self.saved_recipe = (
+            sweep,
+            sweep.recipe,
+            directory,
+            saved_recipe,
+        )
 
     def carry_out(self) -> dict[str, Any]:
         """Run missing blocks, write all results and return the document of result.json."""
@@ -73,33 +82,57 @@ class SweepRun:
         with stages() as progress, closing(player):
             for number, suite in enumerate(suites):
                 stage = partial(progress, f"part {number + 1} of {len(suites)}, {_label(suite)}")
-                of_suite = self.sweep.until_decided(number, partial(self._play_missing, player, played, stage))
+                of_suite = self.sweep.until_decided(
+                    number, partial(self._play_missing, player, played, stage)
+                )
                 ended += of_suite
                 chosen = self._chosen({block: played[block] for block in of_suite})
-                films = [Job(block, filmed=True) for block in chosen if not all(map(Path.exists, self._videos(block)))]
+                films = [
+                    Job(block, filmed=True)
+                    for block in chosen
+                    if not all(map(Path.exists, self._videos(block)))
+                ]
                 self._play(player, films, partial(progress, f"films of {_label(suite)}"))
         played = {block: played[block] for block in ended}
         document = self._document(played, policies, machine, player.losses)
         (self.directory / "episodes.csv").write_text(as_csv(document["episodes"]))
-        write_report(self.directory, document, [film for block in self._chosen(played) for film in self._films(block)])
-        write_json(self.directory / run_directory.RESULT, document)  # last: it marks the sweep as finished
+        write_report(
+            self.directory,
+            document,
+            [film for block in self._chosen(played) for film in self._films(block)],
+        )
+        write_json(
+            self.directory / run_directory.RESULT, document
+        )  # last: it marks the sweep as finished
         return document
 
     def _play_missing(
-        self, player: BlockPlayer | BlockWorkers, played: Documents, progress: Callable[[float], None], part: Sequence[Block]
+        self,
+        player: BlockPlayer | BlockWorkers,
+        played: Documents,
+        progress: Callable[[float], None],
+        part: Sequence[Block],
     ) -> list[Episode]:
         """Play blocks of ``part`` that ``played`` lacks, and add them; return all episodes."""
         self._play(player, [Job(block) for block in part if block not in played], progress)
         played.update(self._read(part))
         return [episode for block in part for episode in played[block]["episodes"]]
 
-    def _play(self, player: BlockPlayer | BlockWorkers, jobs: Sequence[Job], progress: Callable[[float], None]) -> None:
+    def _play(
+        self,
+        player: BlockPlayer | BlockWorkers,
+        jobs: Sequence[Job],
+        progress: Callable[[float], None],
+    ) -> None:
         """Carry out jobs, in this process or in workers; report the fraction of all episodes."""
         done = dict.fromkeys(jobs, 0.0)
 
         def reached(job: Job, fraction: float) -> None:
             done[job] = fraction
-            progress(sum(len(each.block.seeds) * part for each, part in done.items()) / _episodes(each.block for each in done))
+            progress(
+                sum(len(each.block.seeds) * part for each, part in done.items())
+                / _episodes(each.block for each in done)
+            )
 
         player.run(jobs, self.directory, reached)
 
@@ -120,10 +153,14 @@ class SweepRun:
         """Return ``evaluation.filmed`` episodes per policy and task to film, failures first."""
         outcomes: dict[tuple[int, int, int], list[Episode]] = {}
         for block, document in played.items():
-            outcomes.setdefault((block.policy, block.suite, block.task), []).extend(document["episodes"])
+            outcomes.setdefault((block.policy, block.suite, block.task), []).extend(
+                document["episodes"]
+            )
         chosen = []
         for place, episodes in outcomes.items():
-            first = sorted(episodes, key=lambda episode: (episode["success"], episode["seed"]))[: self.recipe.evaluation.filmed]
+            first = sorted(episodes, key=lambda episode: (episode["success"], episode["seed"]))[
+                : self.recipe.evaluation.filmed
+            ]
             chosen += [Block(*place, tuple(episode["seed"] for episode in first))] if first else []
         return chosen
 
@@ -131,20 +168,47 @@ class SweepRun:
         return [self.directory / VIDEOS / f"{block.name_of(seed)}.mp4" for seed in block.seeds]
 
     def _films(self, block: Block) -> list[Film]:
-        return [Film(*place[:3], path) for place, path in zip(self.sweep.places(block), self._videos(block), strict=True)]
+        return [
+            Film(*place[:3], path)
+            for place, path in zip(self.sweep.places(block), self._videos(block), strict=True)
+        ]
 
-    def _document(self, played: Documents, policies: dict[str, Any], machine: dict[str, Any], lost_processes: int) -> dict[str, Any]:
+    def _document(
+        self,
+        played: Documents,
+        policies: dict[str, Any],
+        machine: dict[str, Any],
+        lost_processes: int,
+    ) -> dict[str, Any]:
         environments: dict[int, dict[str, Any]] = {}
         for block, document in played.items():
-            if environments.setdefault(block.suite, document["environment"]) != document["environment"]:
+            if (
+                environments.setdefault(block.suite, document["environment"])
+                != document["environment"]
+            ):
                 where = f"{self.sweep.suites[block.suite].name} in {self.directory} was played on different simulators"
-                raise UserError(f"{where}: {environments[block.suite]} and {document['environment']}; start a new run_dir")
+                raise UserError(
+                    f"{where}: {environments[block.suite]} and {document['environment']}; start a new run_dir"
+                )
             policies[self.sweep.policies[block.policy].name].update(document["policy"] or {})
         episodes = [episode for document in played.values() for episode in document["episodes"]]
-        suites = [{"suite": suite.name, "tasks": list(suite.tasks)} | environments[place] for place, suite in enumerate(self.sweep.suites)]
-        lost = {"simulators": sum(document["lost_simulators"] for document in played.values()), "processes": lost_processes}
+        suites = [
+            {"suite": suite.name, "tasks": list(suite.tasks)} | environments[place]
+            for place, suite in enumerate(self.sweep.suites)
+        ]
+        lost = {
+            "simulators": sum(document["lost_simulators"] for document in played.values()),
+            "processes": lost_processes,
+        }
         lost["episodes cut because the simulator failed"] = count_cut(episodes)
-        head = {"format": FORMAT, "name": self.recipe.name, "environment": machine, "suites": suites, "provenance": policies, "lost": lost}
+        head = {
+            "format": FORMAT,
+            "name": self.recipe.name,
+            "environment": machine,
+            "suites": suites,
+            "provenance": policies,
+            "lost": lost,
+        }
         return head | tables(episodes) | {"recipe": self.saved_recipe, "episodes": episodes}
 
 
@@ -153,4 +217,6 @@ def _episodes(blocks: Iterable[Block]) -> int:
 
 
 def _label(suite: Suite) -> str:
-    return f"{suite.name}: {suite.tasks[0]}" + (f" and {len(suite.tasks) - 1} more" if len(suite.tasks) > 1 else "")
+    return f"{suite.name}: {suite.tasks[0]}" + (
+        f" and {len(suite.tasks) - 1} more" if len(suite.tasks) > 1 else ""
+    )

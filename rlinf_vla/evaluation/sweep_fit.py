@@ -53,7 +53,11 @@ def run_checkpoint(recipe: Recipe, source: str) -> Path | None:
 
 def model_location(recipe: Recipe, source: str) -> str:
     """Return ``model.checkpoint`` of a policy: its own, or that of the run that wrote it."""
-    return recipe.model.checkpoint if source == START or run_checkpoint(recipe, source) is not None else source
+    return (
+        recipe.model.checkpoint
+        if source == START or run_checkpoint(recipe, source) is not None
+        else source
+    )
 
 
 def with_model(recipe: Recipe, location: str) -> Recipe:
@@ -63,12 +67,16 @@ def with_model(recipe: Recipe, location: str) -> Recipe:
 def _require_experts(plugin: Any, tasks: Sequence[str]) -> None:
     without = {task.name for task in plugin.tasks() if not task.has_expert}
     if lacking := [task for task in tasks if task in without]:
-        raise UserError(f"sweep.policies lists {EXPERT}, and {lacking[0]} has no scripted expert: leave {EXPERT} out")
+        raise UserError(
+            f"sweep.policies lists {EXPERT}, and {lacking[0]} has no scripted expert: leave {EXPERT} out"
+        )
 
 
 def _require_equal(plugin: Any, one: tuple[str, Any], other: tuple[str, Any]) -> None:
     """Raise UserError if two policies, each with its node ``env``, need different environments."""
-    if one[1] == other[1] or (isinstance(plugin, HasOutline) and plugin.outline(one[1]) == plugin.outline(other[1])):
+    if one[1] == other[1] or (
+        isinstance(plugin, HasOutline) and plugin.outline(one[1]) == plugin.outline(other[1])
+    ):
         return
     keys = []
     for key in (field.name for field in fields(one[1])):
@@ -77,4 +85,6 @@ def _require_equal(plugin: Any, one: tuple[str, Any], other: tuple[str, Any]) ->
         if values[0] != values[1] and len(stated) == 1:
             keys.append(f"env.{key}={str(stated[0]).replace(' ', '')}")
     remedy = f"set {' '.join(keys)}, or leave one out" if keys else "leave one out"
-    raise UserError(f"policies of a sweep play in the same environments, {one[0]} and {other[0]} do not: {remedy}")
+    raise UserError(
+        f"policies of a sweep play in the same environments, {one[0]} and {other[0]} do not: {remedy}"
+    )

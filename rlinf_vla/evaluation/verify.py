@@ -42,10 +42,17 @@ def run(arguments: Sequence[str]) -> int:
     document = _read(path)
     sweep = Sweep.of(with_overrides(document["recipe"], settings, PLAYED, str(path)))
     blocks = {place: block for block in sweep.blocks for place in sweep.places(block)}
-    if _expected(sweep, document["episodes"]) != list(map(_place, document["episodes"])) or len(document["suites"]) != len(sweep.suites):
-        raise UserError(f"{path} does not hold the episodes of its recipe: it is damaged, or of another version")
+    if _expected(sweep, document["episodes"]) != list(map(_place, document["episodes"])) or len(
+        document["suites"]
+    ) != len(sweep.suites):
+        raise UserError(
+            f"{path} does not hold the episodes of its recipe: it is damaged, or of another version"
+        )
     now = identities(sweep.recipe, sweep.policies)
-    saved = {name: {key: document["provenance"].get(name, {}).get(key) for key in known} for name, known in now.items()}
+    saved = {
+        name: {key: document["provenance"].get(name, {}).get(key) for key in known}
+        for name, known in now.items()
+    }
     changes = differing(document["environment"], fingerprint(), (*SOFTWARE, "cpu")) + differing(
         {"policy": saved}, {"policy": now}, ("policy",)
     )
@@ -59,10 +66,16 @@ def run(arguments: Sequence[str]) -> int:
         for block, chosen in seeds.items():
             played = player.play(replace(block, seeds=tuple(chosen)))
             suite = document["suites"][block.suite]
-            changes += [each for each in differing(suite, played["environment"], list(played["environment"])) if each not in changes]
+            changes += [
+                each
+                for each in differing(suite, played["environment"], list(played["environment"]))
+                if each not in changes
+            ]
             again |= {_place(episode): episode for episode in played["episodes"]}
             progress("episodes", len(again) / len(wanted))
-    exact = not changes and all(each.get("device", sweep.recipe.cluster.device) == "cpu" for each in now.values())
+    exact = not changes and all(
+        each.get("device", sweep.recipe.cluster.device) == "cpu" for each in now.values()
+    )
     verdict = compare_outcomes(wanted, [again[_place(episode)] for episode in wanted], exact)
     sums = json.loads(json.dumps(tables(document["episodes"])))
     sound = all(document[name] == table for name, table in sums.items())
@@ -100,14 +113,25 @@ class Verdict:
 def compare_outcomes(kept: Sequence[Episode], again: Sequence[Episode], exact: bool) -> Verdict:
     """Compare the saved with the repeated outcomes of the same episodes in the same order."""
     pairs = list(zip(kept, again, strict=True))
-    different = [(old, new) for old, new in pairs if any(old[name] != new[name] for name in OUTCOME)]
-    return Verdict(len(pairs), different, mcnemar_exact([old["success"] for old in kept], [new["success"] for new in again]), exact)
+    different = [
+        (old, new) for old, new in pairs if any(old[name] != new[name] for name in OUTCOME)
+    ]
+    return Verdict(
+        len(pairs),
+        different,
+        mcnemar_exact([old["success"] for old in kept], [new["success"] for new in again]),
+        exact,
+    )
 
 
 def sample(episodes: Sequence[Episode], count: int) -> list[Episode]:
     """Return ``count`` episodes (or all), evenly spaced in the list, so over policies and tasks."""
     total = len(episodes)
-    return [episodes[index * total // count] for index in range(count)] if count < total else list(episodes)
+    return (
+        [episodes[index * total // count] for index in range(count)]
+        if count < total
+        else list(episodes)
+    )
 
 
 def _says(path: Path, verdict: Verdict, changes: Sequence[str], sound: bool) -> list[str]:
@@ -115,7 +139,9 @@ def _says(path: Path, verdict: Verdict, changes: Sequence[str], sound: bool) -> 
     same = verdict.played - len(verdict.different)
     lines.append(f"{same} of {verdict.played} episodes are bit-identical")
     for old, new in verdict.different[:SHOWN]:
-        what = ", ".join(f"{name} was {old[name]}, is {new[name]}" for name in OUTCOME if old[name] != new[name])
+        what = ", ".join(
+            f"{name} was {old[name]}, is {new[name]}" for name in OUTCOME if old[name] != new[name]
+        )
         lines.append(f"  {old['policy']} on {old['task']}, seed {old['seed']}: {what}")
     if len(verdict.different) > SHOWN:
         lines.append(f"  and {len(verdict.different) - SHOWN} more")
@@ -139,9 +165,16 @@ def _expected(sweep: Sweep, episodes: Sequence[Episode]) -> list[Place]:
     recorded = {_place(episode): episode for episode in episodes}
 
     def play(part: Sequence[Block]) -> list[Episode]:
-        return [recorded[place] for block in part for place in sweep.places(block) if place in recorded]
+        return [
+            recorded[place] for block in part for place in sweep.places(block) if place in recorded
+        ]
 
-    return [place for suite in range(len(sweep.suites)) for block in sweep.until_decided(suite, play) for place in sweep.places(block)]
+    return [
+        place
+        for suite in range(len(sweep.suites))
+        for block in sweep.until_decided(suite, play)
+        for place in sweep.places(block)
+    ]
 
 
 def _place(episode: Episode) -> Place:
@@ -153,16 +186,25 @@ def _read(path: Path) -> dict[str, Any]:
     document = read_json(path, "give it the result.json of a sweep")
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise UserError(f"{path} is not a sweep's result.json ({FORMAT})")
-    kinds: dict[str, type] = dict.fromkeys(("recipe", "environment", "provenance", "policies"), dict)
+    kinds: dict[str, type] = dict.fromkeys(
+        ("recipe", "environment", "provenance", "policies"), dict
+    )
     kinds |= dict.fromkeys(("suites", "differences", "episodes"), list)
     for name, kind in kinds.items():
         if not isinstance(document.get(name), kind):
             raise UserError(f"{path} is damaged ({name} is missing): take another copy of it")
-    pieces = {"policy": document["provenance"].items(), "suite": enumerate(document["suites"]), "episode": enumerate(document["episodes"])}
+    pieces = {
+        "policy": document["provenance"].items(),
+        "suite": enumerate(document["suites"]),
+        "episode": enumerate(document["episodes"]),
+    }
     for what, of_them in pieces.items():
         columns = COLUMNS if what == "episode" else {}
         for name, piece in of_them:
-            if not (isinstance(piece, dict) and all(isinstance(piece.get(column), kind) for column, kind in columns.items())):
+            if not (
+                isinstance(piece, dict)
+                and all(isinstance(piece.get(column), kind) for column, kind in columns.items())
+            ):
                 raise UserError(f"{path} is damaged ({what} {name}): take another copy of it")
     return document
 

@@ -31,11 +31,20 @@ def write_video(path: Path, frames: Frame | Sequence[Frame], fps: float, title: 
     height, width = frames[0].shape[:2]
     # faststart puts the index first: a browser starts before it has read the whole file
     options = {"movflags": "+faststart"}
-    with replacing(path) as aside, av.open(str(aside), "w", format="mp4", options=options) as container:
+    with (
+        replacing(path) as aside,
+        av.open(str(aside), "w", format="mp4", options=options) as container,
+    ):
         container.metadata["title"] = title
         rate = Fraction(fps).limit_denominator(1000)
-        stream = container.add_stream("libx264", rate=rate, options={"crf": "23", "preset": "veryfast"})
-        stream.width, stream.height, stream.pix_fmt = width + width % 2, height + height % 2, "yuv420p"
+        stream = container.add_stream(
+            "libx264", rate=rate, options={"crf": "23", "preset": "veryfast"}
+        )
+        stream.width, stream.height, stream.pix_fmt = (
+            width + width % 2,
+            height + height % 2,
+            "yuv420p",
+        )
         for frame in frames:
             even = np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
             container.mux(stream.encode(av.VideoFrame.from_ndarray(even, format="rgb24")))

@@ -45,7 +45,9 @@ class Allocations(TorchDispatchMode):
         self.now = self.peak = 0
         self._known: dict[int, weakref.ref[Any]] = {}
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         found, new = computed(function, args, kwargs or {})
         for storage in new:
             self._add(storage)
@@ -109,11 +111,17 @@ def kernels_of(device: str) -> Iterator[None]:
     """
     plain = F.scaled_dot_product_attention
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **options: Any) -> Tensor:
-        if not q.is_meta or (device == CUDA and options.get("enable_gqa") and attn_mask is not None):
+    def attend(
+        q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **options: Any
+    ) -> Tensor:
+        if not q.is_meta or (
+            device == CUDA and options.get("enable_gqa") and attn_mask is not None
+        ):
             return plain(q, k, v, attn_mask, **options)
         causal, scale = options.get("is_causal", False), options.get("scale")
-        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=attn_mask, scale=scale)[0]
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, 0.0, causal, attn_mask=attn_mask, scale=scale
+        )[0]
 
     F.scaled_dot_product_attention = attend  # type: ignore[assignment]
     try:
@@ -126,7 +134,9 @@ def kernels_of(device: str) -> Iterator[None]:
 class UnknownNumbers(TorchDispatchMode):
     """Context in which the number in a meta tensor is 0, as for metrics to report."""
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if function is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
             return 0.0
         return function(*args, **(kwargs or {}))

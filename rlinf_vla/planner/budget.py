@@ -23,7 +23,14 @@ from rlinf_vla.rollout.collector import rollout_calls
 from rlinf_vla.runtime.machines import assign, broadcasts, describe, this_machine
 from rlinf_vla.training.ranks import BUCKET
 
-ALWAYS, ROLLOUT, REFERENCE, UPDATE, STEP, PUBLISH = "always", "rollout", "reference", "update", "optimiser step", "publishing weights"
+ALWAYS, ROLLOUT, REFERENCE, UPDATE, STEP, PUBLISH = (
+    "always",
+    "rollout",
+    "reference",
+    "update",
+    "optimiser step",
+    "publishing weights",
+)
 
 
 @dataclass(frozen=True)
@@ -38,7 +45,10 @@ class Setting:
     """The trainer computes whole batches, without micro-batches."""
 
     def overrides(self) -> str:
-        keys = f"cluster.micro_batch_size={self.micro_batch_size} " * (not self.whole) + f"rollout.batch_size={self.batch_size}"
+        keys = (
+            f"cluster.micro_batch_size={self.micro_batch_size} " * (not self.whole)
+            + f"rollout.batch_size={self.batch_size}"
+        )
         keys += f" cluster.gradient_checkpointing={str(self.gradient_checkpointing).lower()}"
         return keys + " cluster.offload=true" * self.offload
 
@@ -82,7 +92,10 @@ class Budget:
 
     def check_host(self, memory: float) -> None:
         """Raise UserError unless ``memory`` bytes of main memory have room beside a GPU's."""
-        needed, avoidable = sum(part.size for part in self.host), [part for part in self.host if part.without]
+        needed, avoidable = (
+            sum(part.size for part in self.host),
+            [part for part in self.host if part.without],
+        )
         if needed > SLACK * memory:
             largest = max(avoidable, key=lambda part: part.size, default=None)
             fix = "use fewer episodes or environments"
@@ -99,7 +112,12 @@ class Budget:
             table.add_row(part.role, part.name, part.phase, f"{part.size / 1e9:.3f}")
         table.add_section()
         share = f"{100 * self.peak / self.memory:.0f} % of {self.memory / 1e9:.1f} GB"
-        table.add_row("", f"peak: {share} ({100 * SLACK:.0f} % may be filled)", self.device, f"{self.peak / 1e9:.3f}")
+        table.add_row(
+            "",
+            f"peak: {share} ({100 * SLACK:.0f} % may be filled)",
+            self.device,
+            f"{self.peak / 1e9:.3f}",
+        )
         for part in self.host:
             table.add_row(part.role, part.name, part.phase, f"{part.size / 1e9:.3f}")
         return table
@@ -115,7 +133,13 @@ def room_in(memory: float) -> str:
 def setting_of(recipe: Recipe) -> Setting:
     cluster = recipe.cluster
     whole = recipe.algorithm.family == OFF_POLICY
-    return Setting(cluster.rows, recipe.rollout.batch_size, cluster.gradient_checkpointing, cluster.offload, whole)
+    return Setting(
+        cluster.rows,
+        recipe.rollout.batch_size,
+        cluster.gradient_checkpointing,
+        cluster.offload,
+        whole,
+    )
 
 
 def budget(model: MemoryModel, setting: Setting, memory: float, exact: bool = True) -> Budget:
@@ -126,12 +150,18 @@ def budget(model: MemoryModel, setting: Setting, memory: float, exact: bool = Tr
     """
     cluster = model.recipe.cluster
     if cluster.runtime == IN_PROCESS:
-        parts = [*_trainer(model, setting, "process", exact), *_acting(model, setting, "process", exact)]
+        parts = [
+            *_trainer(model, setting, "process", exact),
+            *_acting(model, setting, "process", exact),
+        ]
     else:
         parts = _trainer(model, setting, "trainer", exact)
         if share_a_device(model.recipe):
             weights = model.weights()
-            parts += [Part("rollout worker", "weights", ALWAYS, weights.all), *_acting(model, setting, "rollout worker", exact)]
+            parts += [
+                Part("rollout worker", "weights", ALWAYS, weights.all),
+                *_acting(model, setting, "rollout worker", exact),
+            ]
     host = tuple(_host(model))
     if cluster.device != CUDA:  # the rollout is in the same memory
         parts, host = [*parts, *host], ()
@@ -141,7 +171,9 @@ def budget(model: MemoryModel, setting: Setting, memory: float, exact: bool = Tr
 def share_a_device(recipe: Recipe) -> bool:
     """Return whether a trainer rank and a rollout worker share a device."""
     cluster = recipe.cluster
-    rollouts, trainers = assign(cluster.placement, cluster.rollout_workers, cluster.trainer_ranks, describe(cluster))
+    rollouts, trainers = assign(
+        cluster.placement, cluster.rollout_workers, cluster.trainer_ranks, describe(cluster)
+    )
     return not set(rollouts).isdisjoint(trainers)
 
 
@@ -158,25 +190,45 @@ def _trainer(model: MemoryModel, setting: Setting, role: str, exact: bool) -> li
         "Adam's moments": weights.moments,
         "float32 copies of trained weights": weights.master,
         "reference copy of trained weights": weights.trained * model.algorithm.keeps_reference,
-        "copy of trained weights at the start of an iteration": weights.trained * model.algorithm.keeps_proximal,
+        "copy of trained weights at the start of an iteration": weights.trained
+        * model.algorithm.keeps_proximal,
         "moving averages": 0 if model.replay is None else model.replay.average_bytes,
     }
     rows = most_rows_of(model)
     if model.replay is None or not setting.micro_batch_size:
         rows = min(setting.micro_batch_size, rows)
     parts = [Part(role, name, ALWAYS, size) for name, size in always.items()]
-    parts += [replace(part, size=min(part.size, BUCKET)) for part in _broadcast(model, setting, role, "bucket of weights to broadcast")]
+    parts += [
+        replace(part, size=min(part.size, BUCKET))
+        for part in _broadcast(model, setting, role, "bucket of weights to broadcast")
+    ]
     count = exactly if exact else estimate
     what = "micro-batch" if model.replay is None else "batch"
-    update = {f"{what}, activations": count(model.update, rows, setting.gradient_checkpointing) if rows else 0.0}
+    update = {
+        f"{what}, activations": count(model.update, rows, setting.gradient_checkpointing)
+        if rows
+        else 0.0
+    }
     if sharded:
-        update |= {"blocks gathered from all ranks": gathered_bytes(policy), "gradients packed to be summed": packed_bytes(policy)}
+        update |= {
+            "blocks gathered from all ranks": gathered_bytes(policy),
+            "gradients packed to be summed": packed_bytes(policy),
+        }
     parts += [Part(role, name, UPDATE, size) for name, size in update.items()]
     if cluster.trainer_ranks > 1 and not sharded:
-        parts.append(Part(role, "gradients packed to be summed", STEP, min(weights.gradients, BUCKET)))
+        parts.append(
+            Part(role, "gradients packed to be summed", STEP, min(weights.gradients, BUCKET))
+        )
     if model.algorithm.keeps_reference and not cluster.reference_workers:
         parts.append(Part(role, "present weights, set aside", REFERENCE, weights.trained))
-        parts.append(Part(role, "log-probabilities", REFERENCE, count(model.reference_bytes, rows) if rows else 0.0))
+        parts.append(
+            Part(
+                role,
+                "log-probabilities",
+                REFERENCE,
+                count(model.reference_bytes, rows) if rows else 0.0,
+            )
+        )
     return [part for part in parts if part.size]
 
 
@@ -187,10 +239,25 @@ def _acting(model: MemoryModel, setting: Setting, role: str, exact: bool) -> lis
     count = exactly if exact else estimate
     call = count(model.rollout, rows)
     parts = [
-        Part(role, "weights before merging", ROLLOUT, weights.merged * (recipe.cluster.device != CUDA)),
-        Part(role, "exact copy of rounded weights", ROLLOUT, weights.trained * recipe.rollout.rounded_weights),
+        Part(
+            role,
+            "weights before merging",
+            ROLLOUT,
+            weights.merged * (recipe.cluster.device != CUDA),
+        ),
+        Part(
+            role,
+            "exact copy of rounded weights",
+            ROLLOUT,
+            weights.trained * recipe.rollout.rounded_weights,
+        ),
         # a recorded call keeps its memory: one of act and, for a critic, one of value
-        Part(role, "recorded policy calls", ALWAYS, call + (count(model.value_bytes, rows) if model.on_policy else 0.0) if graphs else 0.0),
+        Part(
+            role,
+            "recorded policy calls",
+            ALWAYS,
+            call + (count(model.value_bytes, rows) if model.on_policy else 0.0) if graphs else 0.0,
+        ),
         Part(role, "policy call", ROLLOUT, call * (not graphs)),
         *_broadcast(model, setting, role, "broadcast weights that arrive"),
     ]
@@ -203,7 +270,14 @@ def _broadcast(model: MemoryModel, setting: Setting, role: str, name: str) -> li
     cluster, staleness = model.recipe.cluster, getattr(model.recipe.algorithm, "staleness", 0)
     if cluster.runtime == IN_PROCESS or not broadcasts(replace(cluster, offload=setting.offload)):
         return []
-    return [Part(role, name, ALWAYS if staleness else PUBLISH, model.weights().trained * max(1, staleness))]
+    return [
+        Part(
+            role,
+            name,
+            ALWAYS if staleness else PUBLISH,
+            model.weights().trained * max(1, staleness),
+        )
+    ]
 
 
 def _host(model: MemoryModel) -> Iterator[Part]:
@@ -213,7 +287,9 @@ def _host(model: MemoryModel) -> Iterator[Part]:
     limit, steps = recipe.env.episode_limit, _steps(model)
     merged = model.weights().merged * (recipe.cluster.device == CUDA)
     if merged:
-        yield Part("main memory", "weights before merging", ROLLOUT, merged, "model.lora.merge=false")
+        yield Part(
+            "main memory", "weights before merging", ROLLOUT, merged, "model.lora.merge=false"
+        )
     if not model.on_policy or not limit:
         return
     if hasattr(config, "horizon"):
@@ -223,7 +299,9 @@ def _host(model: MemoryModel) -> Iterator[Part]:
     call, kept = model.host_bytes_per_call()
     yield Part("main memory", f"{rows} policy calls of a rollout", ALWAYS, rows * call)
     if kept:
-        yield Part("main memory", "their prefixes", ALWAYS, rows * kept, "cluster.reuse_frozen=false")
+        yield Part(
+            "main memory", "their prefixes", ALWAYS, rows * kept, "cluster.reuse_frozen=false"
+        )
 
 
 def _steps(model: MemoryModel) -> int:
@@ -254,7 +332,10 @@ def most_rows_of(model: MemoryModel) -> int:
     deviations. Of whole groups of episodes whose length only the simulator knows: any number.
     """
     recipe, config, limit = model.recipe, model.recipe.algorithm, model.recipe.env.episode_limit
-    groups, minibatch = getattr(config, "groups_per_step", None), getattr(config, "minibatch_size", None) or config.batch_size
+    groups, minibatch = (
+        getattr(config, "groups_per_step", None),
+        getattr(config, "minibatch_size", None) or config.batch_size,
+    )
     if groups is not None and limit is None:
         return recipe.cluster.rows
     if groups is not None:

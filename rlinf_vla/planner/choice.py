@@ -51,12 +51,16 @@ class Choice:
     def explain(self) -> str:
         """Describe what was compared, what was chosen and why the others were not."""
         played = sum(each.prediction is not None for each in self.fitting)
-        lines = [f"{len(self.fitting)} plans fit, {len(self.refused)} do not; {played} were simulated, the others cannot be as fast"]
+        lines = [
+            f"{len(self.fitting)} plans fit, {len(self.refused)} do not; {played} were simulated, the others cannot be as fast"
+        ]
         lines += [f"chosen: {self.best.plan}", f"  {self.best.bottleneck}"]
         for name, others in self._rivals().items():
             rival = min(others, key=lambda each: each.seconds)
             at_least = "at least " if rival.prediction is None else ""
-            lines.append(f"not {name}: {at_least}{rival.seconds:.3g} s, {self._compared(rival.seconds)}: {rival.plan}")
+            lines.append(
+                f"not {name}: {at_least}{rival.seconds:.3g} s, {self._compared(rival.seconds)}: {rival.plan}"
+            )
         for reason in dict.fromkeys(reason for _, reason in self.refused):
             plan = next(plan for plan, why in self.refused if why == reason)
             lines.append(f"refused: {reason}: {plan}")
@@ -81,7 +85,9 @@ class Choice:
                 "pipeline_depth": "another pipeline depth",
                 "split": "another split of the policy",
             }
-            differing = (name for key, name in aspects.items() if getattr(plan, key) != getattr(best, key))
+            differing = (
+                name for key, name in aspects.items() if getattr(plan, key) != getattr(best, key)
+            )
             if plan != best:
                 found.setdefault(next(differing, "other numbers of workers"), []).append(each)
         return found
@@ -100,7 +106,9 @@ def choose(problem: Problem) -> Choice:
             refused.append((plan, str(error)))
     if not fitting:
         reason = f"env.num_envs={workload.envs} does not divide into groups for rollout.batch_size={workload.batch_size}"
-        raise UserError(f"no plan fits cluster={problem.cluster.name}: {refused[0][1] if refused else reason}")
+        raise UserError(
+            f"no plan fits cluster={problem.cluster.name}: {refused[0][1] if refused else reason}"
+        )
     enough = float("inf")
     for index in sorted(range(len(fitting)), key=lambda index: fitting[index].least):
         if fitting[index].least > enough:
@@ -108,14 +116,22 @@ def choose(problem: Problem) -> Choice:
         prediction = simulate(problem, fitting[index].plan)
         fitting[index] = replace(fitting[index], prediction=prediction)
         enough = min(enough, (1 + TIE_TOLERANCE) * prediction.seconds)
-    best = next(each.prediction for each in fitting if each.prediction is not None and each.prediction.seconds <= enough)
+    best = next(
+        each.prediction
+        for each in fitting
+        if each.prediction is not None and each.prediction.seconds <= enough
+    )
     return Choice(best, tuple(fitting), tuple(refused))
 
 
 def candidates(problem: Problem) -> Iterator[Plan]:
     """Yield the plans to compare, simpler ones first."""
     workload, cluster = problem.workload, problem.cluster
-    splits = ("none", "head") if all(problem.profiles[node.device].bytes.features for node in cluster.nodes) else ("none",)
+    splits = (
+        ("none", "head")
+        if all(problem.profiles[node.device].bytes.features for node in cluster.nodes)
+        else ("none",)
+    )
     for depth in DEPTHS:
         plan = Plan(pipeline_depth=depth, micro_batch_size=problem.micro_batch_size)
         if divides(plan, workload.envs, workload.batch_size):
@@ -123,8 +139,22 @@ def candidates(problem: Problem) -> Iterator[Plan]:
     for placement, workers, ranks in _sizes(cluster):
         for depth in DEPTHS:
             for split in splits:
-                plan = Plan(RAY, placement, workers, 0, 0, ranks, depth, problem.micro_batch_size, True, split)
-                if not divides(plan, workload.envs, workload.batch_size) or ranks > workload.most_rows:
+                plan = Plan(
+                    RAY,
+                    placement,
+                    workers,
+                    0,
+                    0,
+                    ranks,
+                    depth,
+                    problem.micro_batch_size,
+                    True,
+                    split,
+                )
+                if (
+                    not divides(plan, workload.envs, workload.batch_size)
+                    or ranks > workload.most_rows
+                ):
                     continue
                 yield from _with_roles(plan, workload)
 
@@ -182,7 +212,11 @@ def _fitted(problem: Problem, plan: Plan) -> Plan:
     micro-batches of one call do not fit.
     """
     place(plan, problem.cluster)
-    shared = any(node.gpus for node in problem.cluster.nodes) and plan.placement != DISAGGREGATED and plan.runtime == RAY
+    shared = (
+        any(node.gpus for node in problem.cluster.nodes)
+        and plan.placement != DISAGGREGATED
+        and plan.runtime == RAY
+    )
     wanted = plan.micro_batch_size
     for micro in [wanted >> shift for shift in range(wanted.bit_length())]:
         for offload in (False, True)[: 1 + (shared and problem.graph.lag == 1)]:
@@ -203,7 +237,11 @@ def least_seconds(problem: Problem, plan: Plan) -> float:
     rollout = least_rollout_seconds(problem, plan)
     update = max(_update(problem, plan, machine) for machine in place(plan, problem.cluster))
     streams = plan.streams and problem.graph.streams_into("update")
-    return max(rollout, update) if streams or (problem.graph.lag > 1 and plan.runtime != IN_PROCESS) else rollout + update
+    return (
+        max(rollout, update)
+        if streams or (problem.graph.lag > 1 and plan.runtime != IN_PROCESS)
+        else rollout + update
+    )
 
 
 def least_rollout_seconds(problem: Problem, plan: Plan) -> float:
@@ -221,9 +259,19 @@ def _rollout(problem: Problem, plan: Plan, machine: Machine) -> float:
     act, play = profile.cost("act"), profile.cost("simulate")
     step = _alone(profile, play, play.of(-(-size // count)))
     acting = 0.0 if plan.split == "head" else _alone(profile, act, act.of(size))
-    taking_turns = max(depth * acting, acting + step) if not profile.inline else depth * (acting + step)
-    work = play.of(size / count) * count * (play.on == CPU) + act.of(size) * (act.on == CPU and plan.split == "none")
-    cores = len(machine.rollout) * depth * work / profile.crowded(max(act.cores, play.cores), profile.cores) / machine.node.cpus
+    taking_turns = (
+        max(depth * acting, acting + step) if not profile.inline else depth * (acting + step)
+    )
+    work = play.of(size / count) * count * (play.on == CPU) + act.of(size) * (
+        act.on == CPU and plan.split == "none"
+    )
+    cores = (
+        len(machine.rollout)
+        * depth
+        * work
+        / profile.crowded(max(act.cores, play.cores), profile.cores)
+        / machine.node.cpus
+    )
     return calls * max(taking_turns, cores)
 
 

@@ -89,7 +89,11 @@ _MANISKILL_CPU = Simulator("cpu", 0.0, 3.0e-3, 1.6e-3, 1.9e-7, 6.0e-2)
 # machine (https://github.com/allenai/vla-evaluation-harness, docs/reproductions). Without images a
 # control step takes 10 ms and a reset 0.25 s of a core, measured by this project.
 _LIBERO = Simulator("cpu", 0.0, 1.0e-2, 6.3e-2, 0.0, 0.25)
-SIMULATORS = {("maniskill", "gpu"): _MANISKILL_GPU, ("maniskill", "cpu"): _MANISKILL_CPU, ("libero", "cpu"): _LIBERO}
+SIMULATORS = {
+    ("maniskill", "gpu"): _MANISKILL_GPU,
+    ("maniskill", "cpu"): _MANISKILL_CPU,
+    ("libero", "cpu"): _LIBERO,
+}
 """(environment plug-in, backend) to its published rates."""
 
 

@@ -96,7 +96,9 @@ def run_events(tasks: Sequence[Task], resources: Mapping[str, Resource]) -> Task
             followers[earlier].append(number)
     shared = {name: _Shared(resource) for name, resource in resources.items()}
     played = TaskTimes([0.0] * len(tasks), [0.0] * len(tasks), [-1] * len(tasks))
-    events: list[tuple[float, int, str, int]] = []  # (time, age, resource, task); a resource's outdated events are skipped
+    events: list[
+        tuple[float, int, str, int]
+    ] = []  # (time, age, resource, task); a resource's outdated events are skipped
     newest: dict[str, int] = {}
     age = 0
 

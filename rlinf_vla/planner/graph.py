@@ -16,9 +16,13 @@ from rlinf_vla.core.types import Episodes, Rollouts, Trajectory
 ROLLOUT, REWARD, REFERENCE, TRAINER = "rollout", "reward", "reference", "trainer"
 STREAM, BARRIER = "stream", "barrier"
 
-_ROLES = dict.fromkeys(("collect", "collect_groups", "collect_transitions", "correct", "demonstrate", "label"), ROLLOUT)
+_ROLES = dict.fromkeys(
+    ("collect", "collect_groups", "collect_transitions", "correct", "demonstrate", "label"), ROLLOUT
+)
 _ROLES |= {"score": REWARD, "reference": REFERENCE}
-_ROLES |= dict.fromkeys(("update", "update_from_replay", "imitate", "aggregate", "classify", "publish"), TRAINER)
+_ROLES |= dict.fromkeys(
+    ("update", "update_from_replay", "imitate", "aggregate", "classify", "publish"), TRAINER
+)
 _ONCE = ("demonstrate", "label")
 _SOURCE = "source"
 """Input of a synthetic trajectory that holds the index of the operation that made it.
@@ -73,7 +77,9 @@ class Graph:
 
     def render(self) -> str:
         """One line per operation: its role and successors; ``~>`` streams, ``=>`` waits for all."""
-        width, role = (max(len(getattr(each, key)) for each in self.operations) for key in ("name", "role"))
+        width, role = (
+            max(len(getattr(each, key)) for each in self.operations) for key in ("name", "role")
+        )
         lines = []
         for each in self.operations:
             onward = [
@@ -82,7 +88,9 @@ class Graph:
                 if edge.source == each.name
             ]
             once = "  (once)" if each.once else ""
-            lines.append(f"  {each.name:{width}}  {each.role:{role}}  {', '.join(onward)}{once}".rstrip())
+            lines.append(
+                f"  {each.name:{width}}  {each.role:{role}}  {', '.join(onward)}{once}".rstrip()
+            )
         return "\n".join([f"macro flow of {self.name} (~> streams, => waits for all):", *lines])
 
 
@@ -100,7 +108,9 @@ def trace(algorithm: Any) -> Graph:
     first = next(each for each in tracer.operations if not each.once)
     edges = list(tracer.edges)
     if "publish" in tracer.names:
-        edges.append(Edge("publish", first.name, BARRIER, 1 + getattr(algorithm.config, "staleness", 0)))
+        edges.append(
+            Edge("publish", first.name, BARRIER, 1 + getattr(algorithm.config, "staleness", 0))
+        )
     return Graph(algorithm.config.name, tuple(tracer.operations), tuple(edges))
 
 
@@ -122,7 +132,9 @@ class _Tracer:
     # on-policy
 
     def collect(self, horizon: int) -> Rollouts:
-        return self._stream("collect", (_made_up(index, (_CALLS, _ENVIRONMENTS)) for index in range(_SHARDS)))
+        return self._stream(
+            "collect", (_made_up(index, (_CALLS, _ENVIRONMENTS)) for index in range(_SHARDS))
+        )
 
     def collect_groups(self, groups: int, attempts: int, draw: int) -> Rollouts:
         shards = (_made_up(draw * groups + index, (attempts * _CALLS,)) for index in range(groups))
@@ -220,7 +232,9 @@ class _Tracer:
             following = next(iterator, None)
             if following is None:
                 self._open[name] -= 1
-            changes: dict[str, Any] = {"inputs": {_SOURCE: torch.full_like(shard.seed, self.names.index(name))}}
+            changes: dict[str, Any] = {
+                "inputs": {_SOURCE: torch.full_like(shard.seed, self.names.index(name))}
+            }
             if reference:
                 changes["reference"] = shard.log_prob
             yield replace(shard, **changes)

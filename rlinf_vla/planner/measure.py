@@ -39,13 +39,17 @@ CALLS, SECONDS = 3, 3.0
 """Calls per kind and size; no further call starts after this many seconds."""
 
 
-def measure_profile(recipe: Recipe, policy: Policy, say: Callable[[str], None] = lambda text: None) -> Profile:
+def measure_profile(
+    recipe: Recipe, policy: Policy, say: Callable[[str], None] = lambda text: None
+) -> Profile:
     """Measure a profile with the recipe's policy and environments, which run an episode each.
 
     Raises UserError unless the algorithm is on-policy.
     """
     if recipe.algorithm.family != ON_POLICY:
-        raise UserError(f"algorithm={recipe.algorithm.name} has one plan, in process: there is nothing to measure for it")
+        raise UserError(
+            f"algorithm={recipe.algorithm.name} has one plan, in process: there is nothing to measure for it"
+        )
     device = torch.device(recipe.cluster.torch_device)
     with builders.threads(recipe.cluster.rollout_threads):
         say("measuring the policy in rollouts")
@@ -68,7 +72,9 @@ def measure_profile(recipe: Recipe, policy: Policy, say: Callable[[str], None] =
         return measure_rollout(recipe, policy, profile, say)
 
 
-def cost_of(kinds: Mapping[float, Callable[[], Any]], device: torch.device, calls: int = CALLS) -> Cost:
+def cost_of(
+    kinds: Mapping[float, Callable[[], Any]], device: torch.device, calls: int = CALLS
+) -> Cost:
     """Fit the cost of calls as a function of their size, from the median of each size.
 
     On a CPU: core-seconds of this process and the number of cores in use. On a GPU: its seconds.
@@ -86,7 +92,11 @@ def cost_of(kinds: Mapping[float, Callable[[], Any]], device: torch.device, call
             wall, cpu, own = time.perf_counter(), time.process_time(), time.thread_time()
             call()
             synchronise(device)
-            wall, cpu, own = time.perf_counter() - wall, time.process_time() - cpu, time.thread_time() - own
+            wall, cpu, own = (
+                time.perf_counter() - wall,
+                time.process_time() - cpu,
+                time.thread_time() - own,
+            )
             taken.append(wall if device.type == "cuda" else cpu)
             cores.append(cpu / own)
         sizes.append(size)
@@ -110,7 +120,11 @@ def _acting(recipe: Recipe, policy: Policy, device: torch.device) -> dict[str, C
 
     def act(rows: int) -> None:
         numbers = torch.arange(rows)
-        actor.act(prepared(policy, observations[rows]), Episodes(0 * numbers, numbers, 0 * numbers), 0 * numbers)
+        actor.act(
+            prepared(policy, observations[rows]),
+            Episodes(0 * numbers, numbers, 0 * numbers),
+            0 * numbers,
+        )
 
     def value(rows: int) -> None:
         actor.values(prepared(policy, observations[rows]))
@@ -132,7 +146,9 @@ def _acting(recipe: Recipe, policy: Policy, device: torch.device) -> dict[str, C
     return found
 
 
-def _learning(recipe: Recipe, policy: Policy, device: torch.device) -> tuple[dict[str, Cost], Bytes]:
+def _learning(
+    recipe: Recipe, policy: Policy, device: torch.device
+) -> tuple[dict[str, Cost], Bytes]:
     config = recipe.algorithm
     algorithm: OnPolicy = builders.build_algorithm(recipe)
     most = min(config.minibatch_size, recipe.cluster.rows)
@@ -140,13 +156,24 @@ def _learning(recipe: Recipe, policy: Policy, device: torch.device) -> tuple[dic
     batch = synthetic_batch(recipe, policy, algorithm, most)
     trainer = builders.build_trainer(recipe, policy)
     assert isinstance(trainer, Trainer)
-    learning = OnPolicyUpdater(trainer, recipe.seed, recipe.rollout.temperature, recipe.cluster.reuse_frozen)
+    learning = OnPolicyUpdater(
+        trainer, recipe.seed, recipe.rollout.temperature, recipe.cluster.reuse_frozen
+    )
     inputs, found = batch.calls.inputs, dict[str, Cost]()
     if recipe.cluster.reuse_frozen and config.epochs > 1:
         learnt = precompute_frozen(policy, inputs, most)
         if learnt is not inputs:
             found["precompute"] = cost_of(
-                {n: partial(precompute_frozen, policy, {name: value[:n] for name, value in inputs.items()}, n) for n in sizes}, device
+                {
+                    n: partial(
+                        precompute_frozen,
+                        policy,
+                        {name: value[:n] for name, value in inputs.items()},
+                        n,
+                    )
+                    for n in sizes
+                },
+                device,
             )
             batch = replace(batch, calls=replace(batch.calls, inputs=learnt))
 
@@ -158,7 +185,9 @@ def _learning(recipe: Recipe, policy: Policy, device: torch.device) -> tuple[dic
         trainer.optimizers["policy"].step()
 
     def publish() -> None:
-        copies = {name: parameter.detach().cpu().clone() for name, parameter in trainer.parameters.items()}
+        copies = {
+            name: parameter.detach().cpu().clone() for name, parameter in trainer.parameters.items()
+        }
         with torch.no_grad():
             for name, parameter in trainer.parameters.items():
                 parameter.copy_(copies[name])
@@ -166,12 +195,18 @@ def _learning(recipe: Recipe, policy: Policy, device: torch.device) -> tuple[dic
     step = cost_of({n: partial(trainer.step, batch[:n], loss) for n in sizes}, device)
     found["optimise"] = fixed_cost_of(optimise, device)
     found["update"] = replace(step, fixed=max(0.0, step.fixed - found["optimise"].fixed))
-    found["reference"] = cost_of({n: partial(learning.log_prob, batch.calls[:n]) for n in sizes}, device)
+    found["reference"] = cost_of(
+        {n: partial(learning.log_prob, batch.calls[:n]) for n in sizes}, device
+    )
     found["publish"] = fixed_cost_of(publish, device)
     weights = [*policy.parameters(), *policy.buffers()]
     besides = [*weights, *batch.tensors()]
     kept = saved_for_backward(lambda: trainer.step(batch[: sizes[0]], loss), besides)
-    parts = [*inputs.values(), *batch.calls.latent.values(), *(each for each in vars(batch.calls).values() if isinstance(each, Tensor))]
+    parts = [
+        *inputs.values(),
+        *batch.calls.latent.values(),
+        *(each for each in vars(batch.calls).values() if isinstance(each, Tensor)),
+    ]
     return found, Bytes(
         weights=nbytes(weights),
         trained=nbytes(trainer.parameters.values()),

@@ -57,7 +57,11 @@ class InstrumentedEnv(WrappedEnv):
         self.commands: list[TimedCommand] = []
 
     def reset_async(self, episodes: Episodes, mask: Tensor | None = None) -> None:
-        self._begin("reset", len(episodes) if mask is None else int(mask.sum()), partial(super().reset_async, episodes, mask))
+        self._begin(
+            "reset",
+            len(episodes) if mask is None else int(mask.sum()),
+            partial(super().reset_async, episodes, mask),
+        )
 
     def reset_wait(self) -> Observation:
         return self._end(super().reset_wait)
@@ -110,20 +114,30 @@ class InstrumentedActor(Actor):
         self.foreseen += self._expected[name].of(rows)
 
 
-def measure_rollout(recipe: Recipe, policy: Policy, outside: Profile, say: Callable[[str], None]) -> Profile:
+def measure_rollout(
+    recipe: Recipe, policy: Policy, outside: Profile, say: Callable[[str], None]
+) -> Profile:
     """Run an episode on one group after the other, and complete the profile of the policy alone.
 
     Adds simulate, reset, and reward if there is one; on a CPU also replaces act and value, which
     were measured ``outside`` of rollouts.
     """
     acting = outside.operations
-    actor = InstrumentedActor(Actor(policy, builders.actor_settings(recipe, recipe.rollout.temperature)), acting)
+    actor = InstrumentedActor(
+        Actor(policy, builders.actor_settings(recipe, recipe.rollout.temperature)), acting
+    )
     samples: list[TimedCommand] = []
     episodes: list[tuple[int, bool]] = []
     before = usage()
-    with builders.open_envs(recipe, policy, recipe.rollout.pipeline_depth) as groups, merged_lora(policy):
+    with (
+        builders.open_envs(recipe, policy, recipe.rollout.pipeline_depth) as groups,
+        merged_lora(policy),
+    ):
         watched = [InstrumentedEnv(env) for env in groups]
-        outer = [InstrumentedEnv(env) for env in wrapped_envs.rewarded(recipe, watched, policy.spec.chunk)]
+        outer = [
+            InstrumentedEnv(env)
+            for env in wrapped_envs.rewarded(recipe, watched, policy.spec.chunk)
+        ]
         limit, first = groups[0].spec.episode_limit, 0
         calls = rollout_calls(limit, limit, policy.spec.chunk)
         for number, env in enumerate(outer):
@@ -134,33 +148,54 @@ def measure_rollout(recipe: Recipe, policy: Policy, outside: Profile, say: Calla
         after = usage()
         processes = after.processes - before.processes
         most = processes // len(groups)
-        samples += [each._replace(processes=min(most, each.environments)) for env in watched for each in env.commands]
-        pairs = [pair for both in zip(outer, watched, strict=True) for pair in zip(*(each.commands for each in both), strict=True)]
+        samples += [
+            each._replace(processes=min(most, each.environments))
+            for env in watched
+            for each in env.commands
+        ]
+        pairs = [
+            pair
+            for both in zip(outer, watched, strict=True)
+            for pair in zip(*(each.commands for each in both), strict=True)
+        ]
         say("measuring the policy beside busy simulators")
         crowding = _crowding(recipe, actor, policy, groups, processes) if processes else 0.0
     on_gpu = outer[0].spec.device.type == "cuda"
     if on_gpu or not processes:
         # a batched step may cost as much for many environments as for one: measure one alone, too
-        with builders.open_envs(replace(recipe, env=replace(recipe.env, num_envs=1)), policy, 1) as groups:
+        with builders.open_envs(
+            replace(recipe, env=replace(recipe.env, num_envs=1)), policy, 1
+        ) as groups:
             say("measuring a single environment")
             single = InstrumentedEnv(groups[0])
             _few_steps(single, policy.spec.chunk)
             samples += single.commands
-    operations = {name: _fitted([each for each in samples if each.name == name], on_gpu) for name in ("simulate", "reset")}
+    operations = {
+        name: _fitted([each for each in samples if each.name == name], on_gpu)
+        for name in ("simulate", "reset")
+    }
     if recipe.reward != RewardConfig():
         steps = [(rewarded, plain) for rewarded, plain in pairs if plain.name == "simulate"]
         seconds = sum(rewarded.own - plain.own for rewarded, plain in steps)
-        operations["reward"] = Cost(per_item=max(0.0, seconds / sum(plain.environments for _, plain in steps)))
+        operations["reward"] = Cost(
+            per_item=max(0.0, seconds / sum(plain.environments for _, plain in steps))
+        )
     if not on_gpu:
         # in rollouts caches are colder, and images are copied
         factor = max(1.0, actor.own / actor.foreseen)
-        handling = sum(each.own for each in samples if each.processes) / max(1, sum(each.environments for each in samples))
+        handling = sum(each.own for each in samples if each.processes) / max(
+            1, sum(each.environments for each in samples)
+        )
         operations |= {name: acting[name].times(factor) for name in ("act", "value")}
-        operations["act"] = replace(operations["act"], per_item=operations["act"].per_item + handling)
+        operations["act"] = replace(
+            operations["act"], per_item=operations["act"].per_item + handling
+        )
     return replace(
         outside,
         operations=acting | operations,
-        bytes=replace(outside.bytes, process=(after.resident - before.resident) / max(1, processes)),
+        bytes=replace(
+            outside.bytes, process=(after.resident - before.resident) / max(1, processes)
+        ),
         episode_limit=limit,
         episodes=tuple(episodes),
         crowding=crowding,
@@ -178,10 +213,14 @@ def _fitted(samples: Sequence[TimedCommand], on_gpu: bool) -> Cost:
         alike.setdefault((each.environments, each.processes), []).append(each)
     sizes, costs, cores = [], [], 1.0
     for (environments, processes), group in alike.items():
-        spent = sum(each.wall if on_gpu else each.simulators if processes else each.own for each in group) / len(group)
+        spent = sum(
+            each.wall if on_gpu else each.simulators if processes else each.own for each in group
+        ) / len(group)
         sizes.append(environments / max(1, processes))
         costs.append(spent / max(1, processes))
-        cores = max(cores, spent / max(1, processes) / (sum(each.wall for each in group) / len(group)))
+        cores = max(
+            cores, spent / max(1, processes) / (sum(each.wall for each in group) / len(group))
+        )
     return Cost(*fit(sizes, costs), *((1.0, GPU) if on_gpu else (cores, CPU)))
 
 
@@ -194,12 +233,18 @@ def first_episodes(rollouts: Trajectory) -> list[tuple[int, bool]]:
     terminated = (rollouts.terminated & rollouts.valid).any(-1)
     found = []
     for environment in range(ended.shape[1]):
-        calls = int(ended[:, environment].nonzero()[0]) + 1 if ended[:, environment].any() else len(ended)
+        calls = (
+            int(ended[:, environment].nonzero()[0]) + 1
+            if ended[:, environment].any()
+            else len(ended)
+        )
         found.append((calls, not bool(terminated[calls - 1, environment])))
     return found
 
 
-def _crowding(recipe: Recipe, actor: Actor, policy: Policy, groups: Sequence[VectorEnv], processes: int) -> float:
+def _crowding(
+    recipe: Recipe, actor: Actor, policy: Policy, groups: Sequence[VectorEnv], processes: int
+) -> float:
     """Measure ``Profile.crowding``: policy calls alone and beside all busy simulators, in turns."""
     cores, rows = this_machine(False).cpus, groups[0].spec.num_envs
     if cores == 1:
@@ -231,6 +276,8 @@ def _few_steps(env: VectorEnv, chunk: int) -> None:
     first = torch.arange(size) == 0
     env.reset(episodes)
     for _ in range(TURNS):
-        if env.step(torch.zeros(size, chunk, env.spec.action_dim, device=env.spec.device)).done.any():
+        if env.step(
+            torch.zeros(size, chunk, env.spec.action_dim, device=env.spec.device)
+        ).done.any():
             env.reset(episodes)
         env.reset(episodes, first)

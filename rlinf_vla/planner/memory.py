@@ -51,19 +51,27 @@ def described(recipe: Recipe) -> tuple[Path, Any, str | None]:
     try:
         directory = asset_path(location, weights=False)
         if not directory.is_dir():
-            raise UserError(f"model.checkpoint={location} is not there: give the directory of a checkpoint")
+            raise UserError(
+                f"model.checkpoint={location} is not there: give the directory of a checkpoint"
+            )
     except UserError as error:
-        found = plugins.choose("model", recipe.model.name, plugins.models()).published_sizes(location, options)
+        found = plugins.choose("model", recipe.model.name, plugins.models()).published_sizes(
+            location, options
+        )
         if found is None:
             raise
         return asset_path(found[0]), found[1], str(error)
     return directory, options, None
 
 
-def meta_policy(recipe: Recipe, directory: Path, options: Any, algorithm: Algorithm) -> tuple[Policy, Inputs]:
+def meta_policy(
+    recipe: Recipe, directory: Path, options: Any, algorithm: Algorithm
+) -> tuple[Policy, Inputs]:
     """Return the recipe's policy, with the networks of ``algorithm``, on the meta device, and the
     prepared inputs of one row (CPU)."""
-    policy: Policy = plugins.choose("model", recipe.model.name, plugins.models()).without_weights(directory, options)
+    policy: Policy = plugins.choose("model", recipe.model.name, plugins.models()).without_weights(
+        directory, options
+    )
     inputs = policy.prepare(synthetic.observation(policy.spec, 1))
     policy.to(META)
     with torch.device(META):
@@ -132,13 +140,18 @@ def weights_of(policy: Policy, pieces: int = 1) -> Weights:
 
 def gathered_bytes(policy: Policy) -> int:
     """Return the bytes of weights that a sharded rank holds whole: two blocks, and all outside."""
-    outside, *blocks = (sum(parameter.nbytes for parameter in group) for group in _gathered_groups(policy))
+    outside, *blocks = (
+        sum(parameter.nbytes for parameter in group) for group in _gathered_groups(policy)
+    )
     return outside + sum(sorted(blocks)[-2:])
 
 
 def packed_bytes(policy: Policy) -> int:
     """Return the bytes of the largest group of gradients that a sharded rank sums, in float32."""
-    return MASTER * max(sum(each.numel() for each in group if each.requires_grad) for group in _gathered_groups(policy))
+    return MASTER * max(
+        sum(each.numel() for each in group if each.requires_grad)
+        for group in _gathered_groups(policy)
+    )
 
 
 def _gathered_groups(policy: Policy) -> list[list[Tensor]]:
@@ -162,22 +175,35 @@ class MemoryModel:
         set_fused_kernels(recipe.cluster.fused_kernels)
         algorithm = recipe.algorithm
         if not is_counted(recipe):
-            raise UserError(f"algorithm={algorithm.name}: memory is not counted for supervised algorithms other than sft")
+            raise UserError(
+                f"algorithm={algorithm.name}: memory is not counted for supervised algorithms other than sft"
+            )
         directory, options, self.missing = described(recipe)
         self.algorithm = builders.build_algorithm(recipe)
         self.policy, self._row = meta_policy(recipe, directory, options, self.algorithm)
         self.on_policy = algorithm.family == ON_POLICY
         self.replay = self._replay() if algorithm.family == OFF_POLICY else None
         """The updates of an off-policy algorithm, which have no micro-batches; None: of others."""
-        self.kept = self.on_policy and recipe.cluster.reuse_frozen and algorithm.epochs > 1 and recipe.cluster.trainer_sharding == "none"
+        self.kept = (
+            self.on_policy
+            and recipe.cluster.reuse_frozen
+            and algorithm.epochs > 1
+            and recipe.cluster.trainer_sharding == "none"
+        )
         self.weights = cache(partial(weights_of, self.policy))
         self.rollout, self.update = cache(self._rollout), cache(self._update)
-        self.value_bytes, self.reference_bytes = cache(self._value_bytes), cache(self._reference_bytes)
+        self.value_bytes, self.reference_bytes = (
+            cache(self._value_bytes),
+            cache(self._reference_bytes),
+        )
 
     @property
     def takes_bfloat16(self) -> bool:
         """Whether ``model.options.dtype=bfloat16`` would take half the memory of the network."""
-        return hasattr(self.recipe.model.options, "dtype") and network_dtype(self.policy) == torch.float32
+        return (
+            hasattr(self.recipe.model.options, "dtype")
+            and network_dtype(self.policy) == torch.float32
+        )
 
     def inputs(self, rows: int) -> Inputs:
         return repeated(self._row, rows)
@@ -186,7 +212,11 @@ class MemoryModel:
         """Act as ``rollout/actor.py`` does."""
         first = next(iter(inputs.values()))
         counter = torch.zeros(len(first), dtype=torch.int64, device=first.device)
-        return policy.act(policy.encode(inputs), CounterNoise(0, counter, counter, counter), self.recipe.rollout.temperature)
+        return policy.act(
+            policy.encode(inputs),
+            CounterNoise(0, counter, counter, counter),
+            self.recipe.rollout.temperature,
+        )
 
     @torch.no_grad()
     def _rollout(self, rows: int) -> int:
@@ -195,7 +225,9 @@ class MemoryModel:
 
     def _value_bytes(self, rows: int) -> int:
         with torch.no_grad():
-            return peak_bytes(lambda: self.policy.value(self.policy.encode(self.inputs(rows))), self.device)
+            return peak_bytes(
+                lambda: self.policy.value(self.policy.encode(self.inputs(rows))), self.device
+            )
 
     def _reference_bytes(self, rows: int) -> int:
         """Return the peak bytes of log-probabilities of ``rows`` rows without gradients."""
@@ -204,7 +236,9 @@ class MemoryModel:
             return self.policy.evaluate(inputs, latent, self.recipe.rollout.temperature)
 
         with torch.no_grad():
-            return peak_bytes(lambda: evaluate(self.inputs(rows), repeated(self.call.latent, rows)), self.device)
+            return peak_bytes(
+                lambda: evaluate(self.inputs(rows), repeated(self.call.latent, rows)), self.device
+            )
 
     @cached_property
     @torch.no_grad()
@@ -212,7 +246,9 @@ class MemoryModel:
         """One policy call ``[1]`` as a rollout stores it."""
         zero, inputs = torch.zeros(1, dtype=torch.int64, device=META), self.inputs(1)
         stored = synthetic.stored(inputs, self.act(self.policy, inputs), Episodes(zero, zero, zero))
-        return replace(stored, reference=stored.log_prob if self.algorithm.keeps_reference else None)
+        return replace(
+            stored, reference=stored.log_prob if self.algorithm.keeps_reference else None
+        )
 
     @cached_property
     @torch.no_grad()
@@ -223,14 +259,22 @@ class MemoryModel:
     @torch.no_grad()
     def _replay(self) -> ReplayUpdate:
         inputs = self.inputs(1)
-        return ReplayUpdate(self.algorithm, self.policy, self.policy.precompute(inputs), self.act(self.policy, inputs))
+        return ReplayUpdate(
+            self.algorithm,
+            self.policy,
+            self.policy.precompute(inputs),
+            self.act(self.policy, inputs),
+        )
 
     def batch(self, rows: int) -> Any:
         """Return a micro-batch as an update reads it."""
         if self.replay is not None:
             return self.replay.batch(rows)
         if not self.on_policy:
-            shape, draws = (self.policy.horizon, self.policy.spec.action_dim), torch.empty(rows, dtype=torch.int64, device=META)
+            shape, draws = (
+                (self.policy.horizon, self.policy.spec.action_dim),
+                torch.empty(rows, dtype=torch.int64, device=META),
+            )
             return Demonstrations(self.inputs(rows), torch.empty(rows, *shape, device=META), draws)
         calls = repeated(replace(self.call, inputs=self.learnt_inputs), rows)
         number = torch.empty(rows, device=META)
@@ -240,7 +284,9 @@ class MemoryModel:
     def loss(self, policy: Policy, batch: Any) -> Tensor:
         if self.on_policy:
             return self.algorithm.loss(policy, batch, False)[0]
-        return policy.supervised_loss(batch.inputs, batch.actions, CounterNoise(0, *[batch.draws] * 3)).sum()
+        return policy.supervised_loss(
+            batch.inputs, batch.actions, CounterNoise(0, *[batch.draws] * 3)
+        ).sum()
 
     def step(self, rows: int, checkpointing: bool = False) -> None:
         """Run forward and backward pass of a micro-batch.
@@ -269,7 +315,11 @@ class MemoryModel:
 
     def _update(self, rows: int, checkpointing: bool) -> int:
         """Return the peak bytes of a micro-batch, without the gradients that stay."""
-        trained = [parameter for parameter in self.learner(checkpointing).parameters() if parameter.requires_grad]
+        trained = [
+            parameter
+            for parameter in self.learner(checkpointing).parameters()
+            if parameter.requires_grad
+        ]
         with allocated_gradients(trained):
             return peak_bytes(lambda: self.step(rows, checkpointing), self.device)
 

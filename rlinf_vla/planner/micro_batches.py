@@ -18,7 +18,9 @@ MANY = (2, 4, 8, 16)
 """Numbers of GPUs of which the least that has room is named, where one has none."""
 
 
-def choose(model: MemoryModel, memory: float, given: Setting | None = None, exact: bool = True) -> Setting:
+def choose(
+    model: MemoryModel, memory: float, given: Setting | None = None, exact: bool = True
+) -> Setting:
     """Return the setting with the largest micro-batch whose peak leaves 10 % of ``memory`` free.
 
     Gradient checkpointing only if otherwise fewer than ``ENOUGH_ROWS`` fit, smaller policy calls
@@ -28,19 +30,33 @@ def choose(model: MemoryModel, memory: float, given: Setting | None = None, exac
     """
     recipe, most, size = model.recipe, most_rows_of(model), model.recipe.rollout.batch_size
     for offload in (False, True)[: 1 + _takes_turns(recipe)] if given is None else (given.offload,):
-        for batch in [size >> shift for shift in range(size.bit_length())] if given is None else (size,):
+        for batch in (
+            [size >> shift for shift in range(size.bit_length())] if given is None else (size,)
+        ):
             best = Setting(0, batch, False, offload, model.replay is not None)
-            for checkpointing in (False, True) if given is None else (given.gradient_checkpointing,):
+            for checkpointing in (
+                (False, True) if given is None else (given.gradient_checkpointing,)
+            ):
                 trial = replace(best, gradient_checkpointing=checkpointing)
-                if best.micro_batch_size < min(ENOUGH_ROWS, most) and (rows := _most_rows(model, trial, memory, most, exact)):
-                    best = max(best, replace(trial, micro_batch_size=rows), key=lambda each: each.micro_batch_size)
+                if best.micro_batch_size < min(ENOUGH_ROWS, most) and (
+                    rows := _most_rows(model, trial, memory, most, exact)
+                ):
+                    best = max(
+                        best,
+                        replace(trial, micro_batch_size=rows),
+                        key=lambda each: each.micro_batch_size,
+                    )
             if best.micro_batch_size:
                 return best
     what = f"{recipe.name} with cluster.device={recipe.cluster.device}"
     if given is not None:
-        raise UserError(f"{what} does not fit {memory / 1e9:.1f} GB: set {choose(model, memory, exact=exact).overrides()}")
+        raise UserError(
+            f"{what} does not fit {memory / 1e9:.1f} GB: set {choose(model, memory, exact=exact).overrides()}"
+        )
     peak = least(model, memory, exact).peak / 1e9
-    raise UserError(f"{what} needs at least {peak:.1f} GB of a device's memory, {room_in(memory)}: {_fix(model, memory, exact)}")
+    raise UserError(
+        f"{what} needs at least {peak:.1f} GB of a device's memory, {room_in(memory)}: {_fix(model, memory, exact)}"
+    )
 
 
 def least(model: MemoryModel, memory: float, exact: bool = True) -> Budget:
@@ -62,7 +78,11 @@ def _fix(model: MemoryModel, memory: float, exact: bool) -> str:
     if recipe.model.lora.rank or recipe.model.lora.adapter:
         return "use a device with more memory"
     many = _devices_for(model, memory, exact)
-    shard = "shard the trainer over more GPUs (cluster.trainer_sharding=full)" if many is None else f"use {many}"
+    shard = (
+        "shard the trainer over more GPUs (cluster.trainer_sharding=full)"
+        if many is None
+        else f"use {many}"
+    )
     return f"train adapters (model.lora.rank=32), or {shard}"
 
 
@@ -70,7 +90,12 @@ def _devices_for(model: MemoryModel, memory: float, exact: bool) -> str | None:
     """Return in words how many devices hold the sharded policy; None: more than ``MANY``."""
     recipe = model.recipe
     for count in MANY:
-        keys: dict[str, Any] = {"runtime": "ray", "rollout_workers": count, "trainer_ranks": count, "trainer_sharding": "full"}
+        keys: dict[str, Any] = {
+            "runtime": "ray",
+            "rollout_workers": count,
+            "trainer_ranks": count,
+            "trainer_sharding": "full",
+        }
         node = NodeConfig(gpus=count, gpu="gpu", gpu_memory_gb=memory / 1e9)
         model.recipe = replace(recipe, cluster=replace(recipe.cluster, nodes=[node], **keys))
         try:
@@ -89,6 +114,10 @@ def _most_rows(model: MemoryModel, setting: Setting, memory: float, most: int, e
     def fits(rows: int, exact: bool) -> bool:
         return budget(model, replace(setting, micro_batch_size=rows), memory, exact).fits
 
-    smaller = () if setting.whole else (1 << shift for shift in reversed(range(most.bit_length())) if 1 << shift < most)
+    smaller = (
+        ()
+        if setting.whole
+        else (1 << shift for shift in reversed(range(most.bit_length())) if 1 << shift < most)
+    )
     likely = [rows for rows in (most, *smaller) if fits(rows, exact=False)]
     return next((rows for rows in likely if not exact or fits(rows, exact=True)), 0)

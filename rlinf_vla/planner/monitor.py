@@ -36,7 +36,9 @@ class Replanned(Restart):
 class PlanMonitor:
     """Compare the iterations of a run under one plan with their prediction."""
 
-    def __init__(self, recipe: Recipe, problem: Problem, prediction: Prediction, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, recipe: Recipe, problem: Problem, prediction: Prediction, say: Callable[[str], None]
+    ) -> None:
         self._recipe, self._problem, self._prediction, self._say = recipe, problem, prediction, say
         self._begun = False
         self._measured: list[Mapping[str, float]] = []
@@ -68,11 +70,16 @@ class PlanMonitor:
         if not after or len(self._measured) != after:
             return
         rollout, update = self._seconds("timing_s/rollout"), self._seconds("timing_s/update")
-        profiles = {device: corrected(each, self._prediction, rollout, update) for device, each in self._problem.profiles.items()}
+        profiles = {
+            device: corrected(each, self._prediction, rollout, update)
+            for device, each in self._problem.profiles.items()
+        }
         self._problem = replace(self._problem, profiles=profiles)
         self._prediction = simulate(self._problem, self._prediction.plan)
         best = choose(self._problem).best
-        self._say(f"re-planned after {after} iterations: now {self._prediction.seconds:.1f} s; {best.seconds:.1f} s with {best.plan}")
+        self._say(
+            f"re-planned after {after} iterations: now {self._prediction.seconds:.1f} s; {best.seconds:.1f} s with {best.plan}"
+        )
         if best.seconds < REPLAN_THRESHOLD * self._prediction.seconds:
             raise Replanned(best.plan)
 
@@ -86,7 +93,9 @@ class PlanMonitor:
         return median(each.get(name, 0.0) for each in self._measured)
 
 
-def planned(recipe: Recipe, say: Callable[[str], None], model: MemoryModel | None = None) -> tuple[Recipe, PlanMonitor | None]:
+def planned(
+    recipe: Recipe, say: Callable[[str], None], model: MemoryModel | None = None
+) -> tuple[Recipe, PlanMonitor | None]:
     """Return the recipe under its plan, and a monitor if a plan was predicted.
 
     ``model``: the recipe's, if it is there already. Raises UserError.
@@ -114,11 +123,21 @@ def phase_seconds(prediction: Prediction, names: tuple[str, ...]) -> float:
     return max(span.end for span in spans) - min(span.start for span in spans) if spans else 0.0
 
 
-def corrected(profile: Profile, prediction: Prediction, rollout_s: float, update_s: float) -> Profile:
+def corrected(
+    profile: Profile, prediction: Prediction, rollout_s: float, update_s: float
+) -> Profile:
     """Scale the costs of each phase by its measured over its predicted seconds."""
     operations = dict(profile.operations)
     for names, measured in ((ROLLOUT, rollout_s), (UPDATE, update_s)):
         predicted = phase_seconds(prediction, names)
         if predicted > 0 and measured > 0:
-            operations |= {name: cost.times(measured / predicted) for name, cost in profile.operations.items() if name in names}
-    return replace(profile, operations=operations, note=f"{profile.note}, corrected by the run's own iterations")
+            operations |= {
+                name: cost.times(measured / predicted)
+                for name, cost in profile.operations.items()
+                if name in names
+            }
+    return replace(
+        profile,
+        operations=operations,
+        note=f"{profile.note}, corrected by the run's own iterations",
+    )

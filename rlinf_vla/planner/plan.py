@@ -17,7 +17,14 @@ from rlinf_vla.runtime.machines import Cluster, assign
 SLACK = 0.9
 """Share of a device's memory that a plan may fill by this estimate; allocators waste some."""
 IN_CLUSTER = (
-    *("runtime", "placement", "rollout_workers", "reward_workers", "reference_workers", "trainer_ranks"),
+    *(
+        "runtime",
+        "placement",
+        "rollout_workers",
+        "reward_workers",
+        "reference_workers",
+        "trainer_ranks",
+    ),
     *("streaming", "micro_batch_size", "offload"),
 )
 """Fields of a plan that are keys of recipe node ``cluster``."""
@@ -59,21 +66,40 @@ class Plan:
     def keys(self) -> dict[str, Any]:
         """Return the recipe keys that make a run follow this plan."""
         keys = {f"cluster.{key}": getattr(self, key) for key in IN_CLUSTER}
-        return {"cluster.plan": GIVEN} | keys | {f"rollout.{key}": getattr(self, key) for key in IN_ROLLOUT}
+        return (
+            {"cluster.plan": GIVEN}
+            | keys
+            | {f"rollout.{key}": getattr(self, key) for key in IN_ROLLOUT}
+        )
 
     def overrides(self) -> list[str]:
         """Return ``keys`` as overrides (``key=value``)."""
         return [f"{key}={json.dumps(value).strip(chr(34))}" for key, value in self.keys().items()]
 
     def __str__(self) -> str:
-        groups = f"{self.pipeline_depth} environment group{'s' * (self.pipeline_depth > 1)}" + " taking turns" * (self.pipeline_depth > 1)
+        groups = (
+            f"{self.pipeline_depth} environment group{'s' * (self.pipeline_depth > 1)}"
+            + " taking turns" * (self.pipeline_depth > 1)
+        )
         if self.runtime == IN_PROCESS:
             return f"in process, {groups}, micro-batches of {self.micro_batch_size}"
-        parts = [f"Ray, {self.placement}", f"{_count(self.rollout_workers, 'rollout worker')} of {groups}"]
-        parts += [_count(n, f"{kind} worker") for kind, n in (("reward", self.reward_workers), ("reference", self.reference_workers)) if n]
-        parts += [_count(self.trainer_ranks, "trainer rank"), f"micro-batches of {self.micro_batch_size}"]
+        parts = [
+            f"Ray, {self.placement}",
+            f"{_count(self.rollout_workers, 'rollout worker')} of {groups}",
+        ]
+        parts += [
+            _count(n, f"{kind} worker")
+            for kind, n in (("reward", self.reward_workers), ("reference", self.reference_workers))
+            if n
+        ]
+        parts += [
+            _count(self.trainer_ranks, "trainer rank"),
+            f"micro-batches of {self.micro_batch_size}",
+        ]
         parts += ["streaming" if self.streams else "without streaming"]
-        parts += ["backbone with the trainer"] * (self.split == "head") + ["idle weights off-loaded"] * self.offload
+        parts += ["backbone with the trainer"] * (self.split == "head") + [
+            "idle weights off-loaded"
+        ] * self.offload
         return ", ".join(parts)
 
 
@@ -125,12 +151,22 @@ def place(plan: Plan, cluster: Cluster) -> tuple[Machine, ...]:
     roles = assign(plan.placement, plan.rollout_workers, plan.trainer_ranks, cluster)
     found: list[Machine] = []
     for index, node in enumerate(cluster.each):
-        rollout, trainers = (tuple(slot.device for slot in role if slot.machine == index) for role in roles)
+        rollout, trainers = (
+            tuple(slot.device for slot in role if slot.machine == index) for role in roles
+        )
         if not rollout and not trainers:
             continue
-        numbers: tuple[tuple[int, ...], ...] = tuple((number,) for number, slot in enumerate(roles[0]) if slot.machine == index)
-        if found and (found[-1].node, found[-1].rollout, found[-1].trainers) == (node, rollout, trainers):
-            numbers = tuple((*others, *this) for others, this in zip(found[-1].numbers, numbers, strict=True))
+        numbers: tuple[tuple[int, ...], ...] = tuple(
+            (number,) for number, slot in enumerate(roles[0]) if slot.machine == index
+        )
+        if found and (found[-1].node, found[-1].rollout, found[-1].trainers) == (
+            node,
+            rollout,
+            trainers,
+        ):
+            numbers = tuple(
+                (*others, *this) for others, this in zip(found[-1].numbers, numbers, strict=True)
+            )
             found[-1] = replace(found[-1], copies=found[-1].copies + 1, numbers=numbers)
         else:
             found.append(Machine(node, 1, rollout, trainers, numbers))
@@ -152,25 +188,37 @@ def trainer_bytes(stored: Bytes, plan: Plan, workload: Workload) -> float:
     rows = min(plan.micro_batch_size, -(-workload.most_rows // plan.trainer_ranks))
     reference = stored.trained if workload.reference and not plan.reference_workers else 0.0
     held = stored.weights + stored.gradients + stored.moments + reference
-    return held / (plan.trainer_ranks if workload.sharded else 1) + rows * (stored.activations + stored.call)
+    return held / (plan.trainer_ranks if workload.sharded else 1) + rows * (
+        stored.activations + stored.call
+    )
 
 
 def check_memory(problem: Problem, plan: Plan) -> None:
     """Raise UserError, with the figures, for the first device whose memory does not suffice."""
     workload = problem.workload
     if workload.sharded and plan.runtime == IN_PROCESS:
-        raise UserError("cluster.trainer_sharding=full needs trainer ranks: it is not possible in one process")
+        raise UserError(
+            "cluster.trainer_sharding=full needs trainer ranks: it is not possible in one process"
+        )
     for machine in place(plan, problem.cluster):
         node, profile = machine.node, problem.profiles[machine.node.device]
-        rollout, trainer = rollout_bytes(profile.bytes, plan, workload), trainer_bytes(profile.bytes, plan, workload)
+        rollout, trainer = (
+            rollout_bytes(profile.bytes, plan, workload),
+            trainer_bytes(profile.bytes, plan, workload),
+        )
         if plan.runtime == IN_PROCESS:
             rollout = 0.0  # rollouts use the trainer's weights
         reference = profile.bytes.weights if plan.reference_workers and machine.trainers else 0.0
         for device in range(node.devices):
-            here = [machine.rollout.count(device) * rollout, machine.trainers.count(device) * (trainer + reference)]
+            here = [
+                machine.rollout.count(device) * rollout,
+                machine.trainers.count(device) * (trainer + reference),
+            ]
             wanted = max(here) if plan.offload and node.gpus else sum(here)
             if not node.gpus:
-                wanted += len(machine.rollout) * (processes(plan, workload, node) * plan.pipeline_depth * profile.bytes.process)
+                wanted += len(machine.rollout) * (
+                    processes(plan, workload, node) * plan.pipeline_depth * profile.bytes.process
+                )
                 wanted += workload.rows * profile.bytes.call * bool(machine.trainers)
             if wanted > SLACK * node.memory:
                 what = f"a GPU of {node.name}" if node.gpus else node.name

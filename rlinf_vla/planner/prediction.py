@@ -60,8 +60,15 @@ class Prediction:
     @property
     def bottleneck(self) -> str:
         """The parts of the work that an iteration waits for most, with their seconds."""
-        longest = [(place, seconds) for place, seconds in self.critical.items() if seconds > 0.01 * self.seconds][:3]
-        named = [f"{place} ({seconds:.3g} s, {100 * seconds / self.seconds:.0f} %)" for place, seconds in longest]
+        longest = [
+            (place, seconds)
+            for place, seconds in self.critical.items()
+            if seconds > 0.01 * self.seconds
+        ][:3]
+        named = [
+            f"{place} ({seconds:.3g} s, {100 * seconds / self.seconds:.0f} %)"
+            for place, seconds in longest
+        ]
         return f"an iteration of {self.seconds:.3g} s waits for {', then '.join(named)}"
 
     def timeline(self) -> Timeline:
@@ -83,7 +90,10 @@ class Prediction:
         first = sorted(tracks, key=_number)[:rows]
         shown = sorted((track for track in tracks if track in first), key="network".__eq__)
         label = max(map(len, shown), default=0)
-        lines = [f"{track:>{label}} |{_row([span for span in self.spans if span.track == track], self.seconds, width)}|" for track in shown]
+        lines = [
+            f"{track:>{label}} |{_row([span for span in self.spans if span.track == track], self.seconds, width)}|"
+            for track in shown
+        ]
         if len(tracks) > rows:
             lines.append(f"{'':>{label}}  ... and {len(tracks) - rows} more like these")
         used = {span.name for span in self.spans if span.track in shown}
@@ -92,7 +102,9 @@ class Prediction:
         for name, (letter, _) in TASKS.items():
             if name in used:
                 legend[letter].append(name)
-        return "\n".join([*lines, "  ".join(f"{letter} {'/'.join(names)}" for letter, names in legend.items())])
+        return "\n".join(
+            [*lines, "  ".join(f"{letter} {'/'.join(names)}" for letter, names in legend.items())]
+        )
 
 
 def _number(track: str) -> int:
@@ -105,12 +117,20 @@ def _row(spans: Sequence[Span], seconds: float, width: int) -> str:
     slices: list[dict[str, float]] = [defaultdict(float) for _ in range(width)]
     each = seconds / width
     for span in spans:
-        for number in range(max(0, int(span.start / each)), min(width - 1, int(span.end / each)) + 1):
-            slices[number][TASKS[span.name][0]] += max(0.0, min(span.end, (number + 1) * each) - max(span.start, number * each))
-    return "".join(max(took, key=took.__getitem__) if sum(took.values()) > each / 3 else "." for took in slices)
+        for number in range(
+            max(0, int(span.start / each)), min(width - 1, int(span.end / each)) + 1
+        ):
+            slices[number][TASKS[span.name][0]] += max(
+                0.0, min(span.end, (number + 1) * each) - max(span.start, number * each)
+            )
+    return "".join(
+        max(took, key=took.__getitem__) if sum(took.values()) > each / 3 else "." for took in slices
+    )
 
 
-def critical_path(tasks: Sequence[Task], played: TaskTimes, last: int, begin: float) -> dict[str, float]:
+def critical_path(
+    tasks: Sequence[Task], played: TaskTimes, last: int, begin: float
+) -> dict[str, float]:
     """Seconds after ``begin`` on the critical path to task ``last``, by part, longest first."""
     found: dict[str, float] = defaultdict(float)
     number = last
@@ -122,7 +142,9 @@ def critical_path(tasks: Sequence[Task], played: TaskTimes, last: int, begin: fl
     return dict(sorted(found.items(), key=lambda each: -each[1]))
 
 
-def spans_between(tasks: Iterable[Task], played: TaskTimes, begin: float, end: float) -> tuple[Span, ...]:
+def spans_between(
+    tasks: Iterable[Task], played: TaskTimes, begin: float, end: float
+) -> tuple[Span, ...]:
     """Return the spans of tasks from ``begin`` to ``end``, shifted so that ``begin`` is 0."""
     found = []
     for number, task in enumerate(tasks):

@@ -64,7 +64,9 @@ class Preview:
         ``rollout``. If the loss is refused, which is ``missing``, or if an algorithm plug-in's
         cannot be counted, the update is left out."""
         if self.model is None:
-            print(f"memory: not counted (algorithm={recipe.algorithm.name}: a reward model is small beside a policy)")
+            print(
+                f"memory: not counted (algorithm={recipe.algorithm.name}: a reward model is small beside a policy)"
+            )
             return
         self.model.recipe, setting, sizes = recipe, setting_of(recipe), () if self._memory else GPUS
         try:
@@ -74,9 +76,17 @@ class Preview:
                 print(error)
             else:
                 self.missing.append(str(error))
-            count, sizes = budget(self.model, replace(setting, micro_batch_size=0), self._memory or GPUS[-1]), ()
+            count, sizes = (
+                budget(self.model, replace(setting, micro_batch_size=0), self._memory or GPUS[-1]),
+                (),
+            )
         if self._memory is None:
-            count = replace(count, memory=next((memory for memory in GPUS if replace(count, memory=memory).fits), GPUS[-1]))
+            count = replace(
+                count,
+                memory=next(
+                    (memory for memory in GPUS if replace(count, memory=memory).fits), GPUS[-1]
+                ),
+            )
             print(f"there is no GPU here: one of {count.memory / 1e9:.0f} GB is assumed")
         count.show()
         if self._memory is not None:
@@ -85,7 +95,9 @@ class Preview:
             except UserError as error:
                 self.missing.append(str(error))
         if recipe.cluster.device == CUDA and self.model.takes_bfloat16:
-            print("the network is in float32: model.options.dtype=bfloat16 takes half its memory, and is faster")
+            print(
+                "the network is in float32: model.options.dtype=bfloat16 takes half its memory, and is faster"
+            )
         for memory in sizes:
             print(f"GPU of {memory / 1e9:.0f} GB: {self._fit(self.model, memory)}")
 

@@ -18,7 +18,17 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.io import parse_json, write_json
 
 CPU, GPU = "cpu", "gpu"
-POLICY = ("act", "value", "encode", "merge", "reference", "precompute", "update", "optimise", "publish")
+POLICY = (
+    "act",
+    "value",
+    "encode",
+    "merge",
+    "reference",
+    "precompute",
+    "update",
+    "optimise",
+    "publish",
+)
 SIMULATOR = ("simulate", "reset")
 OPERATIONS = (*POLICY, *SIMULATOR, "reward")
 """Items are policy calls for act, value, encode, reference, precompute, reward, update (forward and
@@ -43,7 +53,12 @@ class Cost:
         return max(self.least, self.fixed + self.per_item * items) if items else 0.0
 
     def times(self, factor: float) -> Cost:
-        return replace(self, fixed=factor * self.fixed, per_item=factor * self.per_item, least=factor * self.least)
+        return replace(
+            self,
+            fixed=factor * self.fixed,
+            per_item=factor * self.per_item,
+            least=factor * self.least,
+        )
 
 
 def fit(sizes: Sequence[float], costs: Sequence[float]) -> tuple[float, float]:
@@ -52,14 +67,23 @@ def fit(sizes: Sequence[float], costs: Sequence[float]) -> tuple[float, float]:
     Relative errors keep noise at large sizes from drowning small ones. One size: (0, per item).
     """
     costs = [max(cost, 1e-12) for cost in costs]
-    rows = torch.tensor([[1 / cost, size / cost] for size, cost in zip(sizes, costs, strict=True)], dtype=torch.float64)
+    rows = torch.tensor(
+        [[1 / cost, size / cost] for size, cost in zip(sizes, costs, strict=True)],
+        dtype=torch.float64,
+    )
     ones = torch.ones(len(rows), 1, dtype=torch.float64)
     found: list[tuple[float, float, float]] = []
     for columns in ([1], [0], [0, 1]):
         part = torch.zeros(2, 1, dtype=torch.float64)
         part[columns] = torch.linalg.lstsq(rows[:, columns], ones).solution
         if bool((part >= 0).all()):
-            found.append((round(float((rows @ part - ones).square().sum()), 12), float(part[0]), float(part[1])))
+            found.append(
+                (
+                    round(float((rows @ part - ones).square().sum()), 12),
+                    float(part[0]),
+                    float(part[1]),
+                )
+            )
     _, fixed, per_item = min(found, key=lambda each: each[0])
     return fixed, per_item
 
@@ -130,7 +154,11 @@ class Profile:
 
     def crowded(self, busy: float, cores: float) -> float:
         """Slowdown factor of work on one core while ``busy`` of ``cores`` are busy."""
-        return 1.0 + self.crowding * (min(busy, cores) - 1) / (cores - 1) if busy > 1 and cores > 1 else 1.0
+        return (
+            1.0 + self.crowding * (min(busy, cores) - 1) / (cores - 1)
+            if busy > 1 and cores > 1
+            else 1.0
+        )
 
     def write(self, path: Path) -> None:
         write_json(path, asdict(self))
@@ -141,18 +169,47 @@ class Profile:
         try:
             nodes = {name: Cost(**cost) for name, cost in document["operations"].items()}
             given = {**document, "operations": nodes, "bytes": Bytes(**document["bytes"])}
-            profile = Profile(**{**given, "episodes": tuple((int(calls), bool(cut)) for calls, cut in document["episodes"])})
-            numbers = [value for cost in nodes.values() for value in (cost.fixed, cost.per_item, cost.cores, cost.least)]
-            numbers += [*asdict(profile.bytes).values(), profile.crowding, profile.bus, profile.cores, profile.chunk, profile.episode_limit]
+            profile = Profile(
+                **{
+                    **given,
+                    "episodes": tuple(
+                        (int(calls), bool(cut)) for calls, cut in document["episodes"]
+                    ),
+                }
+            )
+            numbers = [
+                value
+                for cost in nodes.values()
+                for value in (cost.fixed, cost.per_item, cost.cores, cost.least)
+            ]
+            numbers += [
+                *asdict(profile.bytes).values(),
+                profile.crowding,
+                profile.bus,
+                profile.cores,
+                profile.chunk,
+                profile.episode_limit,
+            ]
             numbers += [calls for calls, _ in profile.episodes]
         except (TypeError, KeyError, AttributeError, ValueError) as error:
             raise UserError(f"not a profile's document: {type(error).__name__}: {error}") from None
         unknown = sorted(set(nodes) - set(OPERATIONS))
         if unknown:
             raise UserError(f"{unknown[0]} is no operation of a profile ({', '.join(OPERATIONS)})")
-        if not all(isinstance(value, (int, float)) and math.isfinite(value) and value >= 0 for value in numbers):
+        if not all(
+            isinstance(value, (int, float)) and math.isfinite(value) and value >= 0
+            for value in numbers
+        ):
             raise UserError("every number of a profile is finite and at least 0")
-        if min(profile.cores, profile.chunk, profile.episode_limit, *(cost.cores for cost in nodes.values())) <= 0:
+        if (
+            min(
+                profile.cores,
+                profile.chunk,
+                profile.episode_limit,
+                *(cost.cores for cost in nodes.values()),
+            )
+            <= 0
+        ):
             raise UserError("cores, chunk and episode_limit of a profile are more than 0")
         if {cost.on for cost in nodes.values()} - {CPU, GPU}:
             raise UserError("an operation of a profile runs on cpu or gpu")

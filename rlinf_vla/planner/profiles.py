@@ -14,7 +14,9 @@ from rlinf_vla.runtime.machines import Cluster
 from rlinf_vla.telemetry.console import stages
 
 
-def profiles_for(recipe: Recipe, cluster: Cluster, model: MemoryModel | None = None) -> tuple[dict[str, Profile], Profile | None]:
+def profiles_for(
+    recipe: Recipe, cluster: Cluster, model: MemoryModel | None = None
+) -> tuple[dict[str, Profile], Profile | None]:
     """Return the profile of each device type of the cluster, and the one measured here, if any.
 
     A profile is given by ``profile``, measured on this machine if the recipe lists no other, or
@@ -22,11 +24,16 @@ def profiles_for(recipe: Recipe, cluster: Cluster, model: MemoryModel | None = N
     UserError if a device type has none.
     """
     given = [recipe.profile] if isinstance(recipe.profile, str) else list(recipe.profile or ())
-    known = {profile.device: profile for profile in (read_profile(Path(str(each)).expanduser()) for each in given)}
+    known = {
+        profile.device: profile
+        for profile in (read_profile(Path(str(each)).expanduser()) for each in given)
+    }
     measured = None
     if not known and not recipe.cluster.nodes:
         with stages() as show:
-            measured = measure_profile(recipe, builders.build_policy(recipe), lambda text: show(text, 0.0))
+            measured = measure_profile(
+                recipe, builders.build_policy(recipe), lambda text: show(text, 0.0)
+            )
         known = {measured.device: measured}
     missing = {node.device: node for node in cluster.nodes if node.device not in known}
     if missing:
@@ -34,4 +41,6 @@ def profiles_for(recipe: Recipe, cluster: Cluster, model: MemoryModel | None = N
             show("counting the work of the policy", 0.0)
             work = CountedWork(model or MemoryModel(recipe))
         known |= {device: published(work, device, node.cpus) for device, node in missing.items()}
-    return {device: known[device] for device in sorted({node.device for node in cluster.nodes})}, measured
+    return {
+        device: known[device] for device in sorted({node.device for node in cluster.nodes})
+    }, measured

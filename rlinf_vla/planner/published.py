@@ -31,14 +31,18 @@ class CountedWork:
         few, many = (model.update(rows, low) for rows in FIT_ROWS)
         with kernels_of(model.device):
             batch = model.batch(1)
-            forward, both = counted_step(lambda: model.loss(model.learner(low), batch), model.learner(low).parameters())
+            forward, both = counted_step(
+                lambda: model.loss(model.learner(low), batch), model.learner(low).parameters()
+            )
             with torch.no_grad():
                 self.calls = {"reference": forward, "update": both} | {
                     "act": counted(lambda: model.act(policy, model.inputs(1)), weights),
                     "value": counted(lambda: policy.value(policy.encode(model.inputs(1))), weights),
                 }
                 if model.kept:
-                    self.calls["precompute"] = counted(lambda: policy.precompute(model.inputs(1)), weights)
+                    self.calls["precompute"] = counted(
+                        lambda: policy.precompute(model.inputs(1)), weights
+                    )
         stored = model.weights()
         self.bytes = Bytes(
             weights=stored.all,
@@ -59,10 +63,14 @@ def published(work: CountedWork, name: str, cores: int, assumed: Assumptions = A
     model, device = work.model, DEVICES.get(name)
     recipe = model.recipe
     if device is None:
-        raise UserError(f"no rates are published for {name} ({', '.join(DEVICES)}): give profile=FILE, measured on such a machine")
+        raise UserError(
+            f"no rates are published for {name} ({', '.join(DEVICES)}): give profile=FILE, measured on such a machine"
+        )
     limit = recipe.env.episode_limit
     if not limit:
-        raise UserError("the length of episodes is not known without the simulator: set env.episode_limit")
+        raise UserError(
+            "the length of episodes is not known without the simulator: set env.episode_limit"
+        )
     return Profile(
         device=name,
         cores=cores,
@@ -81,15 +89,27 @@ def published(work: CountedWork, name: str, cores: int, assumed: Assumptions = A
 def _policy(work: CountedWork, device: Device, assumed: Assumptions) -> dict[str, Cost]:
     model, stored = work.model, work.model.weights()
     cluster = model.recipe.cluster
-    matrix = 1e12 * (device.bf16 if network_dtype(model.policy) == torch.bfloat16 else device.tf32 if cluster.tf32 else device.fp32)
+    matrix = 1e12 * (
+        device.bf16
+        if network_dtype(model.policy) == torch.bfloat16
+        else device.tf32
+        if cluster.tf32
+        else device.fp32
+    )
     bandwidth, host = 1e9 * assumed.bandwidth * device.bandwidth, 1e9 * assumed.host * device.host
     found = {}
     for name, call in work.calls.items():
         share = assumed.training if name == "update" else assumed.inference
-        dispatch = 0.0 if name in ("act", "value") and cluster.cuda_graphs else assumed.dispatch * call.dispatched
+        dispatch = (
+            0.0
+            if name in ("act", "value") and cluster.cuda_graphs
+            else assumed.dispatch * call.dispatched
+        )
         seconds = [call.seconds(rows, share * matrix, bandwidth) for rows in SIZES]
         found[name] = Cost(*fit(SIZES, seconds), on=GPU, least=dispatch)
-    steps = OPTIMISER_PASSES * stored.gradients + 2 * (stored.moments + stored.master + stored.trained)
+    steps = OPTIMISER_PASSES * stored.gradients + 2 * (
+        stored.moments + stored.master + stored.trained
+    )
     merging = 2 * stored.merged * (1 / bandwidth + 1 / host)  # to main memory and back
     fixed = {"optimise": steps / bandwidth, "merge": merging, "publish": stored.trained / host}
     return found | {name: Cost(seconds, on=GPU) for name, seconds in fixed.items()}
@@ -103,10 +123,15 @@ def _simulator(model: MemoryModel, device: str, assumed: Assumptions) -> dict[st
     rates = SIMULATORS.get((env.name, backend))
     if rates is None:
         known = ", ".join(f"{name} on {where}" for name, where in SIMULATORS)
-        raise UserError(f"no rates are published for env={env.name} on {backend} (only {known}): give profile=FILE, measured there")
+        raise UserError(
+            f"no rates are published for env={env.name} on {backend} (only {known}): give profile=FILE, measured there"
+        )
     pixels = (getattr(env, "image_size", None) or 0) ** 2
     fixed, each = rates.chunk(spec.chunk, len(spec.images), pixels)
     if rates.device == "cpu":
         return {"simulate": Cost(fixed, each), "reset": Cost(per_item=rates.reset)}
     slower = 1.0 if rates.device == device else 1 / assumed.simulation
-    return {"simulate": Cost(fixed, each, on=GPU).times(slower), "reset": Cost(rates.reset, on=GPU).times(slower)}
+    return {
+        "simulate": Cost(fixed, each, on=GPU).times(slower),
+        "reset": Cost(rates.reset, on=GPU).times(slower),
+    }

@@ -37,12 +37,22 @@ class _Passes:
 class ReplayUpdate:
     """The updates of an off-policy algorithm: each of their passes is of a whole batch."""
 
-    def __init__(self, algorithm: OffPolicy, policy: Policy, inputs: Inputs, sample: ActionSample) -> None:
+    def __init__(
+        self, algorithm: OffPolicy, policy: Policy, inputs: Inputs, sample: ActionSample
+    ) -> None:
         """``inputs``, ``sample``: of one call ``[1]``, as the replay stores them."""
         number, acted = torch.empty(1, device=META), torch.empty(1, dtype=torch.bool, device=META)
-        self._record = inputs | {ACTION: sample.latent[ACTOR_OUTPUT], REWARD: number, DISCOUNT: number, ACTED: acted, COST: number}
+        self._record = inputs | {
+            ACTION: sample.latent[ACTOR_OUTPUT],
+            REWARD: number,
+            DISCOUNT: number,
+            ACTED: acted,
+            COST: number,
+        }
         self._algorithm = algorithm
-        self._averages = nn.ModuleDict({name: copy.deepcopy(getattr(policy, name)) for name in algorithm.averaged})
+        self._averages = nn.ModuleDict(
+            {name: copy.deepcopy(getattr(policy, name)) for name in algorithm.averaged}
+        )
         self._averages.requires_grad_(False)
 
     @property
@@ -56,4 +66,11 @@ class ReplayUpdate:
     def step(self, policy: Policy, batch: Transitions) -> None:
         """Run the passes of one update, the actor's included. Statistics are 0."""
         with UnknownNumbers():
-            self._algorithm.step(_Passes(policy, self._averages), batch, torch.Generator(), AFTER_WARMUP, 0, lambda: batch)
+            self._algorithm.step(
+                _Passes(policy, self._averages),
+                batch,
+                torch.Generator(),
+                AFTER_WARMUP,
+                0,
+                lambda: batch,
+            )

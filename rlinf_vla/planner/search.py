@@ -28,7 +28,9 @@ from rlinf_vla.runtime.machines import Cluster, broadcasts, describe
 from rlinf_vla.telemetry.environment import fingerprint
 
 
-def plan_problem(recipe: Recipe, model: MemoryModel | None = None) -> tuple[Problem, Profile | None]:
+def plan_problem(
+    recipe: Recipe, model: MemoryModel | None = None
+) -> tuple[Problem, Profile | None]:
     """Return the problem of a recipe's plan, and the profile that was measured here, if one was.
 
     ``model``: the recipe's, if it is there already. Raises UserError.
@@ -49,32 +51,48 @@ def _refuse(recipe: Recipe, model: MemoryModel, cluster: Cluster, plan: Plan) ->
     """Raise UserError if the counted memory of a trainer's device does not suffice for ``plan``."""
     model.recipe = with_plan(recipe, plan)
     try:
-        count = budget(model, setting_of(model.recipe), place(plan, cluster)[0].node.memory, exact=False)
+        count = budget(
+            model, setting_of(model.recipe), place(plan, cluster)[0].node.memory, exact=False
+        )
     finally:
         model.recipe = recipe
     if not count.fits:
-        raise UserError(f"{count.peak / 1e9:.1f} GB wanted in a device with a trainer, {room_in(count.memory)}")
+        raise UserError(
+            f"{count.peak / 1e9:.1f} GB wanted in a device with a trainer, {room_in(count.memory)}"
+        )
 
 
 def only_plan(recipe: Recipe) -> Plan:
     """Return the plan of a recipe whose algorithm has one: imitation divides its batches among all
     GPUs, for other algorithms it is what the recipe's own keys describe. A reward's network is
     small, so it is not divided unless the recipe says so."""
-    shares = recipe.algorithm.family == SUPERVISED and not recipe.algorithm.trains_reward and recipe.cluster.on_gpus
+    shares = (
+        recipe.algorithm.family == SUPERVISED
+        and not recipe.algorithm.trains_reward
+        and recipe.cluster.on_gpus
+    )
     ranks = min(describe(recipe.cluster).gpus, recipe.algorithm.batch_size) if shares else 1
-    return replace(plan_of(recipe), runtime=RAY, trainer_ranks=ranks) if ranks > 1 else plan_of(recipe)
+    return (
+        replace(plan_of(recipe), runtime=RAY, trainer_ranks=ranks) if ranks > 1 else plan_of(recipe)
+    )
 
 
 def plan_of(recipe: Recipe) -> Plan:
     """Return the plan that the recipe's own keys describe."""
-    keys = {name: getattr(recipe.cluster, name) for name in IN_CLUSTER} | {"micro_batch_size": recipe.cluster.rows}
+    keys = {name: getattr(recipe.cluster, name) for name in IN_CLUSTER} | {
+        "micro_batch_size": recipe.cluster.rows
+    }
     return Plan(**keys, **{name: getattr(recipe.rollout, name) for name in IN_ROLLOUT})
 
 
 def with_plan(recipe: Recipe, plan: Plan) -> Recipe:
     """Return the recipe with the settings of ``plan``."""
     cluster = replace(recipe.cluster, **{name: getattr(plan, name) for name in IN_CLUSTER})
-    return replace(recipe, cluster=cluster, rollout=replace(recipe.rollout, **{name: getattr(plan, name) for name in IN_ROLLOUT}))
+    return replace(
+        recipe,
+        cluster=cluster,
+        rollout=replace(recipe.rollout, **{name: getattr(plan, name) for name in IN_ROLLOUT}),
+    )
 
 
 def run(config: DictConfig) -> dict[str, Any]:
@@ -89,7 +107,9 @@ def run(config: DictConfig) -> dict[str, Any]:
     output = None if config.output is None else _new_file(config.output)
     print(trace(builders.build_algorithm(recipe)).render())
     if recipe.algorithm.family != ON_POLICY:
-        print(f"\nalgorithm={recipe.algorithm.name}: there is one plan, and nothing to choose: {only_plan(recipe)}")
+        print(
+            f"\nalgorithm={recipe.algorithm.name}: there is one plan, and nothing to choose: {only_plan(recipe)}"
+        )
         return {"recipe": recipe.name, "chosen": {"plan": asdict(only_plan(recipe))}}
     preview = _preview(recipe)
     print(f"\ncluster {recipe.cluster.name}: {describe(recipe.cluster)}")
@@ -122,7 +142,11 @@ def write_plan(path: Path, config: DictConfig, plan: Plan) -> None:
 def _new_file(output: str) -> Path:
     path = Path(output).expanduser().absolute()
     if path.exists() or not path.parent.is_dir():
-        why = "exists already" if path.exists() else f"cannot be written: {path.parent} is no directory"
+        why = (
+            "exists already"
+            if path.exists()
+            else f"cannot be written: {path.parent} is no directory"
+        )
         raise UserError(f"output={output} {why}: choose another file")
     return path
 
@@ -132,7 +156,9 @@ def _preview(recipe: Recipe) -> Preview:
     UserError."""
     preview = Preview(recipe)
     if preview.missing and not (recipe.cluster.nodes or recipe.profile):
-        preview.show(replace(recipe, cluster=replace(recipe.cluster, micro_batch_size=preview.rows())))
+        preview.show(
+            replace(recipe, cluster=replace(recipe.cluster, micro_batch_size=preview.rows()))
+        )
         preview.require_nothing()
     return preview
 
@@ -144,10 +170,14 @@ def workload(recipe: Recipe, graph: Graph, profile: Profile) -> Workload:
     """
     config, limit = recipe.algorithm, profile.episode_limit
     if recipe.env.episode_limit not in (None, limit):
-        raise UserError(f"the profile has episodes of {limit} control steps, env.episode_limit={recipe.env.episode_limit}: measure again")
+        raise UserError(
+            f"the profile has episodes of {limit} control steps, env.episode_limit={recipe.env.episode_limit}: measure again"
+        )
     horizon = getattr(config, "horizon", limit)
     if horizon < 1 or horizon % limit:
-        raise UserError(f"algorithm.horizon={horizon} is not a multiple of the episode limit of {limit} control steps")
+        raise UserError(
+            f"algorithm.horizon={horizon} is not a multiple of the episode limit of {limit} control steps"
+        )
     slots, sharded = "collect" in graph, recipe.cluster.trainer_sharding != "none"
     return Workload(
         envs=recipe.env.num_envs,
@@ -163,7 +193,8 @@ def workload(recipe: Recipe, graph: Graph, profile: Profile) -> Workload:
         attempts=getattr(config, "group_size", 1),
         rewarded="reward" in profile.operations,
         reference=config.kl_coef > 0,
-        proximal=config.decoupled or (profile.rounded if config.recompute_log_prob is None else config.recompute_log_prob),
+        proximal=config.decoupled
+        or (profile.rounded if config.recompute_log_prob is None else config.recompute_log_prob),
         fixes=recipe.cluster.reuse_frozen and config.epochs > 1 and not sharded,
         critic=slots,
         broadcast=broadcasts(replace(recipe.cluster, offload=False)),
@@ -178,15 +209,31 @@ def _show(choice: Choice, problem: Problem) -> None:
     for profile in problem.profiles.values():
         print(f"costs: {profile.note}")
     print(f"\n{choice.explain()}\n")
-    price = "" if best.price is None else f", {best.price:.4g} (in the currency of cluster.nodes) per iteration"
-    print(f"{problem.kind}: {best.seconds:.4g} s per iteration, {best.steps_per_s:,.0f} control steps/s at most{price}")
-    print("busy: " + ", ".join(f"{name} {100 * share:.0f} %" for name, share in best.utilisation.items() if share >= 0.01))
+    price = (
+        ""
+        if best.price is None
+        else f", {best.price:.4g} (in the currency of cluster.nodes) per iteration"
+    )
+    print(
+        f"{problem.kind}: {best.seconds:.4g} s per iteration, {best.steps_per_s:,.0f} control steps/s at most{price}"
+    )
+    print(
+        "busy: "
+        + ", ".join(
+            f"{name} {100 * share:.0f} %"
+            for name, share in best.utilisation.items()
+            if share >= 0.01
+        )
+    )
     print(f"\n{best.picture()}\n")
     print(f"its keys: {' '.join(best.plan.overrides())}")
 
 
 def _write(directory: Path, recipe: Recipe, problem: Problem, choice: Choice) -> dict[str, Any]:
-    others = [{"plan": asdict(each.plan), "seconds": each.seconds, "played": each.prediction is not None} for each in choice.fitting]
+    others = [
+        {"plan": asdict(each.plan), "seconds": each.seconds, "played": each.prediction is not None}
+        for each in choice.fitting
+    ]
     document: dict[str, Any] = {
         "recipe": recipe.name,
         "cluster": asdict(problem.cluster),
@@ -203,6 +250,8 @@ def _write(directory: Path, recipe: Recipe, problem: Problem, choice: Choice) ->
     }
     write_json(directory / "plan.json", document)
     choice.best.timeline().write(directory / "plan_trace.json")
-    numbers, picture = (builders.relative(directory / name) for name in ("plan.json", "plan_trace.json"))
+    numbers, picture = (
+        builders.relative(directory / name) for name in ("plan.json", "plan_trace.json")
+    )
     print(f"numbers: {numbers}; timeline for ui.perfetto.dev: {picture}")
     return document

@@ -43,22 +43,37 @@ def simulate(problem: Problem, plan: Plan) -> Prediction:
         plan,
         seconds,
         problem.workload.steps,
-        {place: each / several for place, each in critical_path(listed, played, ends[-1], begin).items()},
-        {name: busy / (resources[name].capacity * total) for name, busy in played.busy.items() if busy},
+        {
+            place: each / several
+            for place, each in critical_path(listed, played, ends[-1], begin).items()
+        },
+        {
+            name: busy / (resources[name].capacity * total)
+            for name, busy in played.busy.items()
+            if busy
+        },
         spans_between(listed, played, end - seconds, end),
         None if price is None else price * seconds / 3600,
     )
 
 
-def update_seconds(profile: Profile, plan: Plan, workload: Workload, minibatches: Sequence[tuple[int, int]]) -> float:
+def update_seconds(
+    profile: Profile, plan: Plan, workload: Workload, minibatches: Sequence[tuple[int, int]]
+) -> float:
     """Seconds of one rank, alone on its device, to update on ``minibatches`` over all ranks."""
     ranks, optimise = plan.trainer_ranks, profile.cost("optimise").fixed
     rows = sum(count * size for count, size in minibatches)
-    seconds = sum(count * (passes(profile, "update", plan, -(-size // ranks)) + optimise) for count, size in minibatches)
+    seconds = sum(
+        count * (passes(profile, "update", plan, -(-size // ranks)) + optimise)
+        for count, size in minibatches
+    )
     # the frozen part of the rows that a rank learns from: each epoch draws its groups anew
     groups = gcd(workload.row_groups, ranks)
     mine = rows / groups * (1 - (1 - groups / ranks) ** workload.epochs)
-    once = passes(profile, "precompute", plan, mine) * workload.fixes + passes(profile, "reference", plan, rows / ranks) * workload.proximal
+    once = (
+        passes(profile, "precompute", plan, mine) * workload.fixes
+        + passes(profile, "reference", plan, rows / ranks) * workload.proximal
+    )
     return workload.epochs * seconds + once
 
 
@@ -83,11 +98,18 @@ class _Simulation:
         self.graph, self.plan, self.workload = problem.graph, plan, problem.workload
         self.tasks = Tasks()
         self.machines = place(plan, problem.cluster)
-        self.hosts = [Host(index, each.node, problem.profiles[each.node.device], each.copies) for index, each in enumerate(self.machines)]
+        self.hosts = [
+            Host(index, each.node, problem.profiles[each.node.device], each.copies)
+            for index, each in enumerate(self.machines)
+        ]
         self.single = plan.runtime == IN_PROCESS
         self.lag = 1 if self.single else self.graph.lag
         """Iterations until new weights are used; in one process nothing overlaps an update."""
-        self.trainers = [(host, device) for host, each in zip(self.hosts, self.machines, strict=True) for device in each.trainers]
+        self.trainers = [
+            (host, device)
+            for host, each in zip(self.hosts, self.machines, strict=True)
+            for device in each.trainers
+        ]
         self.workers = self._workers()
         self.thread = -1
         """In process: last task of the only thread."""
@@ -97,7 +119,9 @@ class _Simulation:
         """Per iteration: host -> task after which its workers have the new weights."""
 
     def resources(self) -> dict[str, Any]:
-        return {name: resource for host in self.hosts for name, resource in host.resources().items()}
+        return {
+            name: resource for host in self.hosts for name, resource in host.resources().items()
+        }
 
     def _workers(self) -> list[Worker]:
         plan, found = self.plan, list[Worker]()
@@ -107,7 +131,18 @@ class _Simulation:
                 name = "" if self.single else f"rollout {numbers[0]} "
                 backbone = self.trainers[0] if plan.split == "head" else None
                 rewards = self.workload.rewarded and not plan.reward_workers
-                found.append(Worker(host, device, numbers, name, size, processes(plan, self.workload, host.node), backbone, rewards))
+                found.append(
+                    Worker(
+                        host,
+                        device,
+                        numbers,
+                        name,
+                        size,
+                        processes(plan, self.workload, host.node),
+                        backbone,
+                        rewards,
+                    )
+                )
         return found
 
     def iteration(self, index: int) -> int:
@@ -122,15 +157,23 @@ class _Simulation:
             updated = self._update(arrived, minibatches)
         return self._publish(updated)
 
-    def _updates(self, shards: Sequence[_Shard]) -> Iterator[tuple[Sequence[_Shard], Sequence[tuple[int, int]]]]:
+    def _updates(
+        self, shards: Sequence[_Shard]
+    ) -> Iterator[tuple[Sequence[_Shard], Sequence[tuple[int, int]]]]:
         """Yield the shards that each update waits for, and its optimiser steps: all of them, or if
         the update streams, one as soon as its groups have arrived."""
         workload, per_step = self.workload, self.workload.groups_per_step
         if per_step is None or not (self.plan.streams and self.graph.streams_into("update")):
             yield shards, workload.minibatches
             return
-        shard_of_group = [shard for shard in shards for _ in range(sum(map(len, shard.parts)) // workload.attempts)]
-        for step, size in enumerate(size for count, size in workload.minibatches for _ in range(count)):
+        shard_of_group = [
+            shard
+            for shard in shards
+            for _ in range(sum(map(len, shard.parts)) // workload.attempts)
+        ]
+        for step, size in enumerate(
+            size for count, size in workload.minibatches for _ in range(count)
+        ):
             yield shard_of_group[step * per_step : (step + 1) * per_step], ((1, size),)
 
     def _collect(self, index: int, worker: Worker) -> list[_Shard]:
@@ -139,14 +182,30 @@ class _Simulation:
         before = [self.thread, self.free.get(worker.prefix, -1)]
         if index >= self.lag and not self.single:
             before.append(self.published[index - self.lag][host.index])
-        load = host.profile.cost("merge").fixed + host.profile.cost("publish").fixed * (not self.single)
-        ready = tasks.run(host, "merge", f"{worker.prefix}policy", worker.device, load, before, name="merge" if self.single else "load")
+        load = host.profile.cost("merge").fixed + host.profile.cost("publish").fixed * (
+            not self.single
+        )
+        ready = tasks.run(
+            host,
+            "merge",
+            f"{worker.prefix}policy",
+            worker.device,
+            load,
+            before,
+            name="merge" if self.single else "load",
+        )
         workers, depth, found = self.plan.rollout_workers, self.plan.pipeline_depth, list[_Shard]()
         parts = workload.parts(None if self.single else workers)
         for each in zip_longest(*(parts[number::workers] for number in worker.numbers)):
-            mine = [part for part in each if part is not None]  # the last ones may be on some machines only
+            mine = [
+                part for part in each if part is not None
+            ]  # the last ones may be on some machines only
             playing = replace(worker, host=replace(host, copies=len(mine)))
-            ready = tasks.wait(playing.play(tasks, workload, rounds(workload, mine[0], worker.size, depth), [ready]))
+            ready = tasks.wait(
+                playing.play(
+                    tasks, workload, rounds(workload, mine[0], worker.size, depth), [ready]
+                )
+            )
             found.append(_Shard(ready, sum(map(workload.calls_of, mine)), mine))
         self.free[worker.prefix] = ready
         self.thread = ready if self.single else -1
@@ -158,7 +217,9 @@ class _Simulation:
         The other machines with ranks read it at the same time, over their own links.
         """
         size, head = shard.rows * host.profile.bytes.call, self.head
-        ready = self.tasks.wait([shard.ready], host.latency + size / len(shard.parts) / STORE, "trajectories", "network")
+        ready = self.tasks.wait(
+            [shard.ready], host.latency + size / len(shard.parts) / STORE, "trajectories", "network"
+        )
         away = size * (1 - (host.index == head.index) / len(shard.parts))
         ready = self.tasks.add("trajectories", "network", head.link, head.transfer(away), [ready])
         return replace(shard, ready=ready)
@@ -168,16 +229,27 @@ class _Simulation:
 
         Without workers, the trainer ranks share the rows of each shard.
         """
-        everything = [] if self.plan.streams else [self.tasks.wait([shard.ready for shard in shards])]
+        everything = (
+            [] if self.plan.streams else [self.tasks.wait([shard.ready for shard in shards])]
+        )
         found = []
         for index, shard in enumerate(shards):
             number = index % min(workers, len(shards)) if workers else 0
             parts = max(1.0, min(len(shard.parts), workers / len(shards)))
-            places = [(f"{operation} {number}", self.trainers[number % len(self.trainers)])] if workers else list(self._tracks())
+            places = (
+                [(f"{operation} {number}", self.trainers[number % len(self.trainers)])]
+                if workers
+                else list(self._tracks())
+            )
             ends = []
             for track, (host, device) in places:
                 before = [shard.ready, *everything, self.free.get(track, -1), self.thread]
-                seconds = passes(host.profile, operation, self.plan, shard.rows / (parts if workers else self.plan.trainer_ranks))
+                seconds = passes(
+                    host.profile,
+                    operation,
+                    self.plan,
+                    shard.rows / (parts if workers else self.plan.trainer_ranks),
+                )
                 ends.append(self.tasks.run(host, operation, track, device, seconds, before))
                 self.free[track] = ends[-1]
             ready = self.tasks.wait(ends)
@@ -194,7 +266,9 @@ class _Simulation:
             seconds = update_seconds(host.profile, self.plan, self.workload, minibatches)
             end = tasks.run(host, "update", track, device, seconds, [begin])
             if self.workload.sharded:
-                end = tasks.wait([end, tasks.wait([begin], self._gathering(minibatches), "gather", "network")])
+                end = tasks.wait(
+                    [end, tasks.wait([begin], self._gathering(minibatches), "gather", "network")]
+                )
             self.free[track] = self._switched(host, [end], track)
             ends.append(self.free[track])
         done = tasks.wait(ends, self._all_reduce(minibatches), "all-reduce", "network")
@@ -208,7 +282,12 @@ class _Simulation:
         if not (plan.offload and host.node.gpus and plan.placement != DISAGGREGATED):
             return self.tasks.wait(after)
         stored = host.profile.bytes
-        size = rollout_bytes(stored, plan, self.workload) + stored.weights + stored.gradients + stored.moments
+        size = (
+            rollout_bytes(stored, plan, self.workload)
+            + stored.weights
+            + stored.gradients
+            + stored.moments
+        )
         return self.tasks.wait(after, 8 * size / (1e9 * host.node.gpu_link_gbps), "switch", track)
 
     def _gathering(self, minibatches: Sequence[tuple[int, int]]) -> float:
@@ -235,7 +314,12 @@ class _Simulation:
         """Seconds in which gradients are summed, once per optimiser step: they are reduced and, if
         every rank needs all of them, gathered."""
         steps = sum(count for count, _ in minibatches)
-        return self.workload.epochs * steps * (1 if self.workload.sharded else 2) * self._ring(self.head.profile.bytes.gradients)
+        return (
+            self.workload.epochs
+            * steps
+            * (1 if self.workload.sharded else 2)
+            * self._ring(self.head.profile.bytes.gradients)
+        )
 
     def _publish(self, updated: int) -> int:
         """Add the publication of weights: one put, then a broadcast or one fetch per machine."""
@@ -244,8 +328,19 @@ class _Simulation:
             self.published.append({})
             return updated
         size, (track, (_, device)) = head.profile.bytes.trained, next(self._tracks())
-        gathered = tasks.wait([updated], self._ring(size), "publish", "network") if self.workload.sharded else updated
-        copied = tasks.run(head, "publish", track, device, head.profile.cost("publish").fixed, [gathered, self.free[track]])
+        gathered = (
+            tasks.wait([updated], self._ring(size), "publish", "network")
+            if self.workload.sharded
+            else updated
+        )
+        copied = tasks.run(
+            head,
+            "publish",
+            track,
+            device,
+            head.profile.cost("publish").fixed,
+            [gathered, self.free[track]],
+        )
         self.free[track] = copied
         stored = tasks.wait([copied], head.latency + size / STORE, "publish", "network")
         if self.workload.broadcast and not self.plan.offload:
@@ -254,7 +349,9 @@ class _Simulation:
         for host in self.hosts:
             readers = host.copies - (host.index == head.index)
             begun = tasks.wait([stored], host.latency, "publish", "network")
-            arrived[host.index] = tasks.add("publish", "network", head.link, readers * head.transfer(size), [begun])
+            arrived[host.index] = tasks.add(
+                "publish", "network", head.link, readers * head.transfer(size), [begun]
+            )
         self.published.append(arrived)
         return stored
 
@@ -264,7 +361,9 @@ class _Simulation:
         here = tasks.wait([stored], head.latency + size / self._bus, "publish", "network")
         begun = tasks.wait([stored], head.latency, "publish", "network")
         apart = sum(host.copies for host in self.hosts) > 1
-        arrived = tasks.wait([here, tasks.add("publish", "network", head.link, head.transfer(size) * apart, [begun])])
+        arrived = tasks.wait(
+            [here, tasks.add("publish", "network", head.link, head.transfer(size) * apart, [begun])]
+        )
         self.published.append({host.index: arrived for host in self.hosts})
         return stored
 
@@ -281,7 +380,9 @@ class _Simulation:
     @property
     def _trainers_apart(self) -> bool:
         """Whether the trainer ranks are on more than one machine."""
-        return self.head.copies > 1 or any(host.index != self.head.index for host, _ in self.trainers)
+        return self.head.copies > 1 or any(
+            host.index != self.head.index for host, _ in self.trainers
+        )
 
     def _tracks(self) -> Iterator[tuple[str, tuple[Host, int]]]:
         """Yield (track name, (host, device)) of each trainer rank."""

@@ -34,7 +34,10 @@ class Host:
 
     def resources(self) -> dict[str, Resource]:
         profile, cpus = self.profile, float(self.node.cpus)
-        found = {self.cpu: Resource(cpus, lambda busy: profile.crowded(busy, cpus)), self.link: Resource()}
+        found = {
+            self.cpu: Resource(cpus, lambda busy: profile.crowded(busy, cpus)),
+            self.link: Resource(),
+        }
         return found | {self.gpu(device): Resource() for device in range(self.node.gpus)}
 
     def transfer(self, size: float) -> float:
@@ -52,12 +55,29 @@ class Tasks:
 
     listed: list[Task] = field(default_factory=list)
 
-    def add(self, name: str, track: str, resource: str, work: float, after: Sequence[int], width: float = 1.0) -> int:
+    def add(
+        self,
+        name: str,
+        track: str,
+        resource: str,
+        work: float,
+        after: Sequence[int],
+        width: float = 1.0,
+    ) -> int:
         earlier = tuple(sorted({number for number in after if number >= 0}))
         self.listed.append(Task(name, track, resource, work, width, earlier))
         return len(self.listed) - 1
 
-    def run(self, host: Host, operation: str, track: str, device: int, seconds: float, after: Sequence[int], name: str = "") -> int:
+    def run(
+        self,
+        host: Host,
+        operation: str,
+        track: str,
+        device: int,
+        seconds: float,
+        after: Sequence[int],
+        name: str = "",
+    ) -> int:
         """Add ``seconds`` of ``operation`` on a GPU or on cores, as the profile specifies."""
         cost = host.profile.cost(operation)
         if cost.on == GPU:
@@ -65,7 +85,9 @@ class Tasks:
         alone = seconds / host.profile.crowded(cost.cores, host.profile.cores)
         return self.add(name or operation, track, host.cpu, alone, after, width=cost.cores)
 
-    def wait(self, after: Sequence[int], seconds: float = 0.0, name: str = "wait", track: str = "") -> int:
+    def wait(
+        self, after: Sequence[int], seconds: float = 0.0, name: str = "wait", track: str = ""
+    ) -> int:
         return self.add(name, track, "", seconds, after)
 
 
@@ -87,11 +109,16 @@ class Worker:
     backbone: tuple[Host, int] | None = None
     rewards: bool = False
 
-    def play(self, tasks: Tasks, workload: Workload, groups: Sequence[list[Round]], after: Sequence[int]) -> list[int]:
+    def play(
+        self, tasks: Tasks, workload: Workload, groups: Sequence[list[Round]], after: Sequence[int]
+    ) -> list[int]:
         """Add a rollout; return the task after which each group's calls are available."""
         policy = f"{self.prefix}policy"
         thread = tasks.wait(after)
-        pending = [self._simulator(tasks, "reset", group, range(self.size), [thread]) for group in range(len(groups))]
+        pending = [
+            self._simulator(tasks, "reset", group, range(self.size), [thread])
+            for group in range(len(groups))
+        ]
         left, resetting = [deque(rounds) for rounds in groups], [True] * len(groups)
         ready, active = [thread] * len(groups), list(range(len(groups)))
         while active:
@@ -102,7 +129,9 @@ class Worker:
                 if done is not None:
                     if self.rewards:
                         reward = done.calls * self.host.profile.cost("reward").of(self.size)
-                        thread = tasks.run(self.host, "reward", policy, self.device, reward, [thread])
+                        thread = tasks.run(
+                            self.host, "reward", policy, self.device, reward, [thread]
+                        )
                     if done.valued:
                         thread = self._infer(tasks, "value", policy, thread)
                     if not left[group]:
@@ -115,19 +144,29 @@ class Worker:
                 else:
                     calls = left[group][0].calls
                     thread = self._infer(tasks, "act", policy, thread, calls)
-                    pending[group] = self._simulator(tasks, "simulate", group, range(self.size), [thread], calls)
+                    pending[group] = self._simulator(
+                        tasks, "simulate", group, range(self.size), [thread], calls
+                    )
                 if self.host.profile.inline:
                     thread = pending[group]
         return ready
 
     def _simulator(
-        self, tasks: Tasks, operation: str, group: int, environments: Sequence[int], after: Sequence[int], calls: int = 1
+        self,
+        tasks: Tasks,
+        operation: str,
+        group: int,
+        environments: Sequence[int],
+        after: Sequence[int],
+        calls: int = 1,
     ) -> int:
         """Each process steps its environments one after the other; all wait for the slowest."""
         cost, track = self.host.profile.cost(operation), f"{self.prefix}simulator {group}"
         count = len(environments)
         if cost.on == GPU:
-            return tasks.run(self.host, operation, track, self.device, calls * cost.of(count), after)
+            return tasks.run(
+                self.host, operation, track, self.device, calls * cost.of(count), after
+            )
         load = Counter(((slot + 1) * self.processes - 1) // self.size for slot in environments)
         total = len(load) * cost.fixed + count * cost.per_item
         width = total / cost.of(max(load.values())) * cost.cores if total else 1.0
@@ -139,17 +178,30 @@ class Worker:
         profile, rows = self.host.profile, self.size
         cost = profile.cost(operation)
         if self.backbone is None:
-            return tasks.run(self.host, operation, track, self.device, calls * cost.of(rows), [thread])
+            return tasks.run(
+                self.host, operation, track, self.device, calls * cost.of(rows), [thread]
+            )
         there, device = self.backbone
         encode = there.profile.cost("encode").of(rows)
         thread = self._moved(tasks, there, rows * profile.bytes.inputs, track, thread, calls)
-        thread = tasks.run(there, "encode", f"{track} backbone", device, calls * self.host.copies / there.copies * encode, [thread])
+        thread = tasks.run(
+            there,
+            "encode",
+            f"{track} backbone",
+            device,
+            calls * self.host.copies / there.copies * encode,
+            [thread],
+        )
         thread = self._moved(tasks, there, rows * profile.bytes.features, track, thread, calls)
         head = calls * max(0.0, cost.of(rows) - profile.cost("encode").of(rows))
         return tasks.run(self.host, operation, track, self.device, head, [thread], name="head")
 
-    def _moved(self, tasks: Tasks, there: Host, size: float, track: str, thread: int, calls: int) -> int:
+    def _moved(
+        self, tasks: Tasks, there: Host, size: float, track: str, thread: int, calls: int
+    ) -> int:
         thread = tasks.wait([thread], calls * there.latency, "features", track)
         if there.index == self.host.index:
             return thread
-        return tasks.add("features", track, there.link, calls * self.host.copies * there.transfer(size), [thread])
+        return tasks.add(
+            "features", track, there.link, calls * self.host.copies * there.transfer(size), [thread]
+        )

@@ -27,10 +27,14 @@ def observation(spec: PolicySpec, batch: int) -> Observation:
     """Return random images and states of the sizes in ``spec``, on the CPU."""
     generator = torch.Generator().manual_seed(0)
     images = {
-        name: torch.randint(0, 256, (batch, height, width, 3), generator=generator, dtype=torch.uint8)
+        name: torch.randint(
+            0, 256, (batch, height, width, 3), generator=generator, dtype=torch.uint8
+        )
         for name, (height, width) in spec.images.items()
     }
-    return Observation(images, torch.randn(batch, spec.state_dim, generator=generator), [INSTRUCTION] * batch)
+    return Observation(
+        images, torch.randn(batch, spec.state_dim, generator=generator), [INSTRUCTION] * batch
+    )
 
 
 def calls(policy: Policy, count: int, settings: Settings, group_size: int) -> Trajectory:
@@ -39,7 +43,9 @@ def calls(policy: Policy, count: int, settings: Settings, group_size: int) -> Tr
     ``group_size`` consecutive calls are attempts at the same episode.
     """
     number = torch.arange(count)
-    episodes = Episodes(torch.zeros_like(number), seed=number // group_size, attempt=number % group_size)
+    episodes = Episodes(
+        torch.zeros_like(number), seed=number // group_size, attempt=number % group_size
+    )
     inputs, sample = _play(policy, count, settings, episodes)
     return stored(moved(inputs, CPU), sample, episodes)
 
@@ -81,20 +87,37 @@ def records(policy: Policy, count: int, settings: Settings, gamma: float) -> dic
     with torch.no_grad():
         rows = moved(policy.precompute(inputs), CPU)
     acted, cost = torch.ones(count, dtype=torch.bool), torch.zeros(count)
-    return rows | {ACTION: sample.latent[ACTOR_OUTPUT], REWARD: reward, DISCOUNT: chunk, ACTED: acted, COST: cost}
+    return rows | {
+        ACTION: sample.latent[ACTOR_OUTPUT],
+        REWARD: reward,
+        DISCOUNT: chunk,
+        ACTED: acted,
+        COST: cost,
+    }
 
 
-def _play(policy: Policy, count: int, settings: Settings, episodes: Episodes) -> tuple[Inputs, ActionSample]:
+def _play(
+    policy: Policy, count: int, settings: Settings, episodes: Episodes
+) -> tuple[Inputs, ActionSample]:
     actor = Actor(policy, settings)
     inputs = actor.prepare(observation(policy.spec, count))
     sample = actor.act(inputs, episodes, torch.zeros(count, dtype=torch.int64))
-    latent = {name: value.clone() for name, value in sample.latent.items()}  # updates cannot use inference-mode tensors
-    return inputs, ActionSample(sample.actions.clone(), latent, sample.log_prob.clone(), sample.value.clone())
+    latent = {
+        name: value.clone() for name, value in sample.latent.items()
+    }  # updates cannot use inference-mode tensors
+    return inputs, ActionSample(
+        sample.actions.clone(), latent, sample.log_prob.clone(), sample.value.clone()
+    )
 
 
 def with_frozen_weights(recipe: Recipe) -> Recipe:
     """Return the recipe with updates that do not change the weights."""
-    return replace(recipe, algorithm=replace(recipe.algorithm, **{k: v for k, v in STILL.items() if hasattr(recipe.algorithm, k)}))
+    return replace(
+        recipe,
+        algorithm=replace(
+            recipe.algorithm, **{k: v for k, v in STILL.items() if hasattr(recipe.algorithm, k)}
+        ),
+    )
 
 
 def synthetic_batch(recipe: Recipe, policy: Policy, algorithm: OnPolicy, count: int) -> Batch:

@@ -59,7 +59,10 @@ class Counted:
 
     @property
     def work(self) -> Work:
-        return Work(sum(each.flops for each in self.operations), sum(each.weights + each.others for each in self.operations))
+        return Work(
+            sum(each.flops for each in self.operations),
+            sum(each.weights + each.others for each in self.operations),
+        )
 
     def seconds(self, rows: float, flops_per_s: float, bytes_per_s: float) -> float:
         """Return the least duration of the same call on ``rows`` rows, operation by operation.
@@ -67,7 +70,12 @@ class Counted:
         FLOPs and all bytes but those of weights and their gradients are proportional to the rows.
         """
         times = rows / self.rows
-        return sum(max(times * each.flops / flops_per_s, (each.weights + times * each.others) / bytes_per_s) for each in self.operations)
+        return sum(
+            max(
+                times * each.flops / flops_per_s, (each.weights + times * each.others) / bytes_per_s
+            )
+            for each in self.operations
+        )
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
@@ -75,7 +83,9 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) ->
     return 2 * prod(query.shape[:3]) * key.shape[2] * (query.shape[3] + value.shape[3])
 
 
-def _attention_backward(_: Tensor, query: Tensor, key: Tensor, value: Tensor, *__: Any, **___: Any) -> int:
+def _attention_backward(
+    _: Tensor, query: Tensor, key: Tensor, value: Tensor, *__: Any, **___: Any
+) -> int:
     """FLOPs of four products. The kernels compute a fifth again, which is no work of the model."""
     return 2 * _attention(query, key, value)
 
@@ -84,9 +94,16 @@ def _formulas() -> dict[Any, Callable[..., int]]:
     """Return PyTorch's table and what it lacks: LoRA's sum in place, the CPU's attention."""
     found = dict(flop_registry)
     found[torch.ops.aten.addmm_] = found[torch.ops.aten.addmm]
-    for kernel in ("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention"):
+    for kernel in (
+        "flash_attention",
+        "flash_attention_for_cpu",
+        "efficient_attention",
+        "cudnn_attention",
+    ):
         found[getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}")] = _attention
-        found[getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_backward")] = _attention_backward
+        found[getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_backward")] = (
+            _attention_backward
+        )
     return found
 
 
@@ -96,13 +113,23 @@ class _Counter(TorchDispatchMode):
     def __init__(self, weights: Sequence[Tensor]) -> None:
         super().__init__()
         # by storage, not by address: tensors on the meta device have none
-        self._sizes = {weight.untyped_storage()._cdata: weight.numel() * weight.element_size() for weight in weights}
-        self._shapes = {shape for weight in weights if weight.ndim == 2 for shape in (weight.shape, weight.shape[::-1])}
+        self._sizes = {
+            weight.untyped_storage()._cdata: weight.numel() * weight.element_size()
+            for weight in weights
+        }
+        self._shapes = {
+            shape
+            for weight in weights
+            if weight.ndim == 2
+            for shape in (weight.shape, weight.shape[::-1])
+        }
         self._formulas = _formulas()
         self.operations: list[Operation] = []
         self.dispatched = 0
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         operation, kwargs = function.overloadpacket, kwargs or {}
         formula = self._formulas.get(operation)
         if formula is None and function is not torch.ops.prim.device.default:
@@ -117,12 +144,19 @@ class _Counter(TorchDispatchMode):
         flops = 0 if formula is None else formula(*args, **kwargs, out_val=found)
         weights = others = 0
         # a gather reads only the selected rows
-        read = [] if operation.__name__ in _GATHERS else [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        read = (
+            []
+            if operation.__name__ in _GATHERS
+            else [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        )
         known = [self._sizes.get(leaf.untyped_storage()._cdata) for leaf in read]
         weights += sum(size for size in known if size is not None)
         if formula is not None:
             made = [leaf for leaf in tree_leaves(found) if isinstance(leaf, Tensor)]
-            for leaf in [*made, *(leaf for leaf, size in zip(read, known, strict=True) if size is None)]:
+            for leaf in [
+                *made,
+                *(leaf for leaf, size in zip(read, known, strict=True) if size is None),
+            ]:
                 weights += leaf.nbytes * (leaf.shape in self._shapes)
                 others += leaf.nbytes * (leaf.shape not in self._shapes)
         if flops or weights or others:
@@ -140,7 +174,9 @@ def counted(call: Callable[[], Any], weights: Iterable[Tensor], rows: int = 1) -
     return Counted(tuple(found.operations), found.dispatched, rows)
 
 
-def counted_step(loss: Callable[[], Tensor], weights: Iterable[Tensor], rows: int = 1) -> tuple[Counted, Counted]:
+def counted_step(
+    loss: Callable[[], Tensor], weights: Iterable[Tensor], rows: int = 1
+) -> tuple[Counted, Counted]:
     """Count a forward pass on ``rows`` rows; return it, and it with its backward pass."""
     with _Counter(list(weights)) as found:
         value = loss()

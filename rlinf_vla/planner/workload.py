@@ -55,15 +55,27 @@ class Workload:
     def most_rows(self) -> int:
         """Policy calls of the largest optimiser step, if every episode reaches its time limit."""
         groups = self.groups_per_step
-        return self.minibatch_size if groups is None else min(groups * self.attempts, self.listed) * self.episode_calls
+        return (
+            self.minibatch_size
+            if groups is None
+            else min(groups * self.attempts, self.listed) * self.episode_calls
+        )
 
     @property
     def minibatches(self) -> Sequence[tuple[int, int]]:
         """(number, policy calls) of optimiser steps in an epoch; groups count as equally long."""
         per_step = self.groups_per_step
-        units, size = (self.rows, self.minibatch_size) if per_step is None else (self.listed // self.attempts, per_step)
+        units, size = (
+            (self.rows, self.minibatch_size)
+            if per_step is None
+            else (self.listed // self.attempts, per_step)
+        )
         full, rest = divmod(units, size)
-        return tuple((count, -(-each * self.rows // units)) for count, each in ((full, size), (1, rest)) if count and each)
+        return tuple(
+            (count, -(-each * self.rows // units))
+            for count, each in ((full, size), (1, rest))
+            if count and each
+        )
 
     def parts(self, workers: int | None) -> list[range]:
         """Split environments evenly, or episodes by whole groups, about one per environment.
@@ -77,7 +89,11 @@ class Workload:
         return [range(first, min(first + each, total)) for first in range(0, total, each)]
 
     def calls_of(self, part: range) -> int:
-        return sum(self.length(0, index)[0] for index in part) if self.calls is None else len(part) * self.calls
+        return (
+            sum(self.length(0, index)[0] for index in part)
+            if self.calls is None
+            else len(part) * self.calls
+        )
 
     @property
     def steps(self) -> int:
@@ -86,7 +102,11 @@ class Workload:
 
     def length(self, environment: int, ordinal: int) -> tuple[int, bool]:
         """(policy calls, cut off) of an environment's ``ordinal``-th episode; lengths cycle."""
-        return self.lengths[(environment + ordinal) % len(self.lengths)] if self.lengths else (self.episode_calls, True)
+        return (
+            self.lengths[(environment + ordinal) % len(self.lengths)]
+            if self.lengths
+            else (self.episode_calls, True)
+        )
 
 
 @dataclass(frozen=True)
@@ -112,7 +132,9 @@ def rounds(workload: Workload, part: range, size: int, depth: int) -> list[list[
     if workload.calls is None:
         found = _listed(workload, part, size, depth)
     else:
-        found = [_slots(workload, part[group * size : (group + 1) * size]) for group in range(depth)]
+        found = [
+            _slots(workload, part[group * size : (group + 1) * size]) for group in range(depth)
+        ]
     calls = workload.calls or -(-workload.listed // workload.envs) * workload.episode_calls
     return [_joined(each, -(-calls // MOST_ROUNDS)) for each in found]
 
@@ -155,16 +177,23 @@ def _listed(workload: Workload, share: range, size: int, depth: int) -> list[lis
     """
     waiting = [workload.length(0, episode)[0] for episode in reversed(share)]
     spare = workload.length(0, share[-1])[0]
-    left = [[(waiting.pop(), True) if waiting else (spare, False) for _ in range(size)] for _ in range(depth)]
+    left = [
+        [(waiting.pop(), True) if waiting else (spare, False) for _ in range(size)]
+        for _ in range(depth)
+    ]
     found: list[list[Round]] = [[] for _ in range(depth)]
     active = list(range(depth))
-    resetting = [False] * depth  # a reset takes a separate turn, in which other groups take from the list
+    resetting = [
+        False
+    ] * depth  # a reset takes a separate turn, in which other groups take from the list
     while active:
         for index in list(active):
             if resetting[index]:
                 resetting[index] = False
                 continue
-            left[index] = group = [(calls - 1, wanted and calls > 1) for calls, wanted in left[index]]
+            left[index] = group = [
+                (calls - 1, wanted and calls > 1) for calls, wanted in left[index]
+            ]
             begun = [slot for slot, (calls, _) in enumerate(group) if not calls][: len(waiting)]
             for slot in begun:
                 group[slot] = (waiting.pop(), True)

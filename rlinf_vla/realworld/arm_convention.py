@@ -37,13 +37,21 @@ class ArmConvention:
         if not self.axis_angle:
             return observation
         state = observation.state
-        turns = torch.tensor([axis_angle(quaternion) for quaternion in state[:, 3:7].tolist()], dtype=torch.float32)
+        turns = torch.tensor(
+            [axis_angle(quaternion) for quaternion in state[:, 3:7].tolist()], dtype=torch.float32
+        )
         fingers = torch.stack([state[:, 7], -state[:, 7]], 1)
-        return replace(observation, state=torch.cat([state[:, :3], turns.reshape(-1, 3), fingers], 1))
+        return replace(
+            observation, state=torch.cat([state[:, :3], turns.reshape(-1, 3), fingers], 1)
+        )
 
     def to_arm(self, actions: Actions) -> Actions:
         """Convert the policy's actions ``[..., D]``."""
-        return np.concatenate([actions[..., :-1], self._scale * actions[..., -1:] + self._offset], -1, dtype=np.float32)
+        return np.concatenate(
+            [actions[..., :-1], self._scale * actions[..., -1:] + self._offset],
+            -1,
+            dtype=np.float32,
+        )
 
     def to_policy(self, actions: Tensor) -> Tensor:
         """Convert actions ``[..., D]`` of the arm: the inverse of ``to_arm``."""

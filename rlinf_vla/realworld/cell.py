@@ -89,14 +89,18 @@ class Inference:
     def warm_up(self, state_size: int) -> None:
         """Run the policy on zeros, so that kernels are loaded before the robot is connected."""
         spec = self._policy.spec
-        images = {name: torch.zeros(1, *size, 3, dtype=torch.uint8) for name, size in spec.images.items()}
+        images = {
+            name: torch.zeros(1, *size, 3, dtype=torch.uint8) for name, size in spec.images.items()
+        }
         inputs = self._actor.prepare(Observation(images, torch.zeros(1, state_size), ["nothing"]))
         for _ in range(WARMUP):
             self._actor.act(inputs, self._actor.episode, torch.zeros(1, dtype=torch.int64))
 
     def _of(self, temperature: float) -> ControlActor:
         if temperature not in self._actors:
-            self._actors[temperature] = ControlActor(self._policy, builders.actor_settings(self._recipe, temperature), self._clock)
+            self._actors[temperature] = ControlActor(
+                self._policy, builders.actor_settings(self._recipe, temperature), self._clock
+            )
         return self._actors[temperature]
 
 
@@ -114,7 +118,9 @@ class RobotCell:
 def require_robot(recipe: Recipe, verb: str) -> None:
     """Raise UserError if the recipe is for simulators."""
     if recipe.env.name != ROBOT:
-        raise UserError(f"robot {verb} needs a recipe for a robot, recipe={recipe.name} has env={recipe.env.name}: use recipe=franka_rlpd")
+        raise UserError(
+            f"robot {verb} needs a recipe for a robot, recipe={recipe.name} has env={recipe.env.name}: use recipe=franka_rlpd"
+        )
 
 
 def check(recipe: Recipe) -> None:
@@ -123,18 +129,29 @@ def check(recipe: Recipe) -> None:
     by_script = settings.acknowledge == BY_SCRIPT
     if (by_script or settings.patience_s is not None) and not plugin.simulated:
         key = "session.acknowledge=script" if by_script else "session.patience_s"
-        raise UserError(f"{key} is for simulated robots, robot={recipe.robot.name} can hurt people: leave it out")
+        raise UserError(
+            f"{key} is for simulated robots, robot={recipe.robot.name} can hurt people: leave it out"
+        )
     if settings.operator != NO_OPERATOR:
         plugins.choose("session.operator", settings.operator, plugins.operators())
     elif plugin.scene(recipe.robot).by_hand and not by_script:
-        raise UserError(f"robot={recipe.robot.name}: an operator must lay out its episodes and confirm the layout: set {_SOMEBODY}")
+        raise UserError(
+            f"robot={recipe.robot.name}: an operator must lay out its episodes and confirm the layout: set {_SOMEBODY}"
+        )
 
 
 def require_demonstrator(recipe: Recipe) -> None:
     """Raise UserError if nobody can give the recipe's demonstrations or corrections."""
-    plugin, shown, session = plugins.choose("robot", recipe.robot.name, plugins.robots()), recipe.algorithm.demonstrations, recipe.session
+    plugin, shown, session = (
+        plugins.choose("robot", recipe.robot.name, plugins.robots()),
+        recipe.algorithm.demonstrations,
+        recipe.session,
+    )
     count, nobody = shown if isinstance(shown, int) else 0, session.operator == NO_OPERATOR
-    corrects, expert = recipe.algorithm.family == INTERACTIVE and session.patience_s is None, plugin.scene(recipe.robot).has_expert
+    corrects, expert = (
+        recipe.algorithm.family == INTERACTIVE and session.patience_s is None,
+        plugin.scene(recipe.robot).has_expert,
+    )
     if not corrects and (not count or (nobody and expert)):
         return  # no person has to move the arm
     if not isinstance(plugin.make(recipe.robot).spec.space, ToolSpace):
@@ -151,7 +168,9 @@ def require_demonstrator(recipe: Recipe) -> None:
 
 def require_whole_chunks(control: ControlConfig, chunk: int) -> None:
     """Raise UserError if learning from chunks of this many actions would see them cut short."""
-    if chunk > 1 and (control.asynchronous is not False or control.execution_horizon not in (None, chunk)):
+    if chunk > 1 and (
+        control.asynchronous is not False or control.execution_horizon not in (None, chunk)
+    ):
         raise UserError(
             f"learning from chunks of {chunk} actions needs each of them executed to its end: "
             "set control.asynchronous=false control.execution_horizon=null"
@@ -160,7 +179,10 @@ def require_whole_chunks(control: ControlConfig, chunk: int) -> None:
 
 @contextmanager
 def open_cell(
-    recipe: Recipe, tell: Tell, staged: Callable[[Scene], Scene] = lambda scene: scene, journal_path: Path | None = None
+    recipe: Recipe,
+    tell: Tell,
+    staged: Callable[[Scene], Scene] = lambda scene: scene,
+    journal_path: Path | None = None,
 ) -> Iterator[RobotCell]:
     """Connect the robot, start its cameras and load the policy; close everything at the end.
 
@@ -171,11 +193,19 @@ def open_cell(
     check(recipe)
     policy = builders.build_initial(recipe)
     assert isinstance(policy, Policy)
-    robot, cameras, scene = plugin.make(recipe.robot), plugin.cameras(recipe.robot), plugin.scene(recipe.robot)
+    robot, cameras, scene = (
+        plugin.make(recipe.robot),
+        plugin.cameras(recipe.robot),
+        plugin.scene(recipe.robot),
+    )
     require_fit(policy, robot.spec.space, [camera.name for camera in cameras], recipe.control)
     policy.fit_instructions(scene.instructions)
     sizes = policy.spec.images
-    cameras = [ResizedCamera(camera, sizes[camera.name], policy.spec.bars) for camera in cameras if camera.name in sizes]
+    cameras = [
+        ResizedCamera(camera, sizes[camera.name], policy.spec.bars)
+        for camera in cameras
+        if camera.name in sizes
+    ]
     inference, clock = Inference(recipe, policy), Clock()
     with ExitStack() as stack:
         stack.enter_context(builders.threads(recipe.cluster.rollout_threads))
@@ -191,10 +221,16 @@ def open_cell(
         background = InferenceWorker(inference, clock, recipe.control.requests_in_flight)
         stack.callback(background.close)
         spec = env_spec(recipe, robot.spec, scene, policy.spec)
-        score = env_reward if recipe.reward == RewardConfig() else wrapped_envs.build_reward_shaper(recipe, spec)
+        score = (
+            env_reward
+            if recipe.reward == RewardConfig()
+            else wrapped_envs.build_reward_shaper(recipe, spec)
+        )
         cell = Cell(robot, cameras, staged(scene), operator)
         limits = recipe.env.episode_limit, (policy.spec.chunk, policy.spec.action_dim)
-        player = RobotPlayer(cell, background, recipe.control, settings, *limits, clock, score, tell, journal_path)
+        player = RobotPlayer(
+            cell, background, recipe.control, settings, *limits, clock, score, tell, journal_path
+        )
         yield RobotCell(robot, cameras, player, inference, spec)
 
 
@@ -204,7 +240,9 @@ def env_spec(recipe: Recipe, spec: RobotSpec, scene: Scene, policy: PolicySpec) 
     Raises UserError if it would misunderstand the policy.
     """
     space = spec.space
-    tool = ToolUnits(space.translation_m, space.rotation_rad) if isinstance(space, ToolSpace) else None
+    tool = (
+        ToolUnits(space.translation_m, space.rotation_rad) if isinstance(space, ToolSpace) else None
+    )
     described = EnvSpec(
         num_envs=1,
         action_dim=policy.action_dim,
@@ -237,4 +275,6 @@ def _operator(recipe: Recipe, space: ActionSpace, dimensions: int) -> Operator:
     if settings.operator == NO_OPERATOR:
         return WordsAlone()
     device = plugins.operators()[settings.operator](settings.device, dimensions)
-    return device if isinstance(space, ToolSpace) else WordsAlone(device)  # which moves a tool, and so no joints
+    return (
+        device if isinstance(space, ToolSpace) else WordsAlone(device)
+    )  # which moves a tool, and so no joints

@@ -56,7 +56,9 @@ class RobotClient:
 
     On exit that process ends and the arm stands."""
 
-    def __init__(self, directory: Path, connect: Callable[[], RobotLink], say: Callable[[str], None]) -> None:
+    def __init__(
+        self, directory: Path, connect: Callable[[], RobotLink], say: Callable[[str], None]
+    ) -> None:
         """``connect``: starts a robot process, which loads the weights in the run ``directory``."""
         self._directory, self._connect, self._say = directory, connect, say
         self.link: RobotLink | None = None
@@ -117,7 +119,11 @@ class RobotClient:
             return
         path, self._version = self._directory / WEIGHTS, version
         with replacing(path) as aside:
-            save_file({name: value.detach().contiguous() for name, value in weights().items()}, aside, {"version": str(version)})
+            save_file(
+                {name: value.detach().contiguous() for name, value in weights().items()},
+                aside,
+                {"version": str(version)},
+            )
         if self.link is not None:
             self.link.publish(path)
 
@@ -144,7 +150,9 @@ class RobotClient:
             elif "going_on" in answer:
                 self._say(f"the robot continues: {answer['going_on']}")
             elif "slow" in answer:
-                self._say(f"{answer['slow']}: forces and lateness may stop the arm; close other programs on its machine")
+                self._say(
+                    f"{answer['slow']}: forces and lateness may stop the arm; close other programs on its machine"
+                )
             elif "left" in answer:
                 self._say(answer["left"])
                 raise Interrupted(signal.SIGINT)
@@ -178,7 +186,9 @@ class LocalRobotLink:
         self._silence, self._over = silence_s, False
         # without a lock it stays in our process group: it may read keys, and ignores Ctrl-C
         program = ["-m", "rlinf_vla.realworld.process", str(directory)]
-        self.child = Child(program, files=() if lock is None else (lock,), own_session=lock is not None)
+        self.child = Child(
+            program, files=() if lock is None else (lock,), own_session=lock is not None
+        )
         self.child.allow(START_S)
 
     def give(self, job: Job) -> None:

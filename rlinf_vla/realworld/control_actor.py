@@ -43,9 +43,17 @@ class ControlActor(Actor):
         inputs = self.prepare(self._convention.seen(request.seen.observation(request.instruction)))
         prepared = self._clock.now()
         tick = torch.tensor([request.tick])
-        sample = self._act_onto(inputs, tick, request.committed) if request.committed else self.act(inputs, self.episode, tick)
-        actions = self._convention.to_arm(sample.actions[0].float().cpu().numpy())  # synchronises with the GPU
-        chosen = sample.latent[ACTOR_OUTPUT][0].float().cpu().numpy() if self._chooses_noise else None
+        sample = (
+            self._act_onto(inputs, tick, request.committed)
+            if request.committed
+            else self.act(inputs, self.episode, tick)
+        )
+        actions = self._convention.to_arm(
+            sample.actions[0].float().cpu().numpy()
+        )  # synchronises with the GPU
+        chosen = (
+            sample.latent[ACTOR_OUTPUT][0].float().cpu().numpy() if self._chooses_noise else None
+        )
         ended, encoded = self._clock.now(), self._thread.encoded
         sections = {"prepare": prepared - began, "act": ended - (encoded or prepared)}
         if encoded is not None:
@@ -53,7 +61,9 @@ class ControlActor(Actor):
         return Chunk(request, actions, sections, chosen)
 
     def _act_onto(self, inputs: Inputs, tick: torch.Tensor, committed: Committed) -> ActionSample:
-        actions = self._convention.to_policy(torch.from_numpy(np.ascontiguousarray(committed.actions)))[None]
+        actions = self._convention.to_policy(
+            torch.from_numpy(np.ascontiguousarray(committed.actions))
+        )[None]
         return self.act_onto(inputs, self.episode, tick, actions, committed.frozen)
 
     def _features(self, inputs: Tensors) -> Any:
@@ -68,7 +78,9 @@ class ControlActor(Actor):
             return super()._computed(function, block)
 
 
-def require_fit(policy: Policy, space: ActionSpace, cameras: Collection[str], config: ControlConfig) -> None:
+def require_fit(
+    policy: Policy, space: ActionSpace, cameras: Collection[str], config: ControlConfig
+) -> None:
     """Raises UserError if ``policy`` cannot drive a robot of this action space and cameras."""
     spec, sizes = policy.spec, " or ".join(map(str, space.sizes))
     if spec.action_dim not in space.sizes or spec.state_dim not in (0, space.state_size):
@@ -76,11 +88,21 @@ def require_fit(policy: Policy, space: ActionSpace, cameras: Collection[str], co
             f"the policy has {spec.action_dim} action and {spec.state_dim} state dimensions; the robot has {sizes}, and {space.state_size} "
             "(docs/conventions.md): choose another model.checkpoint"
         )
-    if isinstance(space, JointSpace) and (spec.convention.tool or spec.convention.gripper or spec.convention.state):
-        raise UserError("the policy's actions move a tool, the robot's move joints: choose another model.checkpoint")
+    if isinstance(space, JointSpace) and (
+        spec.convention.tool or spec.convention.gripper or spec.convention.state
+    ):
+        raise UserError(
+            "the policy's actions move a tool, the robot's move joints: choose another model.checkpoint"
+        )
     if blind := spec.images.keys() - cameras:
-        raise UserError(f"the policy needs image {min(blind)!r}, not one of {sorted(cameras)}: set robot.cameras or model.options.images")
+        raise UserError(
+            f"the policy needs image {min(blind)!r}, not one of {sorted(cameras)}: set robot.cameras or model.options.images"
+        )
     if (count := config.requests_in_flight) > 1 and policy.elsewhere is None:
-        raise UserError(f"control.requests_in_flight={count} is for a head whose backbone is elsewhere (rollout.backbone.url): set it to 1")
+        raise UserError(
+            f"control.requests_in_flight={count} is for a head whose backbone is elsewhere (rollout.backbone.url): set it to 1"
+        )
     if config.real_time_chunking and not isinstance(policy, RealTimeChunking):
-        raise UserError(f"control.real_time_chunking=true: model={policy.name} is not a flow policy: set it to false, or use model=pi0")
+        raise UserError(
+            f"control.real_time_chunking=true: model={policy.name} is not a flow policy: set it to false, or use model=pi0"
+        )

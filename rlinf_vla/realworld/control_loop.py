@@ -16,12 +16,35 @@ from dataclasses import dataclass, field, replace
 from rlinf_vla.config.robot import ControlConfig, timing
 from rlinf_vla.core.robot import Camera, CameraError, Intervention, Robot, RobotError, Target, Timed
 from rlinf_vla.realworld.clock import Clock
-from rlinf_vla.realworld.inference import SUPERSEDED, Actions, Chosen, ChunkQueue, InferenceWorker, Request, Unanswered
-from rlinf_vla.realworld.loop_statistics import ACCEPTED, HELD, HUMAN, POLICY, SKIPPED, STARTING, LoopStatistics
+from rlinf_vla.realworld.inference import (
+    SUPERSEDED,
+    Actions,
+    Chosen,
+    ChunkQueue,
+    InferenceWorker,
+    Request,
+    Unanswered,
+)
+from rlinf_vla.realworld.loop_statistics import (
+    ACCEPTED,
+    HELD,
+    HUMAN,
+    POLICY,
+    SKIPPED,
+    STARTING,
+    LoopStatistics,
+)
 from rlinf_vla.realworld.sensing import Reading, Sensors
 from rlinf_vla.realworld.tool_target import tracked_target
 
-FINISHED, MISSED, FAULT, CAMERA, ROBOT, INVALID = "finished", "missed deadlines", "fault", "camera", "robot", "invalid action"
+FINISHED, MISSED, FAULT, CAMERA, ROBOT, INVALID = (
+    "finished",
+    "missed deadlines",
+    "fault",
+    "camera",
+    "robot",
+    "invalid action",
+)
 UNANSWERED = "no answer"
 
 
@@ -86,13 +109,20 @@ class ControlLoop:
         ``chunk``: actions per inference. ``takeover``: the operator's action of this step, or None.
         Raises UserError if ``config`` does not fit.
         """
-        self._robot, self._background, self._clock, self._takeover = robot, background, clock, takeover
+        self._robot, self._background, self._clock, self._takeover = (
+            robot,
+            background,
+            clock,
+            takeover,
+        )
         self._config, self._timing = config, timing(config, robot.spec.control_hz, chunk)
         self._sensors = Sensors(robot, cameras, clock)
         self._chunks = ChunkQueue(self._timing.max_age)
         self._target = tracked_target(robot.spec)
         self.accounting = LoopStatistics(robot.spec.control_hz)
-        if not gc.get_freeze_count():  # a full collection of torch's objects alone takes 110 ms, in which no thread runs
+        if (
+            not gc.get_freeze_count()
+        ):  # a full collection of torch's objects alone takes 110 ms, in which no thread runs
             gc.collect()
             gc.freeze()
         self._executed = self._misses = 0
@@ -117,7 +147,9 @@ class ControlLoop:
                 if found := self._background.take():
                     break
                 if self._clock.now() >= began + WARMUP_TIMEOUT:
-                    raise TimeoutError(f"the policy's first inference took more than {WARMUP_TIMEOUT:g} s")
+                    raise TimeoutError(
+                        f"the policy's first inference took more than {WARMUP_TIMEOUT:g} s"
+                    )
                 idle()
             if isinstance(found[-1], Unanswered):
                 raise found[-1]
@@ -126,7 +158,9 @@ class ControlLoop:
         if self._config.warmup:
             self._chunks.took(math.ceil(took / self._timing.period))
 
-    def run(self, instruction: str, after_step: Callable[[Step], str | None] = lambda step: None) -> Ended:
+    def run(
+        self, instruction: str, after_step: Callable[[Step], str | None] = lambda step: None
+    ) -> Ended:
         """Run until ``after_step``, called after every step, returns a reason, or until a failure.
 
         Raises what the policy or ``after_step`` raises, after stopping the robot.
@@ -152,7 +186,9 @@ class ControlLoop:
             found = self._interventions()
         return replace(ended, last=self._last and replace(self._last, interventions=found))
 
-    def _ticks(self, origin: float, instruction: str, after_step: Callable[[Step], str | None]) -> Ended:
+    def _ticks(
+        self, origin: float, instruction: str, after_step: Callable[[Step], str | None]
+    ) -> Ended:
         period, account, tick = self._timing.period, self.accounting, 0
         self._interventions()  # of the way home: no action here caused them
         while True:
@@ -169,7 +205,10 @@ class ControlLoop:
             account.steps[SKIPPED] += skipped
             self._misses += skipped
             if self._misses >= self._config.max_misses:
-                return self._failed(MISSED, f"{self._misses} control steps in a row without a command{self._silence()}")
+                return self._failed(
+                    MISSED,
+                    f"{self._misses} control steps in a row without a command{self._silence()}",
+                )
             tick += 1 + skipped
 
     def _tick(self, tick: int, due: float, instruction: str) -> Step | Ended:
@@ -184,26 +223,46 @@ class ControlLoop:
         if human is not None:
             self._forget_plan()
         elif self._wants():
-            committed = self._chunks.committed(self._executed) if self._config.real_time_chunking else None
+            committed = (
+                self._chunks.committed(self._executed) if self._config.real_time_chunking else None
+            )
             self._background.submit(Request(seen, instruction, self._executed, tick, committed))
             self._queued = self._executed
         if human is None and not self._timing.asynchronous:
             self._await(tick, end - self._timing.reserve)
         now = self._clock.now()
         human = human if now < end else None
-        chosen = self._chunks.next(now, self._executed) if now < end else None  # None if a plan was forgotten
+        chosen = (
+            self._chunks.next(now, self._executed) if now < end else None
+        )  # None if a plan was forgotten
         action = human if human is not None else chosen.action if chosen is not None else None
         if action is not None and not self._robot.spec.space.accepts(action):
-            return self._failed(INVALID, f"{'the operator' if human is not None else 'the policy'} asked for {action.tolist()}")
+            return self._failed(
+                INVALID,
+                f"{'the operator' if human is not None else 'the policy'} asked for {action.tolist()}",
+            )
         target = self._target.move(action, seen.state) if action is not None else None
         if target is not None:
             self._command(target, due, chosen)
         # it has not acted yet, or not since a takeover, and may be on time
-        starting = self._commanded is None and self._clock.now() - self._standing_since <= self._timing.max_age
-        by = HUMAN if human is not None else POLICY if chosen is not None else STARTING if starting else HELD
+        starting = (
+            self._commanded is None
+            and self._clock.now() - self._standing_since <= self._timing.max_age
+        )
+        by = (
+            HUMAN
+            if human is not None
+            else POLICY
+            if chosen is not None
+            else STARTING
+            if starting
+            else HELD
+        )
         account.steps[by] += 1
         self._misses += by == HELD
-        return Step(tick, self._clock.now(), seen, by, chosen, action, target, self._interventions())
+        return Step(
+            tick, self._clock.now(), seen, by, chosen, action, target, self._interventions()
+        )
 
     def _collect(self, tick: int) -> bool:
         """Offer finished chunks for execution; return whether any was accepted.
@@ -229,7 +288,11 @@ class ControlLoop:
         """Return how long the policy has been asked without an answer, to end a message."""
         running, _ = self._background.pending()
         waits = 0.0 if running is None else self._clock.now() - running.seen.time
-        return f"; the policy has not answered for {waits:.1f} s" if waits > self._timing.max_age else ""
+        return (
+            f"; the policy has not answered for {waits:.1f} s"
+            if waits > self._timing.max_age
+            else ""
+        )
 
     def _wants(self) -> bool:
         """Return whether to request an inference for this observation."""
@@ -286,6 +349,8 @@ class ControlLoop:
     def _failed(self, kind: str, detail: str) -> Ended:
         try:
             self._robot.stop(detail)
-        except RobotError as error:  # report the first error; the robot's own watchdog stops the arm
+        except (
+            RobotError
+        ) as error:  # report the first error; the robot's own watchdog stops the arm
             detail += f"; stopping the robot failed, too: {error}"
         return Ended(kind, detail)

@@ -46,7 +46,10 @@ class DAggerFlow(LocalSupervisedFlow):
         for job in jobs:
             self.player.begin(job)
         with self.timeline.span("rollout", "robot"):
-            played = [self.player.episode(job, partial(self._rolling, place / len(jobs))) for place, job in enumerate(jobs)]
+            played = [
+                self.player.episode(job, partial(self._rolling, place / len(jobs)))
+                for place, job in enumerate(jobs)
+            ]
         self.changed = True
         for episode in played:
             self._corrections += self._corrected(episode)
@@ -54,9 +57,17 @@ class DAggerFlow(LocalSupervisedFlow):
         steps = float(sum(map(len, played)))
         success = sum(each.success and not bool(each.human.any()) for each in played) / len(played)
         self.log(session_metrics(played) | self.player.control_metrics())
-        self.log({"rollout/steps": steps, "rollout/success_alone": success, "replay/size": float(self._size())})
+        self.log(
+            {
+                "rollout/steps": steps,
+                "rollout/success_alone": success,
+                "replay/size": float(self._size()),
+            }
+        )
         self.log_rollout(time.perf_counter() - started, int(steps))
-        return Demonstrations.of(self._corrections, self.policy.horizon) if self._corrections else None
+        return (
+            Demonstrations.of(self._corrections, self.policy.horizon) if self._corrections else None
+        )
 
     def aggregate(self, batches: Sequence[Demonstrations]) -> None:
         started, losses = time.perf_counter(), list[float]()
@@ -66,14 +77,26 @@ class DAggerFlow(LocalSupervisedFlow):
                 self.player.attend()
                 losses.append(self.step(batch, 1.0)["sft/loss"])
         seconds = time.perf_counter() - started
-        self.log({"sft/loss": sum(losses) / len(losses), "actor/updates": float(len(batches)), "timing_s/update": seconds})
+        self.log(
+            {
+                "sft/loss": sum(losses) / len(losses),
+                "actor/updates": float(len(batches)),
+                "timing_s/update": seconds,
+            }
+        )
 
     def _corrected(self, episode: RobotEpisode) -> list[tuple[Inputs, Tensor]]:
         """Return inputs and actions of each run of the operator's steps."""
         if not bool(episode.human.any()):
             return []
-        inputs, actions = policy_inputs(self.policy, self._convention, episode), self._convention.to_policy(episode.action)
-        return [({name: value[start:end] for name, value in inputs.items()}, actions[start:end]) for start, end in runs(episode.human)]
+        inputs, actions = (
+            policy_inputs(self.policy, self._convention, episode),
+            self._convention.to_policy(episode.action),
+        )
+        return [
+            ({name: value[start:end] for name, value in inputs.items()}, actions[start:end])
+            for start, end in runs(episode.human)
+        ]
 
     def _size(self) -> int:
         return sum(len(actions) for _, actions in self._corrections)

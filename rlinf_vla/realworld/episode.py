@@ -53,7 +53,10 @@ class Job:
 
 def first_jobs(kind: str, seeds: range, count: int, **settings: Any) -> list[Job]:
     """Return the first ``count`` jobs of a kind. Raises IndexError past the end of ``seeds``."""
-    return [Job(kind, number, seed, **settings) for number, seed in enumerate(numbered_episodes(seeds, 0, count, 1).seed.tolist())]
+    return [
+        Job(kind, number, seed, **settings)
+        for number, seed in enumerate(numbered_episodes(seeds, 0, count, 1).seed.tolist())
+    ]
 
 
 @dataclass(frozen=True)
@@ -97,11 +100,17 @@ class RobotEpisode:
 
     def write(self, directory: Path) -> Path:
         """Write the file atomically; it is on the disk when this returns."""
-        fields = {name: getattr(self, name) for name in _TENSORS} | {f"{IMAGE}{name}": value for name, value in self.images.items()}
+        fields = {name: getattr(self, name) for name in _TENSORS} | {
+            f"{IMAGE}{name}": value for name, value in self.images.items()
+        }
         about = {"job": asdict(self.job)} | {name: getattr(self, name) for name in _FACTS}
         path = directory / self.job.file
         with replacing(path) as aside:
-            save_file({name: value.contiguous() for name, value in fields.items()}, aside, {_ABOUT: json.dumps(about)})
+            save_file(
+                {name: value.contiguous() for name, value in fields.items()},
+                aside,
+                {_ABOUT: json.dumps(about)},
+            )
         return path
 
     @classmethod
@@ -111,18 +120,35 @@ class RobotEpisode:
             with safe_open(path, "pt") as file:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no dictionary)
                 about: dict[str, Any] = parse_json(file.metadata()[_ABOUT])
-            images = {name.removeprefix(IMAGE): tensors.pop(name) for name in list(tensors) if name.startswith(IMAGE)}
+            images = {
+                name.removeprefix(IMAGE): tensors.pop(name)
+                for name in list(tensors)
+                if name.startswith(IMAGE)
+            }
             return cls(job=Job(**about.pop("job")), images=images, **tensors, **about)
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise UserError(f"{path} is not a valid robot episode file ({error})") from None
 
     def observation(self, rows: slice = slice(None)) -> Observation:
         state = self.state[rows]
-        return Observation({name: value[rows] for name, value in self.images.items()}, state, [self.instruction] * len(state))
+        return Observation(
+            {name: value[rows] for name, value in self.images.items()},
+            state,
+            [self.instruction] * len(state),
+        )
 
 
 _TENSORS = ("state", "tick", "action", "human", "begins", "chosen", "reward", "cost")
-_FACTS = ("task", "instruction", "terminated", "success", "ended", "fault", "weights", "interventions")
+_FACTS = (
+    "task",
+    "instruction",
+    "terminated",
+    "success",
+    "ended",
+    "fault",
+    "weights",
+    "interventions",
+)
 
 
 Prepare = Callable[[Observation], Inputs]

@@ -18,7 +18,14 @@ from rlinf_vla.core.types import Episodes, Inputs
 from rlinf_vla.data.from_dataset import dataset_transitions
 from rlinf_vla.realworld.arm_convention import ArmConvention
 from rlinf_vla.realworld.client import RobotClient
-from rlinf_vla.realworld.episode import DEMONSTRATION, TRAINING, Job, RobotEpisode, episode_inputs, first_jobs
+from rlinf_vla.realworld.episode import (
+    DEMONSTRATION,
+    TRAINING,
+    Job,
+    RobotEpisode,
+    episode_inputs,
+    first_jobs,
+)
 from rlinf_vla.realworld.records import RecordForm, operator_records, to_records, training_records
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS, drawn_episodes
@@ -36,7 +43,14 @@ class OnlineFlow(ReplayFlow):
     iteration old.
     """
 
-    def __init__(self, player: RobotClient, iterations: int, nice: int = 0, scripted: bool = True, **options: Any) -> None:
+    def __init__(
+        self,
+        player: RobotClient,
+        iterations: int,
+        nice: int = 0,
+        scripted: bool = True,
+        **options: Any,
+    ) -> None:
         """iterations: number of iterations in the run. nice: added to the nice value of updates,
         because a control loop runs at the same time. scripted: the scene's scripted expert
         demonstrates, not an operator."""
@@ -44,7 +58,12 @@ class OnlineFlow(ReplayFlow):
         self.player, self.iterations, self._scripted = player, iterations, scripted
         policy = self.policy
         self._convention = ArmConvention(policy.spec.convention)
-        self._form = RecordForm(policy.spec.chunk, self._convention, self.config.noise_bound is not None, self.config.gamma)
+        self._form = RecordForm(
+            policy.spec.chunk,
+            self._convention,
+            self.config.noise_bound is not None,
+            self.config.gamma,
+        )
         self._begun: dict[int, list[Job]] = {}
         # the nice value applies to this thread and those that it starts, not to the robot process
         self._updates = ThreadPoolExecutor(1, "updates", partial(os.nice, nice))
@@ -79,7 +98,11 @@ class OnlineFlow(ReplayFlow):
                     self.shown.append(shown.records)
         steps = sum(each.steps for each in found)
         self.log(transition_metrics(found) if found else {})
-        self.log(session_metrics(played) | self.player.control_metrics() | {"rollout/steps": float(steps)})
+        self.log(
+            session_metrics(played)
+            | self.player.control_metrics()
+            | {"rollout/steps": float(steps)}
+        )
         self.log_rollout(time.perf_counter() - started, steps)
         return steps
 
@@ -143,14 +166,22 @@ def training_jobs(settings: Settings, iteration: int, count: int) -> list[Job]:
     """Return the jobs of an iteration with ``count`` episodes."""
     seeds = drawn_episodes(settings.run_seed, iteration, count, 0, 1).seed.tolist()
     return [
-        Job(TRAINING, iteration * count + place, seed, temperature=settings.temperature, weights=iteration)
+        Job(
+            TRAINING,
+            iteration * count + place,
+            seed,
+            temperature=settings.temperature,
+            weights=iteration,
+        )
         for place, seed in enumerate(seeds)
     ]
 
 
 def policy_inputs(policy: Policy, convention: ArmConvention, episode: RobotEpisode) -> Inputs:
     """Return the policy's inputs of all observations of the episode, ``[N + 1, ...]``."""
-    return episode_inputs(episode, lambda seen: policy.precompute(prepared(policy, convention.seen(seen))))
+    return episode_inputs(
+        episode, lambda seen: policy.precompute(prepared(policy, convention.seen(seen)))
+    )
 
 
 def session_metrics(played: Sequence[RobotEpisode]) -> dict[str, float]:

@@ -196,7 +196,9 @@ class InferenceWorker:
     def wait(self, until: float) -> None:
         """Return when something can be taken, or at ``until`` at the latest."""
         with self._changed:
-            self._changed.wait_for(lambda: self._finished or self._error, max(0.0, until - self._clock.now()))
+            self._changed.wait_for(
+                lambda: self._finished or self._error, max(0.0, until - self._clock.now())
+            )
 
     def settle(self, until: float) -> bool:
         """Drop the waiting request and wait until none runs, so that weights may change.
@@ -205,7 +207,9 @@ class InferenceWorker:
         """
         self.withdraw()
         with self._changed:
-            return self._changed.wait_for(lambda: not self._begun, max(0.0, until - self._clock.now()))
+            return self._changed.wait_for(
+                lambda: not self._begun, max(0.0, until - self._clock.now())
+            )
 
     def close(self) -> None:
         """Stop the threads; a running inference is not interrupted."""

@@ -89,14 +89,28 @@ def merged_statistics(before: dict[str, Any], document: dict[str, Any]) -> dict[
 
 def control_metrics(document: dict[str, Any]) -> dict[str, float]:
     """Return a document as metrics named ``control/...``, times in milliseconds."""
-    found = {"control/missed": document["missed"], "control/interventions": sum(document["interventions"].values())}
-    found |= {f"control/{kind}_{name}": count for kind in ("steps", "chunks") for name, count in document[kind].items()}
+    found = {
+        "control/missed": document["missed"],
+        "control/interventions": sum(document["interventions"].values()),
+    }
+    found |= {
+        f"control/{kind}_{name}": count
+        for kind in ("steps", "chunks")
+        for name, count in document[kind].items()
+    }
     for kind, blocks in (("", document["sections_ms"]), ("age_", document["ages_ms"])):
-        found |= {f"control/{kind}{name}_ms_{each}": block[each] for name, block in blocks.items() for each in ("p50", "p99", "max")}
+        found |= {
+            f"control/{kind}{name}_ms_{each}": block[each]
+            for name, block in blocks.items()
+            for each in ("p50", "p99", "max")
+        }
     return found
 
 
 def milliseconds(seconds: Iterable[float]) -> dict[str, float]:
     """Return the number of samples ``n`` and the quantiles, in milliseconds."""
     values = 1e3 * np.fromiter(seconds, np.float64)
-    return {"n": len(values), **{name: float(np.quantile(values, share)) for name, share in QUANTILES.items()}}
+    return {
+        "n": len(values),
+        **{name: float(np.quantile(values, share)) for name, share in QUANTILES.items()},
+    }

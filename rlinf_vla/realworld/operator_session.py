@@ -92,11 +92,17 @@ class OperatorSession:
                 if self.lost:
                     self._connect_anew()
                 fault = self.latched()
-                if giver is None or (giver == SCRIPT and fault is not None and stopped_by_a_person(fault)):
+                if giver is None or (
+                    giver == SCRIPT and fault is not None and stopped_by_a_person(fault)
+                ):
                     continue
                 robot.acknowledge(giver)
                 until = self._clock.now() + RECOVERY_S
-                while self.latched() == fault is not None and not self.lost and self._clock.now() < until:
+                while (
+                    self.latched() == fault is not None
+                    and not self.lost
+                    and self._clock.now() < until
+                ):
                     self.sleep(POLL_S)
             except RobotError as error:
                 problem = str(error)
@@ -131,7 +137,9 @@ class OperatorSession:
             if self._scripted(why, fault) and self._clock.now() - began >= CONSENT_S:
                 self.consents += 1
                 if self.consents > CONSENTS:
-                    raise RobotError(f"{CONSENTS} times in a row, a scripted acknowledgement did not help: {why}")
+                    raise RobotError(
+                        f"{CONSENTS} times in a row, a scripted acknowledgement did not help: {why}"
+                    )
                 giver = SCRIPT
                 break
             self.sleep(POLL_S)
@@ -140,7 +148,9 @@ class OperatorSession:
 
     def _scripted(self, *reasons: str | None) -> bool:
         """Return whether a script may end a wait for these reasons."""
-        return self._by_script and not any(reason is not None and stopped_by_a_person(reason) for reason in reasons)
+        return self._by_script and not any(
+            reason is not None and stopped_by_a_person(reason) for reason in reasons
+        )
 
     def said(self) -> Sequence[str]:
         """Return the operator's words since the last call; QUIT always takes effect."""

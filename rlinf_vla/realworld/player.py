@@ -12,7 +12,17 @@ from torch import Tensor
 
 from rlinf_vla.config.robot import ControlConfig, SessionConfig
 from rlinf_vla.core.action_space import OPEN
-from rlinf_vla.core.robot import FAILURE, PAUSE, PAUSED_BY, QUIT, RESUME, SUCCESS, Action, CameraError, RobotError
+from rlinf_vla.core.robot import (
+    FAILURE,
+    PAUSE,
+    PAUSED_BY,
+    QUIT,
+    RESUME,
+    SUCCESS,
+    Action,
+    CameraError,
+    RobotError,
+)
 from rlinf_vla.core.types import Observation, StepResult
 from rlinf_vla.realworld.clock import Clock
 from rlinf_vla.realworld.control_loop import CAMERA, FINISHED, MISSED, UNANSWERED, ControlLoop, Step
@@ -54,7 +64,9 @@ class RobotPlayer:
         self._clock, self._score = clock, score
         self._operator_session = OperatorSession(cell, settings, clock, tell)
         self._background = background
-        self._loop = ControlLoop(cell.robot, cell.cameras, background, chunk, control, clock, self._takeover)
+        self._loop = ControlLoop(
+            cell.robot, cell.cameras, background, chunk, control, clock, self._takeover
+        )
         self.accounting = self._loop.accounting
         self.journal = EpisodeJournal(journal_path)
         """Of the current episode."""
@@ -106,7 +118,9 @@ class RobotPlayer:
             self._paused_early()
             task = self._cell.scene.task
             self.journal.begin(job, task, instruction, weights)
-            self._recorder = EpisodeRecorder(job, task, instruction, self._clock.now(), self.journal)
+            self._recorder = EpisodeRecorder(
+                job, task, instruction, self._clock.now(), self.journal
+            )
             self._last, self._unused, self._paused, self._shown = None, None, False, False
             self._cell.operator.action(OPEN)  # discard earlier presses of the gripper button
             try:
@@ -115,14 +129,21 @@ class RobotPlayer:
                 if len(self._recorder):
                     self._keep(keep, f"{type(error).__name__}: {error}", True, weights)
                 raise
-            if ended.last is not None and self._recorder.seen_something:  # otherwise no step of the policy led to it
+            if (
+                ended.last is not None and self._recorder.seen_something
+            ):  # otherwise no step of the policy led to it
                 self._recorder.look(ended.last)
             problem = ended.detail if ended.kind != FINISHED else None
             self._operator_session.lost |= ended.kind == CAMERA
-            self.warm &= ended.kind not in (MISSED, UNANSWERED)  # it must answer before the arm moves again
+            self.warm &= ended.kind not in (
+                MISSED,
+                UNANSWERED,
+            )  # it must answer before the arm moves again
             # an episode without any action contains nothing to learn from
             something = self._recorder.seen_something if job.judged else len(self._recorder) > 0
-            cut = not self._recorder.terminated and (self._paused or self._operator_session.leaving is not None)
+            cut = not self._recorder.terminated and (
+                self._paused or self._operator_session.leaving is not None
+            )
             whole = problem is None and something and not cut
             self._operator_session.consents = 0 if whole else self._operator_session.consents
             # repeating a faulty evaluation would forgive policies that push too hard
@@ -137,7 +158,9 @@ class RobotPlayer:
             if problem is None and not (something or self._paused):
                 problem = f"no action was executed in the episode: {ended.detail}"
 
-    def _keep(self, keep: Callable[[RobotEpisode], None], ended: str, fault: bool, weights: int) -> None:
+    def _keep(
+        self, keep: Callable[[RobotEpisode], None], ended: str, fault: bool, weights: int
+    ) -> None:
         def write() -> None:
             keep(self._recorder.episode(ended, fault, weights))
             self.journal.end()
@@ -165,7 +188,9 @@ class RobotPlayer:
         robot.home(self._settings.home_s, self._operator_session.objection)
         instruction = scene.arrange(job.seed)
         if scene.by_hand:
-            self._operator_session.wait_for(RESUME, f"lay out episode {job.number + 1}: {instruction}")
+            self._operator_session.wait_for(
+                RESUME, f"lay out episode {job.number + 1}: {instruction}"
+            )
         self._operator_session.sleep(SETTLE_S)
         if not self.warm:
             self._loop.warm_up(instruction, self.rest)
@@ -192,7 +217,9 @@ class RobotPlayer:
         if found is not None:
             self._last = found
         elif job.scripted or job.kind == DEMONSTRATION:  # the policy never acts in these
-            found = robot.spec.space.hold(self._dimensions, self._last, robot.observe().joints)  # keep holding a grasped object
+            found = robot.spec.space.hold(
+                self._dimensions, self._last, robot.observe().joints
+            )  # keep holding a grasped object
         return found
 
     def _after_step(self, step: Step) -> str | None:
@@ -229,7 +256,11 @@ class RobotPlayer:
         take.terminated = take.success or FAILURE in words
         reward = float(take.success)
         judged = SUCCESS in words or FAILURE in words  # the operator's verdict has priority
-        if self._score is not env_reward and not judged and (take.job.kind == TRAINING or own is None):
+        if (
+            self._score is not env_reward
+            and not judged
+            and (take.job.kind == TRAINING or own is None)
+        ):
             scored = self._scored(step, reward)
             reward, over = float(scored.reward), bool(scored.terminated)
             take.success |= own is None and over and reward > 0
@@ -241,7 +272,11 @@ class RobotPlayer:
         take = self._recorder
         assert take.before is not None
         time_is_up = step.tick >= self._limit and not take.terminated
-        over, success, cut, yes = (torch.tensor([[each]]) for each in (take.terminated, take.success, time_is_up, True))
+        over, success, cut, yes = (
+            torch.tensor([[each]]) for each in (take.terminated, take.success, time_is_up, True)
+        )
         seen = step.seen.observation(take.instruction)
         result = StepResult(seen, torch.tensor([[reward]]), over, cut, success, yes)
-        return self._score(take.before.observation(take.instruction), take.last_action[None, None], result)
+        return self._score(
+            take.before.observation(take.instruction), take.last_action[None, None], result
+        )

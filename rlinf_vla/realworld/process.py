@@ -69,7 +69,9 @@ class CommandReader:
         self.ended = why
         self._jobs.put(None)
         self.leave(why)
-        threading.Timer(END_S, os._exit, [1]).start()  # so that a hung process does not outlive the learner for long
+        threading.Timer(
+            END_S, os._exit, [1]
+        ).start()  # so that a hung process does not outlive the learner for long
 
 
 class AnswerWriter:
@@ -145,7 +147,9 @@ def _play(recipe: Any, directory: Path, orders: CommandReader, answer: AnswerWri
                 cell.inference.begin(job)
                 cell.player.play(job, keep, version)
         finally:
-            if orders.ended == LEARNER_GONE:  # latched: an operator checks before the arm moves again
+            if (
+                orders.ended == LEARNER_GONE
+            ):  # latched: an operator checks before the arm moves again
                 cell.robot.stop(LEARNER_GONE)
 
 

@@ -61,7 +61,11 @@ def robot_on_ray(recipe: Recipe, directory: Path, say: Say) -> Iterator[RobotCli
     role = Role(**vars(cluster.roles.robot), count=1)
     with (
         connect_cluster(cluster.address, {"robot": role}, say),
-        RobotClient(directory, partial(RayLink, directory, role, cluster, recipe.session.silence_s, say), say) as side,
+        RobotClient(
+            directory,
+            partial(RayLink, directory, role, cluster, recipe.session.silence_s, say),
+            say,
+        ) as side,
     ):
         yield side
 
@@ -141,15 +145,24 @@ class RemoteRobotActor:
 class RayLink:
     """Implement ``client.RobotLink``. A thread fetches answers, also during updates."""
 
-    def __init__(self, directory: Path, role: Role, cluster: ClusterConfig, silence_s: float, say: Say) -> None:
+    def __init__(
+        self, directory: Path, role: Role, cluster: ClusterConfig, silence_s: float, say: Say
+    ) -> None:
         """Create the actor without waiting. ``cluster`` has the time limits to place it on a node
         and for its answers."""
         import ray
 
         self._directory, self._role, self._cluster, self._say = directory, role, cluster, say
         remote: Any = ray.remote
-        kind = remote(max_restarts=0, runtime_env=ORPHANS_LIVE, label_selector=dict(role.labels), **role.options)(RemoteRobotActor)
-        self.actor = kind.remote(_session(directory), _recipe(directory, role), silence_s, cluster.heartbeat_s)
+        kind = remote(
+            max_restarts=0,
+            runtime_env=ORPHANS_LIVE,
+            label_selector=dict(role.labels),
+            **role.options,
+        )(RemoteRobotActor)
+        self.actor = kind.remote(
+            _session(directory), _recipe(directory, role), silence_s, cluster.heartbeat_s
+        )
         """Ray's handle of the RemoteRobotActor."""
         if (directory / WEIGHTS).exists():
             self.publish(directory / WEIGHTS)
@@ -189,7 +202,9 @@ class RayLink:
             self._thread.join()
         with suppress(ray.exceptions.RayError):  # undelivered files wait there for the next actor
             if self._reached:
-                self._keep(ray.get(self.actor.end.remote(), timeout=END_S + self._cluster.heartbeat_s))
+                self._keep(
+                    ray.get(self.actor.end.remote(), timeout=END_S + self._cluster.heartbeat_s)
+                )
                 ray.get(self.actor.clear.remote(), timeout=self._cluster.heartbeat_s)
         ray.kill(self.actor)
         self._thread.join(SOON_S)
@@ -233,10 +248,13 @@ class RayLink:
         try:
             where, nice = ray.get(asked, timeout=max(0.0, began + limit - time.monotonic()))
         except ray.exceptions.GetTimeoutError:
-            raise RuntimeError(f"the robot process did not start within {limit:g} s: the cluster never had {wanted}") from None
+            raise RuntimeError(
+                f"the robot process did not start within {limit:g} s: the cluster never had {wanted}"
+            ) from None
         self._reached = True
         self._say(
-            f"the robot process runs at {where}" + (f", with nice value {nice}: begin `ray start` there with {NICE}" if nice > 0 else "")
+            f"the robot process runs at {where}"
+            + (f", with nice value {nice}: begin `ray start` there with {NICE}" if nice > 0 else "")
         )
         return str(where)
 

@@ -33,12 +33,27 @@ def robot_frames(episode: RobotEpisode, space: ActionSpace) -> dict[str, Column]
     A truncated episode also gets its last observation, with an action that moves nothing."""
     rows = len(episode) + (not episode.terminated)
     last = np.arange(rows) == rows - 1
-    action, reward = np.zeros((rows, episode.action.shape[1]), np.float32), np.zeros(rows, np.float32)
+    action, reward = (
+        np.zeros((rows, episode.action.shape[1]), np.float32),
+        np.zeros(rows, np.float32),
+    )
     action[: len(episode)], reward[: len(episode)] = episode.action, episode.reward
-    action[len(episode) :] = space.hold(action.shape[1], episode.action[-1].numpy(), episode.state[-1].numpy())
-    found: dict[str, Column] = {form.STATE: episode.state[:rows].numpy(), form.ACTION: action, form.REWARD: reward}
-    found |= {form.DONE: last, form.TRUNCATED: last & (not episode.terminated), form.SUCCESS: last & episode.success}
-    return found | {form.IMAGES + name: images[:rows].numpy() for name, images in episode.images.items()}
+    action[len(episode) :] = space.hold(
+        action.shape[1], episode.action[-1].numpy(), episode.state[-1].numpy()
+    )
+    found: dict[str, Column] = {
+        form.STATE: episode.state[:rows].numpy(),
+        form.ACTION: action,
+        form.REWARD: reward,
+    }
+    found |= {
+        form.DONE: last,
+        form.TRUNCATED: last & (not episode.terminated),
+        form.SUCCESS: last & episode.success,
+    }
+    return found | {
+        form.IMAGES + name: images[:rows].numpy() for name, images in episode.images.items()
+    }
 
 
 class ReplayScene:
@@ -78,10 +93,14 @@ def record(config: DictConfig) -> None:
     require_robot(recipe, "record")
     count = recipe.algorithm.demonstrations
     if not recipe.output or count < 1:
-        raise UserError("robot record needs an output directory and a number of episodes: output=DIR algorithm.demonstrations=N")
+        raise UserError(
+            "robot record needs an output directory and a number of episodes: output=DIR algorithm.demonstrations=N"
+        )
     require_demonstrator(recipe)
     output = builders.new_directory(recipe.output)
-    jobs = first_jobs(DEMONSTRATION, DEMONSTRATION_SEEDS, count, scripted=recipe.session.operator == NO_OPERATOR)
+    jobs = first_jobs(
+        DEMONSTRATION, DEMONSTRATION_SEEDS, count, scripted=recipe.session.operator == NO_OPERATOR
+    )
     parts = output.with_name(f".{output.name}.episodes")
     with run_directory.opened_for_recording(parts, config):
         _record(recipe, jobs, parts, output)
@@ -97,11 +116,18 @@ def _record(recipe: Recipe, jobs: list[Job], parts: Path, output: Path) -> None:
     def keep(episode: RobotEpisode) -> None:
         if not episode.fault:  # an episode that an error or Ctrl-C cut is repeated
             episode.write(parts)
-        print(f"episode {episode.job.number + 1}/{count}: {episode.ended}, {len(episode)} steps", flush=True)
+        print(
+            f"episode {episode.job.number + 1}/{count}: {episode.ended}, {len(episode)} steps",
+            flush=True,
+        )
 
     with open_cell(recipe, say) as cell:
         features, hz, space = _features(recipe, cell), cell.spec.control_hz, cell.robot.spec.space
-        cameras = {form.IMAGES + camera.name: known for camera in cell.cameras if (known := geometry(camera))}
+        cameras = {
+            form.IMAGES + camera.name: known
+            for camera in cell.cameras
+            if (known := geometry(camera))
+        }
         try:
             for job in missing:
                 cell.inference.begin(job)
@@ -110,7 +136,9 @@ def _record(recipe: Recipe, jobs: list[Job], parts: Path, output: Path) -> None:
             print(left)
         except BaseException:
             kept = sum((parts / job.file).exists() for job in jobs)
-            print(f"{kept} of {count} episodes are in {builders.relative(parts)}: the same command continues")
+            print(
+                f"{kept} of {count} episodes are in {builders.relative(parts)}: the same command continues"
+            )
             raise
     played = [path for job in jobs if (path := parts / job.file).exists()]
     successes = 0
@@ -121,18 +149,28 @@ def _record(recipe: Recipe, jobs: list[Job], parts: Path, output: Path) -> None:
             if len(episode) and (episode.success or recipe.record.failures):
                 writer.add_episode(robot_frames(episode, space), episode.instruction)
         if played and not writer.episodes:
-            raise UserError(f"none of the {len(played)} episodes in {parts} is a success: record.failures=true keeps them too")
+            raise UserError(
+                f"none of the {len(played)} episodes in {parts} is a success: record.failures=true keeps them too"
+            )
     frames, where = writer.frames, builders.relative(output)
-    print(f"{len(played)} episodes, {successes} with success; {frames} frames in {where} (algorithm.dataset={output})")
+    print(
+        f"{len(played)} episodes, {successes} with success; {frames} frames in {where} (algorithm.dataset={output})"
+    )
     shutil.rmtree(parts)
 
 
 def _features(recipe: Recipe, cell: RobotCell) -> dict[str, Feature]:
     """Return the dataset's features; joints have LeRobot's names."""
-    found, names = recorded_features(cell.spec, recipe.record.video), cell.robot.spec.space.joint_names
+    found, names = (
+        recorded_features(cell.spec, recipe.record.video),
+        cell.robot.spec.space.joint_names,
+    )
     if names is None:
         return found
-    return found | {key: replace(found[key], names=[f"{name}.pos" for name in names]) for key in (form.STATE, form.ACTION)}
+    return found | {
+        key: replace(found[key], names=[f"{name}.pos" for name in names])
+        for key in (form.STATE, form.ACTION)
+    }
 
 
 def say(message: dict[str, Any]) -> None:
@@ -150,15 +188,21 @@ def replay(config: DictConfig, number: int) -> None:
         raise UserError("robot replay needs a recorded episode: algorithm.dataset=DIR episode=N")
     reader = LeRobotReader(Path(recipe.algorithm.dataset).expanduser())
     if not 0 <= number < len(reader):
-        raise UserError(f"episode={number}: {recipe.algorithm.dataset} has episodes 0 to {len(reader) - 1}")
+        raise UserError(
+            f"episode={number}: {recipe.algorithm.dataset} has episodes 0 to {len(reader) - 1}"
+        )
     played = reader.episode(number, [form.ACTION, form.STATE])
     recorded = {key: played.vectors(key) for key in played.columns}
     found: list[RobotEpisode] = []
-    recipe.env.episode_limit = recipe.control.max_misses * len(recorded[form.ACTION])  # held periods cut no action
+    recipe.env.episode_limit = recipe.control.max_misses * len(
+        recorded[form.ACTION]
+    )  # held periods cut no action
     with open_cell(recipe, say, lambda scene: ReplayScene(scene, recorded[form.ACTION])) as cell:
         require_same_control_rate(recipe.algorithm.dataset, [cell.spec])
         if recorded[form.ACTION].shape[1] != cell.spec.action_dim:
-            raise UserError(f"the episode's actions have {recorded[form.ACTION].shape[1]} numbers, the policy's {cell.spec.action_dim}")
+            raise UserError(
+                f"the episode's actions have {recorded[form.ACTION].shape[1]} numbers, the policy's {cell.spec.action_dim}"
+            )
         # the layout of the recording, provided that `robot record` kept all episodes
         job = Job(DEMONSTRATION, number, DEMONSTRATION_SEEDS[number], scripted=True)
         cell.inference.begin(job)

@@ -29,7 +29,9 @@ from rlinf_vla.realworld.sensing import Reading
 class EpisodeRecorder:
     """Call ``look`` at every control step, and ``act`` if the episode continues after it."""
 
-    def __init__(self, job: Job, task: str, instruction: str, began: float, journal: EpisodeJournal) -> None:
+    def __init__(
+        self, job: Job, task: str, instruction: str, began: float, journal: EpisodeJournal
+    ) -> None:
         """``journal``: must have begun this episode."""
         self._journal = journal
         self.job, self.task, self.instruction, self.began = job, task, instruction, began
@@ -81,7 +83,11 @@ class EpisodeRecorder:
     @property
     def _steps(self) -> list[Step]:
         now = self._now
-        return [*self._done, now] if now is not None and (not self._done or self._done[-1].tick < now.tick) else [*self._done]
+        return (
+            [*self._done, now]
+            if now is not None and (not self._done or self._done[-1].tick < now.tick)
+            else [*self._done]
+        )
 
     def episode(self, ended: str, fault: bool, weights: int) -> RobotEpisode:
         """Return the episode so far; at least one observation is required."""
@@ -93,12 +99,19 @@ class EpisodeRecorder:
             job=self.job,
             task=self.task,
             instruction=self.instruction,
-            images={name: torch.cat([each.images[name] for each in seen]) for name in seen[0].images},
+            images={
+                name: torch.cat([each.images[name] for each in seen]) for name in seen[0].images
+            },
             state=torch.cat([each.state for each in seen]),
             tick=torch.tensor([step.tick for step in steps]),
-            action=torch.from_numpy(np.array([step.action for step in done], np.float32)) if done else torch.zeros(0, 0),
+            action=torch.from_numpy(np.array([step.action for step in done], np.float32))
+            if done
+            else torch.zeros(0, 0),
             human=torch.tensor([step.human for step in done], dtype=torch.bool),
-            begins=torch.tensor([_begins(step, before) for before, step in zip([None, *done], done, strict=False)], dtype=torch.bool),
+            begins=torch.tensor(
+                [_begins(step, before) for before, step in zip([None, *done], done, strict=False)],
+                dtype=torch.bool,
+            ),
             chosen=_chosen(done),
             reward=torch.tensor(self._rewards[: len(done)]),
             cost=torch.tensor(self._costs[: len(done)]),
@@ -123,7 +136,11 @@ def _chosen(steps: Sequence[Step]) -> Tensor:
     """Return what the actor chose at each step, ``[N, ...]``; see :class:`RobotEpisode`."""
     found = [None if step.chosen is None else step.chosen.chunk.chosen for step in steps]
     shape = next((each.shape for each in found if each is not None), (0,))
-    return torch.from_numpy(np.array([np.zeros(shape) if each is None else each for each in found], np.float32).reshape(len(steps), *shape))
+    return torch.from_numpy(
+        np.array([np.zeros(shape) if each is None else each for each in found], np.float32).reshape(
+            len(steps), *shape
+        )
+    )
 
 
 LOST = "the robot process was lost"
@@ -135,7 +152,11 @@ class EpisodeJournal:
 
     def __init__(self, path: Path | None) -> None:
         """``path``: None disables the journal."""
-        self._path, self._pool, self._writing = path, ThreadPoolExecutor(1, "journal"), list[Future[None]]()
+        self._path, self._pool, self._writing = (
+            path,
+            ThreadPoolExecutor(1, "journal"),
+            list[Future[None]](),
+        )
         self._broken = False
         """A record of this episode is missing or incomplete."""
 
@@ -148,14 +169,26 @@ class EpisodeJournal:
         """Append a step that has an action; ``before``: the one executed before it, which earned
         ``earned`` at ``cost``."""
         assert step.action is not None
-        action, chosen, begins = torch.tensor(step.action, dtype=torch.float32), _chosen([step]), _begins(step, before)
+        action, chosen, begins = (
+            torch.tensor(step.action, dtype=torch.float32),
+            _chosen([step]),
+            _begins(step, before),
+        )
 
         def record() -> bytes:
             seen = step.seen.observation("")
-            facts = {"tick": step.tick, "human": step.human, "reward": earned, "cost": cost, "begins": begins}
+            facts = {
+                "tick": step.tick,
+                "human": step.human,
+                "reward": earned,
+                "cost": cost,
+                "begins": begins,
+            }
             images = {f"{IMAGE}{name}": value for name, value in seen.images.items()}
             numbers = {name: torch.tensor([value]) for name, value in facts.items()}
-            return save(numbers | images | {"state": seen.state, "action": action[None], "chosen": chosen})
+            return save(
+                numbers | images | {"state": seen.state, "action": action[None], "chosen": chosen}
+            )
 
         self._append("ab", record)
 
@@ -205,7 +238,11 @@ def recover_episode(path: Path) -> RobotEpisode | None:
         job=Job(**about["job"]),
         task=about["task"],
         instruction=about["instruction"],
-        images={name.removeprefix(IMAGE): value for name, value in whole.items() if name.startswith(IMAGE)},
+        images={
+            name.removeprefix(IMAGE): value
+            for name, value in whole.items()
+            if name.startswith(IMAGE)
+        },
         state=whole["state"],
         tick=whole["tick"],
         action=whole["action"][:-1],

@@ -28,7 +28,9 @@ class RecordForm:
     gamma: float
 
 
-def training_records(episode: RobotEpisode, inputs: Inputs, form: RecordForm) -> list[EpisodeRecords]:
+def training_records(
+    episode: RobotEpisode, inputs: Inputs, form: RecordForm
+) -> list[EpisodeRecords]:
     """Return the records of all steps. ``inputs``: of the ``N + 1`` observations, ``[N + 1, ...]``.
 
     If the actor chooses noise, steps of the operator are left out.
@@ -37,12 +39,20 @@ def training_records(episode: RobotEpisode, inputs: Inputs, form: RecordForm) ->
     return [to_records(episode, inputs, form, start, end) for start, end in spans]
 
 
-def operator_records(episode: RobotEpisode, inputs: Inputs, form: RecordForm) -> list[EpisodeRecords]:
+def operator_records(
+    episode: RobotEpisode, inputs: Inputs, form: RecordForm
+) -> list[EpisodeRecords]:
     """Return each run of operator actions as an episode, cut where the policy resumed."""
-    return [] if form.noise else [to_records(episode, inputs, form, start, end) for start, end in runs(episode.human)]
+    return (
+        []
+        if form.noise
+        else [to_records(episode, inputs, form, start, end) for start, end in runs(episode.human)]
+    )
 
 
-def to_records(episode: RobotEpisode, inputs: Inputs, form: RecordForm, start: int, end: int) -> EpisodeRecords:
+def to_records(
+    episode: RobotEpisode, inputs: Inputs, form: RecordForm, start: int, end: int
+) -> EpisodeRecords:
     """Return the records of the steps from ``start`` to before ``end``, at least one.
 
     A record is a step of a semi-Markov decision process (Sutton, Precup and Singh 1999): the
@@ -57,9 +67,14 @@ def to_records(episode: RobotEpisode, inputs: Inputs, form: RecordForm, start: i
     last = step.minimum(first[1:, None] - 1)
     waited = episode.tick[last] - episode.tick[first[:-1], None]
     terminated = episode.terminated and end == len(episode)
-    reward, cost = ((form.gamma ** waited.float() * each[last] * valid).sum(1) for each in (episode.reward, episode.cost))
+    reward, cost = (
+        (form.gamma ** waited.float() * each[last] * valid).sum(1)
+        for each in (episode.reward, episode.cost)
+    )
     acted: Tensors = {
-        ACTION: episode.chosen[first[:-1]] if form.noise else form.convention.to_policy(episode.action[last]),
+        ACTION: episode.chosen[first[:-1]]
+        if form.noise
+        else form.convention.to_policy(episode.action[last]),
         REWARD: reward,
         COST: cost,
         DISCOUNT: form.gamma ** torch.diff(episode.tick[first]).float(),
@@ -69,17 +84,23 @@ def to_records(episode: RobotEpisode, inputs: Inputs, form: RecordForm, start: i
         acted[DISCOUNT][-1] = 0
         first = first[:-1]
     else:
-        acted = {name: torch.cat([value, torch.zeros_like(value[:1])]) for name, value in acted.items()}
+        acted = {
+            name: torch.cat([value, torch.zeros_like(value[:1])]) for name, value in acted.items()
+        }
     success = episode.success and end == len(episode)
     paid = float(episode.cost[start:end].sum())
-    return EpisodeRecords({name: value[first] for name, value in inputs.items()} | acted, success, end - start, paid)
+    return EpisodeRecords(
+        {name: value[first] for name, value in inputs.items()} | acted, success, end - start, paid
+    )
 
 
 def _decisions(episode: RobotEpisode, chunk: int, start: int, end: int) -> Iterator[int]:
     """Yield the steps at which a record begins: an inference, a change of hands, or a chunk ago."""
     began = start
     for step in range(start, end):
-        changed = step > start and bool(episode.begins[step] or episode.human[step] != episode.human[step - 1])
+        changed = step > start and bool(
+            episode.begins[step] or episode.human[step] != episode.human[step - 1]
+        )
         if step == start or changed or step - began == chunk:
             began = step
             yield step
@@ -87,6 +108,8 @@ def _decisions(episode: RobotEpisode, chunk: int, start: int, end: int) -> Itera
 
 def runs(where: Tensor) -> Iterator[tuple[int, int]]:
     """Yield start and end of each run of true values in bool ``[N]``."""
-    edges = torch.diff(where.int(), prepend=torch.zeros(1, dtype=torch.int), append=torch.zeros(1, dtype=torch.int))
+    edges = torch.diff(
+        where.int(), prepend=torch.zeros(1, dtype=torch.int), append=torch.zeros(1, dtype=torch.int)
+    )
     starts, ends = (torch.nonzero(edges == each)[:, 0].tolist() for each in (1, -1))
     yield from zip(starts, ends, strict=True)

@@ -37,7 +37,9 @@ def run_policy(config: DictConfig) -> None:
     if (directory / run_directory.RECIPE).exists():
         raise UserError(f"run_dir={directory} holds a run already: choose another run_dir")
     if not recipe.evaluation.modes:
-        raise UserError("evaluation.modes=[]: robot run acts in the first one: set evaluation.modes=[greedy]")
+        raise UserError(
+            "evaluation.modes=[]: robot run acts in the first one: set evaluation.modes=[greedy]"
+        )
     mode = recipe.evaluation.modes[0]
     recipe = replace(recipe, evaluation=replace(recipe.evaluation, modes=[mode]))
     name = checkpoint.name if checkpoint else "start"
@@ -46,8 +48,12 @@ def run_policy(config: DictConfig) -> None:
         with stages() as progress, playing_at_robot(recipe, config, RUN, control) as (play, rate):
             document = evaluate(recipe, play, rate, name, told, 0, directory, progress)
         _show(recipe.name, document, mode, control)
-        report = robot_report.write_report(directory, recipe.name, name, document | {"episodes": document[mode]["episodes"]})
-    print(f"success of {name} in {recipe.episodes} episodes at {recipe.robot.name}: {headline(document)}")
+        report = robot_report.write_report(
+            directory, recipe.name, name, document | {"episodes": document[mode]["episodes"]}
+        )
+    print(
+        f"success of {name} in {recipe.episodes} episodes at {recipe.robot.name}: {headline(document)}"
+    )
     print(f"report: {builders.relative(report)}")
 
 

@@ -38,7 +38,9 @@ FILM_PIXELS = 256
 
 
 @contextmanager
-def at_robot(recipe: Recipe, directory: Path, checkpoint: Path | None, say: Callable[[str], None]) -> Iterator[Runtime]:
+def at_robot(
+    recipe: Recipe, directory: Path, checkpoint: Path | None, say: Callable[[str], None]
+) -> Iterator[Runtime]:
     """Start the robot process, build the learner and restore ``checkpoint``. Raises UserError.
 
     ``directory`` is the run directory; the robot process reads the recipe there.
@@ -46,9 +48,13 @@ def at_robot(recipe: Recipe, directory: Path, checkpoint: Path | None, say: Call
     check(recipe)
     config, family = recipe.algorithm, recipe.algorithm.family
     if family == ON_POLICY or config.trains_reward:
-        raise UserError(f"algorithm={config.name} cannot learn at a robot, in single episodes: set algorithm=sac or hg_dagger, or sft")
+        raise UserError(
+            f"algorithm={config.name} cannot learn at a robot, in single episodes: set algorithm=sac or hg_dagger, or sft"
+        )
     if family == SUPERVISED and config.demonstrations.dataset is None:
-        raise UserError("algorithm=sft at a robot needs algorithm.demonstrations.dataset=DIR: rlinf-vla robot record makes one")
+        raise UserError(
+            "algorithm=sft at a robot needs algorithm.demonstrations.dataset=DIR: rlinf-vla robot record makes one"
+        )
     with _robot_side(recipe, directory, say) as side:
         policy, trainer, state = builders.build_learner(recipe, checkpoint, say)
         assert isinstance(policy, Policy)
@@ -64,7 +70,16 @@ def at_robot(recipe: Recipe, directory: Path, checkpoint: Path | None, say: Call
         if family == SUPERVISED:
             flow = LocalSupervisedFlow(policy, (), trainer, settings, threads, say)
         elif family == INTERACTIVE:
-            flow = DAggerFlow(side, directory / run_directory.EPISODES, policy, (), trainer, settings, threads, say)
+            flow = DAggerFlow(
+                side,
+                directory / run_directory.EPISODES,
+                policy,
+                (),
+                trainer,
+                settings,
+                threads,
+                say,
+            )
         else:
             require_whole_chunks(recipe.control, policy.spec.chunk)
             flow = OnlineFlow(
@@ -87,12 +102,27 @@ def at_robot(recipe: Recipe, directory: Path, checkpoint: Path | None, say: Call
             return flow.policy_version
 
         def save(state: dict[str, Any]) -> None:
-            save_checkpoint(directory / run_directory.CHECKPOINTS, policy, trainer, state, recipe.checkpoints.keep)
+            save_checkpoint(
+                directory / run_directory.CHECKPOINTS,
+                policy,
+                trainer,
+                state,
+                recipe.checkpoints.keep,
+            )
 
-        yield Runtime(flow, spec, spec.control_hz, _playing(recipe.episodes, EVALUATION, share, side), save, state)
+        yield Runtime(
+            flow,
+            spec,
+            spec.control_hz,
+            _playing(recipe.episodes, EVALUATION, share, side),
+            save,
+            state,
+        )
 
 
-def _robot_side(recipe: Recipe, directory: Path, say: Callable[[str], None]) -> AbstractContextManager[RobotClient]:
+def _robot_side(
+    recipe: Recipe, directory: Path, say: Callable[[str], None]
+) -> AbstractContextManager[RobotClient]:
     """Return the client of the robot process, on this machine or on a node of a Ray cluster."""
     if recipe.cluster.runtime == "ray":
         from rlinf_vla.realworld.ray_link import robot_on_ray
@@ -102,7 +132,9 @@ def _robot_side(recipe: Recipe, directory: Path, say: Callable[[str], None]) -> 
 
 
 @contextmanager
-def playing_at_robot(recipe: Recipe, config: DictConfig, kind: str, control: Path) -> Iterator[tuple[PlayEpisodes, float]]:
+def playing_at_robot(
+    recipe: Recipe, config: DictConfig, kind: str, control: Path
+) -> Iterator[tuple[PlayEpisodes, float]]:
     """Yield what plays the recipe's episodes at the robot, and the control rate in Hz.
 
     Nobody learns: the robot process loads ``recipe.checkpoint``. ``config``: the composed recipe.
@@ -114,13 +146,25 @@ def playing_at_robot(recipe: Recipe, config: DictConfig, kind: str, control: Pat
     on_ray = recipe.cluster.runtime == "ray"
     with tempfile.TemporaryDirectory(prefix="rlinf-vla-") as folder:
         directory = Path(folder)
-        told = OmegaConf.merge(config, {"checkpoint": None if on_ray else recipe.checkpoint, "algorithm": _without_data(recipe)})
+        told = OmegaConf.merge(
+            config,
+            {
+                "checkpoint": None if on_ray else recipe.checkpoint,
+                "algorithm": _without_data(recipe),
+            },
+        )
         assert isinstance(told, DictConfig)
         run_directory.save_recipe(directory / run_directory.RECIPE, told)
         with _robot_side(recipe, directory, print) as side:
-            if on_ray and recipe.checkpoint is not None:  # a checkpoint need not be on the robot's machine
+            if (
+                on_ray and recipe.checkpoint is not None
+            ):  # a checkpoint need not be on the robot's machine
                 network = builders.build_initial(recipe)
-                weights = {name: each.detach() for name, each in network.named_parameters() if each.requires_grad}
+                weights = {
+                    name: each.detach()
+                    for name, each in network.named_parameters()
+                    if each.requires_grad
+                }
                 side.share(lambda: weights, 0)
             try:
                 yield _playing(recipe.episodes, kind, lambda: 0, side), spec.control_hz
@@ -135,14 +179,20 @@ def _without_data(recipe: Recipe) -> dict[str, None]:
     return {"dataset": None} if getattr(recipe.algorithm, "dataset", None) is not None else {}
 
 
-def _playing(episodes: int, kind: str, weights: Callable[[], int], side: RobotClient) -> PlayEpisodes:
+def _playing(
+    episodes: int, kind: str, weights: Callable[[], int], side: RobotClient
+) -> PlayEpisodes:
     """Return the function that runs episodes of ``kind`` with the current ``weights``.
 
     An episode that a fault cuts has failed; one that a pause cuts is repeated.
     """
 
-    def play(temperature: float, filmed: int, progress: Callable[[float], None], probe: str | None) -> list[EpisodeResult]:
-        jobs = first_jobs(kind, EVALUATION_SEEDS, episodes, temperature=temperature, weights=weights())
+    def play(
+        temperature: float, filmed: int, progress: Callable[[float], None], probe: str | None
+    ) -> list[EpisodeResult]:
+        jobs = first_jobs(
+            kind, EVALUATION_SEEDS, episodes, temperature=temperature, weights=weights()
+        )
         for job in jobs:
             side.forget(job)  # left by an interrupted evaluation
             side.begin(job)

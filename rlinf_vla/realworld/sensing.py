@@ -31,7 +31,10 @@ class Reading:
 
     def observation(self, instruction: str) -> Observation:
         """Return one row: images ``[1, H, W, 3]`` by camera, state ``[1, S]``."""
-        images = {name: torch.from_numpy(np.array(frame.image))[None] for name, frame in self.frames.items()}
+        images = {
+            name: torch.from_numpy(np.array(frame.image))[None]
+            for name, frame in self.frames.items()
+        }
         state = proprioception(self.state).astype(np.float32)
         return Observation(images, torch.from_numpy(state)[None], [instruction])
 
@@ -60,17 +63,24 @@ class ResizedCamera:
         self._camera.start()
         found, wanted = self._camera.latest().image.shape[:2], self._size
         if self._bars is None and (found[0] < wanted[0] or found[1] < wanted[1]):
-            raise UserError(f"the policy's image {self.name!r} is {wanted[0]}x{wanted[1]} pixels, the camera's {found[0]}x{found[1]}")
+            raise UserError(
+                f"the policy's image {self.name!r} is {wanted[0]}x{wanted[1]} pixels, the camera's {found[0]}x{found[1]}"
+            )
 
     @property
     def intrinsics(self) -> Intrinsics | None:
         """Return those of the resized images."""
-        found, (height, width) = (self._camera.intrinsics if isinstance(self._camera, Calibrated) else None), self._size
+        found, (height, width) = (
+            (self._camera.intrinsics if isinstance(self._camera, Calibrated) else None),
+            self._size,
+        )
         if found is None:
             return None
         if self._bars is None:
             return found.resized(width, height)
-        (tall, wide), (top, left) = picture_within((found.height, found.width), self._size, self._bars)
+        (tall, wide), (top, left) = picture_within(
+            (found.height, found.width), self._size, self._bars
+        )
         inner = found.resized(wide, tall)
         return replace(inner, width=width, height=height, cx=inner.cx + left, cy=inner.cy + top)
 
@@ -82,7 +92,11 @@ class ResizedCamera:
         taken = self._camera.latest()
         if self._frame is None or taken is not self._taken:
             image = torch.from_numpy(np.array(taken.image))[None]
-            image = resized(image, self._size) if self._bars is None else padded(image, self._size, self._bars)
+            image = (
+                resized(image, self._size)
+                if self._bars is None
+                else padded(image, self._size, self._bars)
+            )
             self._taken, self._frame = taken, Frame(taken.time, taken.number, image[0].numpy())
         return self._frame
 
@@ -98,7 +112,9 @@ class Sensors:
         self.count = 0
         """Number of observations so far, and the number of the next one."""
 
-    def read(self, time: Callable[[str, float], None], age: Callable[[str, float], None]) -> Reading:
+    def read(
+        self, time: Callable[[str, float], None], age: Callable[[str, float], None]
+    ) -> Reading:
         """Return the newest reading, and report durations and ages in seconds.
 
         ``time`` gets the duration of each section, ``age`` the age of each part. Raises RobotError,
@@ -112,7 +128,10 @@ class Sensors:
         time("observe", looked - began)
         if self._cameras:
             time("camera", ended - looked)
-        for name, moment in (("state", state.time), *((name, frame.time) for name, frame in frames.items())):
+        for name, moment in (
+            ("state", state.time),
+            *((name, frame.time) for name, frame in frames.items()),
+        ):
             age(name, ended - moment)
         self.count += 1
         return Reading(self.count - 1, state, frames)

@@ -11,7 +11,16 @@ import numpy as np
 
 from rlinf_vla.core import rotations
 from rlinf_vla.core.action_space import Action, JointSpace, ToolSpace
-from rlinf_vla.core.robot import JointTarget, RobotSpec, RobotState, Target, ToolPose, ToolState, ToolTarget, Vector
+from rlinf_vla.core.robot import (
+    JointTarget,
+    RobotSpec,
+    RobotState,
+    Target,
+    ToolPose,
+    ToolState,
+    ToolTarget,
+    Vector,
+)
 
 
 class TrackedTarget(Protocol):
@@ -25,7 +34,11 @@ class TrackedTarget(Protocol):
 
 
 def tracked_target(spec: RobotSpec) -> TrackedTarget:
-    return TrackedTool(spec, spec.space) if isinstance(spec.space, ToolSpace) else TrackedJoints(spec, spec.space)
+    return (
+        TrackedTool(spec, spec.space)
+        if isinstance(spec.space, ToolSpace)
+        else TrackedJoints(spec, spec.space)
+    )
 
 
 class TrackedTool:
@@ -54,7 +67,9 @@ class TrackedTool:
         unit = np.clip(np.asarray(action, np.float64), -1.0, 1.0)
         spec, from_pose = self._space, self._pose or measured
         position = from_pose.position + limited(unit[:3], 1.0) * spec.translation_m
-        position = measured.position + limited(position - measured.position, self._lead * spec.translation_m)
+        position = measured.position + limited(
+            position - measured.position, self._lead * spec.translation_m
+        )
         turn = limited(unit[3:6], 1.0) * spec.rotation_rad if len(unit) == 7 else np.zeros(3)
         quaternion = turned(from_pose.quaternion, turn)
         ahead = limited(lead(quaternion, measured.quaternion), self._lead * spec.rotation_rad)
@@ -87,7 +102,9 @@ class TrackedJoints:
         before = at if self._positions is None else self._positions
         moved = np.clip(before + unit * self._step, at - self._lead, at + self._lead)
         self._positions = np.where(
-            self._grippers, self._lower + (unit + 1) / 2 * (self._upper - self._lower), np.clip(moved, self._lower, self._upper)
+            self._grippers,
+            self._lower + (unit + 1) / 2 * (self._upper - self._lower),
+            np.clip(moved, self._lower, self._upper),
         )
         return JointTarget(self._positions)
 
@@ -100,10 +117,18 @@ def limited(vector: Vector, length: float) -> Vector:
 def turned(quaternion: Vector, rotation: Vector) -> Vector:
     """Rotate ``quaternion`` (w, x, y, z) about the base's axes by a rotation vector (radians).
     The result has unit length."""
-    return np.array(rotations.unit(rotations.multiply(rotations.from_vector(rotation.tolist()), quaternion.tolist())))
+    return np.array(
+        rotations.unit(
+            rotations.multiply(rotations.from_vector(rotation.tolist()), quaternion.tolist())
+        )
+    )
 
 
 def lead(target: Vector, measured: Vector) -> Vector:
     """Return the rotation vector from quaternion ``measured`` to ``target``, in radians.
     It is about the base's axes, the shorter way round."""
-    return np.array(rotations.to_vector(rotations.multiply(target.tolist(), rotations.inverse(measured.tolist()))))
+    return np.array(
+        rotations.to_vector(
+            rotations.multiply(target.tolist(), rotations.inverse(measured.tolist()))
+        )
+    )

@@ -43,15 +43,24 @@ def rows_chosen(where: Tensor, new: Observation, old: Observation) -> Observatio
         return torch.where(where.to(a.device).view(-1, *[1] * (a.dim() - 1)), a, b)
 
     kinds = ((new.images, old.images), (new.jpeg, old.jpeg))
-    images, jpeg = ({name: pick(each, before[name]) for name, each in kind.items()} for kind, before in kinds)
-    instruction = [a if chosen else b for chosen, a, b in zip(where.tolist(), new.instruction, old.instruction, strict=True)]
+    images, jpeg = (
+        {name: pick(each, before[name]) for name, each in kind.items()} for kind, before in kinds
+    )
+    instruction = [
+        a if chosen else b
+        for chosen, a, b in zip(where.tolist(), new.instruction, old.instruction, strict=True)
+    ]
     return Observation(images, pick(new.state, old.state), instruction, jpeg)
 
 
 def rows_of(obs: Observation, index: Tensor) -> Observation:
     """Return the environments ``index``, int64, of an observation."""
-    images, jpeg = ({name: image[index] for name, image in kind.items()} for kind in (obs.images, obs.jpeg))
-    return Observation(images, obs.state[index], [obs.instruction[row] for row in index.tolist()], jpeg)
+    images, jpeg = (
+        {name: image[index] for name, image in kind.items()} for kind in (obs.images, obs.jpeg)
+    )
+    return Observation(
+        images, obs.state[index], [obs.instruction[row] for row in index.tolist()], jpeg
+    )
 
 
 class Actor:
@@ -61,7 +70,9 @@ class Actor:
     Weights may change between calls, but only in place: a CUDA graph reads fixed addresses.
     """
 
-    def __init__(self, policy: Policy, settings: Settings, encode: Callable[[Inputs], Tensors] | None = None) -> None:
+    def __init__(
+        self, policy: Policy, settings: Settings, encode: Callable[[Inputs], Tensors] | None = None
+    ) -> None:
         """``encode``: returns packed features of prepared inputs; None: from where the policy's
         backbone runs."""
         self.policy, self.settings, self.device = policy, settings, device_of(policy)
@@ -92,22 +103,46 @@ class Actor:
 
         The sample is on the CPU.
         """
-        counters = {f"{COUNTER}task": noise_task(episodes), f"{COUNTER}seed": episodes.seed, f"{COUNTER}step": step}
+        counters = {
+            f"{COUNTER}task": noise_task(episodes),
+            f"{COUNTER}seed": episodes.seed,
+            f"{COUNTER}step": step,
+        }
         found = moved(self._in_blocks(self._act, moved(inputs | counters, self.device)), CPU)
-        latent = {name.removeprefix(_LATENT): value for name, value in found.items() if name.startswith(_LATENT)}
+        latent = {
+            name.removeprefix(_LATENT): value
+            for name, value in found.items()
+            if name.startswith(_LATENT)
+        }
         return ActionSample(found["actions"], latent, found["log_prob"], found["value"])
 
     @torch.no_grad()
-    def act_onto(self, inputs: Inputs, episodes: Episodes, step: Tensor, committed: Tensor, frozen: int) -> ActionSample:
+    def act_onto(
+        self, inputs: Inputs, episodes: Episodes, step: Tensor, committed: Tensor, frozen: int
+    ) -> ActionSample:
         """Continue ``committed`` actions, see ``RealTimeChunking``; the sample is on the device.
 
         No inference mode, as guidance may need gradients.
         """
         assert isinstance(self.policy, RealTimeChunking)
         settings = self.settings
-        given = moved({"task": noise_task(episodes), "seed": episodes.seed, "step": step, "actions": committed}, self.device)
+        given = moved(
+            {
+                "task": noise_task(episodes),
+                "seed": episodes.seed,
+                "step": step,
+                "actions": committed,
+            },
+            self.device,
+        )
         noise = CounterNoise(settings.run_seed, given["task"], given["seed"], given["step"])
-        return self.policy.act_with_prefix(self._features(self._fetched(inputs)), noise, settings.temperature, given["actions"], frozen)
+        return self.policy.act_with_prefix(
+            self._features(self._fetched(inputs)),
+            noise,
+            settings.temperature,
+            given["actions"],
+            frozen,
+        )
 
     def value(self, obs: Observation, wanted: Tensor) -> Tensor:
         """Return the critic's estimate where ``wanted``, else 0: float32 ``[B]``, on the CPU.
@@ -128,9 +163,16 @@ class Actor:
         size, rows = len(next(iter(tensors.values()))), self.settings.batch_size
         # Copy each block: on some CPUs the last bit of a matrix product depends on the alignment of
         # its operands, and fresh allocations are aligned to 64 bytes.
-        blocks = ({name: value[start : start + rows].clone() for name, value in tensors.items()} for start in range(0, size, rows))
+        blocks = (
+            {name: value[start : start + rows].clone() for name, value in tensors.items()}
+            for start in range(0, size, rows)
+        )
         parts = [self._computed(function, self._fetched(block)) for block in blocks]
-        return parts[0] if len(parts) == 1 else {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        return (
+            parts[0]
+            if len(parts) == 1
+            else {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        )
 
     def _computed(self, function: Callable[[Tensors], Tensors], block: Tensors) -> Tensors:
         return function(block)
@@ -142,7 +184,11 @@ class Actor:
         counters = {name: value for name, value in block.items() if name.startswith(COUNTER)}
         inputs = {name: value for name, value in block.items() if name not in counters}
         found = self._encode(moved(inputs, CPU))
-        self.requests, self.sent, self.received = self.requests + 1, self.sent + nbytes(inputs), self.received + nbytes(found)
+        self.requests, self.sent, self.received = (
+            self.requests + 1,
+            self.sent + nbytes(inputs),
+            self.received + nbytes(found),
+        )
         return {name: value.clone() for name, value in moved(found, self.device).items()} | counters
 
     def _features(self, inputs: Tensors) -> Any:
@@ -167,7 +213,9 @@ def whole_blocks(wanted: Tensor, size: int) -> Tensor:
     last bits, so gathered rows would get other values than among all. A block holds the same
     environments in every plan, so all plans leave out the same ones.
     """
-    return torch.cat([block.any().expand(len(block)) for block in wanted.split(size)]).nonzero()[:, 0]
+    return torch.cat([block.any().expand(len(block)) for block in wanted.split(size)]).nonzero()[
+        :, 0
+    ]
 
 
 def nbytes(tensors: Tensors) -> int:
@@ -192,12 +240,16 @@ class CudaGraphed:
 
     def __init__(self, function: Callable[[Tensors], Tensors]) -> None:
         self.function = function
-        self._recordings: dict[tuple[object, ...], tuple[torch.cuda.CUDAGraph, Tensors, Tensors]] = {}
+        self._recordings: dict[
+            tuple[object, ...], tuple[torch.cuda.CUDAGraph, Tensors, Tensors]
+        ] = {}
 
     def __call__(self, tensors: Tensors) -> Tensors:
         key = tuple((name, value.shape, value.dtype) for name, value in tensors.items())
         if key not in self._recordings:
-            self._recordings[key] = self._record({name: value.clone() for name, value in tensors.items()})
+            self._recordings[key] = self._record(
+                {name: value.clone() for name, value in tensors.items()}
+            )
         graph, arguments, results = self._recordings[key]
         for name, value in tensors.items():
             arguments[name].copy_(value)
@@ -207,7 +259,9 @@ class CudaGraphed:
     def _record(self, arguments: Tensors) -> tuple[torch.cuda.CUDAGraph, Tensors, Tensors]:
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):  # libraries select kernels and allocate workspace during the warm-up
+        with torch.cuda.stream(
+            aside
+        ):  # libraries select kernels and allocate workspace during the warm-up
             for _ in range(WARMUP):
                 self.function(arguments)
         torch.cuda.current_stream().wait_stream(aside)

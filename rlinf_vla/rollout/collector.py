@@ -50,9 +50,13 @@ def collect(
         offset += env.spec.num_envs
         ordinal = torch.zeros_like(slots)
 
-        def following(done: Tensor, env: VectorEnv = env, slots: Tensor = slots, ordinal: Tensor = ordinal) -> tuple[Episodes, Tensor]:
+        def following(
+            done: Tensor, env: VectorEnv = env, slots: Tensor = slots, ordinal: Tensor = ordinal
+        ) -> tuple[Episodes, Tensor]:
             ordinal += done.long()
-            return training_episodes(actor.settings.run_seed, iteration, slots, ordinal, len(env.spec.tasks)), done
+            return training_episodes(
+                actor.settings.run_seed, iteration, slots, ordinal, len(env.spec.tasks)
+            ), done
 
         def on_call(call: Call, part: list[Trajectory] = parts[index]) -> bool:
             part.append(_row(call, policy_version, beside))
@@ -60,7 +64,11 @@ def collect(
             return False
 
         begun, always = following(torch.zeros_like(slots))[0], actor.settings.values_ends
-        players.append(rollout_generator(actor, env, begun, following, on_call, spans, f"simulator {index}", calls, always))
+        players.append(
+            rollout_generator(
+                actor, env, begun, following, on_call, spans, f"simulator {index}", calls, always
+            )
+        )
     try:
         interleave(players)
     finally:
@@ -115,7 +123,9 @@ def rollout_metrics(rollouts: Trajectory) -> dict[str, float]:
     """
     ended = ((rollouts.terminated | rollouts.truncated) & rollouts.valid).any(-1)
     success = (rollouts.success & rollouts.valid).any(-1)
-    for t in range(1, len(success)):  # one success counts for the whole episode, where success does not end it
+    for t in range(
+        1, len(success)
+    ):  # one success counts for the whole episode, where success does not end it
         success[t] |= success[t - 1] & ~ended[t - 1]
     lengths = rollouts.step + rollouts.valid.sum(-1)
     episodes = int(ended.sum())
@@ -134,7 +144,9 @@ def cost_metrics(calls: Trajectory) -> dict[str, float]:
     ids = calls.episode_ids().flatten()
     ended = ((calls.terminated | calls.truncated) & calls.valid).any(-1).flatten()
     over = torch.zeros(int(ids.max()) + 1, dtype=torch.bool).index_fill(0, ids[ended], True)
-    cost = torch.zeros(len(over), dtype=torch.float64).index_add(0, ids, calls.cost.double().sum(-1).flatten())
+    cost = torch.zeros(len(over), dtype=torch.float64).index_add(
+        0, ids, calls.cost.double().sum(-1).flatten()
+    )
     return {EPISODE_COST: cost[over].mean().item()} if bool(over.any()) else {}
 
 

@@ -50,7 +50,9 @@ def deadline_of(config: DeadlineConfig, chunk: int, control_hz: float) -> Deadli
     one. Raises UserError."""
     if config.measured is None and not config.delays:
         return None
-    ticks = tuple(config.delays) if config.measured is None else _measured(config.measured, control_hz)
+    ticks = (
+        tuple(config.delays) if config.measured is None else _measured(config.measured, control_hz)
+    )
     longest = max(ticks)
     horizon = config.execution_horizon or chunk - longest
     if not longest <= horizon <= chunk - longest:
@@ -69,9 +71,13 @@ def _measured(location: str, control_hz: float) -> tuple[int, ...]:
         scale = control_hz / float(document["control_hz"])
         total = sum(counts.values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
-        raise UserError(f"rollout.deadline.measured={location} is no control.json of a robot run ({error})") from None
+        raise UserError(
+            f"rollout.deadline.measured={location} is no control.json of a robot run ({error})"
+        ) from None
     if total < 1 or min(counts) < 0:
-        raise UserError(f"rollout.deadline.measured={location} counts no inference: take the file of a longer run")
+        raise UserError(
+            f"rollout.deadline.measured={location} counts no inference: take the file of a longer run"
+        )
     ordered = [ticks for ticks, count in sorted(counts.items()) for _ in range(count)]
     return tuple(math.ceil(scale * ordered[place * total // 100]) for place in range(100))
 
@@ -88,7 +94,9 @@ class DeadlineEnv(WrappedEnv):
     def __init__(self, env: VectorEnv, deadline: Deadline, run_seed: int) -> None:
         """Raises UserError if an arm cannot be held in ``env``: its actions are not motions."""
         if env.spec.motion is None:
-            raise UserError("rollout.deadline: actions of this environment do not move a tool, so that none holds it: leave it out")
+            raise UserError(
+                "rollout.deadline: actions of this environment do not move a tool, so that none holds it: leave it out"
+            )
         super().__init__(env)
         self.spec = replace(env.spec, steps_per_call=deadline.horizon)
         self._deadline, self._seed = deadline, run_seed
@@ -106,14 +114,20 @@ class DeadlineEnv(WrappedEnv):
     def reset_async(self, episodes: Episodes, mask: Tensor | None = None) -> None:
         fresh = torch.ones(len(episodes), dtype=torch.bool) if mask is None else mask.cpu()
         self._masked = None if mask is None else fresh
-        self._episodes = episodes if mask is None else Episodes.where(fresh, episodes, self._episodes)
-        self._delay, self._step = (torch.where(fresh, 0, each) for each in (self._delay, self._step))
+        self._episodes = (
+            episodes if mask is None else Episodes.where(fresh, episodes, self._episodes)
+        )
+        self._delay, self._step = (
+            torch.where(fresh, 0, each) for each in (self._delay, self._step)
+        )
         self._gripper = torch.where(fresh, OPEN, self._gripper)
         self._env.reset_async(episodes, mask)
 
     def reset_wait(self) -> Observation:
         self._now = self._env.reset_wait()
-        self._late = self._now if self._masked is None else rows_chosen(self._masked, self._now, self._late)
+        self._late = (
+            self._now if self._masked is None else rows_chosen(self._masked, self._now, self._late)
+        )
         return self._late
 
     def step_async(self, actions: Tensor, skip_ended: bool = False) -> None:
@@ -133,7 +147,11 @@ class DeadlineEnv(WrappedEnv):
     def step_wait(self) -> StepResult:
         horizon = self._deadline.horizon
         look = horizon - self._next
-        seen, ended, parts = self._now, torch.zeros(len(look), dtype=torch.bool), list[dict[str, Tensor]]()
+        seen, ended, parts = (
+            self._now,
+            torch.zeros(len(look), dtype=torch.bool),
+            list[dict[str, Tensor]](),
+        )
         for number, cut in enumerate(self._cuts):
             if number:
                 if ended.all():
@@ -141,7 +159,9 @@ class DeadlineEnv(WrappedEnv):
                 self._env.step_async(self._part(number), True)
             result = self._env.step_wait()
             # a reward can end an episode that its simulator plays on, so later parts do not count
-            parts.append({name: value.cpu() * ~ended[:, None] for name, value in result.outcome.items()})
+            parts.append(
+                {name: value.cpu() * ~ended[:, None] for name, value in result.outcome.items()}
+            )
             ended = ended | result.done.cpu()
             seen = rows_chosen((look == cut) | ended, result.observation, seen)
         self._now = result.observation
@@ -169,7 +189,9 @@ class DeadlineEnv(WrappedEnv):
         """Draw the delays of the inferences that come next, and whether the chunks of these calls
         are dropped: int64 and bool ``[B]``."""
         episodes = self._episodes
-        noise = CounterNoise(self._seed, episodes.task_id.cpu(), episodes.seed.cpu(), self._step, DELAY)
+        noise = CounterNoise(
+            self._seed, episodes.task_id.cpu(), episodes.seed.cpu(), self._step, DELAY
+        )
         drawn = noise.uniform(2)
         index = (drawn[:, 0].double() * len(self._delays)).long().clamp(max=len(self._delays) - 1)
         return self._delays[index], drawn[:, 1] < self._deadline.drop

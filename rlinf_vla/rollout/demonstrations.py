@@ -24,7 +24,11 @@ from rlinf_vla.core.io import replacing
 from rlinf_vla.core.protocols import EnvSpec, Policy, RewardModel, VectorEnv, prepared
 from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Tensors
 from rlinf_vla.data import lerobot_format as form
-from rlinf_vla.data.from_dataset import dataset_demonstrations, dataset_frames, require_same_control_rate
+from rlinf_vla.data.from_dataset import (
+    dataset_demonstrations,
+    dataset_frames,
+    require_same_control_rate,
+)
 from rlinf_vla.data.lerobot_format import Column, Feature
 from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS, numbered_episodes
 from rlinf_vla.rollout.noise import DETOUR, EXPLORATION, LEVEL, CounterNoise
@@ -59,12 +63,18 @@ def collect_demonstrations(
     def on_call(env: VectorEnv, call: Call, index: Tensor) -> None:
         sound = ~call.result.failed
         inputs.add(index, call.inputs, sound)
-        outcomes.add(index, {LABEL: call.sample.latent[LABEL], form.SUCCESS: call.result.success.any(1)}, sound)
+        outcomes.add(
+            index,
+            {LABEL: call.sample.latent[LABEL], form.SUCCESS: call.result.success.any(1)},
+            sound,
+        )
 
     play_expert(partial(prepared, policy), groups, config, run_seed, on_call, progress)
     ended = outcomes.all()
     episodes = [(seen, each[LABEL]) for seen, each in zip(inputs.all(), ended, strict=True)]
-    return Demonstrations.of(episodes, policy.horizon), sum(bool(each[form.SUCCESS][-1]) for each in ended) / len(ended)
+    return Demonstrations.of(episodes, policy.horizon), sum(
+        bool(each[form.SUCCESS][-1]) for each in ended
+    ) / len(ended)
 
 
 @torch.no_grad()
@@ -91,7 +101,11 @@ def labelled_frames(
     play_expert(lambda obs: {}, groups, config, run_seed, on_call, progress)
     seen, success = inputs.all(), [each[form.SUCCESS] for each in outcomes.all()]
     numbers = torch.cat([torch.full((len(each),), number) for number, each in enumerate(success)])
-    return Frames({name: torch.cat([each[name] for each in seen]) for name in seen[0]}, torch.cat(success), numbers)
+    return Frames(
+        {name: torch.cat([each[name] for each in seen]) for name in seen[0]},
+        torch.cat(success),
+        numbers,
+    )
 
 
 @dataclass
@@ -106,7 +120,11 @@ class RecordedEpisode:
 
     def write(self, path: Path, frames: bool = True) -> None:
         """Write the episode atomically, without its ``frames`` if they are not needed."""
-        values: dict[str, Any] = {"instruction": self.instruction, "success": self.success, "cut": self.cut}
+        values: dict[str, Any] = {
+            "instruction": self.instruction,
+            "success": self.success,
+            "cut": self.cut,
+        }
         values |= self.frames if frames else {}
         with replacing(path) as aside, aside.open("wb") as file:
             np.savez_compressed(file, **values)
@@ -117,18 +135,31 @@ class RecordedEpisode:
         try:
             with np.load(path, allow_pickle=False) as file:
                 found = {key: file[key] for key in file.files}
-            return cls(found, str(found.pop("instruction")), bool(found.pop("success")), bool(found.pop("cut")))
+            return cls(
+                found,
+                str(found.pop("instruction")),
+                bool(found.pop("success")),
+                bool(found.pop("cut")),
+            )
         except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
-            raise UserError(f"{path} is no recorded episode ({error}): delete it and all later ones") from None
+            raise UserError(
+                f"{path} is no recorded episode ({error}): delete it and all later ones"
+            ) from None
 
 
 def expert_features(spec: EnvSpec, video: bool) -> dict[str, Feature]:
     """Return the dataset's features; ``video``: store cameras as video instead of images."""
-    return form.recorded_features(spec, video, {EXPERT_ACTION: Feature("float32", (spec.action_dim,))})
+    return form.recorded_features(
+        spec, video, {EXPERT_ACTION: Feature("float32", (spec.action_dim,))}
+    )
 
 
 def record_expert(
-    groups: Sequence[VectorEnv], config: DemonstrationConfig, run_seed: int, finished: Callable[[RecordedEpisode], None], first: int = 0
+    groups: Sequence[VectorEnv],
+    config: DemonstrationConfig,
+    run_seed: int,
+    finished: Callable[[RecordedEpisode], None],
+    first: int = 0,
 ) -> None:
     """Run the episodes of :func:`collect_demonstrations` from the ``first`` on; ``finished`` gets
     them in their order."""
@@ -143,7 +174,9 @@ def record_expert(
             if number >= 0 and done[slot]:
                 frames = {key: value.numpy() for key, value in rows.take(number).items()}
                 success = bool(frames[form.SUCCESS][-1])
-                waiting[number] = RecordedEpisode(frames, call.observation.instruction[slot], success, failed[slot])
+                waiting[number] = RecordedEpisode(
+                    frames, call.observation.instruction[slot], success, failed[slot]
+                )
         while following in waiting:
             finished(waiting.pop(following))
             following += 1
@@ -161,7 +194,9 @@ def _frame(call: Call) -> Tensors:
         EXPERT_ACTION: call.sample.latent[LABEL],
         form.REWARD: result.reward[:, 0],
         form.DONE: result.done,
-        form.TRUNCATED: (result.truncated & ~result.terminated)[:, 0],  # reaching the goal at the time limit is no truncation
+        form.TRUNCATED: (result.truncated & ~result.terminated)[
+            :, 0
+        ],  # reaching the goal at the time limit is no truncation
         form.SUCCESS: result.success[:, 0],
     }
     values |= {form.IMAGES + name: images for name, images in call.observation.images.items()}
@@ -183,7 +218,9 @@ def play_expert(
     ``latent[LABEL]`` ``[B, D]`` is the expert's action, ``actions`` the executed one. Of an episode
     in which the simulator fails, the steps before count. Raises Failure if no episode has any.
     """
-    listed = numbered_episodes(DEMONSTRATION_SEEDS, first, config.episodes - first, len(groups[0].spec.tasks))
+    listed = numbered_episodes(
+        DEMONSTRATION_SEEDS, first, config.episodes - first, len(groups[0].spec.tasks)
+    )
     cut = steps = 0
 
     def counting(env: VectorEnv, call: Call, index: Tensor) -> None:
@@ -193,24 +230,38 @@ def play_expert(
         steps += int((index >= 0).sum() - failed.sum())
         on_call(env, call, index)
 
-    play_episodes(lambda env: _NoisyExpert(env, prepare, config, run_seed), groups, listed, counting, _Untimed(), progress)
+    play_episodes(
+        lambda env: _NoisyExpert(env, prepare, config, run_seed),
+        groups,
+        listed,
+        counting,
+        _Untimed(),
+        progress,
+    )
     if not steps:
         raise Failure("the simulator failed in every episode of the expert before its first step")
     if cut:
-        print(f"{cut} of {len(listed)} episodes of the expert were cut, because the simulator failed", file=sys.stderr)
+        print(
+            f"{cut} of {len(listed)} episodes of the expert were cut, because the simulator failed",
+            file=sys.stderr,
+        )
 
 
 class _NoisyExpert(ExpertActor):
     """Execute the expert's actions with noise; the noise-free action is in the latent."""
 
-    def __init__(self, env: VectorEnv, prepare: Prepare, config: DemonstrationConfig, run_seed: int) -> None:
+    def __init__(
+        self, env: VectorEnv, prepare: Prepare, config: DemonstrationConfig, run_seed: int
+    ) -> None:
         super().__init__(env, prepare)
         self._config, self._run_seed = config, run_seed
 
     def act(self, inputs: Inputs, episodes: Episodes, step: Tensor) -> ActionSample:
         label = self._env.expert_actions().to(CPU, copy=True)
         actions = _explore(label, self._config, self._run_seed, episodes, step)[:, None]
-        return ActionSample(actions, {LABEL: label}, torch.zeros_like(actions), torch.zeros(len(label)))
+        return ActionSample(
+            actions, {LABEL: label}, torch.zeros_like(actions), torch.zeros(len(label))
+        )
 
 
 class _Untimed:
@@ -218,16 +269,23 @@ class _Untimed:
         return nullcontext()
 
 
-def _explore(label: Tensor, config: DemonstrationConfig, run_seed: int, episodes: Episodes, step: Tensor) -> Tensor:
+def _explore(
+    label: Tensor, config: DemonstrationConfig, run_seed: int, episodes: Episodes, step: Tensor
+) -> Tensor:
     """Return actions ``[B, D]``: expert plus the episode's noise, random, or of its detour."""
     episode = (episodes.task_id, episodes.seed)
     levels = torch.tensor(config.noise)
-    drawn = (CounterNoise(run_seed, *episode, torch.zeros_like(step), LEVEL).uniform(1)[:, 0] * len(levels)).long()
+    drawn = (
+        CounterNoise(run_seed, *episode, torch.zeros_like(step), LEVEL).uniform(1)[:, 0]
+        * len(levels)
+    ).long()
     sigma = levels[drawn][:, None]
     noise = CounterNoise(run_seed, *episode, step, EXPLORATION)
     action_dim = label.shape[1]
     random = (noise.uniform(1) < config.random_actions) & (sigma > 0)
-    explored = torch.where(random, noise.uniform(action_dim) * 2 - 1, label + sigma * noise.normal(action_dim))
+    explored = torch.where(
+        random, noise.uniform(action_dim) * 2 - 1, label + sigma * noise.normal(action_dim)
+    )
     draws = CounterNoise(run_seed, *episode, torch.zeros_like(step), DETOUR).uniform(1 + action_dim)
     on_detour = step < (draws[:, 0] * (config.detour + 1)).long()
     explored = torch.where(on_detour[:, None], _DETOUR_SPEED * (draws[:, 1:] * 2 - 1), explored)

@@ -16,7 +16,9 @@ DEMONSTRATION_SEEDS = range(EVALUATION_SEEDS.stop, 1 << 24)
 TRAINING_SEEDS = range(1 << 24, 1 << 32)
 
 
-def training_episodes(run_seed: int, iteration: int, slot: Tensor, ordinal: Tensor, num_tasks: int) -> Episodes:
+def training_episodes(
+    run_seed: int, iteration: int, slot: Tensor, ordinal: Tensor, num_tasks: int
+) -> Episodes:
     """Return each environment's ``ordinal``-th episode; ``slot``, ``ordinal``: int64 ``[B]``."""
     zero = torch.zeros_like(slot)
     _check(num_tasks)
@@ -25,7 +27,9 @@ def training_episodes(run_seed: int, iteration: int, slot: Tensor, ordinal: Tens
     return Episodes.first_attempts(words[1] % num_tasks, seeds)
 
 
-def drawn_episodes(run_seed: int, iteration: int, count: int, draw: int, num_tasks: int) -> Episodes:
+def drawn_episodes(
+    run_seed: int, iteration: int, count: int, draw: int, num_tasks: int
+) -> Episodes:
     """Draw ``count`` new training episodes of an iteration; each ``draw`` gives others."""
     slots = torch.arange(count)
     return training_episodes(run_seed, iteration, slots, torch.full_like(slots, draw), num_tasks)
@@ -46,10 +50,14 @@ def numbered_episodes(seeds: range, first: int, count: int, num_tasks: int) -> E
     _check(num_tasks)
     index = torch.arange(first, first + count)
     if -(-(first + count) // num_tasks) > len(seeds):
-        raise IndexError(f"only {len(seeds)} seeds are reserved for each of {num_tasks} tasks, asked for {first + count} episodes")
+        raise IndexError(
+            f"only {len(seeds)} seeds are reserved for each of {num_tasks} tasks, asked for {first + count} episodes"
+        )
     return Episodes.first_attempts(index % num_tasks, seeds.start + index // num_tasks)
 
 
 def _check(num_tasks: int) -> None:
     if num_tasks > MAX_TASKS:
-        raise UserError(f"the environment has {num_tasks} tasks: at most {MAX_TASKS} are supported; select a subset")
+        raise UserError(
+            f"the environment has {num_tasks} tasks: at most {MAX_TASKS} are supported; select a subset"
+        )

@@ -39,7 +39,11 @@ class EpisodeResult:
     def row(self) -> dict[str, Any]:
         """Return the outcome as JSON values, as every result file lists it."""
         fields = ("task", "seed", "instruction", "success", "steps")
-        return {name: getattr(self, name) for name in fields} | {"return": self.episode_return} | self.details
+        return (
+            {name: getattr(self, name) for name in fields}
+            | {"return": self.episode_return}
+            | self.details
+        )
 
 
 def play_evaluation(
@@ -56,14 +60,24 @@ def play_evaluation(
     spec = groups[0].spec
     require_starts(spec, -(-numbers.stop // len(spec.tasks)))
     listed = numbered_episodes(EVALUATION_SEEDS, numbers.start, len(numbers), len(spec.tasks))
-    return play_episode_list(lambda _: actor, groups, listed, spans, lambda place: numbers[place] < filmed, progress, probe)
+    return play_episode_list(
+        lambda _: actor,
+        groups,
+        listed,
+        spans,
+        lambda place: numbers[place] < filmed,
+        progress,
+        probe,
+    )
 
 
 def require_starts(spec: EnvSpec, episodes: int) -> None:
     """Raises UserError if ``episodes`` of a task would repeat an initial state. Intervals and tests
     take episodes as independent; a greedy policy would do the same again."""
     if spec.starts is not None and episodes > spec.starts:
-        raise UserError(f"episodes: {episodes} of each task, which has only {spec.starts} initial states here: play at most as many")
+        raise UserError(
+            f"episodes: {episodes} of each task, which has only {spec.starts} initial states here: play at most as many"
+        )
 
 
 def play_episode_list(
@@ -85,11 +99,18 @@ def play_episode_list(
 
         groups = [ProbedEnv(env, probe) for env in groups]
     names = groups[0].spec.tasks
-    results = [EpisodeResult(names[task], seed) for task, seed in zip(listed.task_id.tolist(), listed.seed.tolist(), strict=True)]
+    results = [
+        EpisodeResult(names[task], seed)
+        for task, seed in zip(listed.task_id.tolist(), listed.seed.tolist(), strict=True)
+    ]
 
     def on_call(env: VectorEnv, call: Call, index: Tensor) -> None:
         result = call.result
-        steps, rewards, success = result.valid.sum(1).tolist(), result.reward.sum(1).tolist(), result.success.any(1).tolist()
+        steps, rewards, success = (
+            result.valid.sum(1).tolist(),
+            result.reward.sum(1).tolist(),
+            result.success.any(1).tolist(),
+        )
         costs = None if result.cost is None else result.cost.sum(1).tolist()
         for slot, number in enumerate(index.tolist()):
             if number < 0:

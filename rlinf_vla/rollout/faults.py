@@ -9,7 +9,15 @@ from torch import Tensor
 
 from rlinf_vla.config.errors import Failure
 from rlinf_vla.core.protocols import VectorEnv
-from rlinf_vla.core.types import FAULTS, REWARD_FAULT, STATE_FAULT, Episodes, Observation, StepResult, Trajectory
+from rlinf_vla.core.types import (
+    FAULTS,
+    REWARD_FAULT,
+    STATE_FAULT,
+    Episodes,
+    Observation,
+    StepResult,
+    Trajectory,
+)
 from rlinf_vla.rollout.actor import rows_chosen
 from rlinf_vla.rollout.wrapped_env import WrappedEnv
 
@@ -43,7 +51,9 @@ class GuardedEnv(WrappedEnv):
 
     def reset_async(self, episodes: Episodes, mask: Tensor | None = None) -> None:
         self._fresh = torch.ones_like(self._cut) if mask is None else mask.to(self._cut.device)
-        self._episodes = episodes if mask is None else Episodes.where(mask.cpu(), episodes, self._episodes)
+        self._episodes = (
+            episodes if mask is None else Episodes.where(mask.cpu(), episodes, self._episodes)
+        )
         self._cut = self._cut & ~self._fresh
         self._env.reset_async(episodes, mask)
 
@@ -56,7 +66,11 @@ class GuardedEnv(WrappedEnv):
         result = self._env.step_wait()
         observation, finite = self._finite(result.observation)
         finite_reward = result.reward.isfinite() | ~result.valid
-        fault = result.fault if result.fault is not None else torch.zeros_like(result.valid, dtype=torch.uint8)
+        fault = (
+            result.fault
+            if result.fault is not None
+            else torch.zeros_like(result.valid, dtype=torch.uint8)
+        )
         reason = fault.amax(1)
         reason = torch.where(finite_reward.all(1), reason, REWARD_FAULT)
         reason = torch.where(finite & ~self._unseen, reason, STATE_FAULT)
@@ -98,7 +112,10 @@ class GuardedEnv(WrappedEnv):
             self._in_a_row += 1
             if self._in_a_row >= GIVE_UP:
                 row = int(reason.argmax())
-                task, seed = self.spec.tasks[int(self._episodes.task_id[row])], int(self._episodes.seed[row])
+                task, seed = (
+                    self.spec.tasks[int(self._episodes.task_id[row])],
+                    int(self._episodes.seed[row]),
+                )
                 raise Failure(
                     f"{GIVE_UP} episodes failed and none ended otherwise in between: the last one by {FAULTS[int(reason[row])]} "
                     f"(task {task}, seed {seed}); look at the policy's actions, at env.* and at reward.*"
@@ -128,6 +145,11 @@ def faults_of(calls: Trajectory, tasks: tuple[str, ...]) -> list[Fault]:
     reason = calls.fault.amax(-1)
     steps = calls.step + calls.valid.sum(-1)
     return [
-        Fault(tasks[int(calls.task_id[at])], int(calls.seed[at]), int(steps[at]), FAULTS[int(reason[at])])
+        Fault(
+            tasks[int(calls.task_id[at])],
+            int(calls.seed[at]),
+            int(steps[at]),
+            FAULTS[int(reason[at])],
+        )
         for at in map(tuple, reason.nonzero().tolist())
     ]

@@ -20,14 +20,21 @@ EXPLORATION, LEVEL, IMITATION, DETOUR, DELAY, WORD_ORDER = 1, 2, 3, 4, 5, 6
 """Streams of random numbers; the policy uses stream 0."""
 
 
-def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def philox(
+    counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return four 32-bit words per counter. Words are int64 tensors in [0, 2**32)."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):
         # the int64 product wraps; its low word and, after masking, its high word are still correct
         p0, p1 = c0 * _M0, c2 * _M1
-        c0, c1, c2, c3 = ((p1 >> 32) & _MASK) ^ c1 ^ k0, p1 & _MASK, ((p0 >> 32) & _MASK) ^ c3 ^ k1, p0 & _MASK
+        c0, c1, c2, c3 = (
+            ((p1 >> 32) & _MASK) ^ c1 ^ k0,
+            p1 & _MASK,
+            ((p0 >> 32) & _MASK) ^ c3 ^ k1,
+            p0 & _MASK,
+        )
         k0, k1 = (k0 + _W0) & _MASK, (k1 + _W1) & _MASK
     return c0, c1, c2, c3
 
@@ -35,7 +42,9 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int])
 class CounterNoise:
     """Random numbers of one policy call for a batch of (episode, control step); a ``Noise``."""
 
-    def __init__(self, run_seed: int, task_id: Tensor, seed: Tensor, step: Tensor, stream: int = 0) -> None:
+    def __init__(
+        self, run_seed: int, task_id: Tensor, seed: Tensor, step: Tensor, stream: int = 0
+    ) -> None:
         """``task_id``, ``seed``, ``step``: int64 ``[B]``.
         ``stream`` separates independent uses (policy, exploration, ...) within one call."""
         self.keys = NoiseKeys(run_seed, task_id, seed, step)
@@ -47,9 +56,13 @@ class CounterNoise:
         """Return the next random 32-bit words, int64 ``[B, count]``."""
         blocks = math.ceil(count / 4)
         seed, task, step = (word[:, None].expand(-1, blocks) for word in self._episode)
-        block = torch.arange(self._block, self._block + blocks, device=seed.device).expand(len(seed), -1)
+        block = torch.arange(self._block, self._block + blocks, device=seed.device).expand(
+            len(seed), -1
+        )
         self._block += blocks
-        return torch.stack(philox((block, step, task, seed), self._key), dim=-1).flatten(1)[:, :count]
+        return torch.stack(philox((block, step, task, seed), self._key), dim=-1).flatten(1)[
+            :, :count
+        ]
 
     def uniform(self, *shape: int) -> Tensor:
         """Return float32 ``[B, *shape]`` in (0, 1): the upper 23 bits, plus half a step."""
@@ -60,7 +73,11 @@ class CounterNoise:
         """Return standard normal float32 ``[B, *shape]``, by Box-Muller."""
         count = math.prod(shape)
         u = self.uniform(2, count).double()
-        return (torch.sqrt(-2 * torch.log(u[:, 0])) * torch.cos(2 * math.pi * u[:, 1])).float().reshape(-1, *shape)
+        return (
+            (torch.sqrt(-2 * torch.log(u[:, 0])) * torch.cos(2 * math.pi * u[:, 1]))
+            .float()
+            .reshape(-1, *shape)
+        )
 
 
 def imitation_noise(run_seed: int, draws: Tensor) -> CounterNoise:

@@ -95,7 +95,9 @@ def rollout_generator(
         if calls is not None and cut.any():
             with spans.span("value", "policy"):
                 bootstrap_value = actor.value(result.observation, cut)
-        last |= on_call(Call(episodes, step, observation, inputs, sample, result, cut, bootstrap_value))
+        last |= on_call(
+            Call(episodes, step, observation, inputs, sample, result, cut, bootstrap_value)
+        )
         step = torch.where(done, 0, step + result.valid.sum(dim=1))
         seen, observation = observation, result.observation
         if done.any() and not last:
@@ -140,7 +142,9 @@ def play_episodes(
 
     def taken(count: int) -> Tensor:
         """Return the next positions, and -1 (which indexes the last episode) when none is left."""
-        return torch.tensor([waiting.popleft() if waiting else -1 for _ in range(count)], dtype=torch.int64)
+        return torch.tensor(
+            [waiting.popleft() if waiting else -1 for _ in range(count)], dtype=torch.int64
+        )
 
     for number, env in enumerate(groups):
         index = taken(env.spec.num_envs)
@@ -158,7 +162,11 @@ def play_episodes(
             index[done] = taken(int(done.sum()))
             return episodes[index], done & (index >= 0)
 
-        players.append(rollout_generator(actor_of(env), env, episodes[index], following, report, spans, f"simulator {number}"))
+        players.append(
+            rollout_generator(
+                actor_of(env), env, episodes[index], following, report, spans, f"simulator {number}"
+            )
+        )
     interleave(players)
 
 
@@ -176,7 +184,9 @@ class EpisodeRows:
         values = moved(values, CPU)
         for slot, number in enumerate(index.tolist()):
             if number >= 0 and (where is None or where[slot]):
-                self._rows[number].append({name: value[slot].clone() for name, value in values.items()})
+                self._rows[number].append(
+                    {name: value[slot].clone() for name, value in values.items()}
+                )
 
     def take(self, number: int) -> Tensors:
         """Return an episode's rows, ``[L, ...]``, and forget them."""

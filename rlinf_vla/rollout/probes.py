@@ -11,7 +11,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rlinf_vla.config.recipe import BLANK_IMAGE, BLANK_INSTRUCTION, FROZEN_IMAGE, PROBES, SHUFFLED_INSTRUCTION
+from rlinf_vla.config.recipe import (
+    BLANK_IMAGE,
+    BLANK_INSTRUCTION,
+    FROZEN_IMAGE,
+    PROBES,
+    SHUFFLED_INSTRUCTION,
+)
 from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.core.types import Episodes, Observation, StepResult
 from rlinf_vla.rollout.actor import rows_chosen
@@ -28,8 +34,14 @@ def shuffled(instruction: str, episode: Episodes) -> str:
     Instructions whose words are all equal are returned as they are.
     """
     words = instruction.split()
-    draw = CounterNoise(0, episode.task_id.cpu(), episode.seed.cpu(), torch.zeros(1, dtype=torch.int64), WORD_ORDER)
-    found = [words[place] for place in draw.words(len(words))[0].argsort(stable=True).tolist()] if words else []
+    draw = CounterNoise(
+        0, episode.task_id.cpu(), episode.seed.cpu(), torch.zeros(1, dtype=torch.int64), WORD_ORDER
+    )
+    found = (
+        [words[place] for place in draw.words(len(words))[0].argsort(stable=True).tolist()]
+        if words
+        else []
+    )
     return " ".join(found[1:] + found[:1] if found == words else found)
 
 
@@ -49,7 +61,9 @@ class ProbedEnv(WrappedEnv):
 
     def reset_async(self, episodes: Episodes, mask: Tensor | None = None) -> None:
         self._fresh = torch.ones(len(episodes), dtype=torch.bool) if mask is None else mask.cpu()
-        self._episodes = episodes if mask is None else Episodes.where(mask, episodes, self._episodes)
+        self._episodes = (
+            episodes if mask is None else Episodes.where(mask, episodes, self._episodes)
+        )
         super().reset_async(episodes, mask)
 
     def reset_wait(self) -> Observation:
@@ -67,10 +81,18 @@ class ProbedEnv(WrappedEnv):
             return replace(observation, instruction=[""] * len(observation.instruction))
         if self._probe == SHUFFLED_INSTRUCTION:
             rows = [self._episodes[row : row + 1] for row in range(len(self._episodes))]
-            return replace(observation, instruction=[shuffled(*each) for each in zip(observation.instruction, rows, strict=True)])
+            return replace(
+                observation,
+                instruction=[
+                    shuffled(*each) for each in zip(observation.instruction, rows, strict=True)
+                ],
+            )
         kinds = (observation.images, observation.jpeg)
         if self._probe == BLANK_IMAGE:
-            images, jpeg = ({name: torch.full_like(image, GREY) for name, image in kind.items()} for kind in kinds)
+            images, jpeg = (
+                {name: torch.full_like(image, GREY) for name, image in kind.items()}
+                for kind in kinds
+            )
         else:
             assert self._first is not None
             images, jpeg = self._first.images, self._first.jpeg

@@ -46,11 +46,15 @@ class RewardShaper:
         """
         scored = self.reward(before, actions, result)
         if scored.reward.shape != result.valid.shape:
-            raise ValueError(f"the reward plug-in returned shape {tuple(scored.reward.shape)}, expected {tuple(result.valid.shape)}")
+            raise ValueError(
+                f"the reward plug-in returned shape {tuple(scored.reward.shape)}, expected {tuple(result.valid.shape)}"
+            )
         counts = result.valid
         if self.terminal:
             counts = counts & (scored.terminated | scored.truncated)
-        earned = torch.where(counts, self.weight * scored.reward + self.env_weight * result.reward, 0.0)
+        earned = torch.where(
+            counts, self.weight * scored.reward + self.env_weight * result.reward, 0.0
+        )
         return replace(scored, reward=earned)
 
 
@@ -92,11 +96,16 @@ def seen(call: Call) -> Tensors:
     found = {"actions": call.sample.actions}
     for when, observation in (("before", call.observation), ("after", call.result.observation)):
         found |= {f"{when}.image.{name}": value for name, value in observation.images.items()}
-        found |= {f"{when}.state": observation.state, f"{when}.instruction": as_bytes(observation.instruction).to(observation.state.device)}
+        found |= {
+            f"{when}.state": observation.state,
+            f"{when}.instruction": as_bytes(observation.instruction).to(observation.state.device),
+        }
     return {f"{SEEN}{name}": value for name, value in found.items()}
 
 
-def relabel_rewards(calls: Trajectory, seen: Tensors, reward_shaper: RewardShaper, rows: int) -> Tensor:
+def relabel_rewards(
+    calls: Trajectory, seen: Tensors, reward_shaper: RewardShaper, rows: int
+) -> Tensor:
     """Compute the rewards of ``calls`` ``[N]``, float32 ``[N, C]``, ``rows`` calls at a time.
 
     They equal the online rewards. Raises UserError if the reward would terminate an episode, and
@@ -104,12 +113,26 @@ def relabel_rewards(calls: Trajectory, seen: Tensors, reward_shaper: RewardShape
     """
     found = []
     for start in range(0, len(calls), rows):
-        index = torch.arange(start, start + rows).clamp(max=len(calls) - 1)  # pad to the size of an environment group
-        part, shown = calls[index], {name.removeprefix(SEEN): value[index] for name, value in seen.items()}
-        own = StepResult(_observation(shown, "after"), part.reward, part.terminated, part.truncated, part.success, part.valid)
+        index = torch.arange(start, start + rows).clamp(
+            max=len(calls) - 1
+        )  # pad to the size of an environment group
+        part, shown = (
+            calls[index],
+            {name.removeprefix(SEEN): value[index] for name, value in seen.items()},
+        )
+        own = StepResult(
+            _observation(shown, "after"),
+            part.reward,
+            part.terminated,
+            part.truncated,
+            part.success,
+            part.valid,
+        )
         result = reward_shaper(_observation(shown, "before"), shown["actions"], own)
         if bool(((result.terminated != part.terminated) & part.valid).any()):
-            raise UserError("this reward terminates episodes, which a reward worker cannot do: set cluster.reward_workers=0")
+            raise UserError(
+                "this reward terminates episodes, which a reward worker cannot do: set cluster.reward_workers=0"
+            )
         found.append(result.reward[: len(calls) - start])
     return torch.cat(found)
 
@@ -117,5 +140,7 @@ def relabel_rewards(calls: Trajectory, seen: Tensors, reward_shaper: RewardShape
 def _observation(shown: Tensors, when: str) -> Observation:
     image = f"{when}.image."
     instructions = [as_text(row) for row in shown[f"{when}.instruction"]]
-    images = {name.removeprefix(image): value for name, value in shown.items() if name.startswith(image)}
+    images = {
+        name.removeprefix(image): value for name, value in shown.items() if name.startswith(image)
+    }
     return Observation(images, shown[f"{when}.state"], instructions)

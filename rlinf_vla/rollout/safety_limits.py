@@ -17,7 +17,9 @@ SLACK = 1e-6
 """What counts as no change, in units of a full action: a limited action is not changed again."""
 
 
-def limited(actions: Tensor, tool: Tensor, config: LimitsConfig, unit_m: float) -> tuple[Tensor, Tensor]:
+def limited(
+    actions: Tensor, tool: Tensor, config: LimitsConfig, unit_m: float
+) -> tuple[Tensor, Tensor]:
     """Return permitted actions and how many limits changed each: float32 ``[B, C, D]``, ``[B, C]``.
 
     ``tool``: position before the first action, float32 ``[B, 3]`` in metres. Each action is taken
@@ -40,7 +42,9 @@ def limited(actions: Tensor, tool: Tensor, config: LimitsConfig, unit_m: float) 
             turned, changed = _where_changed(_shortened(turn, config.rotation), turn)
             count[:, place] += changed
             found[:, place, 3:6] = torch.where(changed[:, None], turned, actions[:, place, 3:6])
-        found[:, place, :3] = torch.where((move != wanted).any(1, keepdim=True), move, actions[:, place, :3])
+        found[:, place, :3] = torch.where(
+            (move != wanted).any(1, keepdim=True), move, actions[:, place, :3]
+        )
         tool = tool + unit_m * move if len(box) else tool
     return found, count
 
@@ -64,11 +68,17 @@ class LimitedEnv(WrappedEnv):
         """Raises UserError if the actions of ``env`` do not move a tool, or do not rotate it."""
         motion = env.spec.motion
         if motion is None:
-            raise UserError("rollout.limits: actions of this environment do not move a tool, so nothing limits them: leave it out")
+            raise UserError(
+                "rollout.limits: actions of this environment do not move a tool, so nothing limits them: leave it out"
+            )
         if config.rotation is not None and env.spec.action_dim < 7:
-            raise UserError(f"rollout.limits.rotation: this environment's {env.spec.action_dim} action numbers do not rotate: leave it out")
+            raise UserError(
+                f"rollout.limits.rotation: this environment's {env.spec.action_dim} action numbers do not rotate: leave it out"
+            )
         if config.workspace and (env.spec.state_dim < 3 or env.spec.tool is None):
-            raise UserError("rollout.limits.workspace: this environment's states do not begin with the tool's position: leave it out")
+            raise UserError(
+                "rollout.limits.workspace: this environment's states do not begin with the tool's position: leave it out"
+            )
         super().__init__(env)
         self._config, self._unit_m = config, motion.translation_m
 
@@ -80,7 +90,9 @@ class LimitedEnv(WrappedEnv):
         return self._seen
 
     def step_async(self, actions: Tensor, skip_ended: bool = False) -> None:
-        permitted, self._cost = limited(actions, self._seen.state[:, :3].to(actions.device), self._config, self._unit_m)
+        permitted, self._cost = limited(
+            actions, self._seen.state[:, :3].to(actions.device), self._config, self._unit_m
+        )
         self._env.step_async(permitted, skip_ended)
 
     def step_wait(self) -> StepResult:

@@ -52,4 +52,6 @@ class RandomActor(_ScriptedActor):
 
 
 def _sample(actions: Tensor) -> ActionSample:
-    return ActionSample(actions, {ACTOR_OUTPUT: actions}, torch.zeros_like(actions), torch.zeros(len(actions)))
+    return ActionSample(
+        actions, {ACTOR_OUTPUT: actions}, torch.zeros_like(actions), torch.zeros(len(actions))
+    )

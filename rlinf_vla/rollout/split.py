@@ -40,7 +40,11 @@ def head_weights(policy: Policy, weights: Mapping[str, Tensor]) -> Tensors:
     A rollout worker needs those of ``policy.state_dict()`` once, and those of the trainable weights
     after every update.
     """
-    found = {name: value for name, value in weights.items() if not name.startswith(_BACKBONE) or _acts(policy, name[len(_BACKBONE) :])}
+    found = {
+        name: value
+        for name, value in weights.items()
+        if not name.startswith(_BACKBONE) or _acts(policy, name[len(_BACKBONE) :])
+    }
     rows = {f"{_BACKBONE}{name}": rows for name, rows in (policy.head_rows or {}).items()}
     return {name: value[rows[name]] if name in rows else value for name, value in found.items()}
 
@@ -50,13 +54,17 @@ def strip_to_head(policy: Policy) -> None:
     for path, module in list(policy.backbone.named_modules()):
         for name in [*module._modules, *module._parameters]:
             full = f"{path}.{name}".removeprefix(".")
-            if not _acts(policy, full) and not any(part.startswith(f"{full}.") for part in policy.head_modules):
+            if not _acts(policy, full) and not any(
+                part.startswith(f"{full}.") for part in policy.head_modules
+            ):
                 delattr(module, name)
     weights = dict(policy.backbone.named_parameters())
     for name, rows in (policy.head_rows or {}).items():
         if name in weights:
             module, _, last = name.rpartition(".")
-            kept = torch.nn.Parameter(weights[name].detach()[rows].clone(), weights[name].requires_grad)
+            kept = torch.nn.Parameter(
+                weights[name].detach()[rows].clone(), weights[name].requires_grad
+            )
             setattr(policy.backbone.get_submodule(module), last, kept)
 
 
@@ -66,7 +74,9 @@ def _acts(policy: Policy, name: str) -> bool:
 
 def load_head(policy: Policy, weights: Tensors, device: torch.device | str) -> None:
     """Copy weights into a kept head on ``device``. Raises RuntimeError if they do not match."""
-    policy.load_state_dict({name: value.to(device, copy=True) for name, value in weights.items()}, assign=True)
+    policy.load_state_dict(
+        {name: value.to(device, copy=True) for name, value in weights.items()}, assign=True
+    )
     policy.to(device)
 
 
@@ -91,7 +101,9 @@ class FeatureServer:
     @torch.inference_mode()
     def encode(self, inputs: Inputs) -> Tensors:
         """Return packed features of prepared ``inputs``, contiguous, on the CPU."""
-        copies = {name: value.clone() for name, value in moved(inputs, self._device).items()}  # see Actor._in_blocks
+        copies = {
+            name: value.clone() for name, value in moved(inputs, self._device).items()
+        }  # see Actor._in_blocks
         found = moved(self._packed(copies), CPU)
         return {name: value.contiguous() for name, value in found.items()}
 

@@ -40,7 +40,9 @@ def record_transitions(
     ``algorithms/advantages.py``. Raises UserError if the expert cannot act for the policy.
     """
     if expert and policy.spec.chunk != 1:
-        raise UserError(f"expert demonstrations are single actions, not chunks of {policy.spec.chunk}: use a policy with chunk 1")
+        raise UserError(
+            f"expert demonstrations are single actions, not chunks of {policy.spec.chunk}: use a policy with chunk 1"
+        )
     kept = EpisodeRows(len(episodes))
     found = [EpisodeRecords({}, False, 0) for _ in range(len(episodes))]
 
@@ -51,7 +53,11 @@ def record_transitions(
         reward, discount = rewards(result.reward, result.valid)
         cost = torch.zeros_like(result.reward) if result.cost is None else result.cost
         latent = call.sample.latent
-        seen = {FEATURES: latent[FEATURES]} if FEATURES in latent else precompute_frozen(policy, call.inputs, actor.settings.batch_size)
+        seen = (
+            {FEATURES: latent[FEATURES]}
+            if FEATURES in latent
+            else precompute_frozen(policy, call.inputs, actor.settings.batch_size)
+        )
         outcome = {
             ACTION: latent[ACTOR_OUTPUT],
             REWARD: reward,
@@ -63,8 +69,16 @@ def record_transitions(
         cut = done & ~terminated
         if bool(cut.any()):
             rows = whole_blocks(cut, actor.settings.batch_size)
-            last = precompute_frozen(policy, prepared(policy, rows_of(result.observation, rows)), actor.settings.batch_size)
-            kept.add(index[rows], last | {name: torch.zeros_like(value[rows]) for name, value in outcome.items()}, cut[rows])
+            last = precompute_frozen(
+                policy,
+                prepared(policy, rows_of(result.observation, rows)),
+                actor.settings.batch_size,
+            )
+            kept.add(
+                index[rows],
+                last | {name: torch.zeros_like(value[rows]) for name, value in outcome.items()},
+                cut[rows],
+            )
         for slot, number in enumerate(index.tolist()):
             if number >= 0:
                 found[number].success |= bool((result.success & result.valid)[slot].any())
@@ -74,18 +88,24 @@ def record_transitions(
                 if result.cost is not None:
                     found[number].cost = (found[number].cost or 0.0) + float(cost[slot].sum())
 
-    actor_of = partial(ExpertActor, prepare=partial(prepared, policy)) if expert else lambda env: actor
+    actor_of = (
+        partial(ExpertActor, prepare=partial(prepared, policy)) if expert else lambda env: actor
+    )
     play_episodes(actor_of, groups, episodes, on_call, spans, progress)
     for recorded, rows in zip(found, kept.all(), strict=True):
         recorded.records = rows
     return found
 
 
-def faults_of_records(episodes: Episodes, found: list[EpisodeRecords], tasks: tuple[str, ...]) -> list[Fault]:
+def faults_of_records(
+    episodes: Episodes, found: list[EpisodeRecords], tasks: tuple[str, ...]
+) -> list[Fault]:
     """Return the ``episodes`` that were cut, of which ``found`` are the records."""
     return [
         Fault(tasks[task], seed, each.steps, FAULTS[each.fault])
-        for task, seed, each in zip(episodes.task_id.tolist(), episodes.seed.tolist(), found, strict=True)
+        for task, seed, each in zip(
+            episodes.task_id.tolist(), episodes.seed.tolist(), found, strict=True
+        )
         if each.fault
     ]
 
@@ -96,5 +116,6 @@ def transition_metrics(episodes: Sequence[EpisodeRecords]) -> dict[str, float]:
         "rollout/episodes": float(count),
         "rollout/success_once": sum(each.success for each in episodes) / count,
         "rollout/episode_len": sum(each.steps for each in episodes) / count,
-        "rollout/reward_mean": sum(float(each.records[REWARD].sum()) for each in episodes) / sum(each.steps for each in episodes),
+        "rollout/reward_mean": sum(float(each.records[REWARD].sum()) for each in episodes)
+        / sum(each.steps for each in episodes),
     }

@@ -48,7 +48,9 @@ def open_head(recipe: Recipe, model: type[Policy], directory: Path, device: str)
     random = bool(getattr(options, "random_weights", False))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
-        policy = model.load(directory, options) if random else model.without_weights(directory, options)
+        policy = (
+            model.load(directory, options) if random else model.without_weights(directory, options)
+        )
     stored = {} if random else dict(policy.stored_weights(directory))
     with nullcontext() if random else torch.device("meta"):
         add_lora(policy, lora, recipe.seed)
@@ -59,7 +61,9 @@ def open_head(recipe: Recipe, model: type[Policy], directory: Path, device: str)
     head, parts = _divided(policy, stored, directory)
     strip_to_head(policy)
     load_head(policy, head, device)
-    policy.elsewhere = RemoteBackbone(policy, recipe.rollout.backbone, metadata, parts, dtypes, options)
+    policy.elsewhere = RemoteBackbone(
+        policy, recipe.rollout.backbone, metadata, parts, dtypes, options
+    )
     return policy
 
 
@@ -67,11 +71,15 @@ def provenance(config: BackboneConfig) -> dict[str, Any]:
     """Return what the server says of its backbone, as ``Policy.provenance``. Raises UserError."""
     ours = metadata_of(config).get(OURS)
     ours = ours if isinstance(ours, dict) else {}
-    policy, split = (found if isinstance(found := ours.get(name), dict) else {} for name in ("policy", SPLIT))
+    policy, split = (
+        found if isinstance(found := ours.get(name), dict) else {} for name in ("policy", SPLIT)
+    )
     return {"backbone": split.get("backbone"), "device": policy.get("device")}
 
 
-def _divided(policy: Policy, stored: Mapping[str, Callable[[], Tensor]], directory: Path) -> tuple[Tensors, dict[str, str]]:
+def _divided(
+    policy: Policy, stored: Mapping[str, Callable[[], Tensor]], directory: Path
+) -> tuple[Tensors, dict[str, str]]:
     """Return the head's weights, and the fingerprints of the others, of a whole policy.
 
     A weight that is not ``stored`` is the policy's own. Of adapters on meta, which would change
@@ -79,18 +87,32 @@ def _divided(policy: Policy, stored: Mapping[str, Callable[[], Tensor]], directo
     """
     own = policy.state_dict()
     places = {_plain(name): name for name in own}
-    absent = [name for name, place in places.items() if name not in stored and own[place].is_meta and not is_lora(place)]
+    absent = [
+        name
+        for name, place in places.items()
+        if name not in stored and own[place].is_meta and not is_lora(place)
+    ]
     if wrong := sorted(absent or stored.keys() - places.keys()):
-        raise UserError(f"{directory} does not fit its config.json: {wrong[0]} is {'missing' if absent else 'unexpected'}")
+        raise UserError(
+            f"{directory} does not fit its config.json: {wrong[0]} is {'missing' if absent else 'unexpected'}"
+        )
     head: Tensors = {}
     parts: dict[str, str] = {}
-    for name in [*stored, *(name for name in places if name not in stored)]:  # stored ones in the order of their files
+    for name in [
+        *stored,
+        *(name for name in places if name not in stored),
+    ]:  # stored ones in the order of their files
         place = places[name]
         value = stored[name]().to(own[place].dtype) if name in stored else own[place]
         if value.shape != own[place].shape:
-            raise UserError(f"{directory}: {name} has shape {list(value.shape)}, config.json says {list(own[place].shape)}")
+            raise UserError(
+                f"{directory}: {name} has shape {list(value.shape)}, config.json says {list(own[place].shape)}"
+            )
         found = head_weights(policy, {place: value})
-        head |= {place: torch.zeros_like(each, device=CPU) if each.is_meta else each for place, each in found.items()}
+        head |= {
+            place: torch.zeros_like(each, device=CPU) if each.is_meta else each
+            for place, each in found.items()
+        }
         if not found and not value.is_meta:
             parts[name] = fingerprint(name, value)
     return head, parts
@@ -100,7 +122,13 @@ def digest_of_backbone(policy: Policy) -> str:
     """Return the SHA-256 of what a head of the policy lacks; adapters must not be merged."""
     weights = policy.state_dict()
     head = head_weights(policy, weights)
-    return combined({_plain(name): fingerprint(name, value) for name, value in weights.items() if name not in head})
+    return combined(
+        {
+            _plain(name): fingerprint(name, value)
+            for name, value in weights.items()
+            if name not in head
+        }
+    )
 
 
 def fingerprint(name: str, weight: Tensor) -> str:
@@ -115,7 +143,9 @@ def fingerprint(name: str, weight: Tensor) -> str:
 def combined(parts: Mapping[str, str]) -> str:
     """Return one SHA-256 of fingerprints by name, without adapters that change nothing."""
     idle = {name.replace(".lora_B.", ".lora_A.") for name, part in parts.items() if not part}
-    lines = [f"{name} {part}\n" for name, part in sorted(parts.items()) if part and name not in idle]
+    lines = [
+        f"{name} {part}\n" for name, part in sorted(parts.items()) if part and name not in idle
+    ]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
@@ -149,25 +179,37 @@ class RemoteBackbone:
         self._thread, self._opened = threading.local(), list[Connections]()
         weakref.finalize(policy, _close, self._opened)
 
-    def _checked(self, metadata: dict[str, Any], model: str, options: Any) -> tuple[dict[str, Any], dict[str, Described]]:
+    def _checked(
+        self, metadata: dict[str, Any], model: str, options: Any
+    ) -> tuple[dict[str, Any], dict[str, Described]]:
         ours = metadata.get(OURS)
         if not isinstance(ours, dict) or not isinstance(ours.get("policy"), dict):
-            raise UserError(f"{self._url} is no server of rlinf-vla, so it has no backbone for a head: check rollout.backbone.url")
+            raise UserError(
+                f"{self._url} is no server of rlinf-vla, so it has no backbone for a head: check rollout.backbone.url"
+            )
         split, served = ours.get(SPLIT), shown(str(ours["policy"].get("model")))
         if served != model:
-            raise UserError(f"{self._url} serves model={served}, the head here is of model={model}: choose the same on both machines")
+            raise UserError(
+                f"{self._url} serves model={served}, the head here is of model={model}: choose the same on both machines"
+            )
         if not isinstance(split, dict):
-            raise UserError(f"{self._url} serves no backbone without its head: leave rollout.split out, or use model=remote")
+            raise UserError(
+                f"{self._url} serves no backbone without its head: leave rollout.split out, or use model=remote"
+            )
         theirs = split.get("options")
         theirs = theirs if isinstance(theirs, dict) else {}
         for name, value in unpack(pack(asdict(options))).items():
             if name not in APART and theirs.get(name) != value:
                 told = shown(str(theirs.get(name)))
-                raise UserError(f"{self._url} has model.options.{name}={told}, here it is {value}: give both the same")
+                raise UserError(
+                    f"{self._url} has model.options.{name}={told}, here it is {value}: give both the same"
+                )
         try:
             return split, read_description(split.get("features"))
         except MessageError as error:
-            raise UserError(f"{self._url} describes its policy wrongly ({error}): the server needs another version of rlinf-vla") from None
+            raise UserError(
+                f"{self._url} describes its policy wrongly ({error}): the server needs another version of rlinf-vla"
+            ) from None
 
     @property
     def digest(self) -> str:
@@ -186,14 +228,21 @@ class RemoteBackbone:
             )
         (answer,) = self._connections().ask([observation_message(inputs) | {ENCODE: ours}])
         try:
-            return read_features(answer.get("features") if isinstance(answer, dict) else None, self._described, len(inputs["state"]))
+            return read_features(
+                answer.get("features") if isinstance(answer, dict) else None,
+                self._described,
+                len(inputs["state"]),
+            )
         except MessageError as error:
             raise Failure(f"the policy server {self._url} sends {error}") from None
 
     def trained(self, weights: Mapping[str, Tensor]) -> Tensors:
         head = head_weights(self._policy, weights)
         apart = {_plain(name): (name, value) for name, value in weights.items() if name not in head}
-        self._trained = {known: fingerprint(name, value.to(self._dtypes.get(known, value.dtype))) for known, (name, value) in apart.items()}
+        self._trained = {
+            known: fingerprint(name, value.to(self._dtypes.get(known, value.dtype)))
+            for known, (name, value) in apart.items()
+        }
         return head
 
     def begin_control(self) -> None:
@@ -202,7 +251,9 @@ class RemoteBackbone:
     def _connections(self) -> Connections:
         """Return the connection of this thread."""
         if not hasattr(self._thread, "connections"):
-            self._thread.connections = Connections(self._config, 1, lambda found: pack(found.get(OURS)) == self._same)
+            self._thread.connections = Connections(
+                self._config, 1, lambda found: pack(found.get(OURS)) == self._same
+            )
             self._opened.append(self._thread.connections)
         found: Connections = self._thread.connections
         if self._controls:

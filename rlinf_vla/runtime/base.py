@@ -86,7 +86,12 @@ class BaseFlow:
         Later iterations may train on some of them; ``rollout/steps`` counts those of this one."""
         seconds += self.metrics.get("timing_s/rollout", 0.0)
         self._played_steps += steps
-        self.log({"timing_s/rollout": seconds, "throughput/rollout_steps_per_s": self._played_steps / seconds})
+        self.log(
+            {
+                "timing_s/rollout": seconds,
+                "throughput/rollout_steps_per_s": self._played_steps / seconds,
+            }
+        )
 
     def save(self) -> dict[str, Any]:
         """Return the flow's state for a checkpoint, as JSON; data that it refers to is on disk."""
@@ -109,7 +114,9 @@ class OnPolicyFlow(BaseFlow):
     It starts rollouts ahead of their iteration and merges the metrics of several updates in one.
     """
 
-    def __init__(self, settings: Settings, staleness: int = 0, iterations: int | None = None) -> None:
+    def __init__(
+        self, settings: Settings, staleness: int = 0, iterations: int | None = None
+    ) -> None:
         """``iterations``: number of iterations in the run; None: unknown."""
         super().__init__(settings)
         self.staleness, self.iterations = staleness, iterations
@@ -122,10 +129,14 @@ class OnPolicyFlow(BaseFlow):
         self._updates, self._scored = 0.0, []
 
     def collect(self, horizon: int) -> Rollouts:
-        return self._started(lambda iteration, version: self.start_slots(iteration, version, horizon))
+        return self._started(
+            lambda iteration, version: self.start_slots(iteration, version, horizon)
+        )
 
     def collect_groups(self, groups: int, attempts: int, draw: int) -> Rollouts:
-        return self._started(lambda iteration, version: self.start_groups(iteration, version, groups, attempts, draw))
+        return self._started(
+            lambda iteration, version: self.start_groups(iteration, version, groups, attempts, draw)
+        )
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -136,7 +147,9 @@ class OnPolicyFlow(BaseFlow):
         """Start the rollout of an iteration with the policy's ``version``."""
         raise NotImplementedError
 
-    def start_groups(self, iteration: int, version: int, groups: int, attempts: int, draw: int) -> Rollouts:
+    def start_groups(
+        self, iteration: int, version: int, groups: int, attempts: int, draw: int
+    ) -> Rollouts:
         raise NotImplementedError
 
     def score(self, rollouts: Rollouts) -> Rollouts:
@@ -145,13 +158,28 @@ class OnPolicyFlow(BaseFlow):
         return rollouts
 
     def publish(self) -> None:
-        shards = [replace(shard, inputs={}, latent={}, reference=None) for rollouts in self._scored for shard in rollouts]
+        shards = [
+            replace(shard, inputs={}, latent={}, reference=None)
+            for rollouts in self._scored
+            for shard in rollouts
+        ]
         if shards:
             everything = gather(shards)
-            self.log(rollout_metrics(everything) if everything.value.ndim == 2 else episode_metrics(everything))
+            self.log(
+                rollout_metrics(everything)
+                if everything.value.ndim == 2
+                else episode_metrics(everything)
+            )
             self.log_faults(faults_of(everything, self.tasks))
             if self.staleness:
-                self.log({"rollout/staleness": (self.policy_version - everything.policy_version).float().mean().item()})
+                self.log(
+                    {
+                        "rollout/staleness": (self.policy_version - everything.policy_version)
+                        .float()
+                        .mean()
+                        .item()
+                    }
+                )
         super().publish()
 
     def is_pending_version(self, version: int) -> bool:
@@ -167,7 +195,10 @@ class OnPolicyFlow(BaseFlow):
         before, self._updates = self._updates, self._updates + steps
         if before:
             share = steps / max(self._updates, 1)
-            metrics = {name: share * value + (1 - share) * self.metrics.get(name, value) for name, value in metrics.items()}
+            metrics = {
+                name: share * value + (1 - share) * self.metrics.get(name, value)
+                for name, value in metrics.items()
+            }
         self.log(metrics | {"actor/updates": self._updates})
 
     def _started(self, start: Callable[[int, int], Rollouts]) -> Rollouts:
@@ -175,7 +206,9 @@ class OnPolicyFlow(BaseFlow):
         if not self.staleness:
             return start(self.iteration, self.policy_version)
         end = self.iteration + self.staleness + 1
-        for iteration in range(self.iteration, end if self.iterations is None else min(end, self.iterations)):
+        for iteration in range(
+            self.iteration, end if self.iterations is None else min(end, self.iterations)
+        ):
             if iteration not in self._ahead:
                 self._ahead[iteration] = start(iteration, max(0, iteration - self.staleness))
         return self._ahead.pop(self.iteration)

@@ -73,7 +73,9 @@ def outline(recipe: Recipe) -> Policy:
     """Return the recipe's policy without its weights, which may take minutes to load."""
     model, name = model_of(recipe), recipe.model.name
     if not model.learns and recipe.model.checkpoint != NO_MODEL:
-        raise UserError(f"model.checkpoint={recipe.model.checkpoint}: model={name} reads none, its server does: set model.checkpoint=none")
+        raise UserError(
+            f"model.checkpoint={recipe.model.checkpoint}: model={name} reads none, its server does: set model.checkpoint=none"
+        )
     with torch.random.fork_rng(devices=[]):
         return model.without_weights(description(recipe), recipe.model.options)
 
@@ -108,17 +110,23 @@ def _device(recipe: Recipe) -> str:
 def require_training(recipe: Recipe) -> None:
     """Raise UserError without an algorithm, a model that learns, or the library of a tracker."""
     if recipe.algorithm.name == NO_ALGORITHM:
-        raise UserError(f"recipe={recipe.name} trains nothing (algorithm={NO_ALGORITHM}): rlinf-vla eval recipe={recipe.name}")
+        raise UserError(
+            f"recipe={recipe.name} trains nothing (algorithm={NO_ALGORITHM}): rlinf-vla eval recipe={recipe.name}"
+        )
     require_whole(recipe, "nothing to train")
     if recipe.algorithm.trains_reward and recipe.reward.name is None:
-        raise UserError(f"algorithm={recipe.algorithm.name} trains the network of a reward: set reward=classifier")
+        raise UserError(
+            f"algorithm={recipe.algorithm.name} trains the network of a reward: set reward=classifier"
+        )
     require_trackers(recipe.tracker)
 
 
 def require_weights(recipe: Recipe, purpose: str) -> None:
     """Raise UserError if the recipe's model does not learn. ``purpose`` follows "there is"."""
     if (name := recipe.model.name) != NO_MODEL and not model_of(recipe).learns:
-        raise UserError(f"model={name}: its weights are on a server, there is {purpose}: choose the model itself, with its checkpoint")
+        raise UserError(
+            f"model={name}: its weights are on a server, there is {purpose}: choose the model itself, with its checkpoint"
+        )
 
 
 def require_whole(recipe: Recipe, purpose: str) -> None:
@@ -128,7 +136,9 @@ def require_whole(recipe: Recipe, purpose: str) -> None:
     """
     require_weights(recipe, purpose)
     if (url := recipe.rollout.backbone.url) is not None:
-        raise UserError(f"rollout.backbone.url={url}: the backbone is on a server, there is {purpose}: leave it and rollout.split out")
+        raise UserError(
+            f"rollout.backbone.url={url}: the backbone is on a server, there is {purpose}: leave it and rollout.split out"
+        )
 
 
 def build_head(recipe: Recipe) -> Policy:
@@ -164,13 +174,17 @@ def build_trainer(recipe: Recipe, network: Learner) -> Trainer:
 
 def build_initial(recipe: Recipe) -> Learner:
     """Return the network that the recipe trains, as at the beginning of a run. Raises UserError."""
-    network: Learner = build_reward_model(recipe) if recipe.algorithm.trains_reward else build_policy(recipe)
+    network: Learner = (
+        build_reward_model(recipe) if recipe.algorithm.trains_reward else build_policy(recipe)
+    )
     if recipe.checkpoint is not None:
         load_checkpoint(Path(recipe.checkpoint).expanduser(), network)
     return network
 
 
-def build_learner(recipe: Recipe, checkpoint: Path | None, say: Callable[[str], None]) -> tuple[Learner, Trainer, dict[str, Any]]:
+def build_learner(
+    recipe: Recipe, checkpoint: Path | None, say: Callable[[str], None]
+) -> tuple[Learner, Trainer, dict[str, Any]]:
     """Return the network, its trainer, and the state of ``checkpoint``, from which both resume.
 
     Raises UserError.
@@ -179,13 +193,23 @@ def build_learner(recipe: Recipe, checkpoint: Path | None, say: Callable[[str], 
     trainer = build_trainer(recipe, network)
     begin_digests(network)
     state = load_checkpoint(checkpoint, network, trainer) if checkpoint is not None else {}
-    say(size_of(recipe, sum(p.numel() for p in network.parameters()), sum(p.numel() for p in trainer.parameters.values())))
+    say(
+        size_of(
+            recipe,
+            sum(p.numel() for p in network.parameters()),
+            sum(p.numel() for p in trainer.parameters.values()),
+        )
+    )
     return network, trainer, state
 
 
 def size_of(recipe: Recipe, weights: int, trained: int) -> str:
     """Return a line on the network that the recipe trains."""
-    name = f"reward {recipe.reward.name}" if recipe.algorithm.trains_reward else f"policy {recipe.model.name}"
+    name = (
+        f"reward {recipe.reward.name}"
+        if recipe.algorithm.trains_reward
+        else f"policy {recipe.model.name}"
+    )
     return f"{name}: {weights:,} weights, {trained:,} of them trained"
 
 
@@ -200,7 +224,9 @@ def require_fit(recipe: Recipe, policy: Policy) -> None:
     """Raise UserError if the policy does not fit the recipe's environments, as far as that is known
     before a simulator starts."""
     plugin = plugins.choose("env", recipe.env.name, plugins.envs())
-    known = plugin.outline(fitted(recipe.env, policy.spec)) if isinstance(plugin, HasOutline) else None
+    known = (
+        plugin.outline(fitted(recipe.env, policy.spec)) if isinstance(plugin, HasOutline) else None
+    )
     if known is not None:
         check_fit(policy, known)
 
@@ -227,7 +253,14 @@ def open_envs(recipe: Recipe, policy: Policy | None, groups: int) -> Iterator[Se
 def actor_settings(recipe: Recipe, temperature: float) -> Settings:
     """Return the settings of actors that sample at ``temperature``."""
     rollout, always = recipe.rollout, getattr(recipe.algorithm, "bootstrap", None) == "always"
-    return Settings(recipe.seed, temperature, rollout.batch_size, recipe.cluster.cuda_graphs, rollout.rounded_weights, always)
+    return Settings(
+        recipe.seed,
+        temperature,
+        rollout.batch_size,
+        recipe.cluster.cuda_graphs,
+        rollout.rounded_weights,
+        always,
+    )
 
 
 @contextmanager

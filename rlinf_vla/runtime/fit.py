@@ -15,7 +15,9 @@ GRIPPERS = {
     "close_positive": "+1 closes, -1 opens",
     "zero_to_one": "0 closes, 1 opens",
 }
-ANOTHER = "choose another model.checkpoint (or model.options.card=none, if its card describes it wrongly)"
+ANOTHER = (
+    "choose another model.checkpoint (or model.options.card=none, if its card describes it wrongly)"
+)
 
 
 def connect(policy: Policy, groups: Sequence[VectorEnv]) -> None:
@@ -46,7 +48,9 @@ def check_fit(policy: Policy, env: EnvSpec) -> None:
     for name, size in spec.images.items():
         if name not in env.images:
             shown = sorted(env.images) or "none"
-            raise UserError(f"the policy needs image {name!r}, the environment has {shown}: set env.cameras or model.options.image")
+            raise UserError(
+                f"the policy needs image {name!r}, the environment has {shown}: set env.cameras or model.options.image"
+            )
         height, width = env.images[name]
         if spec.bars is None and (height < size[0] or width < size[1]):
             raise UserError(
@@ -64,15 +68,25 @@ def check_meaning(policy: PolicySpec, env: EnvSpec) -> None:
     A difference in state or images would not be noticed: their sizes are the same.
     """
     ours, theirs = policy.convention, env.convention
-    if ours.tool is not None and theirs.tool is not None and not _same_units(ours.tool, theirs.tool, env.action_dim):
+    if (
+        ours.tool is not None
+        and theirs.tool is not None
+        and not _same_units(ours.tool, theirs.tool, env.action_dim)
+    ):
         raise UserError(
             f"an action of 1 means {_units(ours.tool)} to the policy, {_units(theirs.tool)} to the environment: "
             f"choose another env.control_mode, or {ANOTHER}"
         )
     for part, option in (("state", "env.state"), ("images", "env.flip")):
         wanted, found = getattr(ours, part), getattr(theirs, part)
-        if None not in (wanted, found) and wanted != found and (part == "images" or policy.state_dim):
-            raise UserError(f"the policy needs {part} as {wanted}, the environment gives {found}: {_change(policy, option, wanted)}")
+        if (
+            None not in (wanted, found)
+            and wanted != found
+            and (part == "images" or policy.state_dim)
+        ):
+            raise UserError(
+                f"the policy needs {part} as {wanted}, the environment gives {found}: {_change(policy, option, wanted)}"
+            )
     if None not in (ours.gripper, theirs.gripper) and ours.gripper != theirs.gripper:
         raise UserError(
             f"the policy's gripper action means: {GRIPPERS[str(ours.gripper)]}; the environment's: {GRIPPERS[str(theirs.gripper)]}: "
@@ -85,7 +99,11 @@ def check_suite(policy: PolicySpec, env: EnvSpec) -> None:
 
     As the official evaluations, which look for the suite's name among the statistics.
     """
-    others = [task for task in env.tasks if task.startswith("libero_") and not task.startswith(f"{policy.suite}")]
+    others = [
+        task
+        for task in env.tasks
+        if task.startswith("libero_") and not task.startswith(f"{policy.suite}")
+    ]
     if policy.suite is not None and others:
         raise UserError(
             f"the policy was trained on {policy.suite} alone, env.suite has {others[0]}: set env.suite={policy.suite}, "
@@ -116,7 +134,9 @@ def remarks(policy: PolicySpec, env: EnvSpec) -> list[str]:
     found = list(policy.remarks)
     for name, (height, width) in policy.images.items():
         if (seen := env.images[name]) != (height, width):
-            found.append(f"image {name}: rendered at {seen[0]}x{seen[1]}, resized once, to the policy's {height}x{width}")
+            found.append(
+                f"image {name}: rendered at {seen[0]}x{seen[1]}, resized once, to the policy's {height}x{width}"
+            )
     return found
 
 
@@ -126,4 +146,11 @@ def fitted(config: Any, policy: PolicySpec) -> Any:
     A list is empty, too: ``cameras: []`` suits only players that see nothing.
     """
     names = {field.name for field in fields(config)}
-    return replace(config, **{key: value for key, value in policy.env.items() if key in names and getattr(config, key) in (None, [])})
+    return replace(
+        config,
+        **{
+            key: value
+            for key, value in policy.env.items()
+            if key in names and getattr(config, key) in (None, [])
+        },
+    )

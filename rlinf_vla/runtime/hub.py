@@ -28,7 +28,9 @@ def download(location: str, patterns: Sequence[str] = DATA) -> Path:
     """
     found = re.fullmatch(f"hf://{REPOSITORY_AT}", location)
     if found is None:
-        raise UserError(f"{location} names no repository: write hf://ORG/NAME or hf://ORG/NAME@REVISION")
+        raise UserError(
+            f"{location} names no repository: write hf://ORG/NAME or hf://ORG/NAME@REVISION"
+        )
     name, revision = found.groups()
     from huggingface_hub import constants, errors, snapshot_download  # takes time to import
 
@@ -41,7 +43,9 @@ def download(location: str, patterns: Sequence[str] = DATA) -> Path:
             f"or {copy}"
         ) from None
     except errors.RevisionNotFoundError:
-        raise UserError(f"{location}: {name} has no revision {revision}: see {constants.ENDPOINT}/{name}/commits/main") from None
+        raise UserError(
+            f"{location}: {name} has no revision {revision}: see {constants.ENDPOINT}/{name}/commits/main"
+        ) from None
     except errors.RepositoryNotFoundError:
         raise UserError(
             f"{location}: {constants.ENDPOINT} has no such repository, or it is private: check the name, or run `huggingface-cli login`"
@@ -52,8 +56,12 @@ def download(location: str, patterns: Sequence[str] = DATA) -> Path:
             f"{location} is not complete in {constants.HF_HUB_CACHE}, and the Hub is out of reach ({reason}): "
             f"try again where there is a network, without HF_HUB_OFFLINE, or {copy}"
         ) from None
-    except Exception as error:  # also those of the HTTP library, which depends on the client's version
-        raise UserError(f"{location} cannot be downloaded ({_first_line(error)}): try again, or {copy}") from None
+    except (
+        Exception
+    ) as error:  # also those of the HTTP library, which depends on the client's version
+        raise UserError(
+            f"{location} cannot be downloaded ({_first_line(error)}): try again, or {copy}"
+        ) from None
 
 
 SHARED = (*DATA, "README.md", "recipe.yaml", "*/COMPLETE", "*.parquet", "*.mp4")
@@ -67,13 +75,17 @@ def told(repository: str) -> Iterator[None]:
     """Turn an error of the client into one line: a UserError if the user can do something."""
     from huggingface_hub import constants, errors
 
-    of_http: type[Exception] = errors.HfHubHTTPError.__bases__[0]  # of httpx or httpx2, which depends on the client's version
+    of_http: type[Exception] = errors.HfHubHTTPError.__bases__[
+        0
+    ]  # of httpx or httpx2, which depends on the client's version
     try:
         yield
     except (UserError, Failure):
         raise
     except errors.RevisionNotFoundError:
-        raise UserError(f"{repository} has no such revision: see {constants.ENDPOINT}/{repository}") from None
+        raise UserError(
+            f"{repository} has no such revision: see {constants.ENDPOINT}/{repository}"
+        ) from None
     except (errors.HFValidationError, errors.LocalTokenNotFoundError) as error:
         raise UserError(f"{repository}: {_first_line(error)} ({LOGIN})") from None
     except errors.HfHubHTTPError as error:
@@ -86,9 +98,19 @@ def told(repository: str) -> Iterator[None]:
         }
         if status in reasons:
             raise UserError(f"{repository}: {reasons[status]}") from None
-        raise Failure(f"{repository}: {constants.ENDPOINT} answered {status} ({_first_line(error)}): try again") from None
-    except (of_http, ConnectionError, TimeoutError, errors.LocalEntryNotFoundError, RuntimeError) as error:
-        raise Failure(f"{repository}: {constants.ENDPOINT} is out of reach ({_first_line(error)}): check the network, try again") from None
+        raise Failure(
+            f"{repository}: {constants.ENDPOINT} answered {status} ({_first_line(error)}): try again"
+        ) from None
+    except (
+        of_http,
+        ConnectionError,
+        TimeoutError,
+        errors.LocalEntryNotFoundError,
+        RuntimeError,
+    ) as error:
+        raise Failure(
+            f"{repository}: {constants.ENDPOINT} is out of reach ({_first_line(error)}): check the network, try again"
+        ) from None
 
 
 def license_of(repository: str) -> str | None:
@@ -119,19 +141,29 @@ def upload(
 
     api, branch = HfApi(), revision or MAIN
     with told(repository):
-        api.create_repo(repository, repo_type=kind, private=private or None, exist_ok=revision is not None)
+        api.create_repo(
+            repository, repo_type=kind, private=private or None, exist_ok=revision is not None
+        )
         if private and not api.repo_info(repository, repo_type=kind).private:
-            raise UserError(f"{repository} is public, and --private does not change that: choose another name, or leave --private out")
+            raise UserError(
+                f"{repository} is public, and --private does not change that: choose another name, or leave --private out"
+            )
         if branch != MAIN:
             api.create_branch(repository, branch=branch, repo_type=kind, exist_ok=True)
-        operations: list[CommitOperationAdd | CommitOperationDelete] = [CommitOperationAdd(name, files[name]) for name in sorted(files)]
+        operations: list[CommitOperationAdd | CommitOperationDelete] = [
+            CommitOperationAdd(name, files[name]) for name in sorted(files)
+        ]
         if revision is not None:
             folders = {name.partition("/")[0] for name in files if "/" in name}
             there = api.list_repo_files(repository, repo_type=kind, revision=branch)
             operations += [
-                CommitOperationDelete(name) for name in there if name not in files and "/" in name and name.partition("/")[0] in folders
+                CommitOperationDelete(name)
+                for name in there
+                if name not in files and "/" in name and name.partition("/")[0] in folders
             ]
-        done = api.create_commit(repository, operations, commit_message=message, repo_type=kind, revision=branch)
+        done = api.create_commit(
+            repository, operations, commit_message=message, repo_type=kind, revision=branch
+        )
         if tag is not None:
             with suppress(errors.RevisionNotFoundError):
                 api.delete_tag(repository, tag=tag, repo_type=kind)
@@ -153,11 +185,22 @@ def fetch(repository: str, revision: str | None, directory: Path) -> str:
         except errors.RevisionNotFoundError:
             raise
         except errors.RepositoryNotFoundError:
-            info, kind = api.repo_info(repository, revision=revision, repo_type="dataset"), "dataset"
+            info, kind = (
+                api.repo_info(repository, revision=revision, repo_type="dataset"),
+                "dataset",
+            )
         for name in api.list_repo_files(repository, revision=info.sha, repo_type=kind):
             if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-                raise UserError(f"{repository} has a file named {name!r}, which leaves the directory: do not use it")
-        snapshot_download(repository, repo_type=kind, revision=info.sha, local_dir=directory, allow_patterns=list(SHARED))
+                raise UserError(
+                    f"{repository} has a file named {name!r}, which leaves the directory: do not use it"
+                )
+        snapshot_download(
+            repository,
+            repo_type=kind,
+            revision=info.sha,
+            local_dir=directory,
+            allow_patterns=list(SHARED),
+        )
         shutil.rmtree(directory / ".cache", ignore_errors=True)  # the client's notes
     return str(info.sha)
 

@@ -39,9 +39,16 @@ class InProcessFlow(OnPolicyFlow):
         ``update_threads``: context of updates, during which the simulators are idle.
         """
         super().__init__(settings, staleness, iterations)
-        self.policy, self.groups, self.actor, self.update_threads = policy, groups, Actor(policy, settings), update_threads
+        self.policy, self.groups, self.actor, self.update_threads = (
+            policy,
+            groups,
+            Actor(policy, settings),
+            update_threads,
+        )
         self.trainer, self._earlier = trainer, dict[int, Tensors]()
-        self.learning = OnPolicyUpdater(trainer, settings.run_seed, settings.temperature, reuse_frozen)
+        self.learning = OnPolicyUpdater(
+            trainer, settings.run_seed, settings.temperature, reuse_frozen
+        )
 
     @property
     def parity(self) -> Parity | None:  # type: ignore[override]
@@ -54,16 +61,34 @@ class InProcessFlow(OnPolicyFlow):
     def start_slots(self, iteration: int, version: int, horizon: int) -> Rollouts:
         env = self.groups[0].spec
         calls = rollout_calls(horizon, env.episode_limit, env.steps(self.policy.spec.chunk))
-        return self._played(version, lambda: collect(self.actor, self.groups, iteration, version, calls, self.timeline, self._rolling))
+        return self._played(
+            version,
+            lambda: collect(
+                self.actor, self.groups, iteration, version, calls, self.timeline, self._rolling
+            ),
+        )
 
-    def start_groups(self, iteration: int, version: int, groups: int, attempts: int, draw: int) -> Rollouts:
-        episodes = drawn_episodes(self.settings.run_seed, iteration, groups, draw, len(self.groups[0].spec.tasks)).repeat(attempts)
-        return self._played(version, lambda: collect_episodes(self.actor, self.groups, episodes, version, self.timeline, self._rolling))
+    def start_groups(
+        self, iteration: int, version: int, groups: int, attempts: int, draw: int
+    ) -> Rollouts:
+        episodes = drawn_episodes(
+            self.settings.run_seed, iteration, groups, draw, len(self.groups[0].spec.tasks)
+        ).repeat(attempts)
+        return self._played(
+            version,
+            lambda: collect_episodes(
+                self.actor, self.groups, episodes, version, self.timeline, self._rolling
+            ),
+        )
 
     def _played(self, version: int, play: Callable[[], Trajectory]) -> Rollouts:
         """Run the rollout at once: the next update changes the weights that it acts with."""
         started = time.perf_counter()
-        earlier_weights = nullcontext() if version == self.policy_version else self.trainer.swapped_weights(self._earlier[version])
+        earlier_weights = (
+            nullcontext()
+            if version == self.policy_version
+            else self.trainer.swapped_weights(self._earlier[version])
+        )
         with earlier_weights, acting(self.policy, self.settings.rounded):
             rollouts = play()
         self.log_rollout(time.perf_counter() - started, int(rollouts.valid.sum()))
@@ -79,7 +104,11 @@ class InProcessFlow(OnPolicyFlow):
         self._earlier = self.earlier_weights()
 
     def earlier_weights(self) -> dict[int, Tensors]:
-        return {version: weights for version, weights in self._earlier.items() if self.is_pending_version(version)}
+        return {
+            version: weights
+            for version, weights in self._earlier.items()
+            if self.is_pending_version(version)
+        }
 
     def restore_earlier_weights(self, earlier_weights: dict[int, Tensors]) -> None:
         self._earlier |= earlier_weights
@@ -93,13 +122,26 @@ class InProcessFlow(OnPolicyFlow):
         if config.sft_coef and not value_only and self.learning.shown is None:
             from rlinf_vla.rollout.demonstrations import collect_demonstrations
 
-            self.learning.shown, expert = collect_demonstrations(self.policy, self.groups, config.demonstrations, self.settings.run_seed)
+            self.learning.shown, expert = collect_demonstrations(
+                self.policy, self.groups, config.demonstrations, self.settings.run_seed
+            )
             self.log({"sft/expert_success": expert} if expert is not None else {})
         self.changed = True
         with self.timeline.span("update", "trainer"), self.update_threads():
             metrics = self.learning.update(
-                batch, algorithm, value_only, self.iteration, self.policy_version, lambda fraction: self.progress("update", fraction)
+                batch,
+                algorithm,
+                value_only,
+                self.iteration,
+                self.policy_version,
+                lambda fraction: self.progress("update", fraction),
             )
         self.log_update(metrics)
-        self.log({"timing_s/update": self.metrics.get("timing_s/update", 0.0) + time.perf_counter() - started})
+        self.log(
+            {
+                "timing_s/update": self.metrics.get("timing_s/update", 0.0)
+                + time.perf_counter()
+                - started
+            }
+        )
         return algorithm.enough(metrics)

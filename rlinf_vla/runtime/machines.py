@@ -10,7 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from rlinf_vla.config.cluster import AUTO, BROADCAST, CUDA, DISAGGREGATED, FAKE_GPU, ClusterConfig, NodeConfig
+from rlinf_vla.config.cluster import (
+    AUTO,
+    BROADCAST,
+    CUDA,
+    DISAGGREGATED,
+    FAKE_GPU,
+    ClusterConfig,
+    NodeConfig,
+)
 from rlinf_vla.config.errors import UserError
 
 
@@ -51,7 +59,13 @@ class Cluster:
         """Total price of all machines per hour; None unless every price is known."""
         prices = [node.price_per_hour for node in self.nodes]
         return (
-            None if None in prices else sum(node.count * price for node, price in zip(self.nodes, prices, strict=True) if price is not None)
+            None
+            if None in prices
+            else sum(
+                node.count * price
+                for node, price in zip(self.nodes, prices, strict=True)
+                if price is not None
+            )
         )
 
     def __str__(self) -> str:
@@ -69,7 +83,9 @@ def broadcasts(config: ClusterConfig) -> bool:
 
     On the CPUs of one machine the object store's shared memory is two to four times faster.
     """
-    return not config.offload and (config.weights == BROADCAST or (config.weights == AUTO and config.device == CUDA))
+    return not config.offload and (
+        config.weights == BROADCAST or (config.weights == AUTO and config.device == CUDA)
+    )
 
 
 def describe(config: ClusterConfig) -> Cluster:
@@ -80,12 +96,16 @@ def describe(config: ClusterConfig) -> Cluster:
     """
     name, gpu = config.name, config.on_gpus
     if config.device == FAKE_GPU and not config.nodes:
-        raise UserError("cluster.device=fake_gpu needs machines with GPUs to imitate: set cluster.nodes, or use cluster=8gpu")
+        raise UserError(
+            "cluster.device=fake_gpu needs machines with GPUs to imitate: set cluster.nodes, or use cluster=8gpu"
+        )
     found = tuple(config.nodes) or (this_machine(config.device == CUDA),)
     if len({node.name for node in found}) < len(found):
         raise UserError(f"cluster={name}: two of cluster.nodes have the same name")
     if gpu and not any(node.gpus for node in found):
-        raise UserError(f"cluster={name} needs GPUs (cluster.device={config.device}), but none of cluster.nodes has any: set their gpus")
+        raise UserError(
+            f"cluster={name} needs GPUs (cluster.device={config.device}), but none of cluster.nodes has any: set their gpus"
+        )
     if all(node.spot for node in found):
         raise UserError(
             f"cluster={name}: every machine is spot, but the trainer needs an on-demand one: set spot: false for one of cluster.nodes"
@@ -95,14 +115,20 @@ def describe(config: ClusterConfig) -> Cluster:
     return Cluster(name, tuple(sorted(kept, key=lambda node: node.spot)))
 
 
-def assign(placement: str, workers: int, ranks: int, cluster: Cluster) -> tuple[list[Slot], list[Slot]]:
+def assign(
+    placement: str, workers: int, ranks: int, cluster: Cluster
+) -> tuple[list[Slot], list[Slot]]:
     """Return the slots of the rollout workers and of the trainer ranks.
 
     A GPU has one worker of each role at most. Without GPUs, workers share the machines' cores.
     Raises UserError if there are too few devices, or a trainer would be on a spot machine.
     """
     gpu, nodes = cluster.gpus > 0, cluster.each
-    slots = [Slot(machine, device) for machine, node in enumerate(nodes) for device in range(node.devices)]
+    slots = [
+        Slot(machine, device)
+        for machine, node in enumerate(nodes)
+        for device in range(node.devices)
+    ]
     trainers = slots[:ranks] if gpu else [slots[rank % len(slots)] for rank in range(ranks)]
     if placement == DISAGGREGATED:
         free = slots[ranks:] if gpu else [slot for slot in slots if slot not in trainers]
@@ -115,9 +141,13 @@ def assign(placement: str, workers: int, ranks: int, cluster: Cluster) -> tuple[
             "lower cluster.rollout_workers or cluster.trainer_ranks"
         )
     if not free:
-        raise UserError(f"disaggregated needs a machine for rollouts besides the trainer's, cluster={cluster.name} has {len(slots)}")
+        raise UserError(
+            f"disaggregated needs a machine for rollouts besides the trainer's, cluster={cluster.name} has {len(slots)}"
+        )
     if any(nodes[slot.machine].spot for slot in trainers):
-        raise UserError(f"a trainer would be on a spot machine of cluster={cluster.name}, which may be preempted")
+        raise UserError(
+            f"a trainer would be on a spot machine of cluster={cluster.name}, which may be preempted"
+        )
     return [free[worker % len(free)] for worker in range(workers)], trainers
 
 
@@ -126,16 +156,24 @@ def machines_of_ray(name: str, nodes: Sequence[Mapping[str, Any]]) -> Cluster:
 
     Raises UserError if there is none.
     """
-    alive = sorted((node["NodeManagerAddress"], int(node["Resources"].get("GPU", 0))) for node in nodes if node["Alive"])
+    alive = sorted(
+        (node["NodeManagerAddress"], int(node["Resources"].get("GPU", 0)))
+        for node in nodes
+        if node["Alive"]
+    )
     found = tuple(NodeConfig(address, gpus=gpus) for address, gpus in alive if gpus)
     if not found:
-        raise UserError("no node of the Ray cluster has a GPU (cluster.device=cuda): start Ray where PyTorch sees one")
+        raise UserError(
+            "no node of the Ray cluster has a GPU (cluster.device=cuda): start Ray where PyTorch sees one"
+        )
     return Cluster(name, found)
 
 
 def this_machine(gpu: bool) -> NodeConfig:
     """Describe this machine. Raises UserError if ``gpu`` and PyTorch finds no CUDA device."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     node = NodeConfig(cpus=cores, memory_gb=round(memory, 1))
     if not gpu:
@@ -149,7 +187,10 @@ def this_machine(gpu: bool) -> NodeConfig:
         )
     properties = torch.cuda.get_device_properties(0)
     return replace(
-        node, gpus=torch.cuda.device_count(), gpu=gpu_type(properties.name), gpu_memory_gb=round(properties.total_memory / 1e9, 1)
+        node,
+        gpus=torch.cuda.device_count(),
+        gpu=gpu_type(properties.name),
+        gpu_memory_gb=round(properties.total_memory / 1e9, 1),
     )
 
 

@@ -22,7 +22,12 @@ from rlinf_vla.core.types import Episodes, Tensors
 from rlinf_vla.data.from_dataset import dataset_transitions, require_same_control_rate
 from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS, drawn_episodes, numbered_episodes
-from rlinf_vla.rollout.transitions import ChunkRewards, faults_of_records, record_transitions, transition_metrics
+from rlinf_vla.rollout.transitions import (
+    ChunkRewards,
+    faults_of_records,
+    record_transitions,
+    transition_metrics,
+)
 from rlinf_vla.runtime.base import BaseFlow, Threads
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.lora import acting
@@ -42,7 +47,12 @@ class TransitionCollector(Protocol):
     """Spec of one environment group."""
 
     def collect(
-        self, episodes: Episodes, rewards: ChunkRewards, expert: bool, timeline: Timeline, progress: Callable[[float], None]
+        self,
+        episodes: Episodes,
+        rewards: ChunkRewards,
+        expert: bool,
+        timeline: Timeline,
+        progress: Callable[[float], None],
     ) -> list[EpisodeRecords]:
         """Run ``episodes`` to their end; return their records, in their order."""
 
@@ -61,10 +71,17 @@ class LocalCollector:
         self.actor = Actor(policy, settings)
 
     def collect(
-        self, episodes: Episodes, rewards: ChunkRewards, expert: bool, timeline: Timeline, progress: Callable[[float], None]
+        self,
+        episodes: Episodes,
+        rewards: ChunkRewards,
+        expert: bool,
+        timeline: Timeline,
+        progress: Callable[[float], None],
     ) -> list[EpisodeRecords]:
         with nullcontext() if expert else acting(self.policy, self.settings.rounded):
-            return record_transitions(self.policy, self.actor, self.groups, episodes, rewards, expert, timeline, progress)
+            return record_transitions(
+                self.policy, self.actor, self.groups, episodes, rewards, expert, timeline, progress
+            )
 
     def publish(self) -> None:
         """Do nothing: the learner trains the policy that acts."""
@@ -84,7 +101,9 @@ class Store(Protocol):
     def forget(self, total: int) -> None: ...
 
 
-def open_replays(directory: Path, config: OffPolicyConfig, state: dict[str, Any]) -> tuple[AnyReplay, AnyReplay]:
+def open_replays(
+    directory: Path, config: OffPolicyConfig, state: dict[str, Any]
+) -> tuple[AnyReplay, AnyReplay]:
     """Open the replay buffers of online data and of demonstrations, or this rank's part of them.
 
     state: from ``StoringFlow.save`` before a resume, else empty. Raises UserError if it is of
@@ -137,19 +156,25 @@ def learn_from_replay(
         generator = torch.Generator().manual_seed(seed % (1 << 63))
         batch = algorithm.charged(sample_mixed(replays, [1 - share, share], size, generator))
         imitated = partial(sample_mixed, replays, [0.0, 1.0], size, generator)
-        for name, value in algorithm.step(trainer, batch, generator, iteration, index, imitated).items():
+        for name, value in algorithm.step(
+            trainer, batch, generator, iteration, index, imitated
+        ).items():
             sums[name] += value
             counts[name] += 1
         progress((index + 1) / updates)
     device = device_of(trainer.policy)
-    totals = summed({name: torch.tensor(value, dtype=torch.float64).to(device) for name, value in sums.items()})
+    totals = summed(
+        {name: torch.tensor(value, dtype=torch.float64).to(device) for name, value in sums.items()}
+    )
     return {name: value / counts[name] for name, value in totals.items()}
 
 
 class StoringFlow(BaseFlow):
     """Base of off-policy flows: replay of online data and of demonstrations."""
 
-    def __init__(self, settings: Settings, config: OffPolicyConfig, replay: Store, shown: Store) -> None:
+    def __init__(
+        self, settings: Settings, config: OffPolicyConfig, replay: Store, shown: Store
+    ) -> None:
         super().__init__(settings)
         self.config, self.replay, self.shown = config, replay, shown
         self.chunk_rewards = partial(chunk_rewards, gamma=config.gamma, unit=config.gamma_unit)
@@ -163,7 +188,9 @@ class StoringFlow(BaseFlow):
         successes = self.show(episodes)
         self._showing = False
         if not successes:
-            raise UserError(f"algorithm.dataset={self.config.dataset}: none of its episodes has a usable transition")
+            raise UserError(
+                f"algorithm.dataset={self.config.dataset}: none of its episodes has a usable transition"
+            )
         self.log({"demonstrations/success": sum(successes) / len(successes)})
 
     def show(self, episodes: int) -> list[bool]:
@@ -178,7 +205,11 @@ class StoringFlow(BaseFlow):
         with self.timeline.span("update", "trainer"):
             self.log(self.learn(updates, algorithm))
         self.log(
-            {"timing_s/update": time.perf_counter() - started, "actor/updates": float(updates), "replay/size": float(len(self.replay))}
+            {
+                "timing_s/update": time.perf_counter() - started,
+                "actor/updates": float(updates),
+                "replay/size": float(len(self.replay)),
+            }
         )
 
     def learn(self, updates: int, algorithm: OffPolicy) -> dict[str, float]:
@@ -188,7 +219,10 @@ class StoringFlow(BaseFlow):
     def save(self) -> dict[str, Any]:
         for store in (self.replay, self.shown):
             store.flush()
-        return super().save() | {"replay": self.replay.total, "demonstrations": 0 if self._showing else self.shown.total}
+        return super().save() | {
+            "replay": self.replay.total,
+            "demonstrations": 0 if self._showing else self.shown.total,
+        }
 
     def saved(self, states: Sequence[dict[str, Any]]) -> None:
         self.replay.forget(min(state["replay"] for state in states))
@@ -221,7 +255,13 @@ class ReplayFlow(StoringFlow):
         progress = partial(self.progress, "update")
         with self.update_threads():
             return learn_from_replay(
-                self.trainer, algorithm, (self.replay, self.shown), updates, self.settings.run_seed, self.iteration, progress
+                self.trainer,
+                algorithm,
+                (self.replay, self.shown),
+                updates,
+                self.settings.run_seed,
+                self.iteration,
+                progress,
             )
 
 
@@ -232,14 +272,20 @@ class SimulatorFlow(StoringFlow):
 
     def _demonstrations(self, episodes: int) -> Iterable[EpisodeRecords]:
         listed = numbered_episodes(DEMONSTRATION_SEEDS, 0, episodes, len(self.collector.env.tasks))
-        return self.collector.collect(listed, self.chunk_rewards, True, self.timeline, lambda fraction: None)
+        return self.collector.collect(
+            listed, self.chunk_rewards, True, self.timeline, lambda fraction: None
+        )
 
     def training_episodes(self, count: int, draw: int) -> Episodes:
-        return drawn_episodes(self.settings.run_seed, self.iteration, count, draw, len(self.collector.env.tasks))
+        return drawn_episodes(
+            self.settings.run_seed, self.iteration, count, draw, len(self.collector.env.tasks)
+        )
 
     def collect_transitions(self, episodes: Episodes) -> int:
         started = time.perf_counter()
-        found = self.collector.collect(episodes, self.chunk_rewards, False, self.timeline, self._rolling)
+        found = self.collector.collect(
+            episodes, self.chunk_rewards, False, self.timeline, self._rolling
+        )
         self.changed = True
         for each in found:
             self.replay.append(each.records)

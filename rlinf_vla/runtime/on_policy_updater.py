@@ -29,9 +29,16 @@ class OnPolicyUpdater:
     shown: Demonstrations | None = None
     """Demonstrations for the imitation loss; required if ``sft_coef`` is not 0."""
 
-    def __init__(self, trainer: Trainer, run_seed: int, temperature: float, reuse_frozen: bool) -> None:
+    def __init__(
+        self, trainer: Trainer, run_seed: int, temperature: float, reuse_frozen: bool
+    ) -> None:
         """``reuse_frozen``: see ``ClusterConfig``."""
-        self.trainer, self.run_seed, self.temperature, self.reuse_frozen = trainer, run_seed, temperature, reuse_frozen
+        self.trainer, self.run_seed, self.temperature, self.reuse_frozen = (
+            trainer,
+            run_seed,
+            temperature,
+            reuse_frozen,
+        )
         self.policy: Policy = trainer.policy  # type: ignore[assignment]
         self.parity: Parity | None = None
         self.unit = unit_of(self.policy)
@@ -55,11 +62,21 @@ class OnPolicyUpdater:
         rounded = self.unit > FLOAT32
         self._check(batch.calls, version)
         seed, rows = self.run_seed * 1_000_003 + iteration, self.trainer.micro_batch_size
-        parts = minibatches(len(batch), config.epochs, algorithm.minibatch_size(batch), seed, config.row_groups)
+        parts = minibatches(
+            len(batch), config.epochs, algorithm.minibatch_size(batch), seed, config.row_groups
+        )
         first_epoch = parts[: len(parts) // config.epochs]
-        if self.reuse_frozen and config.epochs > 1 and not self.trainer.sharded:  # a sharded policy computes on all ranks together
+        if (
+            self.reuse_frozen and config.epochs > 1 and not self.trainer.sharded
+        ):  # a sharded policy computes on all ranks together
             mine = rows_of_rank(parts, rows)
-            batch = replace(batch, calls=replace(batch.calls, inputs=precompute_frozen(self.policy, batch.calls.inputs, rows, mine)))
+            batch = replace(
+                batch,
+                calls=replace(
+                    batch.calls,
+                    inputs=precompute_frozen(self.policy, batch.calls.inputs, rows, mine),
+                ),
+            )
         first = self._place[1] if self._place[0] == iteration else 0
         if config.decoupled:
             if algorithm.keeps_proximal and not first:
@@ -67,10 +84,19 @@ class OnPolicyUpdater:
             # of precomputed parts, a rank has only the rows that it learns from
             by_minibatch = rounded or world_size() > 1
             with self.trainer.kept_weights(PROXIMAL) if first else nullcontext():
-                proximal = self.log_prob_by(first_epoch, batch.calls) if by_minibatch else self.log_prob(batch.calls)
+                proximal = (
+                    self.log_prob_by(first_epoch, batch.calls)
+                    if by_minibatch
+                    else self.log_prob(batch.calls)
+                )
             batch = replace(batch, proximal=proximal)
-        elif not (value_only or first or stale) and (rounded if config.recompute_log_prob is None else config.recompute_log_prob):
-            batch = replace(batch, calls=replace(batch.calls, log_prob=self.log_prob_by(first_epoch, batch.calls)))
+        elif not (value_only or first or stale) and (
+            rounded if config.recompute_log_prob is None else config.recompute_log_prob
+        ):
+            batch = replace(
+                batch,
+                calls=replace(batch.calls, log_prob=self.log_prob_by(first_epoch, batch.calls)),
+            )
 
         metrics = self.trainer.update(
             batch,
@@ -78,7 +104,9 @@ class OnPolicyUpdater:
             parts,
             enough=algorithm.enough,
             critic_only=value_only,
-            beside=self._cotraining(config, iteration, first) if config.sft_coef and not value_only else lambda index: (),
+            beside=self._cotraining(config, iteration, first)
+            if config.sft_coef and not value_only
+            else lambda index: (),
             progress=progress,
         )
         self._place = (iteration, first + len(parts))
@@ -93,7 +121,9 @@ class OnPolicyUpdater:
     def log_prob(self, calls: Trajectory) -> Tensor:
         """Log-probabilities ``[N, C, D]`` of ``calls`` ``[N]`` under the current weights."""
 
-        return map_rows(self._evaluated, calls, self.trainer.micro_batch_size, device_of(self.policy))
+        return map_rows(
+            self._evaluated, calls, self.trainer.micro_batch_size, device_of(self.policy)
+        )
 
     @torch.no_grad()
     def log_prob_by(self, epoch: Sequence[Tensor], calls: Trajectory) -> Tensor:
@@ -104,7 +134,9 @@ class OnPolicyUpdater:
         """
         found, device = torch.empty_like(calls.log_prob), device_of(self.policy)
         for rows in epoch:
-            found[rows] = map_rows(self._evaluated, Rows(calls, rows), self.trainer.micro_batch_size, device, least=1)
+            found[rows] = map_rows(
+                self._evaluated, Rows(calls, rows), self.trainer.micro_batch_size, device, least=1
+            )
         return found
 
     def _evaluated(self, part: Trajectory) -> Tensor:
@@ -119,7 +151,9 @@ class OnPolicyUpdater:
             self.parity = Parity.of(errors, self.unit)
             self.parity.check()
 
-    def _cotraining(self, config: OnPolicyConfig, iteration: int, first: int) -> Callable[[int], Sequence[ExtraLoss]]:
+    def _cotraining(
+        self, config: OnPolicyConfig, iteration: int, first: int
+    ) -> Callable[[int], Sequence[ExtraLoss]]:
         from rlinf_vla.algorithms.sft import imitation_loss
         from rlinf_vla.rollout.noise import imitation_noise
 
@@ -132,6 +166,10 @@ class OnPolicyUpdater:
             place = (iteration << 20) + first + index
             generator = torch.Generator().manual_seed(self.run_seed * 1_000_003 + place)
             batch = shown[torch.randint(len(shown), (size,), generator=generator)]
-            return [ExtraLoss(replace(batch, draws=place * size + torch.arange(size)), loss, config.sft_coef)]
+            return [
+                ExtraLoss(
+                    replace(batch, draws=place * size + torch.arange(size)), loss, config.sft_coef
+                )
+            ]
 
         return terms

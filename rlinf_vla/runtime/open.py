@@ -21,7 +21,9 @@ from rlinf_vla.training.checkpoint import load_earlier, save_checkpoint
 from rlinf_vla.training.lora import acting
 
 
-def open_runtime(recipe: Recipe, directory: Path, checkpoint: Path | None, say: Say) -> AbstractContextManager[Runtime]:
+def open_runtime(
+    recipe: Recipe, directory: Path, checkpoint: Path | None, say: Say
+) -> AbstractContextManager[Runtime]:
     """Open a simulator recipe's runtime and restore ``checkpoint``. Raises UserError early."""
     if recipe.cluster.runtime == "ray":
         from rlinf_vla.runtime.ray.open import open_on_ray
@@ -31,7 +33,9 @@ def open_runtime(recipe: Recipe, directory: Path, checkpoint: Path | None, say: 
 
 
 @contextmanager
-def _in_process(recipe: Recipe, directory: Path, checkpoint: Path | None, say: Say) -> Iterator[Runtime]:
+def _in_process(
+    recipe: Recipe, directory: Path, checkpoint: Path | None, say: Say
+) -> Iterator[Runtime]:
     config, family = recipe.algorithm, recipe.algorithm.family
     settings = builders.actor_settings(recipe, recipe.rollout.temperature)
     threads = partial(builders.threads, recipe.cluster.update_threads)
@@ -41,7 +45,9 @@ def _in_process(recipe: Recipe, directory: Path, checkpoint: Path | None, say: S
         if builders.needs_environments(recipe):
             say(f"starting {recipe.env.num_envs} environments ({recipe.env.name})")
             outline = None if config.trains_reward else builders.outline(recipe)
-            groups = stack.enter_context(builders.open_envs(recipe, outline, recipe.rollout.pipeline_depth))
+            groups = stack.enter_context(
+                builders.open_envs(recipe, outline, recipe.rollout.pipeline_depth)
+            )
             for line in remarks(outline.spec, groups[0].spec) if outline is not None else []:
                 say(line)
         network, trainer, state = builders.build_learner(recipe, checkpoint, say)
@@ -62,7 +68,10 @@ def _in_process(recipe: Recipe, directory: Path, checkpoint: Path | None, say: S
             from rlinf_vla.runtime.off_policy import LocalCollector, OffPolicyFlow
 
             training = wrapped_envs.rewarded(recipe, groups, policy.spec.chunk)
-            collector, replay = LocalCollector(policy, training, settings), directory / run_directory.REPLAY
+            collector, replay = (
+                LocalCollector(policy, training, settings),
+                directory / run_directory.REPLAY,
+            )
             flow = OffPolicyFlow(collector, trainer, settings, config, replay, state, threads)
         else:
             flow = InProcessFlow(
@@ -79,7 +88,14 @@ def _in_process(recipe: Recipe, directory: Path, checkpoint: Path | None, say: S
 
         def save(state: dict[str, Any]) -> None:
             checkpoints = directory / run_directory.CHECKPOINTS
-            save_checkpoint(checkpoints, network, trainer, state, recipe.checkpoints.keep, flow.earlier_weights())
+            save_checkpoint(
+                checkpoints,
+                network,
+                trainer,
+                state,
+                recipe.checkpoints.keep,
+                flow.earlier_weights(),
+            )
 
         if policy is None or not groups:
             yield Runtime(flow, None, 0.0, None, save, state)
@@ -93,9 +109,13 @@ def _in_process(recipe: Recipe, directory: Path, checkpoint: Path | None, say: S
 def play_in_process(recipe: Recipe, policy: Policy, groups: Sequence[VectorEnv]) -> PlayEpisodes:
     """Return a ``PlayEpisodes`` that runs the policy in this process."""
 
-    def play(temperature: float, filmed: int, progress: Callable[[float], None], probe: str | None) -> list[EpisodeResult]:
+    def play(
+        temperature: float, filmed: int, progress: Callable[[float], None], probe: str | None
+    ) -> list[EpisodeResult]:
         actor = Actor(policy, builders.actor_settings(recipe, temperature))
         with acting(policy, actor.settings.rounded):
-            return play_evaluation(actor, groups, range(recipe.episodes), Timeline(), filmed, progress, probe)
+            return play_evaluation(
+                actor, groups, range(recipe.episodes), Timeline(), filmed, progress, probe
+            )
 
     return play

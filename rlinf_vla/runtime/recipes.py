@@ -19,14 +19,28 @@ from rlinf_vla.config.checks import NO_MODEL, check
 from rlinf_vla.config.cluster import ClusterConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import check_values
-from rlinf_vla.config.recipe import NO_ALGORITHM, START, LoraOptions, ModelConfig, NoAlgorithmConfig, Recipe, RewardConfig
+from rlinf_vla.config.recipe import (
+    NO_ALGORITHM,
+    START,
+    LoraOptions,
+    ModelConfig,
+    NoAlgorithmConfig,
+    Recipe,
+    RewardConfig,
+)
 from rlinf_vla.config.robot import ROBOT, RobotEnvConfig
 from rlinf_vla.core import plugins
 
 ASSET, HUB = "asset://", "hf://"
 
 
-NODES = {"algorithm": "algorithm", "env": "env", "robot": "robot", "reward": "reward.options", "model": "model.options"}
+NODES = {
+    "algorithm": "algorithm",
+    "env": "env",
+    "robot": "robot",
+    "reward": "reward.options",
+    "model": "model.options",
+}
 """Kind of plug-in -> the node that the dataclass of the chosen one defines."""
 
 
@@ -103,7 +117,9 @@ _OTHERS: dict[str, dict[str, type]] = {
 def _control_steps(episodes: int, *, _root_: DictConfig) -> int:
     """Resolve ``${episodes:N}``: the control steps of N episodes at ``env.episode_limit``."""
     if (limit := _root_.env.episode_limit) is None:
-        raise ValueError("counts whole episodes, so env.episode_limit must be a number of control steps, not null")
+        raise ValueError(
+            "counts whole episodes, so env.episode_limit must be a number of control steps, not null"
+        )
     return int(episodes * limit)
 
 
@@ -116,7 +132,12 @@ def _evaluated(*scripted: str, _root_: DictConfig) -> list[str]:
 
 def keys() -> list[str]:
     """Return every key that any recipe can have, sorted."""
-    schemas = [(f"{node}.", each) for kind, node in NODES.items() for each in Configs(kind).values() if is_dataclass(each)]
+    schemas = [
+        (f"{node}.", each)
+        for kind, node in NODES.items()
+        for each in Configs(kind).values()
+        if is_dataclass(each)
+    ]
     return sorted(_keys_below([("", Recipe), *schemas]))
 
 
@@ -146,7 +167,9 @@ def _keys(node: DictConfig) -> list[str]:
     for name in map(str, node):
         child = None if OmegaConf.is_missing(node, name) else node._get_node(name)
         found.append(name)
-        if isinstance(child, DictConfig) and get_origin(child._metadata.ref_type) is not dict:  # whose keys are the user's to choose
+        if (
+            isinstance(child, DictConfig) and get_origin(child._metadata.ref_type) is not dict
+        ):  # whose keys are the user's to choose
             found += [f"{name}.{key}" for key in _keys(child)]
     return found
 
@@ -185,11 +208,17 @@ def read(config: DictConfig) -> Recipe:
     try:
         missing = sorted(OmegaConf.missing_keys(config))
         if missing:
-            hint = " (choose one with recipe=NAME; `rlinf-vla list recipes` names them)" if "name" in missing else ""
+            hint = (
+                " (choose one with recipe=NAME; `rlinf-vla list recipes` names them)"
+                if "name" in missing
+                else ""
+            )
             raise UserError(f"{missing[0]} has no value{hint or f': give {missing[0]}=...'}")
         recipe = OmegaConf.to_object(config)
     except InterpolationResolutionError as error:
-        raise UserError(f"{error.full_key}: {str(error).splitlines()[0].rpartition(': ')[2]}") from None
+        raise UserError(
+            f"{error.full_key}: {str(error).splitlines()[0].rpartition(': ')[2]}"
+        ) from None
     assert isinstance(recipe, Recipe)
     check_values(recipe)
     _check_choices(recipe)
@@ -208,20 +237,30 @@ def _check_choices(recipe: Recipe) -> None:
     if reward.name is not None:
         _check_choice("reward", reward.options, reward.name)
     elif not (reward.options is None or is_dataclass(reward.options)):
-        raise UserError(f"reward.options={reward.options} belongs to no reward: choose one with reward=NAME")
+        raise UserError(
+            f"reward.options={reward.options} belongs to no reward: choose one with reward=NAME"
+        )
 
 
 def _check_choice(group: str, node: Any, name: Any) -> None:
     known = Configs(group)
     if name not in known:
-        raise UserError(f"{group}.name={name} is not known{plugins.nearest(str(name), list(known))}: choose with {group}=NAME")
+        raise UserError(
+            f"{group}.name={name} is not known{plugins.nearest(str(name), list(known))}: choose with {group}=NAME"
+        )
     if not isinstance(node, known[name]):
-        raise UserError(f"{group}.name={name} does not go with the other keys of {group}: choose with {group}={name}, which sets them too")
+        raise UserError(
+            f"{group}.name={name} does not go with the other keys of {group}: choose with {group}={name}, which sets them too"
+        )
 
 
 def located(lora: LoraOptions, weights: bool = True) -> LoraOptions:
     """Return ``model.lora`` with its adapter as a directory of this machine, as ``asset_path``."""
-    return lora if lora.adapter is None else replace(lora, adapter=str(asset_path(lora.adapter, weights)))
+    return (
+        lora
+        if lora.adapter is None
+        else replace(lora, adapter=str(asset_path(lora.adapter, weights)))
+    )
 
 
 def asset_path(location: str, weights: bool = True) -> Path:
@@ -240,7 +279,9 @@ def asset_path(location: str, weights: bool = True) -> Path:
             from rlinf_vla.runtime.hub import REPOSITORY
 
             if re.fullmatch(REPOSITORY, location):
-                raise UserError(f"{location}: no such directory; if it is a repository of the Hub, write {HUB}{location}")
+                raise UserError(
+                    f"{location}: no such directory; if it is a repository of the Hub, write {HUB}{location}"
+                )
         return path
     path = Path(str(files("rlinf_vla.assets"))) / location[len(ASSET) :]
     if not path.exists():

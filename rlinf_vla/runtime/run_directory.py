@@ -20,22 +20,63 @@ from rlinf_vla.runtime import recipes
 from rlinf_vla.training.checkpoint_files import COMPLETE, complete_checkpoints, newest_sound
 
 RUNS = Path("runs")
-RECIPE, CHECKPOINTS, REPLAY, LOCK, RESULT = "recipe.yaml", "checkpoints", "replay", ".lock", "result.json"
+RECIPE, CHECKPOINTS, REPLAY, LOCK, RESULT = (
+    "recipe.yaml",
+    "checkpoints",
+    "replay",
+    ".lock",
+    "result.json",
+)
 BLOCKS = "blocks"
 """Folder of an evaluation sweep's parts."""
 EPISODES = "episodes"
 """Folder of the recorded episodes of a robot run."""
 
 # Keys that may change when a run is resumed; any other change would make it a different run.
-_FREE = {"iterations", "run_dir", "resume", "episodes", "cluster", "evaluation", "checkpoints", "record", "sweep", "session"}
+_FREE = {
+    "iterations",
+    "run_dir",
+    "resume",
+    "episodes",
+    "cluster",
+    "evaluation",
+    "checkpoints",
+    "record",
+    "sweep",
+    "session",
+}
 _FREE |= {"rollout.pipeline_depth", "env.processes", "control", "serve", "tracker"}
-FREE_IN_SWEEPS = {"run_dir", "resume", "sweep.parallel", "evaluation.filmed", "rollout.pipeline_depth", "env.processes", "control", "serve"}
+FREE_IN_SWEEPS = {
+    "run_dir",
+    "resume",
+    "sweep.parallel",
+    "evaluation.filmed",
+    "rollout.pipeline_depth",
+    "env.processes",
+    "control",
+    "serve",
+}
 FREE_IN_SWEEPS |= {"tracker"}
 """Keys that may change when a sweep is resumed."""
-_FREE_IN_EVALUATIONS = _FREE - {"episodes", "evaluation", "control"} | {"checkpoint", "output", "output_dtype", "profile", "env.num_envs"}
-_FREE_IN_EVALUATIONS |= {"rollout.split", "rollout.backbone", "evaluation.every", "evaluation.before_and_after", "evaluation.filmed"}
+_FREE_IN_EVALUATIONS = _FREE - {"episodes", "evaluation", "control"} | {
+    "checkpoint",
+    "output",
+    "output_dtype",
+    "profile",
+    "env.num_envs",
+}
+_FREE_IN_EVALUATIONS |= {
+    "rollout.split",
+    "rollout.backbone",
+    "evaluation.every",
+    "evaluation.before_and_after",
+    "evaluation.filmed",
+}
 """Keys that do not change the result of an evaluation."""
-_OF_A_SERVER = {f"model.options.{key}" for key in ("url", "token_env", "ca_file", "timeout_s", "retries", "connections")}
+_OF_A_SERVER = {
+    f"model.options.{key}"
+    for key in ("url", "token_env", "ca_file", "timeout_s", "retries", "connections")
+}
 """Where a policy is, and how it is asked; which policy it is, is in the sweep's provenance."""
 
 
@@ -44,13 +85,21 @@ def resolve_run(config: DictConfig, say: Callable[[str], None] = print) -> tuple
 
     ``say`` reports the runs that ``resume=auto`` skips, or that it finds no checkpoint.
     """
-    resume, run_dir, runs = config.resume, config.run_dir and Path(config.run_dir).expanduser(), RUNS / config.name
+    resume, run_dir, runs = (
+        config.resume,
+        config.run_dir and Path(config.run_dir).expanduser(),
+        RUNS / config.name,
+    )
     if resume not in ("auto", "never"):
         directory, checkpoint = split(checkpoint_at(resume, "resume"))
         if checkpoint is None:
-            raise UserError(f"resume={resume} is a checkpoint outside a run directory: start a new run with checkpoint={resume}")
+            raise UserError(
+                f"resume={resume} is a checkpoint outside a run directory: start a new run with checkpoint={resume}"
+            )
         if run_dir and run_dir.resolve() != directory.resolve():
-            raise UserError(f"resume={resume} belongs to {directory}, run_dir is {run_dir}: remove run_dir")
+            raise UserError(
+                f"resume={resume} belongs to {directory}, run_dir is {run_dir}: remove run_dir"
+            )
         return directory, checkpoint
     if run_dir is None:
         directory = (_newest_of(runs, say) if resume == "auto" else None) or _fresh(runs)
@@ -58,11 +107,17 @@ def resolve_run(config: DictConfig, say: Callable[[str], None] = print) -> tuple
         directory = run_dir
     if is_sweep(directory):
         raise UserError(f"run_dir={run_dir} holds an evaluation sweep: choose another run_dir")
-    checkpoint = _newest(directory) if resume == "never" else newest_sound(directory / CHECKPOINTS, say)
+    checkpoint = (
+        _newest(directory) if resume == "never" else newest_sound(directory / CHECKPOINTS, say)
+    )
     if resume == "never" and (checkpoint or (directory / RECIPE).exists()):
-        raise UserError(f"run_dir={run_dir} holds a run already: continue it with resume=auto, or choose another run_dir")
+        raise UserError(
+            f"run_dir={run_dir} holds a run already: continue it with resume=auto, or choose another run_dir"
+        )
     if resume == "auto" and checkpoint is None:
-        say(f"resume=auto: no complete checkpoint in {run_dir or runs}: training starts anew in {directory}")
+        say(
+            f"resume=auto: no complete checkpoint in {run_dir or runs}: training starts anew in {directory}"
+        )
     return directory, checkpoint
 
 
@@ -85,7 +140,9 @@ def checkpoint_at(location: str, key: str) -> Path:
     is_one = split(path)[1] is not None or (path / COMPLETE).exists()
     checkpoint = path if is_one else _newest(path)
     if checkpoint is None:
-        raise UserError(f"{key}={location}: no complete checkpoint there (a run directory or a checkpoints/step_* is expected)")
+        raise UserError(
+            f"{key}={location}: no complete checkpoint there (a run directory or a checkpoints/step_* is expected)"
+        )
     return checkpoint
 
 
@@ -104,13 +161,19 @@ def _newest_of(runs: Path, say: Callable[[str], None]) -> Path | None:
     It need not be the newest run, because a failed start also leaves a directory.
     """
     found = sorted(path.parent for path in runs.glob(f"*/{RECIPE}") if not is_sweep(path.parent))
-    written = {run: (checkpoint / COMPLETE).stat().st_mtime_ns for run in found if (checkpoint := _newest(run))}
+    written = {
+        run: (checkpoint / COMPLETE).stat().st_mtime_ns
+        for run in found
+        if (checkpoint := _newest(run))
+    }
     if not written:
         return found[-1] if found else None
     chosen = max(written, key=lambda run: (written[run], run))
     for run in found:
         if run not in written and (run / RECIPE).stat().st_mtime_ns > written[chosen]:
-            say(f"resume=auto: {run} is newer but has no complete checkpoint: resuming {chosen} instead")
+            say(
+                f"resume=auto: {run} is newer but has no complete checkpoint: resuming {chosen} instead"
+            )
     return chosen
 
 
@@ -134,7 +197,9 @@ def for_evaluation(config: DictConfig, checkpoint: Path | None) -> Path:
     of_run = checkpoint is not None and (directory / RECIPE).exists()
     if of_run and (difference := _difference(directory, config, _FREE_IN_EVALUATIONS)):
         if config.run_dir:
-            raise UserError(f"{difference[0]}: an evaluation of another recipe does not belong to that run, choose another run_dir")
+            raise UserError(
+                f"{difference[0]}: an evaluation of another recipe does not belong to that run, choose another run_dir"
+            )
         print(f"not among the run's own evaluations: {difference[0]}")
         return _fresh(RUNS / config.name)
     try:
@@ -154,50 +219,88 @@ def for_sweep(config: DictConfig) -> Path:
         return Path(config.run_dir).expanduser()
     runs = RUNS / config.name
     earlier = sorted((path.parent for path in runs.glob(f"*/{RECIPE}")), reverse=True)
-    unfinished = (each for each in earlier if not (each / RESULT).exists() and _same(each, config, FREE_IN_SWEEPS))
+    unfinished = (
+        each
+        for each in earlier
+        if not (each / RESULT).exists() and _same(each, config, FREE_IN_SWEEPS)
+    )
     return next(unfinished, None) or _fresh(runs)
 
 
-def locked(directory: Path, config: DictConfig, checkpoint: Path | None) -> AbstractContextManager[None]:
+def locked(
+    directory: Path, config: DictConfig, checkpoint: Path | None
+) -> AbstractContextManager[None]:
     """Lock the run directory within the context and save the recipe.
 
     Raises UserError if it is in use or not writable, or if a resumed run has another recipe.
     """
 
     def begun() -> bool:
-        return checkpoint is not None or any(directory.glob("evaluation/*.json")) or any(directory.glob(f"{EPISODES}/*"))
+        return (
+            checkpoint is not None
+            or any(directory.glob("evaluation/*.json"))
+            or any(directory.glob(f"{EPISODES}/*"))
+        )
 
     follows = OmegaConf.select(config, "algorithm.decay_steps", default=0) is None
-    what = "resume (algorithm.decay_steps=null: the learning rate reaches zero at the last iteration)" if follows else "resume"
+    what = (
+        "resume (algorithm.decay_steps=null: the learning rate reaches zero at the last iteration)"
+        if follows
+        else "resume"
+    )
     return _locked(directory, config, _FREE - {"iterations"} if follows else _FREE, begun, what)
 
 
 def opened_for_sweep(directory: Path, config: DictConfig) -> AbstractContextManager[None]:
     """Do the same for a sweep, which always resumes if there is one. Raises UserError."""
-    return _locked(directory, config, FREE_IN_SWEEPS | _OF_A_SERVER, lambda: True, f"run_dir={directory} belongs to another recipe")
+    return _locked(
+        directory,
+        config,
+        FREE_IN_SWEEPS | _OF_A_SERVER,
+        lambda: True,
+        f"run_dir={directory} belongs to another recipe",
+    )
 
 
-def opened_for_recording(directory: Path, config: DictConfig, fixed: Set[str] = frozenset()) -> AbstractContextManager[None]:
+def opened_for_recording(
+    directory: Path, config: DictConfig, fixed: Set[str] = frozenset()
+) -> AbstractContextManager[None]:
     """Do the same for the episodes of a dataset that is being recorded, whose keys ``fixed`` change
     the episodes, too. Raises UserError."""
     free = (_FREE | {"output", "algorithm"}) - fixed | {"algorithm.demonstrations.episodes"}
-    return _locked(directory, config, free, lambda: any(directory.glob("*_[0-9]*.*")), f"{directory} holds other episodes")
+    return _locked(
+        directory,
+        config,
+        free,
+        lambda: any(directory.glob("*_[0-9]*.*")),
+        f"{directory} holds other episodes",
+    )
 
 
 @contextmanager
-def _locked(directory: Path, config: DictConfig, free: set[str], begun: Callable[[], bool], what: str) -> Iterator[None]:
+def _locked(
+    directory: Path, config: DictConfig, free: set[str], begun: Callable[[], bool], what: str
+) -> Iterator[None]:
     """``begun``: whether there is work to resume, for which only keys in ``free`` may change."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         lock = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
-        raise UserError(f"run_dir={directory} cannot be written ({error.strerror}): choose another run_dir") from None
+        raise UserError(
+            f"run_dir={directory} cannot be written ({error.strerror}): choose another run_dir"
+        ) from None
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(f"run_dir={directory} is in use by another run: wait for it, or choose another run_dir") from None
-        if begun() and (directory / RECIPE).exists() and (difference := _difference(directory, config, free)):
+            raise UserError(
+                f"run_dir={directory} is in use by another run: wait for it, or choose another run_dir"
+            ) from None
+        if (
+            begun()
+            and (directory / RECIPE).exists()
+            and (difference := _difference(directory, config, free))
+        ):
             raise UserError(f"{what}: {': '.join(difference)}, or choose a new run_dir")
         save_recipe(directory / RECIPE, config)
         yield
@@ -214,7 +317,9 @@ def held(directory: Path) -> Iterator[bool]:
     lock = os.open(directory / LOCK, os.O_RDONLY | os.O_NONBLOCK)  # it may be a pipe
     try:
         try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two listings must not take each other for a run
+            fcntl.flock(
+                lock, fcntl.LOCK_SH | fcntl.LOCK_NB
+            )  # shared: two listings must not take each other for a run
         except BlockingIOError:
             yield False
             return
@@ -244,9 +349,13 @@ def recipe_values(path: Path) -> dict[str, Any]:
     try:
         values = read_yaml(path)
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read ({str(error).splitlines()[0]}): it is damaged, use another copy of it") from None
+        raise UserError(
+            f"{path} cannot be read ({str(error).splitlines()[0]}): it is damaged, use another copy of it"
+        ) from None
     if not isinstance(values, dict) or "name" not in values:
-        raise UserError(f"{path} cannot be read (it has no recipe name): it is damaged, use another copy of it")
+        raise UserError(
+            f"{path} cannot be read (it has no recipe name): it is damaged, use another copy of it"
+        )
     return values
 
 
@@ -278,7 +387,9 @@ def _fresh(parent: Path) -> Path:
         except FileExistsError:
             continue
         except OSError as error:
-            raise UserError(f"{path} cannot be created ({error.strerror}): choose a run_dir on a disk with room") from None
+            raise UserError(
+                f"{path} cannot be created ({error.strerror}): choose a run_dir on a disk with room"
+            ) from None
     raise UserError(f"{parent} has too many runs that started in this second: set run_dir")
 
 
@@ -287,9 +398,18 @@ def _difference(directory: Path, config: DictConfig, free: set[str]) -> tuple[st
     before, now = flat(saved_recipe(directory)), flat(OmegaConf.to_container(config, resolve=True))
     both = before.keys() & now.keys()
     for key in sorted(before.keys() | now.keys(), key=lambda key: (key not in both, key)):
-        if before.get(key) != now.get(key) and not any(key == each or key.startswith(f"{each}.") for each in free):
-            fix = "restore its value" if key in both else "continue it with the version of rlinf-vla that began it"
-            return f"{key} was {_told(before, key)} in {directory} and is {_told(now, key)} now", fix
+        if before.get(key) != now.get(key) and not any(
+            key == each or key.startswith(f"{each}.") for each in free
+        ):
+            fix = (
+                "restore its value"
+                if key in both
+                else "continue it with the version of rlinf-vla that began it"
+            )
+            return (
+                f"{key} was {_told(before, key)} in {directory} and is {_told(now, key)} now",
+                fix,
+            )
     return None
 
 

@@ -27,7 +27,9 @@ def named(name: str) -> Path:
     found = [run for run in runs if name in words[run]]
     found = found or [run for run in runs if any(word.startswith(name) for word in words[run])]
     if not found:
-        raise UserError(f"run={name}: no such directory, and no run in {RUNS}/ has a name that begins so (`rlinf-vla runs` lists them)")
+        raise UserError(
+            f"run={name}: no such directory, and no run in {RUNS}/ has a name that begins so (`rlinf-vla runs` lists them)"
+        )
     if len(found) > 1:
         latest = sorted(found, key=lambda run: run.name, reverse=True)[:LISTED]
         listed = ", ".join(str(run.relative_to(RUNS)) for run in latest)

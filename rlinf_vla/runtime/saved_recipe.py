@@ -32,7 +32,9 @@ def read_saved(directory: Path) -> DictConfig:
     return from_saved(saved_recipe(directory), str(directory / RECIPE))
 
 
-def with_overrides(values: dict[str, Any], settings: Sequence[str], used: Sequence[str], where: str) -> Recipe:
+def with_overrides(
+    values: dict[str, Any], settings: Sequence[str], used: Sequence[str], where: str
+) -> Recipe:
     """Return the recipe of a file from an untrusted source, with the command line's ``KEY=VALUE``.
 
     Keys marked ``ranges.OUTSIDE`` below the nodes ``used`` (such as ``env.``) come only from the
@@ -50,7 +52,9 @@ def with_overrides(values: dict[str, Any], settings: Sequence[str], used: Sequen
     for key in said:
         if key not in [name for name, *_ in marked]:
             known = ", ".join(name for name, *_ in marked) or "nothing"
-            raise UserError(f"{key} cannot be set: the recipe of {where} is used unchanged, the command line may set {known}")
+            raise UserError(
+                f"{key} cannot be set: the recipe of {where} is used unchanged, the command line may set {known}"
+            )
     _refuse_unsaid(recipe, used, said, where)
     return recipe
 
@@ -79,7 +83,9 @@ def _refuse_unsaid(recipe: Recipe, used: Sequence[str], said: Sequence[str], whe
         if key.startswith(tuple(used)) and not is_default and key not in said:
             asked = "but a file must not choose programs, imports, paths or machines"
             again = f"+{key}={{...}}" if isinstance(value, dict) else f"{key}=..."
-            raise UserError(f"{where} sets {key}={value}, {asked}: if you trust it, give {again} on the command line, too")
+            raise UserError(
+                f"{where} sets {key}={value}, {asked}: if you trust it, give {again} on the command line, too"
+            )
 
 
 def choose_run(location: str, verb: str, settings: Sequence[str]) -> str:
@@ -94,7 +100,9 @@ def choose_plan(location: str, settings: Sequence[str]) -> str:
     """Do the same for ``plan=LOCATION``, a recipe that `rlinf-vla plan` wrote. Raises UserError."""
     path = Path(location).expanduser()
     if not path.is_file():
-        raise UserError(f"plan={location}: no such file (`rlinf-vla plan recipe=NAME output=FILE` writes one)")
+        raise UserError(
+            f"plan={location}: no such file (`rlinf-vla plan recipe=NAME output=FILE` writes one)"
+        )
     config, said = from_saved(recipe_values(path), location), _said(settings)
     _forget(config, said)
     _refuse_unsaid(OmegaConf.to_object(config), _used(said), said, location)  # type: ignore[arg-type]
@@ -112,7 +120,11 @@ def _said(settings: Sequence[str]) -> list[str]:
 
 def _used(said: Sequence[str]) -> list[str]:
     """Return the nodes of a saved recipe that the command line does not choose again."""
-    return [f"{node}." for node in ("env", "robot", "reward", "model", "algorithm", "rollout", "cluster", "serve") if node not in said]
+    return [
+        f"{node}."
+        for node in ("env", "robot", "reward", "model", "algorithm", "rollout", "cluster", "serve")
+        if node not in said
+    ]
 
 
 def recipe_of_run(location: str, verb: str, settings: Sequence[str]) -> DictConfig:
@@ -138,7 +150,9 @@ def recipe_of_run(location: str, verb: str, settings: Sequence[str]) -> DictConf
         config.run_dir, config.resume = (None, str(checkpoint)) if checkpoint else (there, "auto")
     elif is_sweep(directory):
         if verb == "export":
-            raise UserError(f"run={location} is an evaluation sweep, which has no checkpoint: give the run that was evaluated")
+            raise UserError(
+                f"run={location} is an evaluation sweep, which has no checkpoint: give the run that was evaluated"
+            )
         config.run_dir, config.resume = there if verb == "eval" else None, "never"
     else:
         config.run_dir, config.resume, config.checkpoint = None, "never", str(checkpoint or there)
@@ -151,31 +165,54 @@ def from_saved(values: dict[str, Any], where: str) -> DictConfig:
     Raises UserError unless it is a recipe of this version and the installed plug-ins.
     """
     if _interpolates(values):
-        raise UserError(f"{where} holds no recipe of this version of rlinf-vla (it has an interpolation, which would be resolved here)")
+        raise UserError(
+            f"{where} holds no recipe of this version of rlinf-vla (it has an interpolation, which would be resolved here)"
+        )
     try:
         schema = OmegaConf.structured(Recipe)
         for group in ("env", "robot", "algorithm"):
             if group != "robot" or values.get("robot") is not None:
-                schema[group] = OmegaConf.structured(plugins.choose(group, values[group]["name"], Configs(group)))
-        schema.model = ModelConfig(values["model"]["name"], options=_options(values["model"], NO_MODEL, "model", plugins.models()))
-        schema.reward = RewardConfig(options=_options(values["reward"], None, "reward", plugins.rewards()))
+                schema[group] = OmegaConf.structured(
+                    plugins.choose(group, values[group]["name"], Configs(group))
+                )
+        schema.model = ModelConfig(
+            values["model"]["name"],
+            options=_options(values["model"], NO_MODEL, "model", plugins.models()),
+        )
+        schema.reward = RewardConfig(
+            options=_options(values["reward"], None, "reward", plugins.rewards())
+        )
         config = OmegaConf.merge(schema, OmegaConf.create(values))
     except OmegaConfBaseException as error:
         reason = ": ".join(filter(None, (error.full_key, str(error.msg).splitlines()[0])))
-        raise UserError(f"{where} holds no recipe of this version of rlinf-vla ({reason})") from None
+        raise UserError(
+            f"{where} holds no recipe of this version of rlinf-vla ({reason})"
+        ) from None
     except (KeyError, TypeError) as error:
-        reason = f"{error} is missing" if isinstance(error, KeyError) else "a plug-in's key is not a node with a name"
-        raise UserError(f"{where} holds no recipe of this version of rlinf-vla ({reason})") from None
+        reason = (
+            f"{error} is missing"
+            if isinstance(error, KeyError)
+            else "a plug-in's key is not a node with a name"
+        )
+        raise UserError(
+            f"{where} holds no recipe of this version of rlinf-vla ({reason})"
+        ) from None
     assert isinstance(config, DictConfig)
     if missing := sorted(OmegaConf.missing_keys(config)):
-        raise UserError(f"{where} holds no recipe of this version of rlinf-vla ({missing[0]} has no value)")
+        raise UserError(
+            f"{where} holds no recipe of this version of rlinf-vla ({missing[0]} has no value)"
+        )
     return config
 
 
 def _interpolates(node: Any) -> bool:
     if isinstance(node, dict):
         return any(_interpolates(child) for item in node.items() for child in item)
-    return any(map(_interpolates, node)) if isinstance(node, list) else isinstance(node, str) and "${" in node
+    return (
+        any(map(_interpolates, node))
+        if isinstance(node, list)
+        else isinstance(node, str) and "${" in node
+    )
 
 
 def _options(node: dict[str, Any], absent: str | None, kind: str, known: Mapping[str, Any]) -> Any:

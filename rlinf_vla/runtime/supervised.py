@@ -46,7 +46,9 @@ class SupervisedFlow(BaseFlow):
     def label(self, config: DemonstrationConfig) -> Frames:
         if self._frames is None:
             self._frames = self.collect_frames(config)
-            self.say(f"{_source(config)}: {len(self._frames)} frames, {int(self._frames.success.sum())} of them labelled success")
+            self.say(
+                f"{_source(config)}: {len(self._frames)} frames, {int(self._frames.success.sum())} of them labelled success"
+            )
         return self._frames
 
     def imitate(self, batch: Demonstrations, rate: float) -> None:
@@ -57,7 +59,9 @@ class SupervisedFlow(BaseFlow):
         self.log(self.step(batch, rate))
         self.publish()
 
-    def collect_demonstrations(self, config: DemonstrationConfig) -> tuple[Demonstrations, float | None]:
+    def collect_demonstrations(
+        self, config: DemonstrationConfig
+    ) -> tuple[Demonstrations, float | None]:
         """Return the demonstrations, and the share of successful episodes if it is known."""
         raise NotImplementedError
 
@@ -74,9 +78,15 @@ class SupervisedFlow(BaseFlow):
         raise NotImplementedError
 
 
-def supervised_step(trainer: Trainer, run_seed: int, batch: Demonstrations | Frames, rate: float) -> dict[str, float]:
+def supervised_step(
+    trainer: Trainer, run_seed: int, batch: Demonstrations | Frames, rate: float
+) -> dict[str, float]:
     """Take one optimiser step: imitate demonstrations, or classify frames. Return its metrics."""
-    loss = success_loss if isinstance(batch, Frames) else partial(imitation_loss, noise=partial(imitation_noise, run_seed))
+    loss = (
+        success_loss
+        if isinstance(batch, Frames)
+        else partial(imitation_loss, noise=partial(imitation_noise, run_seed))
+    )
     return trainer.step(batch, loss, rate)
 
 
@@ -84,7 +94,9 @@ def supervised_step(trainer: Trainer, run_seed: int, batch: Demonstrations | Fra
 def success_logits(trainer: Trainer, frames: Frames) -> Tensor:
     """See ``SupervisedFlow.success_logits``; the trainer ranks share the work."""
     model = trainer.policy
-    return map_rows(lambda part: model(part.inputs), frames, trainer.micro_batch_size, device_of(model))
+    return map_rows(
+        lambda part: model(part.inputs), frames, trainer.micro_batch_size, device_of(model)
+    )
 
 
 class LocalSupervisedFlow(SupervisedFlow):
@@ -100,19 +112,36 @@ class LocalSupervisedFlow(SupervisedFlow):
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         super().__init__(settings, say)
-        self.learner, self.groups, self.trainer, self.update_threads = learner, groups, trainer, update_threads
+        self.learner, self.groups, self.trainer, self.update_threads = (
+            learner,
+            groups,
+            trainer,
+            update_threads,
+        )
 
-    def collect_demonstrations(self, config: DemonstrationConfig) -> tuple[Demonstrations, float | None]:
+    def collect_demonstrations(
+        self, config: DemonstrationConfig
+    ) -> tuple[Demonstrations, float | None]:
         assert isinstance(self.learner, Policy)
         with self.update_threads():
             return collect_demonstrations(
-                self.learner, self.groups, config, self.settings.run_seed, partial(self.progress, "demonstrations")
+                self.learner,
+                self.groups,
+                config,
+                self.settings.run_seed,
+                partial(self.progress, "demonstrations"),
             )
 
     def collect_frames(self, config: DemonstrationConfig) -> Frames:
         assert isinstance(self.learner, RewardModel)
         with self.update_threads():
-            return labelled_frames(self.learner, self.groups, config, self.settings.run_seed, partial(self.progress, "frames"))
+            return labelled_frames(
+                self.learner,
+                self.groups,
+                config,
+                self.settings.run_seed,
+                partial(self.progress, "frames"),
+            )
 
     def step(self, batch: Demonstrations | Frames, rate: float) -> dict[str, float]:
         with self.update_threads():

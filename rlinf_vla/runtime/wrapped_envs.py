@@ -48,7 +48,9 @@ def _delayed(recipe: Recipe, groups: Sequence[VectorEnv], chunk: int) -> Sequenc
     from rlinf_vla.rollout.deadline import DeadlineEnv, deadline_of
 
     deadline = deadline_of(config, chunk, groups[0].spec.control_hz)
-    return groups if deadline is None else [DeadlineEnv(env, deadline, recipe.seed) for env in groups]
+    return (
+        groups if deadline is None else [DeadlineEnv(env, deadline, recipe.seed) for env in groups]
+    )
 
 
 def build_reward_shaper(recipe: Recipe, env: EnvSpec) -> RewardShaper:

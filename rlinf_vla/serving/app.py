@@ -42,11 +42,16 @@ def build_app(state: State) -> ASGIApp:
         Route("/v1/actions/generations", http.generations, methods=["POST"]),
         Route("/v1/actions/metadata", http.metadata),
     ]
-    routes += [WebSocketRoute(path, _endpoint(state, dialect)) for path, dialect in {"/": root, **DIALECTS}.items()]
+    routes += [
+        WebSocketRoute(path, _endpoint(state, dialect))
+        for path, dialect in {"/": root, **DIALECTS}.items()
+    ]
     return Guarded(Starlette(routes=routes), state)
 
 
-def _endpoint(state: State, dialect: Callable[[State, str], Dialect]) -> Callable[[WebSocket], Awaitable[None]]:
+def _endpoint(
+    state: State, dialect: Callable[[State, str], Dialect]
+) -> Callable[[WebSocket], Awaitable[None]]:
     async def endpoint(socket: WebSocket) -> None:
         await converse(socket, dialect(state, address_of(socket)), state)
 
@@ -73,7 +78,9 @@ class Guarded:
             return
         status, reason, text = refusal
         self.state.metrics.refused.labels(reason).inc()
-        response = JSONResponse({"error": text}, status, {"WWW-Authenticate": "Bearer"} if status == 401 else None)
+        response = JSONResponse(
+            {"error": text}, status, {"WWW-Authenticate": "Bearer"} if status == 401 else None
+        )
         if scope["type"] == "websocket":
             await WebSocket(scope, receive, send).send_denial_response(response)
         else:
@@ -87,5 +94,7 @@ class Guarded:
         if request.url.path in OPEN or self.state.token is None:
             return None
         kind, _, given = request.headers.get("authorization", "").partition(" ")
-        known = kind.lower() in ("bearer", "api-key") and hmac.compare_digest(given.strip().encode(), self.state.token.encode())
+        known = kind.lower() in ("bearer", "api-key") and hmac.compare_digest(
+            given.strip().encode(), self.state.token.encode()
+        )
         return None if known else (401, "token", "send the header Authorization: Bearer TOKEN")

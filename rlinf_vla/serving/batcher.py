@@ -80,7 +80,10 @@ class Batcher:
 
     def _make_room(self, client: str) -> None:
         """Refuse the newest request of whom most wait. Raises Busy if that is ``client`` itself."""
-        busy, counts = Busy(f"{len(self._queue)} requests are waiting already"), Counter(each.client for each in self._queue)
+        busy, counts = (
+            Busy(f"{len(self._queue)} requests are waiting already"),
+            Counter(each.client for each in self._queue),
+        )
         greediest, most = counts.most_common(1)[0]
         if most <= counts[client] + 1:
             raise busy
@@ -98,7 +101,9 @@ class Batcher:
             requests = [each.request for each in taken]
             try:
                 outcomes = await loop.run_in_executor(self._thread, self._answer, requests)
-            except Exception as error:  # of the service itself: the clients are told, and the next call is made
+            except (
+                Exception
+            ) as error:  # of the service itself: the clients are told, and the next call is made
                 outcomes = [error] * len(taken)
             for each, outcome in zip(taken, outcomes, strict=True):
                 if each.future.done():  # its client has left
@@ -117,7 +122,12 @@ class Batcher:
                 await self._arrived.wait()
             first = self._in_turn()[0]
             left = first.since + self._max_wait - loop.time()
-            if left <= 0 or first.request.alone or len(self._queue) >= self._clients() or len(self._joined()) < len(self._queue):
+            if (
+                left <= 0
+                or first.request.alone
+                or len(self._queue) >= self._clients()
+                or len(self._joined()) < len(self._queue)
+            ):
                 return self._take()
             self._arrived.clear()
             with suppress(TimeoutError):

@@ -39,7 +39,12 @@ class Hosts:
 
     def _knows(self, name: str, request: HTTPConnection) -> bool:
         address, _ = request.scope.get("server") or ("", None)
-        return is_loopback(name) or name in self._names or name == _plain(address) or name.endswith(self._ends)
+        return (
+            is_loopback(name)
+            or name in self._names
+            or name == _plain(address)
+            or name.endswith(self._ends)
+        )
 
 
 def _plain(name: str) -> str:

@@ -49,17 +49,25 @@ class Http:
     async def config(self, request: HttpRequest) -> Response:
         """vla-eval's; a GET that changes something could be sent by any web page."""
         if request.query_params:
-            return _error(403, "the configuration is read-only: restart the server with other serve.* keys")
+            return _error(
+                403, "the configuration is read-only: restart the server with other serve.* keys"
+            )
         if not self.state.ready.is_set():
             return _error(503, "the policy is being loaded")
         rows, wait = self.state.service.defaults.most_rows, self.state.config.max_wait_ms / 1e3
-        return JSONResponse({"applied": {}, "config": {"max_batch_size": rows, "max_wait_time": wait}})
+        return JSONResponse(
+            {"applied": {}, "config": {"max_batch_size": rows, "max_wait_time": wait}}
+        )
 
     async def metrics(self, request: HttpRequest) -> Response:
         return Response(self.state.metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def metadata(self, request: HttpRequest) -> Response:
-        return JSONResponse(action_metadata(self.state)) if self.state.ready.is_set() else _error(503, "the policy is being loaded")
+        return (
+            JSONResponse(action_metadata(self.state))
+            if self.state.ready.is_set()
+            else _error(503, "the policy is being loaded")
+        )
 
     async def act(self, request: HttpRequest) -> Response:
         """OpenVLA's: the first action of a chunk; OpenVLA-OFT's (``full_image``): all of them."""
@@ -77,7 +85,9 @@ class Http:
                 said["chunk"] = isinstance(message, dict) and "full_image" in message
                 return self._act_request(message)
 
-            return self.act_reply(await self.state.infer("act", address_of(request), body, read), **said)
+            return self.act_reply(
+                await self.state.infer("act", address_of(request), body, read), **said
+            )
 
         return await self._answered(request, answered)
 
@@ -90,16 +100,29 @@ class Http:
             raise MessageError("the body is no map")
         service = self.state.service
         key, ours = name_in(message, "unnorm_key"), getattr(service.policy, "dataset", None)
-        ours = ours or getattr(service.recipe.model.options, "unnorm_key", None)  # of a policy in another one
+        ours = ours or getattr(
+            service.recipe.model.options, "unnorm_key", None
+        )  # of a policy in another one
         if None not in (key, ours) and key != ours:
             raise MessageError(f"unnorm_key: this policy acts by {ours!r}")
         others = iter(sorted(name for name in message if "wrist" in name))
-        sources = {name: next(others, "") if number else "" for number, name in enumerate(service.spec.images)}
+        sources = {
+            name: next(others, "") if number else ""
+            for number, name in enumerate(service.spec.images)
+        }
         first = message.get("full_image", message.get("image"))
-        found = {f"images.{name}": message.get(source) if source else None for name, source in sources.items()}
+        found = {
+            f"images.{name}": message.get(source) if source else None
+            for name, source in sources.items()
+        }
         found |= {f"images.{name}": first for name in list(sources)[:1]}
         found |= {"state": message.get("state"), "instruction": message.get("instruction")}
-        return service.request({name: each for name, each in found.items() if each is not None}, NATIVE, self.state.number(), 0)
+        return service.request(
+            {name: each for name, each in found.items() if each is not None},
+            NATIVE,
+            self.state.number(),
+            0,
+        )
 
     async def generations(self, request: HttpRequest) -> Response:
         """SGLang's: observation and reply in JSON or msgpack."""
@@ -109,9 +132,18 @@ class Http:
             runtime: dict[str, Any] = {}
 
             def read() -> Request:
-                message = unpack(body, self.state.limits) if packed else json_unpack(body, self.state.limits)
+                message = (
+                    unpack(body, self.state.limits)
+                    if packed
+                    else json_unpack(body, self.state.limits)
+                )
                 found = flat(message)
-                runtime.update({name: name_in(found, f"runtime.{name}") for name in ("response_format", "output_format")})
+                runtime.update(
+                    {
+                        name: name_in(found, f"runtime.{name}")
+                        for name in ("response_format", "output_format")
+                    }
+                )
                 found.setdefault("input.task", found.get("input.prompt"))
                 for name in self.state.service.spec.images:
                     _decode_image(found, GENERATION.image.format(name), self.state.limits.size)
@@ -124,7 +156,10 @@ class Http:
 
     def _generation(self, answer: Answer, runtime: dict[str, Any], packed: bool) -> Response:
         as_list = not packed or runtime["output_format"] == "list"
-        actions, timings = answer.actions.tolist() if as_list else answer.actions, {"infer_ms": 1e3 * answer.seconds}
+        actions, timings = (
+            answer.actions.tolist() if as_list else answer.actions,
+            {"infer_ms": 1e3 * answer.seconds},
+        )
         envelope = {
             "id": f"act-{uuid.uuid4().hex}",
             "object": "action.generation",
@@ -132,14 +167,22 @@ class Http:
             "data": [{"index": 0, "action": {"values": actions}}],
             "timings": timings,
         }
-        found = {"actions": actions, "timings": timings} if runtime["response_format"] == "raw" else envelope
+        found = (
+            {"actions": actions, "timings": timings}
+            if runtime["response_format"] == "raw"
+            else envelope
+        )
         return Response(pack(found), media_type=MSGPACK) if packed else JSONResponse(found)
 
-    async def _answered(self, request: HttpRequest, work: Callable[[bytes], Awaitable[Response]]) -> Response:
+    async def _answered(
+        self, request: HttpRequest, work: Callable[[bytes], Awaitable[Response]]
+    ) -> Response:
         """Return the response of ``work``; drop it if the client leaves, and say what is wrong."""
         config = self.state.config
         try:
-            body = await asyncio.wait_for(_body(request, config.max_message_bytes), config.handshake_timeout_s)
+            body = await asyncio.wait_for(
+                _body(request, config.max_message_bytes), config.handshake_timeout_s
+            )
         except TooLarge:
             return _error(413, f"the body has more than {config.max_message_bytes} bytes")
         except ClientDisconnect:
@@ -181,7 +224,9 @@ def _decode_image(found: dict[str, Any], key: str, most: int) -> None:
         try:
             found[key] = read_image(base64.b64decode(text, validate=True), most)
         except (binascii.Error, ValueError) as error:
-            raise error if isinstance(error, MessageError) else MessageError(f"{key} is no base64") from None
+            raise (
+                error if isinstance(error, MessageError) else MessageError(f"{key} is no base64")
+            ) from None
 
 
 def _accepts(request: HttpRequest) -> bool:

@@ -12,12 +12,32 @@ class Metrics:
 
     def __init__(self) -> None:
         registry = self._registry = CollectorRegistry()
-        self.requests = Counter("rlinf_vla_requests", "Messages answered, by outcome", ["dialect", "outcome"], registry=registry)
-        self.seconds = Histogram("rlinf_vla_request_seconds", "From message to answer", ["dialect"], buckets=SECONDS, registry=registry)
-        self.rows = Histogram("rlinf_vla_call_rows", "Rows of a policy call", buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256), registry=registry)
+        self.requests = Counter(
+            "rlinf_vla_requests",
+            "Messages answered, by outcome",
+            ["dialect", "outcome"],
+            registry=registry,
+        )
+        self.seconds = Histogram(
+            "rlinf_vla_request_seconds",
+            "From message to answer",
+            ["dialect"],
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self.rows = Histogram(
+            "rlinf_vla_call_rows",
+            "Rows of a policy call",
+            buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256),
+            registry=registry,
+        )
         self.sessions = Gauge("rlinf_vla_sessions", "Open websockets", registry=registry)
-        self.queue = Gauge("rlinf_vla_queue", "Requests that wait for the policy", registry=registry)
-        self.refused = Counter("rlinf_vla_refused", "Connections refused, by reason", ["reason"], registry=registry)
+        self.queue = Gauge(
+            "rlinf_vla_queue", "Requests that wait for the policy", registry=registry
+        )
+        self.refused = Counter(
+            "rlinf_vla_refused", "Connections refused, by reason", ["reason"], registry=registry
+        )
 
     def text(self) -> bytes:
         """Return all counters in Prometheus' text format."""

@@ -64,14 +64,20 @@ def chosen(config: ServeConfig, spec: PolicySpec) -> Keys:
     """Return the keys of the recipe. Raises UserError if the policy cannot read what they hold."""
     keys, where = PRESETS[config.observation], f"serve.observation={config.observation}"
     if unknown := sorted(config.images.keys() - spec.images.keys()):
-        raise UserError(f"serve.images names {unknown[0]}, the policy's images are {', '.join(spec.images)}: use these names")
+        raise UserError(
+            f"serve.images names {unknown[0]}, the policy's images are {', '.join(spec.images)}: use these names"
+        )
     known = {**keys.images, **config.images}
     if keys.images and (absent := [name for name in spec.images if name not in known]):
-        raise UserError(f"the policy needs image {absent[0]!r}, which {where} does not name: give +serve.images.{absent[0]}=KEY")
+        raise UserError(
+            f"the policy needs image {absent[0]!r}, which {where} does not name: give +serve.images.{absent[0]}=KEY"
+        )
     for part in ("gripper", "images", *(["state"] if spec.state_dim else [])):
         ours, theirs = getattr(spec.convention, part), getattr(keys.convention, part)
         if None not in (ours, theirs) and ours != theirs:
-            raise UserError(f"the policy has {part} as {ours}, {where} means {theirs}: choose another model.checkpoint or observation")
+            raise UserError(
+                f"the policy has {part} as {ours}, {where} means {theirs}: choose another model.checkpoint or observation"
+            )
     return replace(keys, images=known, state=tuple(config.state) or keys.state)
 
 
@@ -116,7 +122,11 @@ def flat(message: Any, prefix: str = "") -> dict[str, Any]:
         raise MessageError(f"the message is {_kind(message)}, a map is expected")
     found: dict[str, Any] = {}
     for name, value in message.items():
-        found |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+        found |= (
+            flat(value, f"{prefix}{name}.")
+            if isinstance(value, dict)
+            else {f"{prefix}{name}": value}
+        )
     return found
 
 
@@ -128,7 +138,9 @@ def name_in(message: Mapping[str, Any], key: str) -> str | None:
     return value
 
 
-def read_request(found: dict[str, Any], keys: Keys, spec: PolicySpec, defaults: Defaults, seed: int, step: int) -> Request:
+def read_request(
+    found: dict[str, Any], keys: Keys, spec: PolicySpec, defaults: Defaults, seed: int, step: int
+) -> Request:
     """Return the request that a ``flat`` message holds; other entries of it are ignored.
 
     ``seed`` and ``step``: noise keys, in place of the message's ``episode`` and ``step``. Raises
@@ -143,8 +155,14 @@ def read_request(found: dict[str, Any], keys: Keys, spec: PolicySpec, defaults: 
         single = first.ndim < 2
     rows = {len(image) for image in images.values()} or {1 if single else len(first)}
     if len(rows) > 1 or not 1 <= (count := rows.pop()) <= defaults.most_rows:
-        raise MessageError(f"a request has the same number of rows in all its images, at least 1 and at most {defaults.most_rows}")
-    observation = Observation(images, _state(found, keys.state, spec.state_dim, count), _instructions(found.get(keys.prompt), count))
+        raise MessageError(
+            f"a request has the same number of rows in all its images, at least 1 and at most {defaults.most_rows}"
+        )
+    observation = Observation(
+        images,
+        _state(found, keys.state, spec.state_dim, count),
+        _instructions(found.get(keys.prompt), count),
+    )
     episodes, steps, keyed = _noise_keys(found, count, seed, step)
     request = Request(
         observation,
@@ -158,10 +176,19 @@ def read_request(found: dict[str, Any], keys: Keys, spec: PolicySpec, defaults: 
     return _committed(found, request, spec)
 
 
-def _image(found: dict[str, Any], key: str, size: tuple[int, int], pads: bool, bars: float | None) -> tuple[Tensor, bool]:
+def _image(
+    found: dict[str, Any], key: str, size: tuple[int, int], pads: bool, bars: float | None
+) -> tuple[Tensor, bool]:
     image = found.get(key)
-    if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim not in (3, 4) or image.shape[-1] != 3:
-        raise MessageError(f"{key} is {_kind(image)}: an image uint8 [H, W, 3] is expected, or a batch of them")
+    if (
+        not isinstance(image, np.ndarray)
+        or image.dtype != np.uint8
+        or image.ndim not in (3, 4)
+        or image.shape[-1] != 3
+    ):
+        raise MessageError(
+            f"{key} is {_kind(image)}: an image uint8 [H, W, 3] is expected, or a batch of them"
+        )
     single = image.ndim == 3
     rows = torch.from_numpy(np.array(image[None] if single else image))
     shape = (rows.shape[1], rows.shape[2])
@@ -170,9 +197,13 @@ def _image(found: dict[str, Any], key: str, size: tuple[int, int], pads: bool, b
     if shape != size and (pads or bars is not None):
         if max(shape) / min(shape) > 100 or min(picture_within(shape, size, 0.5)[0]) < 1:
             raise MessageError(f"{key} is {shape[0]}x{shape[1]}: too narrow")
-        return rows if bars is not None else padded(rows, size), single  # such a policy makes its own bars
+        return rows if bars is not None else padded(
+            rows, size
+        ), single  # such a policy makes its own bars
     if shape[0] < size[0] or shape[1] < size[1]:
-        raise MessageError(f"{key} is {shape[0]}x{shape[1]} pixels: the policy needs {size[0]}x{size[1]} or more")
+        raise MessageError(
+            f"{key} is {shape[0]}x{shape[1]} pixels: the policy needs {size[0]}x{size[1]} or more"
+        )
     return rows, single
 
 
@@ -183,33 +214,56 @@ def _state(found: dict[str, Any], keys: Sequence[str], size: int, count: int) ->
     for key in keys:
         part = _numbers(found, key)
         if part.ndim > 2 or ((part.ndim == 2 or count > 1) and part.shape[:1] != (count,)):
-            raise MessageError(f"{key} is {_kind(found.get(key))}: {count} row(s) of numbers are expected")
+            raise MessageError(
+                f"{key} is {_kind(found.get(key))}: {count} row(s) of numbers are expected"
+            )
         parts.append(part.reshape(count, -1) if part.size else part.reshape(count, 0))
     state = np.concatenate(parts, axis=1)
     if state.shape[1] != size or not np.isfinite(state).all():
-        raise MessageError(f"{' and '.join(keys)} have {state.shape[1]} numbers in a row: the policy needs {size}, all finite")
+        raise MessageError(
+            f"{' and '.join(keys)} have {state.shape[1]} numbers in a row: the policy needs {size}, all finite"
+        )
     return torch.from_numpy(state)
 
 
 def _instructions(said: Any, count: int) -> list[str]:
     texts = [said] * count if isinstance(said, str) else said
     if not isinstance(texts, list) or len(texts) != count or not all(map(_is_instruction, texts)):
-        raise MessageError(f"the instruction is {_kind(said)}: text of at most {LONGEST} characters is expected, one for each row")
+        raise MessageError(
+            f"the instruction is {_kind(said)}: text of at most {LONGEST} characters is expected, one for each row"
+        )
     return list(texts)
 
 
 def _is_instruction(text: Any) -> bool:
-    return isinstance(text, str) and len(text) <= LONGEST and not any("\ud800" <= each <= "\udfff" for each in text)  # JSON may hold those
+    return (
+        isinstance(text, str)
+        and len(text) <= LONGEST
+        and not any("\ud800" <= each <= "\udfff" for each in text)
+    )  # JSON may hold those
 
 
-def _noise_keys(found: dict[str, Any], count: int, seed: int, step: int) -> tuple[Episodes, Tensor, bool]:
+def _noise_keys(
+    found: dict[str, Any], count: int, seed: int, step: int
+) -> tuple[Episodes, Tensor, bool]:
     """Return episodes, steps, and whether the message gives them."""
     keyed = "episode.seed" in found
     if not keyed:
         zeros = torch.zeros(count, dtype=torch.int64)
-        return Episodes(zeros, zeros + seed % SEEDS, torch.arange(count) % MAX_ATTEMPTS), zeros + step % MOST_STEPS, False
-    limits = {"episode.task": MAX_TASKS, "episode.seed": SEEDS, "episode.attempt": MAX_ATTEMPTS, "step": MOST_STEPS}
-    task, seeds, attempt, steps = (_whole_numbers(found.get(key, 0), key, count, limit) for key, limit in limits.items())
+        return (
+            Episodes(zeros, zeros + seed % SEEDS, torch.arange(count) % MAX_ATTEMPTS),
+            zeros + step % MOST_STEPS,
+            False,
+        )
+    limits = {
+        "episode.task": MAX_TASKS,
+        "episode.seed": SEEDS,
+        "episode.attempt": MAX_ATTEMPTS,
+        "step": MOST_STEPS,
+    }
+    task, seeds, attempt, steps = (
+        _whole_numbers(found.get(key, 0), key, count, limit) for key, limit in limits.items()
+    )
     return Episodes(task, seeds, attempt), steps, True
 
 
@@ -218,16 +272,31 @@ def _whole_numbers(value: Any, key: str, count: int, limit: int) -> Tensor:
         numbers = np.asarray(value)
     except ValueError:  # lists of different lengths
         numbers = np.empty(0)
-    if numbers.dtype.kind not in "iu" or numbers.size not in (1, count) or numbers.min() < 0 or numbers.max() >= limit:
-        raise MessageError(f"{key} is {_kind(value)}: whole numbers from 0 to {limit - 1} are expected, one for each row")
+    if (
+        numbers.dtype.kind not in "iu"
+        or numbers.size not in (1, count)
+        or numbers.min() < 0
+        or numbers.max() >= limit
+    ):
+        raise MessageError(
+            f"{key} is {_kind(value)}: whole numbers from 0 to {limit - 1} are expected, one for each row"
+        )
     return torch.from_numpy(np.broadcast_to(numbers.astype(np.int64).reshape(-1), (count,)).copy())
 
 
-def _number(found: dict[str, Any], key: str, default: float, low: float, high: float, whole: bool = False) -> float:
+def _number(
+    found: dict[str, Any], key: str, default: float, low: float, high: float, whole: bool = False
+) -> float:
     value = found.get(key, default)
     value = value.item() if isinstance(value, np.generic) else value
-    if isinstance(value, bool) or not isinstance(value, int if whole else int | float) or not low <= value <= high:
-        raise MessageError(f"{key} is {_kind(value)}: a {'whole ' if whole else ''}number from {low:g} to {high:.0f} is expected")
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int if whole else int | float)
+        or not low <= value <= high
+    ):
+        raise MessageError(
+            f"{key} is {_kind(value)}: a {'whole ' if whole else ''}number from {low:g} to {high:.0f} is expected"
+        )
     return value
 
 
@@ -237,8 +306,15 @@ def _committed(found: dict[str, Any], request: Request, spec: PolicySpec) -> Req
         return request
     shape = (request.rows, spec.chunk, spec.action_dim)
     array = _numbers(found, "committed")
-    if array.ndim != 3 or (len(array), array.shape[2]) != shape[::2] or array.shape[1] > shape[1] or not np.isfinite(array).all():
-        raise MessageError(f"committed is {_kind(actions)}: finite numbers [{shape[0]}, at most {shape[1]}, {shape[2]}] are expected")
+    if (
+        array.ndim != 3
+        or (len(array), array.shape[2]) != shape[::2]
+        or array.shape[1] > shape[1]
+        or not np.isfinite(array).all()
+    ):
+        raise MessageError(
+            f"committed is {_kind(actions)}: finite numbers [{shape[0]}, at most {shape[1]}, {shape[2]}] are expected"
+        )
     frozen = int(_number(found, "frozen", 0, 0, array.shape[1], whole=True))
     return replace(request, committed=torch.from_numpy(array.copy()), frozen=frozen, alone=True)
 
@@ -261,4 +337,8 @@ def _kind(value: Any) -> str:
         return f"{value.dtype} {list(value.shape)}"
     if value is None:
         return "missing"
-    return repr(value)[:40] if isinstance(value, bool | int | float | np.generic) else type(value).__name__
+    return (
+        repr(value)[:40]
+        if isinstance(value, bool | int | float | np.generic)
+        else type(value).__name__
+    )

@@ -34,7 +34,9 @@ class OpenPi:
 
     async def reply(self, frame: Frame) -> Frame:
         began = time.perf_counter()
-        answer = await self.state.infer(self.name, self.client, frame, lambda: self.request(self.read(frame)))
+        answer = await self.state.infer(
+            self.name, self.client, frame, lambda: self.request(self.read(frame))
+        )
         timing = {"infer_ms": 1e3 * (time.perf_counter() - began)}
         if self._total is not None:
             timing["prev_total_ms"] = 1e3 * self._total
@@ -43,8 +45,15 @@ class OpenPi:
         return found
 
     def answered(self, answer: Answer, timing: dict[str, float]) -> Any:
-        found: dict[str, Any] = {"actions": answer.actions} if answer.features is None else {"features": answer.features}
-        return found | {"policy_timing": {"infer_ms": 1e3 * answer.seconds}, "server_timing": timing}
+        found: dict[str, Any] = (
+            {"actions": answer.actions}
+            if answer.features is None
+            else {"features": answer.features}
+        )
+        return found | {
+            "policy_timing": {"infer_ms": 1e3 * answer.seconds},
+            "server_timing": timing,
+        }
 
     def read(self, frame: Frame) -> Any:
         """Return the message of a frame. Raises MessageError."""
@@ -56,7 +65,9 @@ class OpenPi:
         """Return the request of an observation, our own or in the recipe's keys."""
         self.step += 1
         own = isinstance(message, dict) and isinstance(message.get("images"), dict)
-        return self.state.service.request(message, NATIVE if own else self.keys(), self.seed, self.step - 1, self.encodes and own)
+        return self.state.service.request(
+            message, NATIVE if own else self.keys(), self.seed, self.step - 1, self.encodes and own
+        )
 
     def keys(self) -> Keys:
         return self.state.service.keys
@@ -101,7 +112,9 @@ class VllmOmni(OpenPi):
             return pack({"status": "reset successful"})
         if endpoint != "infer":
             raise Refusal(Refusal.MISTAKE, "endpoint is neither infer nor reset")
-        answer = await self.state.infer(self.name, self.client, frame, lambda: self.request(message))
+        answer = await self.state.infer(
+            self.name, self.client, frame, lambda: self.request(message)
+        )
         return pack(answer.actions)
 
     def request(self, message: Any) -> Request:

@@ -31,19 +31,30 @@ Say = Callable[[str], None]
 
 def serve(recipe: Recipe, token: str | None) -> None:
     """Serve until SIGINT or SIGTERM. Raises UserError."""
-    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # a line for each malformed request helps nobody
+    logging.getLogger("uvicorn").setLevel(
+        logging.CRITICAL
+    )  # a line for each malformed request helps nobody
     listener = listening(recipe.serve)
     with listener:
         asyncio.run(_until_signal(listener, recipe, token, partial(print, flush=True)))
 
 
-async def _until_signal(listener: socket.socket, recipe: Recipe, token: str | None, say: Say) -> None:
+async def _until_signal(
+    listener: socket.socket, recipe: Recipe, token: str | None, say: Say
+) -> None:
     stop = asyncio.Event()
     with _signals(stop):
         await run(listener, recipe.serve, partial(opened, recipe), token, stop, say)
 
 
-async def run(listener: socket.socket, config: ServeConfig, open_service: Open, token: str | None, stop: asyncio.Event, say: Say) -> None:
+async def run(
+    listener: socket.socket,
+    config: ServeConfig,
+    open_service: Open,
+    token: str | None,
+    stop: asyncio.Event,
+    say: Say,
+) -> None:
     """Serve on ``listener`` until ``stop``, then finish what runs. Raises what loading raises."""
     loop, state = asyncio.get_running_loop(), State(config, token)
     server = Listener(config, state)
@@ -51,13 +62,17 @@ async def run(listener: socket.socket, config: ServeConfig, open_service: Open, 
     listens = asyncio.create_task(server.serve([listener]))
     stopping = asyncio.create_task(stop.wait())
     try:
-        say(f"loading the policy; {url_of(listener, 'wss' if config.certificate else 'ws')} accepts connections")
+        say(
+            f"loading the policy; {url_of(listener, 'wss' if config.certificate else 'ws')} accepts connections"
+        )
         loading = loop.run_in_executor(thread, lambda: opened.enter_context(open_service()))
         tasks: set[asyncio.Future[Any]] = {loading, listens, stopping}
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if not stopping.done():
             state.open(await loading, thread)
-            say(f"ready: policy {state.service.policy.name}, {config.protocol} at /, other protocols at their paths (docs/serving.md)")
+            say(
+                f"ready: policy {state.service.policy.name}, {config.protocol} at /, other protocols at their paths (docs/serving.md)"
+            )
             for line in state.service.policy.spec.remarks:
                 say(line)
             await asyncio.wait(tasks - {loading}, return_when=asyncio.FIRST_COMPLETED)
@@ -115,13 +130,19 @@ class Listener(Server):
         loop, config = asyncio.get_running_loop(), self.config
 
         def protocol() -> asyncio.Protocol:
-            return config.http_protocol_class(config=config, server_state=self.server_state, app_state=self.lifespan.state)  # type: ignore[call-arg, unused-ignore]
+            return config.http_protocol_class(
+                config=config, server_state=self.server_state, app_state=self.lifespan.state
+            )  # type: ignore[call-arg, unused-ignore]
 
         await self.lifespan.startup()
         assert sockets
         self.servers = [
             await loop.create_server(
-                protocol, sock=each, ssl=config.ssl, backlog=config.backlog, ssl_handshake_timeout=self._handshake_timeout
+                protocol,
+                sock=each,
+                ssl=config.ssl,
+                backlog=config.backlog,
+                ssl_handshake_timeout=self._handshake_timeout,
             )
             for each in sockets
         ]
@@ -130,7 +151,9 @@ class Listener(Server):
 
 def listening(config: ServeConfig) -> socket.socket:
     """Return a socket that listens at ``serve.host``. Raises UserError."""
-    return listening_at(config.host, config.port, f"serve.host={config.host} serve.port={config.port}")
+    return listening_at(
+        config.host, config.port, f"serve.host={config.host} serve.port={config.port}"
+    )
 
 
 @contextmanager

@@ -63,11 +63,15 @@ class PolicyService:
         self.kept: OrderedDict[tuple[float, int], Actor] = OrderedDict()
         """Actors by temperature and run seed, the least used one first."""
         self._graphs = recipe.cluster.cuda_graphs and device_of(policy).type in RECORDERS
-        self._backbone = FeatureServer(policy, recipe.cluster.cuda_graphs) if SPLIT in metadata else None
+        self._backbone = (
+            FeatureServer(policy, recipe.cluster.cuda_graphs) if SPLIT in metadata else None
+        )
         self._row_bytes = 0
         """Of the features of a row."""
 
-    def request(self, message: Any, keys: Keys, seed: int, step: int, encodes: bool = False) -> Request:
+    def request(
+        self, message: Any, keys: Keys, seed: int, step: int, encodes: bool = False
+    ) -> Request:
         """Return the request of a message; see ``read_request``. Raises MessageError.
 
         ``encodes``: whether it may ask for features.
@@ -78,20 +82,30 @@ class PolicyService:
             self._check_encode(found[ENCODE], request)
             request = replace(request, encode=True)
         if request.committed is not None and not isinstance(self.policy, RealTimeChunking):
-            raise MessageError(f"committed: model {self.policy.name} cannot continue committed actions")
+            raise MessageError(
+                f"committed: model {self.policy.name} cannot continue committed actions"
+            )
         return request
 
     def _check_encode(self, wanted: Any, request: Request) -> None:
         """Raise MessageError unless this backbone is ``wanted``, and an answer may be so large."""
         if self._backbone is None:
-            raise MessageError(f"{ENCODE}: model {self.policy.name} {self.policy.split_unsupported}")
+            raise MessageError(
+                f"{ENCODE}: model {self.policy.name} {self.policy.split_unsupported}"
+            )
         if not isinstance(wanted, str) or wanted != self.metadata[SPLIT]["backbone"]:
-            raise MessageError(f"{ENCODE}: the backbone here has another SHA-256 than the one that the head needs")
+            raise MessageError(
+                f"{ENCODE}: the backbone here has another SHA-256 than the one that the head needs"
+            )
         if request.committed is not None:
-            raise MessageError(f"{ENCODE}: features do not depend on committed actions, leave these out")
+            raise MessageError(
+                f"{ENCODE}: features do not depend on committed actions, leave these out"
+            )
         if request.rows * self._row_bytes > LIMITS.size:
             most = LIMITS.size // self._row_bytes
-            raise MessageError(f"{ENCODE}: {request.rows} rows of features take more than {LIMITS.size} bytes: send at most {most} rows")
+            raise MessageError(
+                f"{ENCODE}: {request.rows} rows of features take more than {LIMITS.size} bytes: send at most {most} rows"
+            )
 
     def answer(self, requests: Sequence[Request]) -> list[Outcome]:
         """Return what each request gets: an error of one does not reach the others."""
@@ -107,21 +121,36 @@ class PolicyService:
                 found[number] = error
                 continue
             shapes = tuple((name, value.shape[1:]) for name, value in inputs.items())
-            key = number if request.alone else (request.encode or (request.temperature, request.run_seed), shapes)
+            key = (
+                number
+                if request.alone
+                else (request.encode or (request.temperature, request.run_seed), shapes)
+            )
             joined.setdefault(key, []).append((number, inputs))
         for members in joined.values():
-            outcomes = self._call([requests[number] for number, _ in members], [inputs for _, inputs in members])
+            outcomes = self._call(
+                [requests[number] for number, _ in members], [inputs for _, inputs in members]
+            )
             for (number, _), outcome in zip(members, outcomes, strict=True):
                 found[number] = outcome
-        return [outcome if outcome is not None else Failure("the policy gave no answer") for outcome in found]
+        return [
+            outcome if outcome is not None else Failure("the policy gave no answer")
+            for outcome in found
+        ]
 
     def _call(self, requests: Sequence[Request], inputs: Sequence[Inputs]) -> list[Outcome]:
         began = time.perf_counter()
         encodes = requests[0].encode
         try:
-            found = self._encode(requests, inputs) if encodes else {"actions": self._act(requests, inputs).float().cpu()}
+            found = (
+                self._encode(requests, inputs)
+                if encodes
+                else {"actions": self._act(requests, inputs).float().cpu()}
+            )
             if not all(value.isfinite().all() for value in found.values()):
-                raise Failure(f"the policy's {'features' if encodes else 'actions'} are not finite numbers")
+                raise Failure(
+                    f"the policy's {'features' if encodes else 'actions'} are not finite numbers"
+                )
         except Exception as error:
             return [error] * len(requests)
         seconds, answers, end = time.perf_counter() - began, list[Outcome](), 0
@@ -129,7 +158,13 @@ class PolicyService:
             rows = {name: value[end : end + each.rows] for name, value in found.items()}
             end += each.rows
             actions = np.empty(0, np.float32) if encodes else rows["actions"].numpy()
-            answers.append(Answer(actions[0] if each.single and not encodes else actions, seconds, as_arrays(rows) if encodes else None))
+            answers.append(
+                Answer(
+                    actions[0] if each.single and not encodes else actions,
+                    seconds,
+                    as_arrays(rows) if encodes else None,
+                )
+            )
         return answers
 
     def _encode(self, requests: Sequence[Request], inputs: Sequence[Inputs]) -> Tensors:
@@ -143,19 +178,32 @@ class PolicyService:
     def _act(self, requests: Sequence[Request], inputs: Sequence[Inputs]) -> torch.Tensor:
         first, actor = requests[0], self._actor(requests[0])
         if first.committed is not None:
-            return actor.act_onto(inputs[0], first.episodes, first.step, first.committed, first.frozen).actions
+            return actor.act_onto(
+                inputs[0], first.episodes, first.step, first.committed, first.frozen
+            ).actions
         whole, rows = self._whole(requests, inputs)
-        episodes, step = Episodes.cat([each.episodes for each in requests])[rows], torch.cat([each.step for each in requests])[rows]
+        episodes, step = (
+            Episodes.cat([each.episodes for each in requests])[rows],
+            torch.cat([each.step for each in requests])[rows],
+        )
         return actor.act(whole, episodes, step).actions
 
-    def _whole(self, requests: Sequence[Request], inputs: Sequence[Inputs]) -> tuple[Inputs, torch.Tensor]:
+    def _whole(
+        self, requests: Sequence[Request], inputs: Sequence[Inputs]
+    ) -> tuple[Inputs, torch.Tensor]:
         """Return the inputs of all rows, and the numbers of these rows: on a GPU the last one is
         repeated, so that few CUDA graphs are recorded."""
         rows = torch.arange(sum(each.rows for each in requests))
-        whole = {name: torch.cat([each[name] for each in inputs]) for name in inputs[0]} if len(inputs) > 1 else dict(inputs[0])
+        whole = (
+            {name: torch.cat([each[name] for each in inputs]) for name in inputs[0]}
+            if len(inputs) > 1
+            else dict(inputs[0])
+        )
         if self._graphs and not requests[0].alone and len(rows) & (len(rows) - 1):
             # one recording for each power of two
-            rows = torch.arange(min(1 << len(rows).bit_length(), self.defaults.most_rows)).clamp(max=len(rows) - 1)
+            rows = torch.arange(min(1 << len(rows).bit_length(), self.defaults.most_rows)).clamp(
+                max=len(rows) - 1
+            )
             whole = {name: value[rows.to(value.device)] for name, value in whole.items()}
         return whole, rows
 
@@ -164,7 +212,9 @@ class PolicyService:
         key = (request.temperature, request.run_seed)
         if key not in self.kept:
             settings = builders.actor_settings(self.recipe, request.temperature)
-            settings = replace(settings, run_seed=request.run_seed, batch_size=self.defaults.most_rows)
+            settings = replace(
+                settings, run_seed=request.run_seed, batch_size=self.defaults.most_rows
+            )
             self.kept[key] = Actor(self.policy, settings)
         self.kept.move_to_end(key)
         while len(self.kept) > ACTORS:
@@ -174,12 +224,24 @@ class PolicyService:
     def warm_up(self) -> None:
         """Act once on empty observations, of one row and of the most rows."""
         for rows in sorted({1, self.defaults.most_rows}):
-            images = {name: torch.zeros(rows, *size, 3, dtype=torch.uint8) for name, size in self.spec.images.items()}
+            images = {
+                name: torch.zeros(rows, *size, 3, dtype=torch.uint8)
+                for name, size in self.spec.images.items()
+            }
             empty = Observation(images, torch.zeros(rows, self.spec.state_dim), ["nothing"] * rows)
             counts = torch.zeros(rows, dtype=torch.int64)
             episodes = Episodes.first_attempts(counts, counts)
-            first = Request(empty, episodes, counts, self.defaults.temperature, self.defaults.run_seed, single=False)
-            for request in (first, replace(first, encode=True)) if self._backbone is not None else (first,):
+            first = Request(
+                empty,
+                episodes,
+                counts,
+                self.defaults.temperature,
+                self.defaults.run_seed,
+                single=False,
+            )
+            for request in (
+                (first, replace(first, encode=True)) if self._backbone is not None else (first,)
+            ):
                 (outcome,) = self.answer([request])
                 if isinstance(outcome, Exception):
                     raise outcome
@@ -196,16 +258,28 @@ def opened(recipe: Recipe) -> Iterator[PolicyService]:
     PyTorch's number of threads belongs to a thread, so call it where the policy will act.
     """
     if recipe.model.name == NO_MODEL:
-        raise UserError(f"recipe={recipe.name} has no model to serve: set model=NAME model.checkpoint=DIR")
-    checkpoint = run_directory.checkpoint_at(recipe.checkpoint, "checkpoint") if recipe.checkpoint else None
-    chosen(recipe.serve, builders.outline(recipe).spec)  # before the weights are loaded, which may take minutes
+        raise UserError(
+            f"recipe={recipe.name} has no model to serve: set model=NAME model.checkpoint=DIR"
+        )
+    checkpoint = (
+        run_directory.checkpoint_at(recipe.checkpoint, "checkpoint") if recipe.checkpoint else None
+    )
+    chosen(
+        recipe.serve, builders.outline(recipe).spec
+    )  # before the weights are loaded, which may take minutes
     policy = builders.build_policy(recipe)
     if checkpoint is not None:
         load_checkpoint(checkpoint, policy)
     metadata = described(recipe, policy, checkpoint)
     if policy.split_unsupported is None:
-        metadata[SPLIT] = {"backbone": digest_of_backbone(policy), "options": asdict(recipe.model.options)}
-    with builders.threads(recipe.cluster.rollout_threads), acting(policy, recipe.rollout.rounded_weights):
+        metadata[SPLIT] = {
+            "backbone": digest_of_backbone(policy),
+            "options": asdict(recipe.model.options),
+        }
+    with (
+        builders.threads(recipe.cluster.rollout_threads),
+        acting(policy, recipe.rollout.rounded_weights),
+    ):
         service = PolicyService(recipe, policy, metadata)
         service.warm_up()
         yield service

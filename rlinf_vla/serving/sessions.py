@@ -49,7 +49,9 @@ async def converse(socket: WebSocket, dialect: Dialect, state: State) -> None:
         await _cancelled(stop, reader.pending)
 
 
-async def _conversation(reader: _Reader, dialect: Dialect, state: State, stop: asyncio.Task[Any]) -> tuple[int, str]:
+async def _conversation(
+    reader: _Reader, dialect: Dialect, state: State, stop: asyncio.Task[Any]
+) -> tuple[int, str]:
     """Return the code to close with, and the reason. Raises Left."""
     idle = state.config.idle_timeout_s
     if not state.ready.is_set():
@@ -59,7 +61,11 @@ async def _conversation(reader: _Reader, dialect: Dialect, state: State, stop: a
     while True:
         frame = await reader.frame(idle, stop)
         if frame is None:
-            return (GOING_AWAY, "the server is stopping") if stop.done() else (NORMAL, f"nothing came for {idle:g} s")
+            return (
+                (GOING_AWAY, "the server is stopping")
+                if stop.done()
+                else (NORMAL, f"nothing came for {idle:g} s")
+            )
         code = None
         try:
             said = await reader.during(dialect.reply(frame))
@@ -85,13 +91,21 @@ class _Reader:
         """Return the next frame; None when ``stop`` ends, or if the client gave no sign of life for
         ``timeout``. It is asked for one, by a ping, in the middle of each such time. Raises Left.
         """
-        pending, link, loop = self._next(), self._socket.scope["state"][LINK], asyncio.get_running_loop()
+        pending, link, loop = (
+            self._next(),
+            self._socket.scope["state"][LINK],
+            asyncio.get_running_loop(),
+        )
         while not (pending.done() or stop.done()):
             begun = loop.time()
-            await asyncio.wait({pending, stop}, timeout=timeout / 2, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                {pending, stop}, timeout=timeout / 2, return_when=asyncio.FIRST_COMPLETED
+            )
             if not (pending.done() or stop.done()):
                 link.ask()
-                await asyncio.wait({pending, stop}, timeout=timeout / 2, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(
+                    {pending, stop}, timeout=timeout / 2, return_when=asyncio.FIRST_COMPLETED
+                )
                 if not pending.done() and link.heard < begun:
                     return None
         if stop.done():

@@ -47,7 +47,9 @@ def address_of(connection: HTTPConnection) -> str:
 def internal(error: Exception) -> Refusal:
     """Return what a client is told of our own mistake, which is written to the log."""
     traceback.print_exception(error)
-    return Refusal(Refusal.INTERNAL, f"internal error: {type(error).__name__}; the server's log says more")
+    return Refusal(
+        Refusal.INTERNAL, f"internal error: {type(error).__name__}; the server's log says more"
+    )
 
 
 class State:
@@ -78,7 +80,13 @@ class State:
         config, rows = self.config, service.defaults.most_rows
         clients = lambda: max(self.sessions, self.working)  # noqa: E731
         self._batcher = Batcher(
-            service.answer, thread, rows, config.max_wait_ms / 1e3, config.max_queue, clients, self.metrics.rows.observe
+            service.answer,
+            thread,
+            rows,
+            config.max_wait_ms / 1e3,
+            config.max_queue,
+            clients,
+            self.metrics.rows.observe,
         )
         self.metrics.queue.set_function(self._batcher.__len__)
         self._service, self._calls = service, asyncio.create_task(self._batcher.run())
@@ -111,17 +119,25 @@ class State:
         Most malformed messages are short. A change of threads would cost more than to refuse them,
         and a thread that acts waits for Python's lock at each change.
         """
-        if isinstance(data, str) or (len(data) <= SHORT and not any(mark in data for mark in FILES)):
+        if isinstance(data, str) or (
+            len(data) <= SHORT and not any(mark in data for mark in FILES)
+        ):
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._readers, work)
 
-    async def infer(self, dialect: str, client: str, data: bytes | str, request: Callable[[], Request]) -> Answer:
+    async def infer(
+        self, dialect: str, client: str, data: bytes | str, request: Callable[[], Request]
+    ) -> Answer:
         """Return the answer to the ``request`` in the ``data`` of ``client``. Raises Refusal."""
         began, outcome = time.perf_counter(), "cancelled"
         self.working += 1
         try:
             if self.draining.is_set() or self._batcher is None:
-                raise Busy("the server is stopping" if self.draining.is_set() else "the policy is being loaded")
+                raise Busy(
+                    "the server is stopping"
+                    if self.draining.is_set()
+                    else "the policy is being loaded"
+                )
             answer = await self._batcher.ask(await self.read(data, request), client)
             outcome = "ok"
             return answer

@@ -16,7 +16,11 @@ from rlinf_vla.serving.sessions import Frame
 from rlinf_vla.serving.state import Refusal, State
 
 PROTOCOL = 1
-GRIPPERS = {"close_positive": "binary_close_positive", "open_positive": "binary_close_negative", "zero_to_one": "continuous_01"}
+GRIPPERS = {
+    "close_positive": "binary_close_positive",
+    "open_positive": "binary_close_negative",
+    "zero_to_one": "continuous_01",
+}
 STATES = {"axis_angle": "eef_pos3_axisangle3_gripper2", "quaternion": "eef_pos3_quat4_gripper1"}
 QUIET = ("episode_start", "episode_end", "error")
 """Messages that get no answer."""
@@ -48,7 +52,10 @@ class VlaEval:
             self._actions.clear()
             return None
         if kind != "observation":
-            raise Refusal(Refusal.MISTAKE, "type is none of hello, observation, episode_start, episode_end, error")
+            raise Refusal(
+                Refusal.MISTAKE,
+                "type is none of hello, observation, episode_start, episode_end, error",
+            )
         if not self._actions:
             service = self.state.service
             read = lambda: service.request(payload, VLA_EVAL, self.seed, self.step)  # noqa: E731
@@ -61,7 +68,10 @@ class VlaEval:
         if isinstance(frame, str):
             raise MessageError("a text frame: messages are binary frames of msgpack")
         found = unpack(frame, self.state.limits)
-        if not isinstance(found, dict) or not {"type", "payload", "seq", "timestamp"} <= found.keys():
+        if (
+            not isinstance(found, dict)
+            or not {"type", "payload", "seq", "timestamp"} <= found.keys()
+        ):
             raise MessageError("a message is a map of type, payload, seq and timestamp")
         name_in(found, "type")
         if type(found["seq"]) is not int or not isinstance(found["payload"], dict):
@@ -80,7 +90,10 @@ class VlaEval:
             "protocol_version": PROTOCOL,
             "model_server": metadata["policy"]["model"],
             "capabilities": {},
-            "observation_params": {"send_wrist_image": "wrist" in spec.images, "send_state": spec.state_dim > 0},
+            "observation_params": {
+                "send_wrist_image": "wrist" in spec.images,
+                "send_state": spec.state_dim > 0,
+            },
             "action_spec": action_spec(spec),
             "observation_spec": observation_spec(spec),
         }
@@ -96,15 +109,28 @@ def action_spec(spec: PolicySpec) -> dict[str, Any]:
     return {
         "position": _part("position", 3, "delta_xyz", (-1, 1)),
         "rotation": _part("rotation", 3, "axis_angle", (-3.15, 3.15)),
-        "gripper": _part("gripper", 1, GRIPPERS[gripper], (0, 1) if gripper == "zero_to_one" else (-1, 1)),
+        "gripper": _part(
+            "gripper", 1, GRIPPERS[gripper], (0, 1) if gripper == "zero_to_one" else (-1, 1)
+        ),
     }
 
 
 def observation_spec(spec: PolicySpec) -> dict[str, Any]:
-    images = {"agentview" if name == "base" else name: _part("image", 0, "rgb_hwc_uint8") for name in spec.images}
-    state = {"state": _part("state", spec.state_dim, STATES.get(spec.convention.state or "", "raw"))} if spec.state_dim else {}
+    images = {
+        "agentview" if name == "base" else name: _part("image", 0, "rgb_hwc_uint8")
+        for name in spec.images
+    }
+    state = (
+        {"state": _part("state", spec.state_dim, STATES.get(spec.convention.state or "", "raw"))}
+        if spec.state_dim
+        else {}
+    )
     return images | state | {"language": _part("language", 0, "language")}
 
 
-def _part(name: str, dims: int, meaning: str, range_: tuple[float, float] | None = None) -> dict[str, Any]:
-    return {"name": name, "dims": dims, "format": meaning} | ({} if range_ is None else {"range": list(range_)})
+def _part(
+    name: str, dims: int, meaning: str, range_: tuple[float, float] | None = None
+) -> dict[str, Any]:
+    return {"name": name, "dims": dims, "format": meaning} | (
+        {} if range_ is None else {"range": list(range_)}
+    )

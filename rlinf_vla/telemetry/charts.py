@@ -71,13 +71,26 @@ def curve(steps: Sequence[int], values: Sequence[float], label: str, size: Size)
     with matplotlib.rc_context(_STYLE):
         figure, axes = _axes(size)
         x, y = thin(steps, values)
-        axes.plot(x, y, color=_COLOUR["accent"], linewidth=1.3, marker="o" if len(x) < 3 else "", markersize=3)
+        axes.plot(
+            x,
+            y,
+            color=_COLOUR["accent"],
+            linewidth=1.3,
+            marker="o" if len(x) < 3 else "",
+            markersize=3,
+        )
         axes.yaxis.set_major_locator(MaxNLocator(4))
         axes.set_xlabel("iteration")
         return _svg(figure, label)
 
 
-def success_curve(steps: Sequence[int], rates: Sequence[float], evaluations: Sequence[Evaluation], label: str, size: Size) -> str:
+def success_curve(
+    steps: Sequence[int],
+    rates: Sequence[float],
+    evaluations: Sequence[Evaluation],
+    label: str,
+    size: Size,
+) -> str:
     """Plot rollout success, its trailing mean, and the evaluations."""
     with matplotlib.rc_context(_STYLE):
         figure, axes = _axes(size)
@@ -87,8 +100,12 @@ def success_curve(steps: Sequence[int], rates: Sequence[float], evaluations: Seq
             axes.plot(x, y, color=_COLOUR["accent"], linewidth=width, alpha=alpha)
         if evaluations:
             rate = np.array([each.rate for each in evaluations])
-            reach = np.array([[each.rate - each.low, each.high - each.rate] for each in evaluations]).T
-            reach = np.maximum(reach, 0.0)  # rounding can put a stored rate slightly outside its interval
+            reach = np.array(
+                [[each.rate - each.low, each.high - each.rate] for each in evaluations]
+            ).T
+            reach = np.maximum(
+                reach, 0.0
+            )  # rounding can put a stored rate slightly outside its interval
             axes.errorbar(
                 [each.step for each in evaluations], rate, reach,
                 fmt="o", color=_COLOUR["ink"], markersize=4.5, elinewidth=1.1, capsize=2.5, zorder=3, clip_on=False,
@@ -100,7 +117,9 @@ def success_curve(steps: Sequence[int], rates: Sequence[float], evaluations: Seq
         return _svg(figure, label)
 
 
-def histogram(edges: Sequence[float], counts: Sequence[int], limit: float, label: str, size: Size) -> str:
+def histogram(
+    edges: Sequence[float], counts: Sequence[int], limit: float, label: str, size: Size
+) -> str:
     """Plot counts between consecutive edges on a symlog scale; a dashed line marks ``limit``."""
     with matplotlib.rc_context(_STYLE):
         figure, axes = _axes(size)
@@ -130,12 +149,21 @@ def timeline(bars: Sequence[Span], colours: Mapping[str, str], label: str, width
         for bar in bars:
             ranges.setdefault((bar.name, bar.track), []).append((bar.start, bar.end))
         # Long spans (least start - end) first, so that spans nested in them are drawn on top.
-        for name, track in sorted(ranges, key=lambda pair: (float(np.mean(np.subtract(*np.transpose(ranges[pair])))), pair)):
+        for name, track in sorted(
+            ranges,
+            key=lambda pair: (float(np.mean(np.subtract(*np.transpose(ranges[pair])))), pair),
+        ):
             spans = _merged(ranges[name, track], finish / 500)
             # Thick strokes with gaps: one path holds all bars of a name on a track.
             x = [edge for start, length in spans for edge in (start, start + length, float("nan"))]
             colour = _COLOUR[colours.get(name, SERIES[-1])]
-            axes.plot(x, [tracks.index(track)] * len(x), color=colour, linewidth=_BAR, solid_capstyle="butt")
+            axes.plot(
+                x,
+                [tracks.index(track)] * len(x),
+                color=colour,
+                linewidth=_BAR,
+                solid_capstyle="butt",
+            )
         axes.set_yticks(range(len(tracks)), rows)
         axes.set_ylim(len(tracks) - 0.5, -0.5)
         axes.set_xlim(0, finish)
@@ -154,7 +182,9 @@ def _axes(size: Size) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def thin(steps: Sequence[int], values: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def thin(
+    steps: Sequence[int], values: ArrayLike
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Average equal blocks of iterations (the last may be shorter) to at most ``_MOST_POINTS``.
 
     NaN does not count; a block is NaN if it holds nothing else.
@@ -190,12 +220,18 @@ def _merged(ranges: list[tuple[float, float]], gap: float) -> list[tuple[float, 
 def _svg(figure: Figure, label: str) -> str:
     """Serialise for one shared page: no prologue, no unused ids, coordinates to 1/100 pixel."""
     buffer = StringIO()
-    figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    figure.savefig(
+        buffer, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    )
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
-    text = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>|<style.*?</style>", "", text, flags=re.DOTALL)
+    text = re.sub(
+        r"<!--.*?-->|<metadata>.*?</metadata>|<style.*?</style>", "", text, flags=re.DOTALL
+    )
     used = set(re.findall(r'(?:url\(#|href="#)([^)"]+)', text))
-    text = re.sub(r' id="([^"]*)"', lambda match: match.group() if match.group(1) in used else "", text)
+    text = re.sub(
+        r' id="([^"]*)"', lambda match: match.group() if match.group(1) in used else "", text
+    )
     text = re.sub(r' d="[^"]*"', lambda match: re.sub(r"(\.\d\d)\d+", r"\1", match.group()), text)
     for role, colour in _COLOUR.items():
         text = text.replace(colour, f"var(--{role})")

@@ -30,7 +30,9 @@ class TrainingConsole:
     A context manager, so that the cursor is restored however the run ends.
     """
 
-    def __init__(self, total_iterations: int, seconds: float = math.inf, brief: bool = False) -> None:
+    def __init__(
+        self, total_iterations: int, seconds: float = math.inf, brief: bool = False
+    ) -> None:
         """``seconds``: time budget of the run, after which no further iteration begins.
 
         ``brief``: iterations are single optimiser steps, so ten lines report on them in a log
@@ -49,7 +51,12 @@ class TrainingConsole:
             self._live.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self._live is not None:
             self._live.stop()
 
@@ -131,7 +138,9 @@ class JobOutput:
     """
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream: TextIO = getattr(stream, "rich_proxied_file", stream)  # below another live line
+        self._stream: TextIO = getattr(
+            stream, "rich_proxied_file", stream
+        )  # below another live line
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -171,12 +180,19 @@ def progress_on(console: Console) -> Progress:
     narrow = console.width < WIDE
     return Progress(
         TextColumn(
-            "{task.description}", style="bold", table_column=Column(no_wrap=True, overflow="ellipsis", max_width=console.width // 2)
+            "{task.description}",
+            style="bold",
+            table_column=Column(no_wrap=True, overflow="ellipsis", max_width=console.width // 2),
         ),
         *([] if console.width < NARROW else [BarColumn(bar_width=10 if narrow else 24)]),
         TextColumn("{task.completed:.0f}/{task.total:.0f}"),
         TextColumn("{task.fields[stage]}", markup=False, style="dim"),
-        TextColumn("{task.fields[status]}", markup=False, style="cyan", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
+        TextColumn(
+            "{task.fields[status]}",
+            markup=False,
+            style="cyan",
+            table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
+        ),
         console=console,
         expand=True,
     )

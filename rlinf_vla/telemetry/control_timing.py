@@ -31,7 +31,9 @@ _CHART = ((8.4, 2.4), (3.5, 2.4))
 
 
 def control_table(document: dict[str, Any]) -> Table:
-    columns = (Column(name, justify="right") for name in ("n", *(f"{each} ms" for each in QUANTILES)))
+    columns = (
+        Column(name, justify="right") for name in ("n", *(f"{each} ms" for each in QUANTILES))
+    )
     table = Table("", *columns, title=summary(document), title_justify="left", show_edge=False)
     for cells in rows(document):
         table.add_row(*cells)
@@ -41,9 +43,16 @@ def control_table(document: dict[str, Any]) -> Table:
 def summary(document: dict[str, Any]) -> str:
     """One line with rate, duration, missed deadlines, steps, rejected chunks and interventions."""
     steps, chunks = document["steps"], document["chunks"]
-    parts = [f"{document['control_hz']:g} Hz for {duration(document['seconds'])}", f"{document['missed']} deadlines missed"]
+    parts = [
+        f"{document['control_hz']:g} Hz for {duration(document['seconds'])}",
+        f"{document['missed']} deadlines missed",
+    ]
     parts += [f"{count} steps {name}" for name, count in steps.items() if count]
-    parts += [f"{count} chunks {name.replace('_', ' ')}" for name, count in chunks.items() if count and name != "accepted"]
+    parts += [
+        f"{count} chunks {name.replace('_', ' ')}"
+        for name, count in chunks.items()
+        if count and name != "accepted"
+    ]
     parts += [f"{count} × {rule}" for rule, count in document["interventions"].items()]
     return ", ".join(parts)
 
@@ -51,10 +60,21 @@ def summary(document: dict[str, Any]) -> str:
 def rows(document: dict[str, Any]) -> list[list[str]]:
     """Return a row per section and age: name, number of samples, QUANTILES in milliseconds."""
     sections, ages = document["sections_ms"], document["ages_ms"]
-    names = [name for name in SECTIONS if name in sections] + [name for name in sections if name not in SECTIONS]
-    found = [(f"{name}: {SECTIONS[name]}" if name in SECTIONS else name, sections[name]) for name in names]
-    found += [(f"age of {'the observation behind an action' if name == 'action' else name}", block) for name, block in ages.items()]
-    return [[name, str(block["n"]), *(f"{block[each]:.2f}" for each in QUANTILES)] for name, block in found]
+    names = [name for name in SECTIONS if name in sections] + [
+        name for name in sections if name not in SECTIONS
+    ]
+    found = [
+        (f"{name}: {SECTIONS[name]}" if name in SECTIONS else name, sections[name])
+        for name in names
+    ]
+    found += [
+        (f"age of {'the observation behind an action' if name == 'action' else name}", block)
+        for name, block in ages.items()
+    ]
+    return [
+        [name, str(block["n"]), *(f"{block[each]:.2f}" for each in QUANTILES)]
+        for name, block in found
+    ]
 
 
 def section(document: dict[str, Any]) -> dict[str, Any]:
@@ -67,5 +87,8 @@ def section(document: dict[str, Any]) -> dict[str, Any]:
         "summary": summary(document),
         "rows": [(name, *quantiles) for name, _, *quantiles in rows(document)],
         "period_ms": period,
-        "charts": [charts.histogram(edges, counts, period, "milliseconds after the tick was due", size) for size in _CHART],
+        "charts": [
+            charts.histogram(edges, counts, period, "milliseconds after the tick was due", size)
+            for size in _CHART
+        ],
     }

@@ -33,7 +33,9 @@ def fingerprint() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu": _cpu_model(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
         "gpus": _gpus(),
         "packages": {name: _version(name) for name in PACKAGES},
@@ -60,7 +62,14 @@ def record(directory: Path) -> list[str]:
         write_json(path, now)
         return [f"{path} was damaged: it is written again, without what the run began with"]
     write_json(path, first)
-    return [f"this run continues with other software: {', '.join(changes[:3])}" + (", ..." if changes[3:] else "")] if changes else []
+    return (
+        [
+            f"this run continues with other software: {', '.join(changes[:3])}"
+            + (", ..." if changes[3:] else "")
+        ]
+        if changes
+        else []
+    )
 
 
 def differing(before: Mapping[str, Any], now: Mapping[str, Any], keys: Sequence[str]) -> list[str]:
@@ -68,7 +77,11 @@ def differing(before: Mapping[str, Any], now: Mapping[str, Any], keys: Sequence[
     found = []
     for name in keys:
         old, new = flat(before.get(name), name), flat(now.get(name), name)
-        found += [f"{each} was {old.get(each)}, is {new.get(each)}" for each in old | new if old.get(each) != new.get(each)]
+        found += [
+            f"{each} was {old.get(each)}, is {new.get(each)}"
+            for each in old | new
+            if old.get(each) != new.get(each)
+        ]
     return found
 
 
@@ -83,7 +96,9 @@ def _cpu_model() -> str:
 
 def _gpus() -> list[str]:
     """Ask nvidia-smi: torch would initialise CUDA here, after which simulators cannot be forked."""
-    lines = run("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
+    lines = run(
+        "nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"
+    )
     return [line.strip() for line in (lines or "").splitlines() if line.strip()]
 
 
@@ -107,6 +122,8 @@ def git(root: Path) -> dict[str, Any] | None:
 def run(*command: str) -> str | None:
     """Return the output of ``command``, or None if it is missing, fails or takes more than 10 s."""
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=10, check=True
+        ).stdout
     except (OSError, subprocess.SubprocessError):
         return None

@@ -35,9 +35,17 @@ def print_tables(document: dict[str, Any]) -> None:
 
 def write_report(directory: Path, document: dict[str, Any], films: Sequence[Film]) -> Path:
     """Write ``directory/report.html`` atomically; return its path."""
-    found, left_out, unreadable = read_videos([[(film.path, film.policy, film.task)] for film in _in_turns(films)])
+    found, left_out, unreadable = read_videos(
+        [[(film.path, film.policy, film.task)] for film in _in_turns(films)]
+    )
     videos = [video for group in found for video in group]
-    return write_page(directory / "report.html", "evaluation.html", **content(document), videos=videos, left_out=left_out + len(unreadable))
+    return write_page(
+        directory / "report.html",
+        "evaluation.html",
+        **content(document),
+        videos=videos,
+        left_out=left_out + len(unreadable),
+    )
 
 
 def content(document: dict[str, Any]) -> dict[str, Any]:
@@ -48,7 +56,12 @@ def content(document: dict[str, Any]) -> dict[str, Any]:
     lost = _lost(document)
     details = [("Machine and software", document["environment"])]
     for part in document["suites"]:
-        details.append((f"Simulator of {part['suite']}: {_few(part['tasks'])}", {key: part[key] for key in part if key != "tasks"}))
+        details.append(
+            (
+                f"Simulator of {part['suite']}: {_few(part['tasks'])}",
+                {key: part[key] for key in part if key != "tasks"},
+            )
+        )
     details += [(f"Policy {name}", policy) for name, policy in document["provenance"].items()]
     return {
         "kind": "Evaluation",
@@ -80,7 +93,10 @@ def rows(document: dict[str, Any]) -> list[tuple[str, str, list[dict[str, Any] |
     found: list[tuple[str, str, list[dict[str, Any] | None]]] = []
     for suite, tasks in suites.items():
         of_suite = [policy["per_suite"].get(suite) for policy in policies]
-        found += [(suite, task, [block and block["per_task"].get(task) for block in of_suite]) for task in tasks]
+        found += [
+            (suite, task, [block and block["per_task"].get(task) for block in of_suite])
+            for task in tasks
+        ]
         if len(tasks) > 1:
             found.append((suite, "", of_suite))
     return [*found, ("", "", policies)] if len(suites) > 1 else found
@@ -88,7 +104,14 @@ def rows(document: dict[str, Any]) -> list[tuple[str, str, list[dict[str, Any] |
 
 def success_table(document: dict[str, Any]) -> Table:
     policies = (Column(name, justify="right", overflow="fold") for name in document["policies"])
-    table = Table("suite", "task", *policies, title="success, with its 95 % interval (Wilson)", title_justify="left", show_edge=False)
+    table = Table(
+        "suite",
+        "task",
+        *policies,
+        title="success, with its 95 % interval (Wilson)",
+        title_justify="left",
+        show_edge=False,
+    )
     for suite, task, blocks in rows(document):
         cells = [suite or "all", task or "all tasks", *map(_cell, blocks)]
         table.add_row(*cells, style=None if task else "bold", end_section=not task)
@@ -96,7 +119,16 @@ def success_table(document: dict[str, Any]) -> Table:
 
 
 def differences_table(document: dict[str, Any]) -> Table:
-    columns = ("policies", "suite", "pairs", "gained", "lost", "difference (95 %, Newcombe)", "p (McNemar)", "better, at any time")
+    columns = (
+        "policies",
+        "suite",
+        "pairs",
+        "gained",
+        "lost",
+        "difference (95 %, Newcombe)",
+        "p (McNemar)",
+        "better, at any time",
+    )
     table = Table(
         *(Column(name, overflow="fold") for name in columns),
         title="paired differences, on the same episodes",
@@ -125,14 +157,20 @@ def _difference_rows(document: dict[str, Any]) -> list[list[str]]:
         points = f"{each['pc_difference']:+.1f} ({low:+.1f} to {high:+.1f})"
         counts = [str(each[name]) for name in ("n_pairs", "n_gained", "n_lost")]
         said = [points, _p_value(each["p_value"]), _decision(each)]
-        found.append([f"{each['before']} → {each['after']}", each["suite"] or "all", *counts, *said])
+        found.append(
+            [f"{each['before']} → {each['after']}", each["suite"] or "all", *counts, *said]
+        )
     return found
 
 
 def _decision(difference: dict[str, Any]) -> str:
     """Format the anytime-valid comparison as ``start after 23 rounds, p = 0.012``."""
     found = difference["anytime"]
-    said = "undecided" if found["better"] is None else f"{difference[found['better']]} after {found['decided_after']} rounds"
+    said = (
+        "undecided"
+        if found["better"] is None
+        else f"{difference[found['better']]} after {found['decided_after']} rounds"
+    )
     p = _p_value(found["p_value"])
     return f"{said}, p {p if p.startswith('<') else f'= {p}'}"
 

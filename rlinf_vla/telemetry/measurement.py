@@ -34,12 +34,20 @@ def usage() -> Usage:
         with suppress(psutil.NoSuchProcess), child.oneshot():  # it may end meanwhile
             if child.status() != psutil.STATUS_ZOMBIE:
                 times, memory = child.cpu_times(), child.memory_info()
-                processes, cpu, resident = processes + 1, cpu + times.user + times.system, resident + memory.rss
+                processes, cpu, resident = (
+                    processes + 1,
+                    cpu + times.user + times.system,
+                    resident + memory.rss,
+                )
     return Usage(processes, cpu, resident)
 
 
 def time_interleaved(
-    kinds: Mapping[str, Callable[[], Any]], device: torch.device, calls: int, warmup: int = 0, limit: float = float("inf")
+    kinds: Mapping[str, Callable[[], Any]],
+    device: torch.device,
+    calls: int,
+    warmup: int = 0,
+    limit: float = float("inf"),
 ) -> dict[str, list[float]]:
     """Return the seconds of ``calls`` calls per kind, interleaved so that other load affects all.
 
@@ -83,7 +91,9 @@ def peak_growth(call: Callable[[], Any], device: torch.device) -> int:
         before = torch.cuda.memory_allocated(device)
         call()
         return torch.cuda.max_memory_allocated(device) - before
-    ctypes.CDLL(None).malloc_trim(0)  # otherwise reuse of freed but still resident memory is not counted
+    ctypes.CDLL(None).malloc_trim(
+        0
+    )  # otherwise reuse of freed but still resident memory is not counted
     Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark (proc(5))
     before = resident("VmRSS")
     call()
@@ -130,4 +140,6 @@ class _Saved:
 
 def nbytes(tensors: Iterable[Tensor]) -> int:
     """Return the bytes of all elements; tensors with the same data pointer count once."""
-    return sum({tensor.data_ptr(): tensor.numel() * tensor.element_size() for tensor in tensors}.values())
+    return sum(
+        {tensor.data_ptr(): tensor.numel() * tensor.element_size() for tensor in tensors}.values()
+    )

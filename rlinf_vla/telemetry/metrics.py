@@ -62,7 +62,12 @@ class MetricsLog:
     def __enter__(self) -> MetricsLog:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close(failed=kind is not None)
 
 
@@ -84,11 +89,20 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
 def _read_line(line: str, where: str) -> dict[str, Any]:
     try:
         values = parse_json(line)
-        if not isinstance(values, dict) or type(values["step"]) is not int or not 0 <= values["step"] < 1e12:
+        if (
+            not isinstance(values, dict)
+            or type(values["step"]) is not int
+            or not 0 <= values["step"] < 1e12
+        ):
             raise ValueError
-        return {name: value if name in ("step", "time") or value is None else _finite(value) for name, value in values.items()}
+        return {
+            name: value if name in ("step", "time") or value is None else _finite(value)
+            for name, value in values.items()
+        }
     except (ValueError, KeyError, TypeError, OverflowError):
-        raise UserError(f"{where} is damaged (no JSON object with a step and numbers): delete that line, or start a new run_dir") from None
+        raise UserError(
+            f"{where} is damaged (no JSON object with a step and numbers): delete that line, or start a new run_dir"
+        ) from None
 
 
 def _finite(value: Any) -> float | None:
@@ -99,6 +113,8 @@ def _repair(path: Path, last_step: int | None) -> None:
     """Keep complete lines up to ``last_step``, if given. The file is replaced atomically."""
     if not path.exists():
         return
-    kept = [line for line in read_metrics(path.parent) if last_step is None or line["step"] <= last_step]
+    kept = [
+        line for line in read_metrics(path.parent) if last_step is None or line["step"] <= last_step
+    ]
     with replacing(path) as unfinished:
         unfinished.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")

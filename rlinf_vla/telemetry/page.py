@@ -41,7 +41,9 @@ def render(template: str, folders: Sequence[Path] = (), **content: Any) -> str:
     return pages.get_template(template).render(content)
 
 
-def read_videos(groups: Iterable[Sequence[tuple[Path, str, str]]]) -> tuple[list[list[Video]], int, list[str]]:
+def read_videos(
+    groups: Iterable[Sequence[tuple[Path, str, str]]],
+) -> tuple[list[list[Video]], int, list[str]]:
     """Read groups of videos while there is room: (path, what it shows, title if it has none).
 
     Returns the groups, the number of those without room, and what is wrong with unreadable videos.
@@ -55,9 +57,13 @@ def read_videos(groups: Iterable[Sequence[tuple[Path, str, str]]]) -> tuple[list
         for path, of, otherwise in group:
             try:
                 content = base64.b64encode(path.read_bytes()).decode("ascii")
-                videos.append(Video(of, title_of(path) or otherwise, f"data:video/mp4;base64,{content}"))
+                videos.append(
+                    Video(of, title_of(path) or otherwise, f"data:video/mp4;base64,{content}")
+                )
                 room -= path.stat().st_size
-            except Exception as error:  # a partial or missing file must not prevent the rest of the page
+            except (
+                Exception
+            ) as error:  # a partial or missing file must not prevent the rest of the page
                 problems.append(f"videos/{path.name} could not be read: {error}")
         found += [videos] if videos else []
     return found, left_out, problems
@@ -67,7 +73,9 @@ def title_of(path: Path) -> str:
     """Return the title in a video's file, empty if it has none. Raises if it is no video."""
     import av  # only here: training needs it for no other purpose
 
-    with av.open(str(path), format="mp4") as container:  # a playlist could name other files and machines
+    with av.open(
+        str(path), format="mp4"
+    ) as container:  # a playlist could name other files and machines
         if not container.streams.video:
             raise ValueError("no video in it")
         return container.metadata.get("title", "")
@@ -85,4 +93,7 @@ def machine_line(environment: dict[str, Any]) -> str:
 
 def _leaves(node: Any) -> list[tuple[str, str]]:
     """Return (dotted key, value) of every leaf; a value other than text is shown as JSON."""
-    return [(key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)) for key, value in flat(node).items()]
+    return [
+        (key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+        for key, value in flat(node).items()
+    ]

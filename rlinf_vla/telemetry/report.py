@@ -41,12 +41,21 @@ def write_report(run_dir: Path) -> Path:
     run = read_run(run_dir)
     videos, left_out, unreadable = read_videos(_films(run))
     run.problems += unreadable
-    return write_page(run_dir / "report.html", "training.html", **content(run), curves=_curves(run), videos=videos, left_out=left_out)
+    return write_page(
+        run_dir / "report.html",
+        "training.html",
+        **content(run),
+        curves=_curves(run),
+        videos=videos,
+        left_out=left_out,
+    )
 
 
 def content(run: Run) -> dict[str, Any]:
     """Return what every page about the run shows, but for curves and videos."""
-    headline = {moment: run.evaluations.get(moment, {}).get(run.headline_mode or "") for moment in MOMENTS}
+    headline = {
+        moment: run.evaluations.get(moment, {}).get(run.headline_mode or "") for moment in MOMENTS
+    }
     blocks = {moment: block for moment, block in headline.items() if block}
     return {
         "kind": "Training report",
@@ -54,7 +63,9 @@ def content(run: Run) -> dict[str, Any]:
         "header": [_facts(run), machine_line(run.environment), _faults(run)],
         "run": run,
         "blocks": blocks,
-        "tasks": sorted({task for block in blocks.values() for task in block.get("per_task") or {}}),
+        "tasks": sorted(
+            {task for block in blocks.values() for task in block.get("per_task") or {}}
+        ),
         "control": control_timing.section(run.control),
         "timeline": _timeline(run),
     }
@@ -65,11 +76,17 @@ def _facts(run: Run) -> str:
     if not run.metrics:
         return ""
     try:
-        began, ended = (datetime.fromisoformat(line["time"]) for line in (run.metrics[0], run.metrics[-1]))
+        began, ended = (
+            datetime.fromisoformat(line["time"]) for line in (run.metrics[0], run.metrics[-1])
+        )
     except (KeyError, TypeError, ValueError):  # the curves are shown all the same
         return f"{run.metrics[-1]['step']:,} iterations"
-    until = f"{ended:%H:%M}" if began.date() == ended.date() else f"{ended.day} {ended:%B %Y, %H:%M}"
-    return f"{began.day} {began:%B %Y, %H:%M} to {until} UTC · {run.metrics[-1]['step']:,} iterations"
+    until = (
+        f"{ended:%H:%M}" if began.date() == ended.date() else f"{ended.day} {ended:%B %Y, %H:%M}"
+    )
+    return (
+        f"{began.day} {began:%B %Y, %H:%M} to {until} UTC · {run.metrics[-1]['step']:,} iterations"
+    )
 
 
 def _faults(run: Run) -> str:
@@ -78,10 +95,22 @@ def _faults(run: Run) -> str:
     longest = 0.0
     for line in run.metrics:
         longest = max(longest, line.get("faults/recovery_s") or 0.0)
-        lost.update({name: int(value or 0) for name, value in line.items() if name.startswith("faults/") and name != "faults/recovery_s"})
+        lost.update(
+            {
+                name: int(value or 0)
+                for name, value in line.items()
+                if name.startswith("faults/") and name != "faults/recovery_s"
+            }
+        )
     cut = lost.pop("faults/episodes", 0)
     parts = [f"{count} {name.removeprefix('faults/')}" for name, count in lost.items() if count]
-    said = [f"Workers lost and replaced: {', '.join(parts)}; the longest recovery took {longest:.1f} s"] if parts else []
+    said = (
+        [
+            f"Workers lost and replaced: {', '.join(parts)}; the longest recovery took {longest:.1f} s"
+        ]
+        if parts
+        else []
+    )
     said += [f"Episodes cut because a simulator failed: {cut} (faults.jsonl)"] if cut else []
     return ". ".join(said)
 
@@ -92,8 +121,15 @@ def _curves(run: Run) -> list[tuple[str, str, list[str]]]:
     steps, rates = run.series("rollout/success_once")
     evaluations = evaluation_points(run)
     if steps or evaluations:
-        drawn = [charts.success_curve(steps, rates, evaluations, "success rate over the iterations", size) for size in _SUCCESS]
-        remark = "rollouts, and their mean over 5 iterations" + ("; dots: evaluations with 95 % intervals" if evaluations else "")
+        drawn = [
+            charts.success_curve(
+                steps, rates, evaluations, "success rate over the iterations", size
+            )
+            for size in _SUCCESS
+        ]
+        remark = "rollouts, and their mean over 5 iterations" + (
+            "; dots: evaluations with 95 % intervals" if evaluations else ""
+        )
         found.append(("Success", remark, drawn))
     for name, title in CURVES.items():
         steps, values = run.series(name)
@@ -111,7 +147,13 @@ def evaluation_points(run: Run) -> list[charts.Evaluation]:
         if block:
             # The step is part of the file name; "after" belongs to the last logged iteration.
             number = moment.partition("_")[2]
-            step = int(number) if number else run.metrics[-1]["step"] if run.metrics and moment == "after" else 0
+            step = (
+                int(number)
+                if number
+                else run.metrics[-1]["step"]
+                if run.metrics and moment == "after"
+                else 0
+            )
             rate, (low, high) = block["pc_success"], block["pc_success_ci95"]
             points.append(charts.Evaluation(step, rate / 100, low / 100, high / 100))
     return sorted(points)
@@ -131,10 +173,17 @@ def _timeline(run: Run) -> dict[str, Any]:
         seconds[span.name] = seconds.get(span.name, 0.0) + span.end - span.start
     shown = sorted(seconds, key=lambda name: -seconds[name])[: len(charts.SERIES) - 1]
     colours = dict(zip(shown, charts.SERIES, strict=False))
-    others = [(f"{len(seconds) - len(shown)} others", charts.SERIES[-1])] if len(seconds) > len(shown) else []
+    others = (
+        [(f"{len(seconds) - len(shown)} others", charts.SERIES[-1])]
+        if len(seconds) > len(shown)
+        else []
+    )
     return {
         "length": duration(max(span.end for span in run.timeline)),
-        "charts": [charts.timeline(spans, colours, f"timeline of iteration {run.iteration}", width) for width in _TIMELINE],
+        "charts": [
+            charts.timeline(spans, colours, f"timeline of iteration {run.iteration}", width)
+            for width in _TIMELINE
+        ],
         "legend": [*colours.items(), *others],
     }
 
@@ -142,10 +191,17 @@ def _timeline(run: Run) -> dict[str, Any]:
 def _beside(run: Run, track: str) -> list[Span]:
     """Return a track's recorded spans, then the predicted ones under another name."""
     recorded = [span for span in run.timeline if span.track == track]
-    return recorded + [span._replace(track=f"{track}, predicted") for span in run.predicted if span.track == track]
+    return recorded + [
+        span._replace(track=f"{track}, predicted") for span in run.predicted if span.track == track
+    ]
 
 
 def _films(run: Run) -> list[list[tuple[Path, str, str]]]:
     """Return the videos of each episode; episodes filmed both before and after come first."""
-    episodes = sorted(run.videos.items(), key=lambda item: (-len(item[1].keys() & set(MOMENTS)), item[0]))
-    return [[(files[moment], moment.capitalize(), episode) for moment in MOMENTS if moment in files] for episode, files in episodes]
+    episodes = sorted(
+        run.videos.items(), key=lambda item: (-len(item[1].keys() & set(MOMENTS)), item[0])
+    )
+    return [
+        [(files[moment], moment.capitalize(), episode) for moment in MOMENTS if moment in files]
+        for episode, files in episodes
+    ]

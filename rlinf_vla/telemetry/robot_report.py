@@ -13,7 +13,15 @@ from rlinf_vla.telemetry import control_timing
 from rlinf_vla.telemetry.page import machine_line, read_videos, write_page
 from rlinf_vla.telemetry.run_files import CONTROL_FILE
 
-HEADS = ("episode", "instruction", "outcome", "ended", "control periods", "steps by the operator", "limits that acted")
+HEADS = (
+    "episode",
+    "instruction",
+    "outcome",
+    "ended",
+    "control periods",
+    "steps by the operator",
+    "limits that acted",
+)
 
 
 def episode_table(episodes: Sequence[dict[str, Any]]) -> Table:
@@ -31,7 +39,17 @@ def rows(episodes: Sequence[dict[str, Any]]) -> list[list[str]]:
         outcome = "success" if each["success"] else "fault" if each["fault"] else "no success"
         limits = ", ".join(f"{count} × {rule}" for rule, count in each["interventions"].items())
         operator = f"{each['by_operator']} of {each['executed']}"
-        found.append([str(number), each["instruction"], outcome, each["ended"], str(each["steps"]), operator, limits])
+        found.append(
+            [
+                str(number),
+                each["instruction"],
+                outcome,
+                each["ended"],
+                str(each["steps"]),
+                operator,
+                limits,
+            ]
+        )
     return found
 
 

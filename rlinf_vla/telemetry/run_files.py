@@ -21,8 +21,25 @@ MOMENTS = ("before", "after")
 
 _EVALUATIONS = r"before|after|start|step_\d+"
 _EVALUATION_KEYS = ("n_episodes", "n_success", "pc_success", "pc_success_ci95")
-_COMPARISON_KEYS = ("n_pairs", "n_gained", "n_lost", "pc_difference", "pc_difference_ci95", "p_value")
-_CONTROL_KEYS = ("control_hz", "seconds", "steps", "missed", "chunks", "interventions", "sections_ms", "ages_ms", "left_per_tenth")
+_COMPARISON_KEYS = (
+    "n_pairs",
+    "n_gained",
+    "n_lost",
+    "pc_difference",
+    "pc_difference_ci95",
+    "p_value",
+)
+_CONTROL_KEYS = (
+    "control_hz",
+    "seconds",
+    "steps",
+    "missed",
+    "chunks",
+    "interventions",
+    "sections_ms",
+    "ages_ms",
+    "left_per_tenth",
+)
 
 Read = TypeVar("Read")
 
@@ -53,14 +70,24 @@ class Run:
     @property
     def headline_mode(self) -> str | None:
         """The first mode evaluated both before and after, else the first mode evaluated at all."""
-        both = [mode for mode in MODES if all(mode in self.evaluations.get(moment, {}) for moment in MOMENTS)]
-        some = [mode for mode in MODES if any(mode in document for document in self.evaluations.values())]
+        both = [
+            mode
+            for mode in MODES
+            if all(mode in self.evaluations.get(moment, {}) for moment in MOMENTS)
+        ]
+        some = [
+            mode
+            for mode in MODES
+            if any(mode in document for document in self.evaluations.values())
+        ]
         return next(iter(both + some), None)
 
     def series(self, name: str) -> tuple[list[int], list[float]]:
         """Return (steps, values) of one metric, NaN where it was not finite."""
         rows = [row for row in self.metrics if name in row]
-        return [row["step"] for row in rows], [float("nan") if row[name] is None else row[name] for row in rows]
+        return [row["step"] for row in rows], [
+            float("nan") if row[name] is None else row[name] for row in rows
+        ]
 
 
 def read_run(run_dir: Path) -> Run:
@@ -74,7 +101,9 @@ def read_run(run_dir: Path) -> Run:
             check_inside(run_dir, path)
             return reader(path)
         except Exception as error:  # whatever a crash left there must not prevent the report
-            run.problems.append(f"{path.relative_to(run_dir)} could not be read: {str(error)[:200]}")
+            run.problems.append(
+                f"{path.relative_to(run_dir)} could not be read: {str(error)[:200]}"
+            )
             return otherwise
 
     run.metrics = read(run_dir / METRICS_FILE, lambda path: read_metrics(path.parent), [])
@@ -82,7 +111,9 @@ def read_run(run_dir: Path) -> Run:
         if path.stem == "comparison":
             run.comparison = read(path, partial(_read_blocks, keys=_COMPARISON_KEYS), {})
         elif re.fullmatch(_EVALUATIONS, path.stem):
-            run.evaluations[path.stem] = read(path, partial(_read_blocks, keys=_EVALUATION_KEYS), {})
+            run.evaluations[path.stem] = read(
+                path, partial(_read_blocks, keys=_EVALUATION_KEYS), {}
+            )
     run.control = read(run_dir / CONTROL_FILE, partial(_read_json, keys=_CONTROL_KEYS), {})
     no_timeline: tuple[int, list[Span]] = (0, [])
     run.iteration, run.timeline = read(run_dir / RECORDED, _read_timeline, no_timeline)
@@ -90,7 +121,9 @@ def read_run(run_dir: Path) -> Run:
     for path in sorted((run_dir / "videos").glob("*.mp4")):
         if found := re.fullmatch(rf"({_EVALUATIONS})_(.+)", path.stem):
             run.videos.setdefault(found[2], {})[found[1]] = path
-    run.recipe = read(run_dir / "recipe.yaml", lambda path: _checked(read_yaml(path), "the file"), {})
+    run.recipe = read(
+        run_dir / "recipe.yaml", lambda path: _checked(read_yaml(path), "the file"), {}
+    )
     run.environment = read(run_dir / "environment.json", _read_json, {})
     run.name = str(run.recipe.get("name") or "") or run_dir.resolve().name
     pieces = {
@@ -102,7 +135,9 @@ def read_run(run_dir: Path) -> Run:
     }
     absent = [name for name, piece in pieces.items() if not piece]
     if absent:
-        run.problems.append(f"Not in this page, because it is not there or cannot be read: {', '.join(absent)}.")
+        run.problems.append(
+            f"Not in this page, because it is not there or cannot be read: {', '.join(absent)}."
+        )
     return run
 
 
@@ -121,7 +156,11 @@ def _read_json(path: Path, keys: Iterable[str] = ()) -> dict[str, Any]:
 
 def _read_blocks(path: Path, keys: Iterable[str]) -> dict[str, Any]:
     """Return mode -> block."""
-    return {mode: _checked(block, mode, keys) for mode, block in _read_json(path).items() if mode in MODES}
+    return {
+        mode: _checked(block, mode, keys)
+        for mode, block in _read_json(path).items()
+        if mode in MODES
+    }
 
 
 def _checked(document: Any, name: str, keys: Iterable[str] = ()) -> dict[str, Any]:
@@ -136,7 +175,9 @@ def _checked(document: Any, name: str, keys: Iterable[str] = ()) -> dict[str, An
 def _read_timeline(path: Path) -> tuple[int, list[Span]]:
     """Return the latest iteration of a ``Timeline.write`` trace, starting at 0 seconds."""
     events = _read_json(path)["traceEvents"]
-    tracks = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    tracks = {
+        event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"
+    }
     spans = [event for event in events if event["ph"] == "X"]
     if not spans:
         return 0, []
@@ -144,5 +185,11 @@ def _read_timeline(path: Path) -> tuple[int, list[Span]]:
     spans = [event for event in spans if event["args"]["iteration"] == iteration]
     zero = min(event["ts"] for event in spans)
     return iteration, [
-        Span(event["name"], tracks[event["tid"]], (event["ts"] - zero) / 1e6, (event["ts"] - zero + event["dur"]) / 1e6) for event in spans
+        Span(
+            event["name"],
+            tracks[event["tid"]],
+            (event["ts"] - zero) / 1e6,
+            (event["ts"] - zero + event["dur"]) / 1e6,
+        )
+        for event in spans
     ]

@@ -19,9 +19,14 @@ UNFOLDED = 10_000
 """Width of a console that folds no cell, in columns."""
 
 
-def print_table(columns: Sequence[str | Column], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
+def print_table(
+    columns: Sequence[str | Column], rows: Iterable[Sequence[object]], title: str | None = None
+) -> None:
     """Print a table; cells are folded only to fit a terminal, never in a pipe or a file."""
-    heads = [column if isinstance(column, Column) else Column(column, overflow="fold") for column in columns]
+    heads = [
+        column if isinstance(column, Column) else Column(column, overflow="fold")
+        for column in columns
+    ]
     table = Table(*heads, title=title, title_justify="left", show_edge=False)
     for row in rows:
         table.add_row(*(printable(str(cell)) for cell in row))

@@ -81,13 +81,32 @@ class Timeline:
         Times are microseconds since the first span; ``args.iteration`` is the span's iteration.
         Format: Google's "Trace Event Format", complete (``ph: X``) and metadata (``ph: M``) events.
         """
-        spans = [(iteration, span) for iteration, recorded in self._iterations for span in tuple(recorded)]
+        spans = [
+            (iteration, span)
+            for iteration, recorded in self._iterations
+            for span in tuple(recorded)
+        ]
         zero = min((span.start for _, span in spans), default=0.0)
-        tracks = {track: tid for tid, track in enumerate(dict.fromkeys(span.track for _, span in spans), start=1)}
-        events: list[dict[str, Any]] = [{"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "rlinf-vla"}}]
+        tracks = {
+            track: tid
+            for tid, track in enumerate(dict.fromkeys(span.track for _, span in spans), start=1)
+        }
+        events: list[dict[str, Any]] = [
+            {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "rlinf-vla"}}
+        ]
         for track, tid in tracks.items():
-            events.append({"ph": "M", "pid": 1, "tid": tid, "name": "thread_name", "args": {"name": track}})
-            events.append({"ph": "M", "pid": 1, "tid": tid, "name": "thread_sort_index", "args": {"sort_index": tid}})
+            events.append(
+                {"ph": "M", "pid": 1, "tid": tid, "name": "thread_name", "args": {"name": track}}
+            )
+            events.append(
+                {
+                    "ph": "M",
+                    "pid": 1,
+                    "tid": tid,
+                    "name": "thread_sort_index",
+                    "args": {"sort_index": tid},
+                }
+            )
         events += [
             {
                 "ph": "X",

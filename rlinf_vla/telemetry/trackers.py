@@ -52,22 +52,33 @@ def require_trackers(names: Sequence[str]) -> None:
     for name in names:
         if name != TENSORBOARD and find_spec(name) is None:
             package = {"mlflow": "mlflow-skinny sqlalchemy alembic"}.get(name, name)
-            raise UserError(f"tracker={name} is not installed: pip install {package} (or the extra: pip install 'rlinf-vla[trackers]')")
+            raise UserError(
+                f"tracker={name} is not installed: pip install {package} (or the extra: pip install 'rlinf-vla[trackers]')"
+            )
 
 
 def open_trackers(
-    names: Sequence[str], run_dir: Path, resume_step: int | None, recipe: Mapping[str, Any], say: Callable[[str], None]
+    names: Sequence[str],
+    run_dir: Path,
+    resume_step: int | None,
+    recipe: Mapping[str, Any],
+    say: Callable[[str], None],
 ) -> list[Tracker]:
     """Open the trackers of a run. ``say`` reports those that fail, now or later."""
     return [
-        TensorBoard(run_dir, resume_step) if name == TENSORBOARD else Guarded(name, run_dir, recipe, say) for name in dict.fromkeys(names)
+        TensorBoard(run_dir, resume_step)
+        if name == TENSORBOARD
+        else Guarded(name, run_dir, recipe, say)
+        for name in dict.fromkeys(names)
     ]
 
 
 class Guarded:
     """A tracker whose failure costs a line on the console, and never the run."""
 
-    def __init__(self, name: str, run_dir: Path, recipe: Mapping[str, Any], say: Callable[[str], None]) -> None:
+    def __init__(
+        self, name: str, run_dir: Path, recipe: Mapping[str, Any], say: Callable[[str], None]
+    ) -> None:
         self._name, self._say, self._path = name, say, run_dir / FOLDER / f"{name}.json"
         self._state: dict[str, Any] = {"id": "", "step": -1, "names": []}
         self._tracker: Tracker | None = None
@@ -108,7 +119,9 @@ class Guarded:
         except Exception as error:  # whatever a library or the network raises
             self._tracker = None
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            self._say(f"tracker {self._name} failed ({reason}): training goes on without it, its metrics are in metrics.jsonl")
+            self._say(
+                f"tracker {self._name} failed ({reason}): training goes on without it, its metrics are in metrics.jsonl"
+            )
 
 
 class Wandb:
@@ -121,7 +134,13 @@ class Wandb:
         settings = wandb.Settings(console="off", silent=True, login_timeout=30)
         project = os.environ.get("WANDB_PROJECT") or _project(recipe)
         self._run = wandb.init(
-            project=project, id=self.identity, resume="allow", name=run_dir.name, config=dict(recipe), dir=str(run_dir), settings=settings
+            project=project,
+            id=self.identity,
+            resume="allow",
+            name=run_dir.name,
+            config=dict(recipe),
+            dir=str(run_dir),
+            settings=settings,
         )
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -159,7 +178,9 @@ class MLflow:
     """A run of MLflow, at MLFLOW_TRACKING_URI; the experiment has the recipe's name."""
 
     def __init__(self, run_dir: Path, recipe: Mapping[str, Any], identity: str) -> None:
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # a lost server must not hold up training
+        os.environ.setdefault(
+            "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2"
+        )  # a lost server must not hold up training
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         from mlflow import MlflowClient
         from mlflow.entities import Param
@@ -171,7 +192,9 @@ class MLflow:
             return
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or _project(recipe)
         known = self._client.get_experiment_by_name(name)
-        experiment = known.experiment_id if known is not None else self._client.create_experiment(name)
+        experiment = (
+            known.experiment_id if known is not None else self._client.create_experiment(name)
+        )
         self.identity = self._client.create_run(experiment, run_name=run_dir.name).info.run_id
         params = [Param(key, str(value)[:500]) for key, value in flat(recipe).items()]
         for start in range(0, len(params), CHUNK):
@@ -183,13 +206,20 @@ class MLflow:
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        self._client.log_batch(self.identity, metrics=[Metric(name, value, now, step) for name, value in metrics.items()])
+        self._client.log_batch(
+            self.identity,
+            metrics=[Metric(name, value, now, step) for name, value in metrics.items()],
+        )
 
     def finish(self, failed: bool) -> None:
         self._client.set_terminated(self.identity, "FAILED" if failed else "FINISHED")
 
 
-OPENED: dict[str, Callable[[Path, Mapping[str, Any], str], Any]] = {"wandb": Wandb, "trackio": Trackio, "mlflow": MLflow}
+OPENED: dict[str, Callable[[Path, Mapping[str, Any], str], Any]] = {
+    "wandb": Wandb,
+    "trackio": Trackio,
+    "mlflow": MLflow,
+}
 """Name of a tracker -> how it is opened: run directory, recipe, identity or an empty string."""
 
 

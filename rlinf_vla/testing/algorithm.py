@@ -61,7 +61,10 @@ Train = Callable[..., Path]
 @contextmanager
 def as_before() -> Iterator[None]:
     """Restore afterwards what commands and Ray change: signal handlers, threads, and Hydra."""
-    handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    handlers = {
+        signum: signal.getsignal(signum)
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
     threads = torch.get_num_threads()
     try:
         with pytest.MonkeyPatch.context() as patch:
@@ -88,7 +91,10 @@ class AlgorithmConformance:
     @classmethod
     def whole(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
         """Return the directory of an uninterrupted run of three iterations."""
-        with pytest.MonkeyPatch.context() as patch, cls.installed(tmp_path_factory.mktemp("whole"), patch) as train:
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            cls.installed(tmp_path_factory.mktemp("whole"), patch) as train,
+        ):
             return train("whole")
 
     @pytest.fixture
@@ -106,13 +112,23 @@ class AlgorithmConformance:
         patch.setattr(plugins, "envs", lambda: {"counter": CounterPlugin()})
         patch.setattr(plugins, "models", lambda: {"linear": LinearPolicy})
         announce(cls.algorithm, name, folder / "package")
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(folder / "package"), *sys.path]), prepend=os.pathsep)
+        patch.setenv(
+            "PYTHONPATH", os.pathsep.join([str(folder / "package"), *sys.path]), prepend=os.pathsep
+        )
         LinearPolicy(LinearOptions(chunk=2)).save(folder / "model")
         (folder / "recipe").mkdir()
         (folder / "recipe" / "conformance.yaml").write_text(RECIPE.format(name=name, folder=folder))
 
         def run(directory: str, *words: str, code: int = 0) -> Path:
-            command = ["train", "--config-dir", str(folder), "recipe=conformance", *cls.keys, f"run_dir={directory}", *words]
+            command = [
+                "train",
+                "--config-dir",
+                str(folder),
+                "recipe=conformance",
+                *cls.keys,
+                f"run_dir={directory}",
+                *words,
+            ]
             assert cli.run(command) == code, f"rlinf-vla {' '.join(command)}"
             return folder / directory
 
@@ -121,7 +137,9 @@ class AlgorithmConformance:
 
     def test_its_config_fits_into_a_recipe(self) -> None:
         config = self.algorithm.Config()
-        assert config.name and config.family, "name a family: derive Config from that of OnPolicy, OffPolicy or Supervised"  # type: ignore[attr-defined]
+        assert config.name and config.family, (
+            "name a family: derive Config from that of OnPolicy, OffPolicy or Supervised"
+        )  # type: ignore[attr-defined]
         assert_recipe_node(config)
 
     def test_each_iteration_changes_weights(self, whole: Path) -> None:
@@ -134,7 +152,12 @@ class AlgorithmConformance:
         """Only the variance that a critic explains may be unknown. Imitation logs some steps."""
         lines = read_metrics(whole)
         assert lines or self.algorithm.Config.family == SUPERVISED
-        assert [(line["step"], name) for line in lines for name, value in line.items() if value is None and "explained" not in name] == []
+        assert [
+            (line["step"], name)
+            for line in lines
+            for name, value in line.items()
+            if value is None and "explained" not in name
+        ] == []
 
     def test_the_same_seed_trains_the_same_bits(self, train: Train, whole: Path) -> None:
         assert files(train("again"), 3) == files(whole, 3)
@@ -151,19 +174,34 @@ class AlgorithmConformance:
             pytest.importorskip("ray")
             assert files(train("ray", "cluster.runtime=ray"), 3) == files(whole, 3)
 
-    def test_a_loss_is_a_sum_over_calls(self, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_loss_is_a_sum_over_calls(
+        self, train: Train, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """So that it does not depend on how a minibatch is divided. Only if it is ``OnPolicy``."""
         if not issubclass(self.algorithm, OnPolicy):
             return
         original, seen = self.algorithm.loss, list[int]()
 
-        def loss(algorithm: Any, policy: Policy, batch: Batch, value_only: bool) -> tuple[Tensor, dict[str, Tensor]]:
+        def loss(
+            algorithm: Any, policy: Policy, batch: Batch, value_only: bool
+        ) -> tuple[Tensor, dict[str, Tensor]]:
             whole = original(algorithm, policy, batch, value_only)
             with torch.no_grad():
-                parts = [original(algorithm, policy, batch[rows], value_only) for rows in torch.arange(len(batch)).tensor_split(2)]
-            torch.testing.assert_close(sum(part for part, _ in parts), whole[0].detach(), rtol=1e-4, atol=1e-4)
+                parts = [
+                    original(algorithm, policy, batch[rows], value_only)
+                    for rows in torch.arange(len(batch)).tensor_split(2)
+                ]
+            torch.testing.assert_close(
+                sum(part for part, _ in parts), whole[0].detach(), rtol=1e-4, atol=1e-4
+            )
             for name, value in whole[1].items():
-                torch.testing.assert_close(sum(statistics[name] for _, statistics in parts), value, rtol=1e-4, atol=1e-4, msg=name)
+                torch.testing.assert_close(
+                    sum(statistics[name] for _, statistics in parts),
+                    value,
+                    rtol=1e-4,
+                    atol=1e-4,
+                    msg=name,
+                )
             seen.append(len(batch))
             return whole
 
@@ -187,7 +225,9 @@ def announce(algorithm: type[Algorithm], name: str, folder: Path) -> None:
         "envs": "counter = rlinf_vla.testing.toy_env:plugin",
         "models": "linear = rlinf_vla.testing.toy_policy:LinearPolicy",
     }
-    (package / "entry_points.txt").write_text("".join(f"[rlinf_vla.{group}]\n{point}\n" for group, point in points.items()))
+    (package / "entry_points.txt").write_text(
+        "".join(f"[rlinf_vla.{group}]\n{point}\n" for group, point in points.items())
+    )
 
 
 def weights(directory: Path, step: int) -> dict[str, Tensor]:
@@ -198,4 +238,8 @@ def files(directory: Path, step: int) -> dict[str, str]:
     """Return the SHA-256 of all files of a checkpoint by name. None contains a time or a path."""
     folder = directory / "checkpoints" / f"step_{step:06d}"
     # Not their bytes: pytest explains unequal bytes by a diff, which takes minutes in CI.
-    return {str(path.relative_to(folder)): sha256(path.read_bytes()).hexdigest() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }

@@ -18,13 +18,18 @@ EPISODE_LIMIT = 20
 
 def episodes(*seeds: int, task_id: int = 0) -> Episodes:
     """Return the episode of each environment by its seed."""
-    return Episodes.first_attempts(torch.full((len(seeds),), task_id, dtype=torch.int64), torch.tensor(seeds, dtype=torch.int64))
+    return Episodes.first_attempts(
+        torch.full((len(seeds),), task_id, dtype=torch.int64),
+        torch.tensor(seeds, dtype=torch.int64),
+    )
 
 
 def random_actions(env: VectorEnv, chunk: int, seed: int) -> Tensor:
     """Return float32 ``[B, C, D]``, small enough to do no harm in any control mode."""
     generator = torch.Generator().manual_seed(seed)
-    return (0.3 * torch.randn(env.spec.num_envs, chunk, env.spec.action_dim, generator=generator)).to(env.spec.device)
+    return (
+        0.3 * torch.randn(env.spec.num_envs, chunk, env.spec.action_dim, generator=generator)
+    ).to(env.spec.device)
 
 
 def assert_same_row(a: Observation, i: int, b: Observation, j: int) -> None:
@@ -49,7 +54,9 @@ def turned(before: Tensor, after: Tensor) -> Tensor:
     v = w0 * v1 - w1 * v0 - torch.cross(v1, v0, dim=1)
     v, w = torch.where(w < 0, -v, v), w.abs()
     size = v.norm(dim=1, keepdim=True)
-    return torch.where(size > 1e-6, v / size.clamp(min=1e-6) * 2 * torch.atan2(size, w), torch.zeros_like(v))
+    return torch.where(
+        size > 1e-6, v / size.clamp(min=1e-6) * 2 * torch.atan2(size, w), torch.zeros_like(v)
+    )
 
 
 def expert_episodes(env: VectorEnv, *seeds: int) -> tuple[Tensor, StepResult]:
@@ -99,15 +106,27 @@ class VectorEnvConformance:
 
     def test_what_it_returns_matches_its_spec(self, env: VectorEnv) -> None:
         spec, chunk = env.spec, 2
-        assert (spec.num_envs, spec.episode_limit) == (NUM_ENVS, EPISODE_LIMIT) and spec.control_hz > 0 and spec.tasks
+        assert (
+            (spec.num_envs, spec.episode_limit) == (NUM_ENVS, EPISODE_LIMIT)
+            and spec.control_hz > 0
+            and spec.tasks
+        )
         observation = env.reset(episodes(1, 2, 3))
         result = env.step(random_actions(env, chunk, seed=0))
         for seen in (observation, result.observation):
             assert seen.images.keys() == spec.images.keys()
             for name, image in seen.images.items():
-                assert (image.dtype, image.shape) == (torch.uint8, (NUM_ENVS, *spec.images[name], 3))
-            assert (seen.state.dtype, seen.state.shape) == (torch.float32, (NUM_ENVS, spec.state_dim))
-            assert len(seen.instruction) == NUM_ENVS and all(isinstance(text, str) and text for text in seen.instruction)
+                assert (image.dtype, image.shape) == (
+                    torch.uint8,
+                    (NUM_ENVS, *spec.images[name], 3),
+                )
+            assert (seen.state.dtype, seen.state.shape) == (
+                torch.float32,
+                (NUM_ENVS, spec.state_dim),
+            )
+            assert len(seen.instruction) == NUM_ENVS and all(
+                isinstance(text, str) and text for text in seen.instruction
+            )
         assert result.reward.device.type == spec.device.type
         assert (result.reward.dtype, result.reward.shape) == (torch.float32, (NUM_ENVS, chunk))
         flags = (result.terminated, result.truncated, result.success, result.valid)
@@ -156,7 +175,13 @@ class VectorEnvConformance:
     def test_a_seed_matters(self, env: VectorEnv) -> None:
         seen = env.reset(episodes(31, 32, 31))
         differ = [not torch.equal(image[0], image[1]) for image in seen.images.values()]
-        assert any(differ or [not torch.equal(seen.state[0], seen.state[1]), seen.instruction[0] != seen.instruction[1]])
+        assert any(
+            differ
+            or [
+                not torch.equal(seen.state[0], seen.state[1]),
+                seen.instruction[0] != seen.instruction[1],
+            ]
+        )
         assert_same_row(seen, 0, seen, 2)
 
     def test_a_chunk_is_its_control_steps_one_by_one(self, env: VectorEnv) -> None:
@@ -177,7 +202,9 @@ class VectorEnvConformance:
         chunk = env.step(torch.cat([actions, random_actions(env, 4, seed=6)], dim=1))
         expected = torch.arange(length + 4) < length
         assert torch.equal(chunk.valid.cpu(), expected.expand(NUM_ENVS, -1))
-        assert torch.equal(chunk.terminated.nonzero()[:, 1].cpu(), torch.full((NUM_ENVS,), length - 1))
+        assert torch.equal(
+            chunk.terminated.nonzero()[:, 1].cpu(), torch.full((NUM_ENVS,), length - 1)
+        )
         assert not chunk.truncated.any()
         assert not (chunk.success & ~chunk.valid).any()
         assert (chunk.reward[~chunk.valid] == 0).all()
@@ -186,12 +213,16 @@ class VectorEnvConformance:
 
     def test_an_episode_is_truncated_at_its_limit(self, env: VectorEnv) -> None:
         env.reset(episodes(61, 62, 63))
-        still = torch.zeros(NUM_ENVS, EPISODE_LIMIT - 2, env.spec.action_dim, device=env.spec.device)
+        still = torch.zeros(
+            NUM_ENVS, EPISODE_LIMIT - 2, env.spec.action_dim, device=env.spec.device
+        )
         result = env.step(still)
         assert result.valid.all() and not result.done.any()
         result = env.step(still[:, :5])
         assert torch.equal(result.valid.cpu(), (torch.arange(5) < 2).expand(NUM_ENVS, -1))
-        assert torch.equal(result.truncated.nonzero()[:, 1].cpu(), torch.ones(NUM_ENVS, dtype=torch.int64))
+        assert torch.equal(
+            result.truncated.nonzero()[:, 1].cpu(), torch.ones(NUM_ENVS, dtype=torch.int64)
+        )
         assert not result.terminated.any()
         env.step_async(still, skip_ended=True)
         assert not env.step_wait().valid.any()
@@ -252,15 +283,28 @@ class VectorEnvConformance:
         for axis in range(dim - 1):
             for sign in (1.0, -1.0):
                 command = torch.zeros(NUM_ENVS, steps, dim, device=env.spec.device)
-                command[:, : steps // 2, axis] = sign * self.reach  # the rest of the time the arm comes to a stand
+                command[:, : steps // 2, axis] = (
+                    sign * self.reach
+                )  # the rest of the time the arm comes to a stand
                 before = env.reset(episodes(111, 112, 113)).state
                 after = env.step(command).observation.state
-                told = sign * self.reach * (steps // 2) * (tool.translation_m if axis < 3 else tool.rotation_rad)
-                moved = after[:, :3] - before[:, :3] if axis < 3 else turned(before[:, 3:7], after[:, 3:7])
+                told = (
+                    sign
+                    * self.reach
+                    * (steps // 2)
+                    * (tool.translation_m if axis < 3 else tool.rotation_rad)
+                )
+                moved = (
+                    after[:, :3] - before[:, :3]
+                    if axis < 3
+                    else turned(before[:, 3:7], after[:, 3:7])
+                )
                 along = moved[:, axis % 3] / told
                 assert ((along > 0.2) & (along < 1.2)).all(), f"axis {axis}, told {told}: {moved}"
                 moved[:, axis % 3] = 0
-                assert (moved.abs() < 0.25 * abs(told)).all(), f"axis {axis} moves the others: {moved}"
+                assert (moved.abs() < 0.25 * abs(told)).all(), (
+                    f"axis {axis} moves the others: {moved}"
+                )
 
     def test_the_gripper_opens_and_closes(self, env: VectorEnv) -> None:
         if env.spec.tool is None:
@@ -274,13 +318,21 @@ class VectorEnvConformance:
         command[:, :, -1] = 1
         opened = env.step(command[:, : half - 1]).observation.state[:, 7]
         assert (closed.abs() < 0.01).all(), "gripper -1 does not close"
-        assert ((opened > self.open_m[0]) & (opened < self.open_m[1])).all(), "gripper +1 does not open, or a finger's way is not in metres"
+        assert ((opened > self.open_m[0]) & (opened < self.open_m[1])).all(), (
+            "gripper +1 does not open, or a finger's way is not in metres"
+        )
 
     def test_bad_input_is_refused(self, env: VectorEnv) -> None:
         spec = env.spec
         env.reset(episodes(1, 2, 3))
         action = torch.zeros(NUM_ENVS, 1, spec.action_dim, device=spec.device)
-        for wrong in (action[:, 0], action[:-1], action[:, :, :-1], action[:, :0], action * torch.nan):
+        for wrong in (
+            action[:, 0],
+            action[:-1],
+            action[:, :, :-1],
+            action[:, :0],
+            action * torch.nan,
+        ):
             with pytest.raises(ValueError, match="actions"):
                 env.step(wrong)
         for seeds in ((1, 2), (-1, 2, 3), (2**32, 2, 3)):

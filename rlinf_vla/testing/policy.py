@@ -69,26 +69,44 @@ class PolicyConformance:
         return type(policy).without_weights(policy.directory, policy.options)
 
     @pytest.mark.parametrize("temperature", [0.0, 1.3])
-    def test_its_head_acts_alone_or_it_says_why_not(self, policy: Policy, temperature: float) -> None:
+    def test_its_head_acts_alone_or_it_says_why_not(
+        self, policy: Policy, temperature: float
+    ) -> None:
         """With features from elsewhere the head does what the whole policy does, bit for bit."""
         model = type(policy)
         if model.split_unsupported is not None:
-            with pytest.raises(UserError, match=re.escape(f"rollout.split=head: model={model.name} {model.split_unsupported}")):
+            with pytest.raises(
+                UserError,
+                match=re.escape(
+                    f"rollout.split=head: model={model.name} {model.split_unsupported}"
+                ),
+            ):
                 require_separable(model)
             return
         require_separable(model)
-        inputs, settings = with_critic(policy).prepare(observations(policy, 7)), Settings(5, temperature, 3)
+        inputs, settings = (
+            with_critic(policy).prepare(observations(policy, 7)),
+            Settings(5, temperature, 3),
+        )
         actor = split(policy, self.blank(policy), settings)
         assert_the_same_bits(actor, Actor(policy, settings), inputs)
         packed = policy.pack(policy.encode(inputs))
         assert all(len(value) == 7 for value in packed.values())
-        assert (actor.requests, actor.sent, actor.received) == (6, 2 * nbytes(inputs), 2 * nbytes(packed)), "once to act, once to value"
+        assert (actor.requests, actor.sent, actor.received) == (
+            6,
+            2 * nbytes(inputs),
+            2 * nbytes(packed),
+        ), "once to act, once to value"
         for name, value in actor.policy.prepare(observations(policy, 7)).items():
             assert torch.equal(value, inputs[name])
         weights = actor.policy.state_dict()
-        assert weights.keys() == head_weights(policy, policy.state_dict()).keys() and not any(value.is_meta for value in weights.values())
+        assert weights.keys() == head_weights(policy, policy.state_dict()).keys() and not any(
+            value.is_meta for value in weights.values()
+        )
         if gradients_of_features(policy, inputs):
-            assert sum(p.numel() for p in actor.policy.parameters()) < sum(p.numel() for p in policy.parameters())
+            assert sum(p.numel() for p in actor.policy.parameters()) < sum(
+                p.numel() for p in policy.parameters()
+            )
 
     def test_its_options_fit_into_a_recipe(self, policy: Policy) -> None:
         assert_recipe_node(type(policy).Config())
@@ -104,28 +122,43 @@ class PolicyConformance:
         assert self.continuous or (sample.log_prob <= 0).all()
         assert all(len(value) == batch for value in sample.latent.values())
         found = policy.evaluate(inputs, sample.latent, 1.0)
-        assert found.log_prob.shape == found.entropy.shape == sample.log_prob.shape and found.value.shape == (batch,)
+        assert (
+            found.log_prob.shape == found.entropy.shape == sample.log_prob.shape
+            and found.value.shape == (batch,)
+        )
         assert found.log_prob.dtype == found.entropy.dtype == found.value.dtype == torch.float32
         assert policy.value(policy.encode(inputs)).shape == (batch,)
-        assert issubclass(type(policy), Policy) and type(policy).name and isinstance(type(policy).lora_targets, tuple)
+        assert (
+            issubclass(type(policy), Policy)
+            and type(policy).name
+            and isinstance(type(policy).lora_targets, tuple)
+        )
 
     def test_prepared_inputs_are_cheap_and_each_row_its_own(self, policy: Policy) -> None:
         observed = observations(policy, 5)
         inputs = policy.prepare(observed)
         for value in inputs.values():
-            a_few_numbers = value.dtype == torch.float32 and value[0].numel() <= (self.state_numbers or policy.spec.state_dim)
-            assert len(value) == 5 and (a_few_numbers or value.dtype in (torch.uint8, torch.int32, torch.int64, torch.bool))
+            a_few_numbers = value.dtype == torch.float32 and value[0].numel() <= (
+                self.state_numbers or policy.spec.state_dim
+            )
+            assert len(value) == 5 and (
+                a_few_numbers or value.dtype in (torch.uint8, torch.int32, torch.int64, torch.bool)
+            )
         for row in range(5):
             for name, value in policy.prepare(rows_of(observed, torch.tensor([row]))).items():
                 assert torch.equal(value, inputs[name][row : row + 1])
 
     @pytest.mark.parametrize("batch", [1, 3, 8])
     @pytest.mark.parametrize("temperature", [1.0, 0.5, 1.6])
-    def test_evaluate_finds_the_choice_of_act_again(self, policy: Policy, batch: int, temperature: float) -> None:
+    def test_evaluate_finds_the_choice_of_act_again(
+        self, policy: Policy, batch: int, temperature: float
+    ) -> None:
         inputs = with_critic(policy).prepare(observations(policy, batch))
         sample = act(policy, inputs, temperature)
         assert len(sample.value.unique()) == batch
-        torch.testing.assert_close(policy.value(policy.encode(inputs)), sample.value, rtol=0, atol=TOLERANCE)
+        torch.testing.assert_close(
+            policy.value(policy.encode(inputs)), sample.value, rtol=0, atol=TOLERANCE
+        )
         found = policy.evaluate(inputs, sample.latent, temperature)
         torch.testing.assert_close(found.log_prob, sample.log_prob, rtol=0, atol=TOLERANCE)
         torch.testing.assert_close(found.value, sample.value, rtol=0, atol=TOLERANCE)
@@ -133,7 +166,10 @@ class PolicyConformance:
     def test_temperature_changes_the_distribution(self, policy: Policy) -> None:
         inputs = policy.prepare(observations(policy, 4))
         latent = act(policy, inputs).latent
-        entropies = [policy.evaluate(inputs, latent, temperature).entropy.sum().item() for temperature in (0.25, 1.0, 4.0)]
+        entropies = [
+            policy.evaluate(inputs, latent, temperature).entropy.sum().item()
+            for temperature in (0.25, 1.0, 4.0)
+        ]
         assert entropies[0] < entropies[1] < entropies[2]
 
     def test_a_row_does_not_know_its_batch(self, policy: Policy) -> None:
@@ -141,8 +177,15 @@ class PolicyConformance:
         inputs = with_critic(policy).prepare(observations(policy, 8))
         whole = act(policy, inputs)
         for index in (torch.tensor([5]), torch.tensor([6, 2, 5]), torch.arange(8).flip(0)):
-            expected = ActionSample(whole.actions[index], rows(whole.latent, index), whole.log_prob[index], whole.value[index])
-            assert_same_choice(act(policy, rows(inputs, index), seeds=index), expected, exact=not self.continuous)
+            expected = ActionSample(
+                whole.actions[index],
+                rows(whole.latent, index),
+                whole.log_prob[index],
+                whole.value[index],
+            )
+            assert_same_choice(
+                act(policy, rows(inputs, index), seeds=index), expected, exact=not self.continuous
+            )
 
     def test_noise_is_the_only_source_of_chance(self, policy: Policy) -> None:
         inputs = policy.prepare(observations(policy, 4))
@@ -175,13 +218,17 @@ class PolicyConformance:
         assert all(torch.equal(policy.state_dict()[name], value) for name, value in weights.items())
 
     @pytest.mark.parametrize("temperature", [0.0, 1.0])
-    def test_on_a_gpu_nothing_waits_and_nothing_is_copied(self, policy: Policy, temperature: float) -> None:
+    def test_on_a_gpu_nothing_waits_and_nothing_is_copied(
+        self, policy: Policy, temperature: float
+    ) -> None:
         """Devices never mix, the results are those of the CPU, and acting can be a CUDA graph."""
         with sdpa_kernel(SDPBackend.MATH):  # as on the simulated GPU
             expected = on_device(with_critic(policy).to(CPU), CPU, temperature)
         with simulated_gpu():
             found = on_device(policy.to(GPU), GPU, temperature)
-            assert all(torch.equal(value, expected[name]) for name, value in moved(found, CPU).items())
+            assert all(
+                torch.equal(value, expected[name]) for name, value in moved(found, CPU).items()
+            )
 
     def test_gradients_reach_the_backbone_and_the_critic(self, policy: Policy) -> None:
         inputs = policy.prepare(observations(policy, 3))
@@ -209,25 +256,38 @@ class PolicyConformance:
         for name, value in once.prepare(observations(policy, 3)).items():
             assert torch.equal(value, inputs[name])
         first, second = act(once, inputs), act(twice, inputs)
-        assert torch.equal(first.actions, second.actions) and torch.equal(first.log_prob, second.log_prob)
+        assert torch.equal(first.actions, second.actions) and torch.equal(
+            first.log_prob, second.log_prob
+        )
         original = policy.evaluate(inputs, first.latent, 1.0).log_prob
         torch.testing.assert_close(first.log_prob, original, rtol=0, atol=0.05)
 
     def test_supervised_loss_is_per_row_and_can_be_lowered(self, policy: Policy) -> None:
         generator, device = torch.Generator().manual_seed(5), device_of(policy)
         inputs = policy.prepare(observations(policy, 4))
-        actions = (torch.rand(4, policy.horizon, policy.spec.action_dim, generator=generator) * 2 - 1).to(device)
+        actions = (
+            torch.rand(4, policy.horizon, policy.spec.action_dim, generator=generator) * 2 - 1
+        ).to(device)
         before = policy.supervised_loss(inputs, actions, noise(torch.arange(4), device))
         assert before.shape == (4,) and before.dtype == torch.float32
         for row in range(4):
-            alone = policy.supervised_loss(rows(inputs, slice(row, row + 1)), actions[row : row + 1], noise(torch.tensor([row]), device))
+            alone = policy.supervised_loss(
+                rows(inputs, slice(row, row + 1)),
+                actions[row : row + 1],
+                noise(torch.tensor([row]), device),
+            )
             torch.testing.assert_close(alone, before[row : row + 1], rtol=0, atol=1e-4)
         optimizer = torch.optim.Adam(policy.parameters(), lr=3e-3)
         for _ in range(6):
             optimizer.zero_grad()
-            policy.supervised_loss(inputs, actions, noise(torch.arange(4), device)).mean().backward()
+            policy.supervised_loss(
+                inputs, actions, noise(torch.arange(4), device)
+            ).mean().backward()
             optimizer.step()
-        assert policy.supervised_loss(inputs, actions, noise(torch.arange(4), device)).mean() < before.mean() - 0.1
+        assert (
+            policy.supervised_loss(inputs, actions, noise(torch.arange(4), device)).mean()
+            < before.mean() - 0.1
+        )
 
 
 class DiscretePolicyConformance(PolicyConformance):
@@ -246,14 +306,18 @@ class DiscretePolicyConformance(PolicyConformance):
         one = policy.prepare(observations(policy, 1))
         inputs = {name: value.expand(self.block, *value.shape[1:]) for name, value in one.items()}
         starts = range(0, self.draws, self.block)
-        samples = [act(policy, inputs, seeds=torch.arange(start, start + self.block)) for start in starts]
+        samples = [
+            act(policy, inputs, seeds=torch.arange(start, start + self.block)) for start in starts
+        ]
         choices = torch.cat([self.choices(sample.latent) for sample in samples])
         log_prob = torch.cat([sample.log_prob for sample in samples]).double()
 
         self.chi_square(choices[:, 0, 0], log_prob[:, 0, 0].exp())
         # whatever was chosen before: E[1{choice = k} / p(choice)] = 1 for each k, if one is chosen
         for k in choices[choices >= 0].unique():
-            self.assert_mean((choices == k) * (-log_prob).exp() - (choices >= 0).double(), torch.tensor(0.0))
+            self.assert_mean(
+                (choices == k) * (-log_prob).exp() - (choices >= 0).double(), torch.tensor(0.0)
+            )
         entropy = policy.evaluate(one, rows(samples[0].latent, slice(0, 1)), 1.0).entropy[0, 0, 0]
         self.assert_mean(-log_prob[:, 0, 0], entropy)
 

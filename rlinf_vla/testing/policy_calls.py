@@ -16,7 +16,12 @@ from rlinf_vla.rollout.split import FeatureServer, head_weights, load_head, stri
 
 from .simulated_gpu import captured
 
-INSTRUCTIONS = ["push the cube", "stack the red cube on the green cube", "open the drawer", "put the carrot on the plate"]
+INSTRUCTIONS = [
+    "push the cube",
+    "stack the red cube on the green cube",
+    "open the drawer",
+    "put the carrot on the plate",
+]
 TOLERANCE = 1e-5
 
 
@@ -25,12 +30,16 @@ def observations(policy: Policy, batch: int, seed: int = 0) -> Observation:
     lengths, which all differ if the policy sees nothing else."""
     generator = torch.Generator().manual_seed(seed)
     images = {
-        name: torch.randint(0, 256, (batch, height, width, 3), generator=generator, dtype=torch.uint8)
+        name: torch.randint(
+            0, 256, (batch, height, width, 3), generator=generator, dtype=torch.uint8
+        )
         for name, (height, width) in policy.spec.images.items()
     }
     state = torch.randn(batch, policy.spec.state_dim, generator=generator)
     texts = [INSTRUCTIONS[i % len(INSTRUCTIONS)] for i in range(batch)]
-    return Observation(images, state, texts if images else [f"{text} {i}" for i, text in enumerate(texts)]).to(device_of(policy))
+    return Observation(
+        images, state, texts if images else [f"{text} {i}" for i, text in enumerate(texts)]
+    ).to(device_of(policy))
 
 
 def rows(inputs: Inputs, index: Any) -> Inputs:
@@ -48,7 +57,9 @@ def noise(seeds: Tensor, device: torch.device | None = None) -> CounterNoise:
 
 
 @torch.no_grad()
-def act(policy: Policy, inputs: Inputs, temperature: float = 1.0, seeds: Tensor | None = None) -> ActionSample:
+def act(
+    policy: Policy, inputs: Inputs, temperature: float = 1.0, seeds: Tensor | None = None
+) -> ActionSample:
     """Call ``policy.act`` with noise by ``seeds``, int64 ``[B]`` (default: 0, 1, ...)."""
     first = next(iter(inputs.values()))
     seeds = torch.arange(len(first)) if seeds is None else seeds
@@ -60,13 +71,19 @@ def with_critic(policy: Policy) -> Policy:
     generator = torch.Generator().manual_seed(9)
     with torch.no_grad():
         for parameter in policy.value_head.parameters():
-            parameter.add_((torch.randn(parameter.shape, generator=generator) * 0.05).to(parameter.device))
+            parameter.add_(
+                (torch.randn(parameter.shape, generator=generator) * 0.05).to(parameter.device)
+            )
     return policy
 
 
 def gradients(module: torch.nn.Module) -> dict[str, Tensor]:
     """Return the gradients that are not zero, by parameter name."""
-    return {name: p.grad for name, p in module.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0}
+    return {
+        name: p.grad
+        for name, p in module.named_parameters()
+        if p.grad is not None and p.grad.abs().sum() > 0
+    }
 
 
 def gradients_of_features(policy: Policy, inputs: Inputs) -> bool:
@@ -81,7 +98,11 @@ def on_device(policy: Policy, device: torch.device, temperature: float) -> Tenso
     """
     rows = torch.arange(2)
     inputs = policy.prepare(observations(policy, 2))
-    actions = torch.linspace(-0.9, 0.9, 2 * policy.horizon * policy.spec.action_dim).reshape(2, policy.horizon, -1).to(device)
+    actions = (
+        torch.linspace(-0.9, 0.9, 2 * policy.horizon * policy.spec.action_dim)
+        .reshape(2, policy.horizon, -1)
+        .to(device)
+    )
     seeds = rows.to(device)
     with captured():
         sample = act(policy, inputs, temperature, seeds)
@@ -90,9 +111,15 @@ def on_device(policy: Policy, device: torch.device, temperature: float) -> Tenso
     found = {"actions": sample.actions, "log_prob": sample.log_prob, "value": sample.value}
     evaluated = policy.evaluate(inputs, sample.latent, temperature)
     shown = policy.supervised_loss(policy.precompute(inputs), actions, noise(seeds))
-    (evaluated.log_prob.sum() + evaluated.entropy.sum() + evaluated.value.sum() + shown.sum()).backward()
+    (
+        evaluated.log_prob.sum() + evaluated.entropy.sum() + evaluated.value.sum() + shown.sum()
+    ).backward()
     found |= {"entropy": evaluated.entropy, "again": evaluated.log_prob, "loss": shown}
-    found |= {f"gradient of {name}": weight.grad for name, weight in policy.named_parameters() if weight.grad is not None}
+    found |= {
+        f"gradient of {name}": weight.grad
+        for name, weight in policy.named_parameters()
+        if weight.grad is not None
+    }
     policy.zero_grad()
     return {name: value.detach() for name, value in (found | packed | sample.latent).items()}
 
@@ -102,11 +129,15 @@ def assert_same_choice(found: ActionSample, expected: ActionSample, exact: bool 
 
     A policy on a server tells neither log-probabilities nor values: they are NaN.
     """
-    torch.testing.assert_close(found.actions, expected.actions, rtol=0, atol=0 if exact else TOLERANCE)
+    torch.testing.assert_close(
+        found.actions, expected.actions, rtol=0, atol=0 if exact else TOLERANCE
+    )
     assert found.latent.keys() == expected.latent.keys()
     for name, value in expected.latent.items():
         torch.testing.assert_close(found.latent[name], value, rtol=0, atol=TOLERANCE)
-    torch.testing.assert_close(found.log_prob, expected.log_prob, rtol=0, atol=TOLERANCE, equal_nan=True)
+    torch.testing.assert_close(
+        found.log_prob, expected.log_prob, rtol=0, atol=TOLERANCE, equal_nan=True
+    )
     torch.testing.assert_close(found.value, expected.value, rtol=0, atol=TOLERANCE, equal_nan=True)
 
 
@@ -116,7 +147,9 @@ def over_the_wire(tensors: Tensors) -> Tensors:
     for name, value in tensors.items():
         assert value.is_contiguous(), name
         content = bytearray(value.cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
-        found[name] = torch.frombuffer(content, dtype=torch.uint8).view(value.dtype).reshape(value.shape)
+        found[name] = (
+            torch.frombuffer(content, dtype=torch.uint8).view(value.dtype).reshape(value.shape)
+        )
     return found
 
 
@@ -126,16 +159,23 @@ def split(policy: Policy, blank: Policy, settings: Settings) -> Actor:
     strip_to_head(blank)
     load_head(blank, over_the_wire(head_weights(policy, policy.state_dict())), device_of(policy))
     server = FeatureServer(policy)
-    return Actor(blank, settings, lambda inputs: over_the_wire(server.encode(over_the_wire(inputs))))
+    return Actor(
+        blank, settings, lambda inputs: over_the_wire(server.encode(over_the_wire(inputs)))
+    )
 
 
 def assert_the_same_bits(found: Actor, expected: Actor, inputs: Inputs) -> None:
     """Compare actions, log-probabilities and values of two actors bit for bit."""
     count = len(next(iter(inputs.values())))
     episodes = Episodes(torch.arange(count) % 2, torch.arange(count) * 3, torch.arange(count) % 3)
-    first, second = (actor.act(inputs, episodes, torch.arange(count)) for actor in (found, expected))
+    first, second = (
+        actor.act(inputs, episodes, torch.arange(count)) for actor in (found, expected)
+    )
     assert first.latent.keys() == second.latent.keys()
-    for one, other in (*((first.latent[name], second.latent[name]) for name in first.latent), (first.actions, second.actions)):
+    for one, other in (
+        *((first.latent[name], second.latent[name]) for name in first.latent),
+        (first.actions, second.actions),
+    ):
         assert one.dtype == other.dtype and torch.equal(one, other)
     assert torch.equal(first.log_prob, second.log_prob) and torch.equal(first.value, second.value)
     assert torch.equal(found.values(inputs), expected.values(inputs))

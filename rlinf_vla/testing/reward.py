@@ -29,10 +29,15 @@ Played = tuple[Observation, Tensor, StepResult]
 def observation(spec: EnvSpec, generator: torch.Generator) -> Observation:
     """Return a random observation of each row."""
     images = {
-        name: torch.randint(0, 256, (len(LENGTHS), *size, 3), generator=generator, dtype=torch.uint8) for name, size in spec.images.items()
+        name: torch.randint(
+            0, 256, (len(LENGTHS), *size, 3), generator=generator, dtype=torch.uint8
+        )
+        for name, size in spec.images.items()
     }
     state = torch.randn(len(LENGTHS), spec.state_dim, generator=generator)
-    return Observation(images, state, [f"put block {row} on the plate" for row in range(len(LENGTHS))])
+    return Observation(
+        images, state, [f"put block {row} on the plate" for row in range(len(LENGTHS))]
+    )
 
 
 def played(spec: EnvSpec, seed: int = 0) -> Played:
@@ -71,9 +76,14 @@ def moved(step: Played, index: Tensor | torch.device) -> Played:
 def tensors(step: Played) -> dict[str, Tensor]:
     """Return all tensors of a step by name."""
     before, actions, result = step
-    found = {name: getattr(result, name) for name in ("reward", "terminated", "truncated", "success", "valid")} | {"actions": actions}
+    found = {
+        name: getattr(result, name)
+        for name in ("reward", "terminated", "truncated", "success", "valid")
+    } | {"actions": actions}
     for when, given in (("before", before), ("after", result.observation)):
-        found |= {f"{when} state": given.state} | {f"{when} image {name}": image for name, image in given.images.items()}
+        found |= {f"{when} state": given.state} | {
+            f"{when} image {name}": image for name, image in given.images.items()
+        }
     return found
 
 
@@ -126,8 +136,16 @@ class RewardConformance:
         for place in {"cpu", device}:
             result = reward(*moved(played(self.spec), torch.device(place)))
             shape = (len(LENGTHS), CHUNK)
-            assert (result.reward.shape, result.reward.dtype, result.reward.device.type) == (shape, torch.float32, place)
-            assert (result.terminated.shape, result.terminated.dtype, result.terminated.device.type) == (shape, torch.bool, place)
+            assert (result.reward.shape, result.reward.dtype, result.reward.device.type) == (
+                shape,
+                torch.float32,
+                place,
+            )
+            assert (
+                result.terminated.shape,
+                result.terminated.dtype,
+                result.terminated.device.type,
+            ) == (shape, torch.bool, place)
             assert result.reward[result.valid].isfinite().all() and not result.reward.requires_grad
 
     def test_it_changes_nothing_but_reward_and_terminated(self, config: Any) -> None:
@@ -150,7 +168,9 @@ class RewardConformance:
             step = played(self.spec, seed)
             before, after = step[2].terminated, reward(*step).terminated
             assert not (before & ~after).any(), "an episode that the environment ended goes on"
-            assert not (after & ~before & ~last_valid(step[2].valid)).any(), "an episode ends before its last valid step"
+            assert not (after & ~before & ~last_valid(step[2].valid)).any(), (
+                "an episode ends before its last valid step"
+            )
 
     def test_invalid_steps_are_ignored(self, config: Any) -> None:
         """Whatever stands where nothing was executed."""
@@ -159,7 +179,11 @@ class RewardConformance:
             before, actions, result = played(self.spec, seed)
             expected = reward(before, actions, result)
             other = torch.where(result.valid[..., None], actions, 7.0)
-            garbage = replace(result, success=result.success | ~result.valid, reward=torch.where(result.valid, result.reward, 5.0))
+            garbage = replace(
+                result,
+                success=result.success | ~result.valid,
+                reward=torch.where(result.valid, result.reward, 5.0),
+            )
             found = reward(before, other, garbage)
             assert torch.equal(found.reward[result.valid], expected.reward[result.valid])
             assert torch.equal(found.terminated & result.valid, expected.terminated & result.valid)
@@ -172,14 +196,18 @@ class RewardConformance:
         for again in (reward(*step), other(*step)):
             assert torch.equal(again.reward[step[2].valid], first.reward[step[2].valid])
             assert torch.equal(again.terminated, first.terminated)
-        assert torch.equal(torch.get_rng_state(), state), "it draws from the global random generator"
+        assert torch.equal(torch.get_rng_state(), state), (
+            "it draws from the global random generator"
+        )
 
     def test_a_row_does_not_depend_on_others(self, config: Any) -> None:
         reward, index = self.create(config), torch.tensor([4, 1, 3])
         step = played(self.spec)
         whole, part = reward(*step), reward(*moved(step, index))
         valid = step[2].valid[index]
-        torch.testing.assert_close(part.reward[valid], whole.reward[index][valid], rtol=0, atol=TOLERANCE)
+        torch.testing.assert_close(
+            part.reward[valid], whole.reward[index][valid], rtol=0, atol=TOLERANCE
+        )
         assert torch.equal(part.terminated, whole.terminated[index])
 
     def test_its_model_scores_and_learns(self, config: Any) -> None:
@@ -196,7 +224,10 @@ class RewardConformance:
         torch.testing.assert_close(alone, logits[2:3], rtol=0, atol=TOLERANCE)
         truth = (torch.arange(len(LENGTHS)) % 2).float()
         loss = torch.nn.functional.binary_cross_entropy_with_logits
-        optimizer, before = torch.optim.Adam(model.parameters(), lr=1e-3), loss(logits, truth).item()
+        optimizer, before = (
+            torch.optim.Adam(model.parameters(), lr=1e-3),
+            loss(logits, truth).item(),
+        )
         for _ in range(10):
             optimizer.zero_grad()
             loss(model(inputs), truth).backward()

@@ -17,10 +17,30 @@ import pytest
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.action_space import JointSpace, ToolSpace
-from rlinf_vla.core.robot import CellError, Finding, Robot, RobotError, RobotPlugin, Timed, ToolState
+from rlinf_vla.core.robot import (
+    CellError,
+    Finding,
+    Robot,
+    RobotError,
+    RobotPlugin,
+    Timed,
+    ToolState,
+)
 
 from .config import assert_recipe_node
-from .robot_motion import BACK, DOWN, FORWARD, UP, RobotMotion, distance, one_action, openings, place, scale, target
+from .robot_motion import (
+    BACK,
+    DOWN,
+    FORWARD,
+    UP,
+    RobotMotion,
+    distance,
+    one_action,
+    openings,
+    place,
+    scale,
+    target,
+)
 
 
 class RobotConformance(RobotMotion):
@@ -47,7 +67,10 @@ class RobotConformance(RobotMotion):
 
     def test_a_wrong_config_is_refused_in_one_line(self, config: Any) -> None:
         for changes in self.wrong_configs:
-            with pytest.raises((CellError, RobotError, UserError)) as error, closing(self.plugin.make(replace(config, **changes))) as robot:
+            with (
+                pytest.raises((CellError, RobotError, UserError)) as error,
+                closing(self.plugin.make(replace(config, **changes))) as robot,
+            ):
                 robot.connect(10)
             assert "\n" not in str(error.value), error.value
 
@@ -58,7 +81,9 @@ class RobotConformance(RobotMotion):
             numbers += [space.translation_m, space.rotation_rad, space.gripper_width_m]
         else:
             lower, upper, names = np.array(space.lower), np.array(space.upper), space.joint_names
-            assert len(lower) == len(upper) == len(space.step) == len(names) == len(set(names)) > 0, space
+            assert (
+                len(lower) == len(upper) == len(space.step) == len(names) == len(set(names)) > 0
+            ), space
             assert set(space.grippers) <= set(names)
             numbers += [*(upper - lower), *space.step]
         assert spec.name and all(math.isfinite(number) and number > 0 for number in numbers), spec
@@ -66,19 +91,30 @@ class RobotConformance(RobotMotion):
     def test_a_state_is_complete(self, robot: Robot) -> None:
         first, space = robot.observe(), robot.spec.space
         count = space.state_size if isinstance(space, JointSpace) else len(first.joints)
-        shapes = {"joints": (first.joints, count), "joint_velocities": (first.joint_velocities, count)}
+        shapes = {
+            "joints": (first.joints, count),
+            "joint_velocities": (first.joint_velocities, count),
+        }
         if isinstance(first, ToolState):
             pose = first.pose
-            shapes |= {"position": (pose.position, 3), "quaternion": (pose.quaternion, 4), "wrench": (first.wrench, 6)}
+            shapes |= {
+                "position": (pose.position, 3),
+                "quaternion": (pose.quaternion, 4),
+                "wrench": (first.wrench, 6),
+            }
             assert abs(np.linalg.norm(pose.quaternion) - 1) < 1e-3, "the quaternion has unit length"
         for name, (vector, length) in shapes.items():
-            assert (vector.shape, vector.dtype) == ((length,), np.float64) and np.isfinite(vector).all(), name
+            assert (vector.shape, vector.dtype) == ((length,), np.float64) and np.isfinite(
+                vector
+            ).all(), name
         for opening in openings(robot, first):
             assert -0.07 < opening < 1.07
         assert first.fault is None
         self.sleep(0.5)
         second = robot.observe()
-        assert second.time > first.time and -1e-3 < self.now() - second.time < 1, "times are those of the robot's clock"
+        assert second.time > first.time and -1e-3 < self.now() - second.time < 1, (
+            "times are those of the robot's clock"
+        )
 
     def test_a_state_stays_as_it_was(self, robot: Robot) -> None:
         state = robot.observe()
@@ -104,7 +140,9 @@ class RobotConformance(RobotMotion):
         for wanted in (0.0, 1.0):
             self.move(robot, UP if wanted else DOWN, wanted)
             for opening in openings(robot, self.wait_still(robot)):
-                assert abs(opening - wanted) < 0.2, f"told to open by {wanted:g}, a gripper is open by {opening}"
+                assert abs(opening - wanted) < 0.2, (
+                    f"told to open by {wanted:g}, a gripper is open by {opening}"
+                )
 
     def test_it_holds_when_targets_cease(self, robot: Robot) -> None:
         before = robot.observe()
@@ -133,7 +171,10 @@ class RobotConformance(RobotMotion):
         assert (openings(robot, after) < 1.1).all()
         if after.fault is None:
             found = robot.interventions()
-            assert found and all(each.rule and math.isfinite(each.before) and math.isfinite(each.after) for each in found)
+            assert found and all(
+                each.rule and math.isfinite(each.before) and math.isfinite(each.after)
+                for each in found
+            )
             assert robot.interventions() == [], "an intervention is reported once"
 
     def test_a_stop_latches_until_it_is_acknowledged(self, robot: Robot) -> None:
@@ -147,7 +188,10 @@ class RobotConformance(RobotMotion):
             self.command(robot, place(stands) + 0.5 * one_action(robot, UP))
         with pytest.raises(RobotError):
             robot.home(60)
-        assert distance(self.wait_still(robot), stands) < 5 * scale(robot).still and robot.observe().fault is not None
+        assert (
+            distance(self.wait_still(robot), stands) < 5 * scale(robot).still
+            and robot.observe().fault is not None
+        )
         self.acknowledge(robot)
         self.move(robot, BACK)
         assert robot.observe().fault is None
@@ -177,7 +221,9 @@ class RobotConformance(RobotMotion):
         self.move(robot, FORWARD)
         with pytest.raises(RobotError, match="somebody is near"):
             robot.home(60, lambda: "somebody is near")
-        self.wait_until(lambda: "somebody is near" in str(robot.observe().fault), "the objection is latched")
+        self.wait_until(
+            lambda: "somebody is near" in str(robot.observe().fault), "the objection is latched"
+        )
 
     def test_another_process_can_stop_it(self, config: Any, robot: Robot) -> None:
         """RobotError: this robot has no process of its own, so whoever drives it must stop it."""
@@ -195,7 +241,9 @@ class RobotConformance(RobotMotion):
             robot.timings()
             self.move(robot, FORWARD)
             found = robot.timings()
-            assert any(found.values()) and all(0 <= seconds < 10 for each in found.values() for seconds in each)
+            assert any(found.values()) and all(
+                0 <= seconds < 10 for each in found.values() for seconds in each
+            )
 
     def test_cameras_deliver_new_images(self, config: Any, robot: Robot) -> None:
         for camera in self.plugin.cameras(config):
@@ -206,7 +254,11 @@ class RobotConformance(RobotMotion):
                 second = camera.latest()
             camera.close()
             for frame in (first, second):
-                assert frame.image.dtype == np.uint8 and frame.image.ndim == 3 and frame.image.shape[2] == 3
+                assert (
+                    frame.image.dtype == np.uint8
+                    and frame.image.ndim == 3
+                    and frame.image.shape[2] == 3
+                )
             assert second.number > first.number and second.time > first.time and camera.name
             assert -1e-3 < self.now() - second.time < 5, "times are those of the robot's clock"
 

@@ -11,7 +11,17 @@ from typing import Any
 import numpy as np
 
 from rlinf_vla.core.action_space import JointSpace, ToolSpace
-from rlinf_vla.core.robot import JointTarget, Robot, RobotPlugin, RobotState, Target, ToolPose, ToolState, ToolTarget, Vector
+from rlinf_vla.core.robot import (
+    JointTarget,
+    Robot,
+    RobotPlugin,
+    RobotState,
+    Target,
+    ToolPose,
+    ToolState,
+    ToolTarget,
+    Vector,
+)
 
 POLL_S = 0.05
 STEPS = 10
@@ -38,7 +48,11 @@ class Scale:
 
 
 def scale(robot: Robot) -> Scale:
-    return Scale(0.001, 0.02, 10.0) if isinstance(robot.spec.space, ToolSpace) else Scale(0.5, 2.0, 10_000.0)
+    return (
+        Scale(0.001, 0.02, 10.0)
+        if isinstance(robot.spec.space, ToolSpace)
+        else Scale(0.5, 2.0, 10_000.0)
+    )
 
 
 def place(state: RobotState) -> Vector:
@@ -66,16 +80,23 @@ def openings(robot: Robot, state: RobotState) -> Vector:
 def one_action(robot: Robot, direction: Direction) -> Vector:
     """Return how an action of 1 in this direction moves the place."""
     space, (axis, sign) = robot.spec.space, direction
-    length = np.full(3, space.translation_m) if isinstance(space, ToolSpace) else np.array(space.step)
+    length = (
+        np.full(3, space.translation_m) if isinstance(space, ToolSpace) else np.array(space.step)
+    )
     return np.where(np.arange(len(length)) == axis, sign * length, 0.0)
 
 
-def target(robot: Robot, state: RobotState, position: Vector, opening: float | None = None) -> Target:
+def target(
+    robot: Robot, state: RobotState, position: Vector, opening: float | None = None
+) -> Target:
     """Return a target at this place, with the orientation of ``state``; None keeps the grippers."""
     space = robot.spec.space
     if isinstance(space, ToolSpace):
         assert isinstance(state, ToolState)
-        return ToolTarget(ToolPose(position, state.pose.quaternion), None if opening is None else opening * space.gripper_width_m)
+        return ToolTarget(
+            ToolPose(position, state.pose.quaternion),
+            None if opening is None else opening * space.gripper_width_m,
+        )
     if opening is None:
         return JointTarget(position)
     lower, upper = np.array(space.lower), np.array(space.upper)
@@ -128,7 +149,10 @@ class RobotMotion:
 
     def command(self, robot: Robot, position: Vector, opening: float | None = None) -> None:
         """Send a target with the current orientation, valid for two and a half periods."""
-        robot.command(target(robot, robot.observe(), position, opening), self.now() + 2.5 / robot.spec.control_hz)
+        robot.command(
+            target(robot, robot.observe(), position, opening),
+            self.now() + 2.5 / robot.spec.control_hz,
+        )
 
     def move(self, robot: Robot, direction: Direction, opening: float | None = None) -> float:
         """Send targets along ``direction`` as a policy does; return the length of the way."""
@@ -142,7 +166,9 @@ class RobotMotion:
     @contextmanager
     def connected(self, config: Any) -> Iterator[Robot]:
         """Yield a robot at its rest position, without a fault."""
-        assert self.plugin.simulated, "this suite moves the arm: test the plug-in with a simulated one"
+        assert self.plugin.simulated, (
+            "this suite moves the arm: test the plug-in with a simulated one"
+        )
         with closing(self.plugin.make(config)) as robot:
             robot.connect(60)
             if robot.observe().fault is not None:

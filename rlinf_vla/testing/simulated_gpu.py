@@ -17,7 +17,11 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, return_and_correct_aliasing
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    return_and_correct_aliasing,
+)
 
 GPU = torch.device("meta")
 """The device that the simulated GPU's tensors report."""
@@ -25,7 +29,12 @@ aten = torch.ops.aten
 
 COPIES = {aten._to_copy.default, aten.copy_.default}
 """Operations that may copy between devices."""
-INDEXING = {aten.index.Tensor, aten.index_put_.default, aten.index_put.default, aten._index_put_impl_.default}
+INDEXING = {
+    aten.index.Tensor,
+    aten.index_put_.default,
+    aten.index_put.default,
+    aten._index_put_impl_.default,
+}
 """Operations on a GPU tensor to which PyTorch copies indices from the CPU."""
 FUSED = {aten._fused_adam_.default, aten._fused_adamw_.default, aten._fused_sgd_.default}
 """Optimiser steps, whose kernels read even single numbers from the GPU's memory."""
@@ -50,7 +59,9 @@ class GpuTensor(Tensor):
     @staticmethod
     def __new__(cls, value: Tensor) -> GpuTensor:
         assert type(value) is Tensor and value.device.type == "cpu"
-        return Tensor._make_wrapper_subclass(cls, value.size(), value.stride(), value.storage_offset(), dtype=value.dtype, device=GPU)
+        return Tensor._make_wrapper_subclass(
+            cls, value.size(), value.stride(), value.storage_offset(), dtype=value.dtype, device=GPU
+        )
 
     def __init__(self, value: Tensor) -> None:
         self.value = value
@@ -63,26 +74,40 @@ class GpuTensor(Tensor):
         return self.value.tolist()
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+    def __torch_dispatch__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:  # type: ignore[override]
         return _run(function, args, kwargs or {})
 
 
 class _Operations(TorchDispatchMode):
     """Also runs operations without tensor arguments, such as ``torch.zeros``."""
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return _run(function, args, kwargs or {})
 
 
 class _Constructors(TorchFunctionMode):
     """Makes tensors on the GPU from Python values, which PyTorch does outside its operations."""
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = dict(kwargs or {})
-        constructs = function in (torch.tensor, torch.as_tensor, torch.asarray) and not isinstance(args[0], Tensor)
-        if not constructs or kwargs.get("device") is None or torch.device(kwargs["device"]).type != GPU.type:
+        constructs = function in (torch.tensor, torch.as_tensor, torch.asarray) and not isinstance(
+            args[0], Tensor
+        )
+        if (
+            not constructs
+            or kwargs.get("device") is None
+            or torch.device(kwargs["device"]).type != GPU.type
+        ):
             return function(*args, **kwargs)
-        assert not _Captured.active, f"torch.{function.__name__} copies from the CPU in a call that a CUDA graph records"
+        assert not _Captured.active, (
+            f"torch.{function.__name__} copies from the CPU in a call that a CUDA graph records"
+        )
         return function(*args, **kwargs | {"device": "cpu"}).to(GPU)
 
 
@@ -92,10 +117,22 @@ def simulated_gpu() -> Iterator[torch.device]:
 
     Inference mode, which does not support tensor subclasses, only disables gradients.
     """
-    no_inference_mode = patch.multiple(torch.inference_mode, __enter__=_no_grad, __exit__=_grad_again)
-    fused_optimizers = patch("torch.optim.optimizer._get_fused_kernels_supported_devices", lambda: ["cpu", GPU.type])
-    with warnings.catch_warnings(), no_inference_mode, fused_optimizers, _Operations(), _Constructors():
-        warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter")  # here, it has an effect
+    no_inference_mode = patch.multiple(
+        torch.inference_mode, __enter__=_no_grad, __exit__=_grad_again
+    )
+    fused_optimizers = patch(
+        "torch.optim.optimizer._get_fused_kernels_supported_devices", lambda: ["cpu", GPU.type]
+    )
+    with (
+        warnings.catch_warnings(),
+        no_inference_mode,
+        fused_optimizers,
+        _Operations(),
+        _Constructors(),
+    ):
+        warnings.filterwarnings(
+            "ignore", message=".*copying from a non-meta parameter"
+        )  # here, it has an effect
         yield GPU
 
 
@@ -162,22 +199,37 @@ def _run(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     tensors: list[Tensor] = []
     _mapped(tensors.append, (args, kwargs))
     here = [tensor for tensor in tensors if isinstance(tensor, GpuTensor)]
-    beside = [tensor for tensor in tensors if not isinstance(tensor, GpuTensor) and (tensor.dim() > 0 or function in FUSED)]
+    beside = [
+        tensor
+        for tensor in tensors
+        if not isinstance(tensor, GpuTensor) and (tensor.dim() > 0 or function in FUSED)
+    ]
     named = kwargs.get("device")
     on_gpu = torch.device(named).type == GPU.type if named is not None else bool(here)
     indices = function in INDEXING and isinstance(args[0], GpuTensor)
     if here and beside and function not in COPIES and not indices:
-        shapes = ", ".join(f"{tuple(tensor.shape)} on {'the GPU' if isinstance(tensor, GpuTensor) else 'the CPU'}" for tensor in tensors)
+        shapes = ", ".join(
+            f"{tuple(tensor.shape)} on {'the GPU' if isinstance(tensor, GpuTensor) else 'the CPU'}"
+            for tensor in tensors
+        )
         raise RuntimeError(f"{function} got tensors of different devices: {shapes}")
     if _Captured.active:
         copies = bool(beside) or not on_gpu
-        assert not copies, f"{function} takes or makes a CPU tensor in a call that a CUDA graph records"
-        masks = function in INDEXING and any(index is not None and index.dtype == torch.bool for index in args[1])
-        assert function not in READS_BACK and not masks, f"{function} waits for the GPU in a call that a CUDA graph records"
+        assert not copies, (
+            f"{function} takes or makes a CPU tensor in a call that a CUDA graph records"
+        )
+        masks = function in INDEXING and any(
+            index is not None and index.dtype == torch.bool for index in args[1]
+        )
+        assert function not in READS_BACK and not masks, (
+            f"{function} waits for the GPU in a call that a CUDA graph records"
+        )
     plain = _mapped(_value, (args, kwargs))
     if named is not None:
         plain[1]["device"] = torch.device("cpu")
-        if function is aten._to_copy.default and plain[0][0].dtype == kwargs.get("dtype", plain[0][0].dtype):
+        if function is aten._to_copy.default and plain[0][0].dtype == kwargs.get(
+            "dtype", plain[0][0].dtype
+        ):
             plain[1].pop("non_blocking", None)
     found = function(*plain[0], **plain[1])
     if function is aten.copy_.default:

@@ -48,7 +48,11 @@ class Counter:
         if abs(action[0]) >= PUSH:
             self.level += 1 if action[0] > 0 else -1
         self.clock += 1
-        success, failed, truncated = self.level >= self.goal, self.level <= -self.goal, self.clock == self.limit
+        success, failed, truncated = (
+            self.level >= self.goal,
+            self.level <= -self.goal,
+            self.clock == self.limit,
+        )
         terminated = self.ends_at_goal and (success or failed)
         self.ended = terminated or truncated
         reward = float(success) - 0.5 * failed + 0.1 * action[1] * (1 + self.seed % 4)
@@ -109,7 +113,9 @@ class CounterWorld(VectorEnv):
         tasks, seeds = episodes.task_id.tolist(), episodes.seed.tolist()
         _require(len(wanted) == size, "mask", wanted)
         _require(len(seeds) == size and all(0 <= seed < 2**32 for seed in seeds), "seed", seeds)
-        _require(len(tasks) == size and all(0 <= task < len(GOALS) for task in tasks), "task_id", tasks)
+        _require(
+            len(tasks) == size and all(0 <= task < len(GOALS) for task in tasks), "task_id", tasks
+        )
         _require(bool(self._counters) or all(wanted), "mask", wanted)
 
         def reset() -> Observation:
@@ -118,9 +124,14 @@ class CounterWorld(VectorEnv):
                 for task, seed in zip(tasks, seeds, strict=True)
             ]
             self._counters = [
-                new if new_wanted else old for new, old, new_wanted in zip(fresh, self._counters or fresh, wanted, strict=True)
+                new if new_wanted else old
+                for new, old, new_wanted in zip(fresh, self._counters or fresh, wanted, strict=True)
             ]
-            self.played += [(counter.task, counter.seed) for counter, it_is in zip(fresh, wanted, strict=True) if it_is]
+            self.played += [
+                (counter.task, counter.seed)
+                for counter, it_is in zip(fresh, wanted, strict=True)
+                if it_is
+            ]
             return self._observe()
 
         self._begin("reset", reset)
@@ -130,15 +141,23 @@ class CounterWorld(VectorEnv):
 
     def step_async(self, actions: Tensor, skip_ended: bool = False) -> None:
         shape = (self.spec.num_envs, self.spec.action_dim)
-        right = actions.dtype == torch.float32 and actions.dim() == 3 and (actions.shape[0], actions.shape[2]) == shape
-        _require(right and actions.shape[1] > 0 and bool(actions.isfinite().all()), "actions", actions)
+        right = (
+            actions.dtype == torch.float32
+            and actions.dim() == 3
+            and (actions.shape[0], actions.shape[2]) == shape
+        )
+        _require(
+            right and actions.shape[1] > 0 and bool(actions.isfinite().all()), "actions", actions
+        )
         if not skip_ended and any(counter.ended for counter in self._counters):
             raise RuntimeError("an episode has ended: reset it before the next step")
         rows = actions.tolist()
 
         def step() -> StepResult:
             reward = torch.zeros(actions.shape[:2])
-            flags = torch.zeros(4, *reward.shape, dtype=torch.bool)  # terminated, truncated, success, valid
+            flags = torch.zeros(
+                4, *reward.shape, dtype=torch.bool
+            )  # terminated, truncated, success, valid
             for b, (counter, chunk) in enumerate(zip(self._counters, rows, strict=True)):
                 for c, action in enumerate(chunk):
                     if not counter.ended:
@@ -163,7 +182,9 @@ class CounterWorld(VectorEnv):
     def _begin(self, name: str, work: Callable[[], Any]) -> None:
         """The work itself is done in ``_wait``, as by a slow simulator."""
         if self.closed or self._pending:
-            raise RuntimeError(f"{name}: {'closed' if self.closed else 'the last command is still under way'}")
+            raise RuntimeError(
+                f"{name}: {'closed' if self.closed else 'the last command is still under way'}"
+            )
         self._pending = name, work
         self._journal.append(f"{self._name} {name}")
 
@@ -177,7 +198,10 @@ class CounterWorld(VectorEnv):
     def _observe(self) -> Observation:
         return Observation(
             images={"base": torch.stack([counter.image() for counter in self._counters])},
-            state=F.pad(torch.tensor([[float(c.level), float(c.clock)] for c in self._counters]), (0, self.spec.state_dim - 2)),
+            state=F.pad(
+                torch.tensor([[float(c.level), float(c.clock)] for c in self._counters]),
+                (0, self.spec.state_dim - 2),
+            ),
             instruction=[INSTRUCTIONS[counter.task] for counter in self._counters],
         )
 
@@ -215,7 +239,10 @@ class CounterPlugin:
 
     def create(self, config: CounterConfig, groups: int) -> list[VectorEnv]:
         options: dict[str, Any] = {"state_dim": config.state_dim, "tool_m": config.tool_m}
-        envs = [CounterWorld(config.num_envs // groups, config.episode_limit, **options) for _ in range(groups)]
+        envs = [
+            CounterWorld(config.num_envs // groups, config.episode_limit, **options)
+            for _ in range(groups)
+        ]
         self.created += envs
         return list(envs)
 

@@ -43,7 +43,12 @@ class LinearPolicy(Policy):
     def __init__(self, options: LinearOptions) -> None:
         super().__init__()
         self.options = options
-        self.spec = PolicySpec(chunk=options.chunk, action_dim=options.action_dim, state_dim=0, images={"base": (64, 64)})
+        self.spec = PolicySpec(
+            chunk=options.chunk,
+            action_dim=options.action_dim,
+            state_dim=0,
+            images={"base": (64, 64)},
+        )
         features = 3 * (64 // STRIDE) ** 2
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(options.seed)
@@ -70,7 +75,11 @@ class LinearPolicy(Policy):
         checkpoint.mkdir(parents=True, exist_ok=True)
         (checkpoint / "config.json").write_text(json.dumps(asdict(self.options)))
         save_file(
-            {name: value.to(dtype or value.dtype) for name, value in self.backbone.state_dict().items()}, checkpoint / "model.safetensors"
+            {
+                name: value.to(dtype or value.dtype)
+                for name, value in self.backbone.state_dict().items()
+            },
+            checkpoint / "model.safetensors",
         )
 
     def stored_weights(self, checkpoint: Path) -> dict[str, Callable[[], Tensor]]:
@@ -119,5 +128,7 @@ class LinearPolicy(Policy):
         return -self.evaluate(inputs, {"choice": choice}, temperature=1.0).log_prob.mean((1, 2))
 
     def _log_softmax(self, features: Tensor, temperature: float) -> Tensor:
-        logits = self.backbone["logits"](features).reshape(len(features), self.spec.chunk, self.spec.action_dim, -1)
+        logits = self.backbone["logits"](features).reshape(
+            len(features), self.spec.chunk, self.spec.action_dim, -1
+        )
         return torch.log_softmax(logits / (temperature or 1.0), dim=-1)

@@ -23,7 +23,9 @@ class AdaptedLinear(Linear):
             return super().forward(x, *args, **keywords)
         base, rows = self.get_base_layer(), x.reshape(-1, x.shape[-1])
         a, b = (factors[name].weight.to(x.dtype) for factors in (self.lora_A, self.lora_B))
-        result: Tensor = AdaptedProduct.apply(rows, base.weight, base.bias, a, b, self.scaling[name])
+        result: Tensor = AdaptedProduct.apply(
+            rows, base.weight, base.bias, a, b, self.scaling[name]
+        )
         return result.view(*x.shape[:-1], -1)
 
 
@@ -35,7 +37,9 @@ class AdaptedProduct(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float
+    ) -> Tensor:
         inner = x @ a.T
         ctx.save_for_backward(x, weight, a, b, inner)
         ctx.scale = scale

@@ -34,7 +34,16 @@ NAME = re.compile(r"[\w.-]{1,200}")
 OWN_PATTERN = re.compile(r"\((?:[\w|]|\\[.-]){1,60000}\)\(\\\.\.\*\)\?")
 """``exclude_modules`` as ``lora.add_lora`` writes it: names of modules, and what is below them."""
 NO_EFFECT = (
-    *("peft_type", "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode", "lora_dropout"),
+    *(
+        "peft_type",
+        "task_type",
+        "auto_mapping",
+        "peft_version",
+        "base_model_name_or_path",
+        "revision",
+        "inference_mode",
+        "lora_dropout",
+    ),
     *("fan_in_fan_out", "loftq_config", "megatron_core", "qalora_group_size"),
 )
 """Keys without effect on a loaded adapter; others that are not read must be switched off."""
@@ -58,7 +67,9 @@ def read_config(directory: Path) -> LoraConfig:
 def _document(directory: Path) -> dict[str, Any]:
     path = directory / CONFIG
     if not path.exists():
-        raise UserError(f"model.lora.adapter={directory} is not a PEFT directory: {CONFIG} is missing")
+        raise UserError(
+            f"model.lora.adapter={directory} is not a PEFT directory: {CONFIG} is missing"
+        )
     try:
         if path.stat().st_size > MOST_BYTES:
             raise ValueError(f"it has more than {MOST_BYTES} bytes")
@@ -76,25 +87,49 @@ def _checked(document: dict[str, Any], directory: Path) -> dict[str, Any]:
         "r": lambda value: type(value) is int and RANK.allows(value),
         "lora_alpha": ALPHA.allows,
         "target_modules": lambda value: _names(value) and bool(value),
-        "exclude_modules": lambda value: value is None or _names(value) or (isinstance(value, str) and bool(OWN_PATTERN.fullmatch(value))),
+        "exclude_modules": lambda value: (
+            value is None
+            or _names(value)
+            or (isinstance(value, str) and bool(OWN_PATTERN.fullmatch(value)))
+        ),
         "use_rslora": lambda value: isinstance(value, bool),
         "init_lora_weights": lambda value: True,
         "rank_pattern": lambda value: _numbers(value, RANK),
         "alpha_pattern": lambda value: _numbers(value, ALPHA),
     }
-    other = [name for name in document.keys() - checks.keys() - set(NO_EFFECT) if document[name] not in OFF]
-    other += [name for name, kinds in (("peft_type", ("LORA",)), ("init_lora_weights", INITS)) if document.get(name, kinds[0]) not in kinds]
+    other = [
+        name
+        for name in document.keys() - checks.keys() - set(NO_EFFECT)
+        if document[name] not in OFF
+    ]
+    other += [
+        name
+        for name, kinds in (("peft_type", ("LORA",)), ("init_lora_weights", INITS))
+        if document.get(name, kinds[0]) not in kinds
+    ]
     if other:
         named = printable(min(other))[:60]
         raise UserError(
             f"model.lora.adapter={directory}: only plain LoRA is supported, not its {named}; merge this adapter with the tool that made it"
         )
-    given = {name: document.get(name) for name in checks if name in document or name in ("r", "target_modules")}
+    given = {
+        name: document.get(name)
+        for name in checks
+        if name in document or name in ("r", "target_modules")
+    }
     for name, value in given.items():
         if not checks[name](value):
-            wanted = {"r": f"a whole {str(RANK).removeprefix('a ')}", "lora_alpha": str(ALPHA)}.get(name, "names of modules in a list")
-            shown = printable(str(value)[:60]) if isinstance(value, str | int | float) else f"a {type(value).__name__}"
-            raise UserError(f"{directory / CONFIG}: {name} is {shown}, {wanted} is supported: merge it with the tool that made it")
+            wanted = {"r": f"a whole {str(RANK).removeprefix('a ')}", "lora_alpha": str(ALPHA)}.get(
+                name, "names of modules in a list"
+            )
+            shown = (
+                printable(str(value)[:60])
+                if isinstance(value, str | int | float)
+                else f"a {type(value).__name__}"
+            )
+            raise UserError(
+                f"{directory / CONFIG}: {name} is {shown}, {wanted} is supported: merge it with the tool that made it"
+            )
     return given
 
 
@@ -107,7 +142,11 @@ def _names(value: Any) -> bool:
 
 
 def _numbers(value: Any, allowed: Range) -> bool:
-    return isinstance(value, dict) and _names(list(value)) and all(allowed.allows(each) for each in value.values())
+    return (
+        isinstance(value, dict)
+        and _names(list(value))
+        and all(allowed.allows(each) for each in value.values())
+    )
 
 
 def check_ranks(config: LoraConfig, directory: Path) -> None:
@@ -124,7 +163,9 @@ def check_ranks(config: LoraConfig, directory: Path) -> None:
     special = set((config.rank_pattern or {}).values())
     said = {config.r, *special}
     if found not in (said, special):  # the pattern may name all modules
-        raise UserError(f"{path} has factors of rank {sorted(found)}, {CONFIG} says {sorted(said)}: {FIX}")
+        raise UserError(
+            f"{path} has factors of rank {sorted(found)}, {CONFIG} says {sorted(said)}: {FIX}"
+        )
 
 
 @contextmanager
@@ -133,7 +174,9 @@ def _reading(path: Path, fix: str) -> Iterator[None]:
     try:
         yield
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} cannot be read ({error}), the file is missing or damaged: {fix}") from None
+        raise UserError(
+            f"{path} cannot be read ({error}), the file is missing or damaged: {fix}"
+        ) from None
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
@@ -169,7 +212,11 @@ def refuse_merged(backbone: nn.Module, directory: Path) -> None:
     layers: list[Any] = [module for module in backbone.modules() if isinstance(module, Linear)]
     found: list[tuple[float, float]] = []
     for layer in layers[:: max(len(layers) // LAYERS, 1)]:
-        weight, a, b = layer.get_base_layer().weight, layer.lora_A["default"].weight, layer.lora_B["default"].weight
+        weight, a, b = (
+            layer.get_base_layer().weight,
+            layer.lora_A["default"].weight,
+            layer.lora_B["default"].weight,
+        )
         if any(map(is_sharded, (weight, a, b))):
             return
         a, b, weight = a.float(), b.float() * layer.scaling["default"], weight.float()

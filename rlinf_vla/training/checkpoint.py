@@ -19,7 +19,15 @@ from rlinf_vla.core.origin import Origin
 from rlinf_vla.core.protocols import Learner, Policy
 from rlinf_vla.core.types import Tensors
 from rlinf_vla.training.adapter_files import read_tensors, write_tensors
-from rlinf_vla.training.checkpoint_files import ADAPTER, COMPLETE, HEADS, OPTIMIZER, STATE, complete_checkpoints, verify
+from rlinf_vla.training.checkpoint_files import (
+    ADAPTER,
+    COMPLETE,
+    HEADS,
+    OPTIMIZER,
+    STATE,
+    complete_checkpoints,
+    verify,
+)
 from rlinf_vla.training.lora import (
     adapter_state,
     copy_all,
@@ -51,9 +59,15 @@ def save_checkpoint(
     ranks.
     """
     final = directory / f"step_{state['iteration']:06d}"
-    backbone = policy.backbone if isinstance(policy, Policy) and any(map(is_lora, trainer.parameters)) else None
+    backbone = (
+        policy.backbone
+        if isinstance(policy, Policy) and any(map(is_lora, trainer.parameters))
+        else None
+    )
     factors = gather_full(adapter_state(backbone)) if backbone is not None else {}
-    heads = gather_full({name: p.detach() for name, p in trainer.parameters.items() if not is_lora(name)})
+    heads = gather_full(
+        {name: p.detach() for name, p in trainer.parameters.items() if not is_lora(name)}
+    )
     moments = trainer.state()
     if rank() != 0:
         return final
@@ -62,24 +76,34 @@ def save_checkpoint(
     with replacing_directory(final) as aside:
         if backbone is not None:
             save_adapter(backbone, factors, aside / ADAPTER)
-        versions = {EARLIER.format(version): tensors for version, tensors in (earlier or {}).items()}
+        versions = {
+            EARLIER.format(version): tensors for version, tensors in (earlier or {}).items()
+        }
         for name, tensors in ({HEADS: heads, OPTIMIZER: moments} | versions).items():
             write_tensors(tensors, aside / name)
         origin = _origin(policy)
         model = {} if origin is None else {MODEL: origin.digests()}
         (aside / STATE).write_text(json.dumps(state | model, indent=1) + "\n")
-        digests = {str(path.relative_to(aside)): digest(path) for path in sorted(aside.rglob("*")) if path.is_file()}
+        digests = {
+            str(path.relative_to(aside)): digest(path)
+            for path in sorted(aside.rglob("*"))
+            if path.is_file()
+        }
         (aside / COMPLETE).write_text(json.dumps(digests, indent=1) + "\n")
     logger.info("wrote %s, %d trained tensors", final, len(factors) + len(heads))
     found = complete_checkpoints(directory)
     after = found.index(final) + 1
-    for old in found[: max(0, after - keep)] + found[after:]:  # later ones are of what a run left that resumed further back
+    for old in (
+        found[: max(0, after - keep)] + found[after:]
+    ):  # later ones are of what a run left that resumed further back
         shutil.rmtree(old, ignore_errors=True)
         logger.debug("removed %s: checkpoints.keep=%d", old, keep)
     return final
 
 
-def load_checkpoint(checkpoint: Path, policy: Learner, trainer: Trainer | None = None) -> dict[str, Any]:
+def load_checkpoint(
+    checkpoint: Path, policy: Learner, trainer: Trainer | None = None
+) -> dict[str, Any]:
     """Load weights into ``policy`` and optimiser state into ``trainer``; return the ``state``.
 
     ``policy`` must be built with the same model.* settings. Raises UserError if the checkpoint is
@@ -95,21 +119,31 @@ def load_checkpoint(checkpoint: Path, policy: Learner, trainer: Trainer | None =
         policy.origin.require(state[MODEL], checkpoint)
     if adapted != any(is_lora(name) and p.requires_grad for name, p in policy.named_parameters()):
         how = "with" if adapted else "without"
-        raise UserError(f"{checkpoint} was trained {how} LoRA, unlike model.lora.rank: use the recipe of its run")
+        raise UserError(
+            f"{checkpoint} was trained {how} LoRA, unlike model.lora.rank: use the recipe of its run"
+        )
     with torch.no_grad():
         if adapted and isinstance(policy, Policy):
             load_adapter(policy.backbone, checkpoint / ADAPTER)
-        own = {name: p for name, p in policy.named_parameters() if p.requires_grad and not is_lora(name)}
+        own = {
+            name: p
+            for name, p in policy.named_parameters()
+            if p.requires_grad and not is_lora(name)
+        }
         copy_all(load_file(checkpoint / HEADS), own, checkpoint)
     if trainer is not None:
         if not (checkpoint / OPTIMIZER).exists():
-            raise UserError(f"{checkpoint} was shared without its optimiser state: start a new run from it, with checkpoint={checkpoint}")
+            raise UserError(
+                f"{checkpoint} was shared without its optimiser state: start a new run from it, with checkpoint={checkpoint}"
+            )
         try:
             trainer.load_state(load_file(checkpoint / OPTIMIZER))
         except (KeyError, RuntimeError):
             message = "has the optimiser state of another algorithm or version: start again with resume=never"
             raise UserError(f"{checkpoint} {message}") from None
-    logger.info("loaded %s %s optimiser state", checkpoint, "without" if trainer is None else "with")
+    logger.info(
+        "loaded %s %s optimiser state", checkpoint, "without" if trainer is None else "with"
+    )
     return state
 
 
@@ -130,16 +164,23 @@ def _load_head(checkpoint: Path, policy: Policy, adapted: bool) -> None:
     """Load the head's part; the digest of the backbone shows whether the rest is what it needs."""
     assert policy.elsewhere is not None
     if adapted and not hasattr(policy.backbone, "peft_config"):
-        raise UserError(f"{checkpoint} was trained with LoRA, unlike model.lora.rank: use the recipe of its run")
+        raise UserError(
+            f"{checkpoint} was trained with LoRA, unlike model.lora.rank: use the recipe of its run"
+        )
     adapter = stored_adapter(policy.backbone, checkpoint / ADAPTER) if adapted else {}
     head = policy.elsewhere.trained(adapter | load_file(checkpoint / HEADS))
     with torch.no_grad():
-        copy_all(head, {name: p for name, p in policy.named_parameters() if p.requires_grad}, checkpoint)
+        copy_all(
+            head, {name: p for name, p in policy.named_parameters() if p.requires_grad}, checkpoint
+        )
 
 
 def load_earlier(checkpoint: Path) -> dict[int, Tensors]:
     """Return the ``earlier`` weights given to ``save_checkpoint``, by version."""
-    return {int(path.stem.rpartition("_")[2]): load_file(path) for path in checkpoint.glob(EARLIER.format("*"))}
+    return {
+        int(path.stem.rpartition("_")[2]): load_file(path)
+        for path in checkpoint.glob(EARLIER.format("*"))
+    }
 
 
 def save_heads(policy: Policy, directory: Path) -> None:
@@ -155,11 +196,17 @@ def load_heads(policy: Policy, directory: Path, base: Policy | None = None) -> N
     if not (directory / HEADS).exists():
         return
     with torch.no_grad():
-        stored = read_tensors(directory / HEADS, "copy it again, or delete it to begin with fresh heads")
+        stored = read_tensors(
+            directory / HEADS, "copy it again, or delete it to begin with fresh heads"
+        )
         if base is not None and stored.keys() == _heads(base).keys():
             policy = base
         copy_all(stored, _heads(policy), directory / HEADS)
 
 
 def _heads(policy: Policy) -> dict[str, Tensor]:
-    return {name: p.detach() for name, p in policy.named_parameters() if not name.startswith("backbone.")}
+    return {
+        name: p.detach()
+        for name, p in policy.named_parameters()
+        if not name.startswith("backbone.")
+    }

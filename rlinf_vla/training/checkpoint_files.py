@@ -13,12 +13,21 @@ from pathlib import Path
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.io import digest, read_json
 
-ADAPTER, HEADS, OPTIMIZER, STATE, COMPLETE = "adapter", "heads.safetensors", "optimizer.safetensors", "state.json", "COMPLETE"
+ADAPTER, HEADS, OPTIMIZER, STATE, COMPLETE = (
+    "adapter",
+    "heads.safetensors",
+    "optimizer.safetensors",
+    "state.json",
+    "COMPLETE",
+)
 
 
 def complete_checkpoints(directory: Path) -> list[Path]:
     """Return the complete checkpoints in ``directory``, oldest first."""
-    found = {path.parent.name.removeprefix("step_"): path.parent for path in directory.glob(f"step_*/{COMPLETE}")}
+    found = {
+        path.parent.name.removeprefix("step_"): path.parent
+        for path in directory.glob(f"step_*/{COMPLETE}")
+    }
     return [found[number] for number in sorted(filter(str.isdigit, found), key=int)]
 
 
@@ -27,17 +36,25 @@ def verify(checkpoint: Path) -> None:
     if not checkpoint.is_dir():
         raise UserError(f"checkpoint={checkpoint}: no such directory")
     if not (checkpoint / COMPLETE).exists():
-        raise UserError(f"checkpoint={checkpoint} is not a complete checkpoint ({COMPLETE} is missing): choose another one of its run")
-    present = {path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*") if path.is_file()}
+        raise UserError(
+            f"checkpoint={checkpoint} is not a complete checkpoint ({COMPLETE} is missing): choose another one of its run"
+        )
+    present = {
+        path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*") if path.is_file()
+    }
     read = {STATE, HEADS, *(name for name in present if name.endswith((".json", ".safetensors")))}
     try:
         digests = read_json(checkpoint / COMPLETE)
         damaged = sorted((digests.keys() - present) | (read - digests.keys()))
-        damaged = damaged or [name for name, known in digests.items() if digest(checkpoint / name) != known]
+        damaged = damaged or [
+            name for name, known in digests.items() if digest(checkpoint / name) != known
+        ]
     except (OSError, ValueError, AttributeError):
         damaged = [COMPLETE]
     if damaged:
-        raise UserError(f"checkpoint={checkpoint} is damaged ({damaged[0]} is missing or changed): use the checkpoint before it")
+        raise UserError(
+            f"checkpoint={checkpoint} is damaged ({damaged[0]} is missing or changed): use the checkpoint before it"
+        )
 
 
 def newest_sound(directory: Path, say: Callable[[str], None]) -> Path | None:

@@ -16,12 +16,16 @@ from torch import Tensor, nn
 
 class LinearFactor(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
+        return F.linear(
+            x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype)
+        )
 
 
 class Conv2dFactor(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
-        return self._conv_forward(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
+        return self._conv_forward(
+            x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype)
+        )
 
 
 KINDS: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: LinearFactor, nn.Conv2d: Conv2dFactor}

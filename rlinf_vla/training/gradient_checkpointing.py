@@ -18,7 +18,12 @@ from rlinf_vla.core.protocols import Policy
 
 def repeated_blocks(network: nn.Module) -> list[nn.Module]:
     """Return the children of every ``nn.ModuleList`` (repeated layers); outer ones come first."""
-    return [block for layers in network.modules() if isinstance(layers, nn.ModuleList) for block in layers]
+    return [
+        block
+        for layers in network.modules()
+        if isinstance(layers, nn.ModuleList)
+        for block in layers
+    ]
 
 
 def checkpoint_blocks(policy: Policy) -> None:
@@ -28,7 +33,9 @@ def checkpoint_blocks(policy: Policy) -> None:
     """
     blocks = repeated_blocks(policy.backbone)
     if not blocks:
-        raise UserError(f"cluster.gradient_checkpointing=true: {policy.name} has no repeated blocks (nn.ModuleList), set it to false")
+        raise UserError(
+            f"cluster.gradient_checkpointing=true: {policy.name} has no repeated blocks (nn.ModuleList), set it to false"
+        )
     for block in blocks:
         block.forward = _recomputed(block.forward)
 

@@ -42,10 +42,16 @@ def add_lora(policy: Policy, options: LoraOptions, seed: int) -> None:
     stay so. Raises UserError if a setting would have no effect.
     """
     policy.merge_adapters = options.merge
-    switched_off = {name: getattr(policy, f"{name}_modules") for name in ("vision", "language") if not getattr(options, name)}
+    switched_off = {
+        name: getattr(policy, f"{name}_modules")
+        for name in ("vision", "language")
+        if not getattr(options, name)
+    }
     for name, roots in switched_off.items():
         if not roots:
-            raise UserError(f"model.lora.{name}=false: {policy.name} does not declare these modules; use model.lora.targets")
+            raise UserError(
+                f"model.lora.{name}=false: {policy.name} does not declare these modules; use model.lora.targets"
+            )
     if options.adapter is not None:
         directory = Path(options.adapter)
         config = adapter_files.read_config(directory)
@@ -54,11 +60,18 @@ def add_lora(policy: Policy, options: LoraOptions, seed: int) -> None:
             adapter_files.check_ranks(config, directory)
         _inject(policy, config, seed)
         for name, roots in switched_off.items():
-            if any(is_lora(part) and _inside(part, roots) for part, _ in policy.backbone.named_parameters()):
-                raise UserError(f"model.lora.{name}=false: {directory} has adapters in the {name} modules; set model.lora.{name}=true")
+            if any(
+                is_lora(part) and _inside(part, roots)
+                for part, _ in policy.backbone.named_parameters()
+            ):
+                raise UserError(
+                    f"model.lora.{name}=false: {directory} has adapters in the {name} modules; set model.lora.{name}=true"
+                )
         if not weightless:
             load_adapter(policy.backbone, directory)
-            policy.spec = replace(policy.spec, remarks=(*policy.spec.remarks, *_other_base(policy, config)))
+            policy.spec = replace(
+                policy.spec, remarks=(*policy.spec.remarks, *_other_base(policy, config))
+            )
         return
     modules = dict(policy.backbone.named_modules())
     switched = [root for roots in switched_off.values() for root in roots if root in modules]
@@ -69,11 +82,22 @@ def add_lora(policy: Policy, options: LoraOptions, seed: int) -> None:
     from peft import LoraConfig
 
     closed = [*switched, *(name for name in policy.full_modules if name in modules)]
-    closed += [name for name, module in modules.items() if name and _is_frozen(module) and not _inside(name.rpartition(".")[0], closed)]
+    closed += [
+        name
+        for name, module in modules.items()
+        if name and _is_frozen(module) and not _inside(name.rpartition(".")[0], closed)
+    ]
     targets = options.targets or list(policy.lora_targets)
-    found = {target: [name for name in modules if f".{name}".endswith(f".{target}")] for target in targets}
+    found = {
+        target: [name for name in modules if f".{name}".endswith(f".{target}")]
+        for target in targets
+    }
     _check_targets(policy, options, found, closed, switched)
-    excluded = [root for root in closed if any(_inside(name, [root]) for matches in found.values() for name in matches)]
+    excluded = [
+        root
+        for root in closed
+        if any(_inside(name, [root]) for matches in found.values() for name in matches)
+    ]
     config = LoraConfig(
         r=options.rank,
         lora_alpha=options.alpha or options.rank,
@@ -90,7 +114,11 @@ def _other_base(policy: Policy, config: LoraConfig) -> list[str]:
     name = Path(base).name
     if not name or name.lower() in directory.lower():
         return []
-    return [printable(f"adapter: trained on {base}, applied to {directory}, whose weights must be the same")[:300]]
+    return [
+        printable(
+            f"adapter: trained on {base}, applied to {directory}, whose weights must be the same"
+        )[:300]
+    ]
 
 
 def _inside(name: str, roots: Sequence[str]) -> bool:
@@ -102,15 +130,30 @@ def _is_frozen(module: nn.Module) -> bool:
     return bool(learns) and not any(learns)
 
 
-def _check_targets(policy: Policy, options: LoraOptions, found: Mapping[str, list[str]], closed: list[str], switched: list[str]) -> None:
-    open_ = {target: [name for name in names if not _inside(name, closed)] for target, names in found.items()}
+def _check_targets(
+    policy: Policy,
+    options: LoraOptions,
+    found: Mapping[str, list[str]],
+    closed: list[str],
+    switched: list[str],
+) -> None:
+    open_ = {
+        target: [name for name in names if not _inside(name, closed)]
+        for target, names in found.items()
+    }
     for target in options.targets:
         if not found[target]:
-            raise UserError(f"model.lora.targets: no backbone module's name ends in {target!r}; the default is {list(policy.lora_targets)}")
+            raise UserError(
+                f"model.lora.targets: no backbone module's name ends in {target!r}; the default is {list(policy.lora_targets)}"
+            )
         if not open_[target] and not any(_inside(name, switched) for name in found[target]):
-            raise UserError(f"model.lora.targets: {target!r} is only in modules that are frozen or full: remove it")
+            raise UserError(
+                f"model.lora.targets: {target!r} is only in modules that are frozen or full: remove it"
+            )
     if not any(open_.values()):
-        raise UserError("model.lora.targets, vision and language leave no module to adapt: switch one on, or name others")
+        raise UserError(
+            "model.lora.targets, vision and language leave no module to adapt: switch one on, or name others"
+        )
 
 
 def _inject(policy: Policy, config: LoraConfig, seed: int) -> None:
@@ -159,13 +202,19 @@ def merged_lora(policy: Policy) -> Iterator[None]:
     already merged, as they would count twice.
     """
     if any(map(is_sharded, policy.parameters())):
-        raise UserError("cluster.trainer_sharding=full: no rank holds the whole policy to act with; use rollout workers, or set it to none")
-    if not policy.merge_adapters or not any(is_lora(name) for name, _ in policy.backbone.named_parameters()):
+        raise UserError(
+            "cluster.trainer_sharding=full: no rank holds the whole policy to act with; use rollout workers, or set it to none"
+        )
+    if not policy.merge_adapters or not any(
+        is_lora(name) for name, _ in policy.backbone.named_parameters()
+    ):
         yield
         return
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    layers: list[Any] = [module for module in policy.backbone.modules() if isinstance(module, BaseTunerLayer)]
+    layers: list[Any] = [
+        module for module in policy.backbone.modules() if isinstance(module, BaseTunerLayer)
+    ]
     if any(layer.merged for layer in layers):
         raise RuntimeError("the adapters are merged already: merged_lora cannot be nested")
     weights = {layer: layer.get_base_layer().weight for layer in layers}
@@ -191,7 +240,11 @@ def acting(policy: Policy, rounded: bool) -> Iterator[None]:
 
 @contextmanager
 def _rounded(policy: Policy) -> Iterator[None]:
-    exact = {parameter: parameter.detach().clone() for parameter in policy.parameters() if parameter.requires_grad}
+    exact = {
+        parameter: parameter.detach().clone()
+        for parameter in policy.parameters()
+        if parameter.requires_grad
+    }
     dtype = network_dtype(policy)
     try:
         with torch.no_grad():
@@ -224,14 +277,20 @@ def is_lora(name: str) -> bool:
 
 def adapter_state(backbone: nn.Module) -> Tensors:
     """Return the LoRA factors under the names that peft reads."""
-    return {_PREFIX + name.replace(_ADAPTER, "."): value for name, value in backbone.state_dict().items() if is_lora(name)}
+    return {
+        _PREFIX + name.replace(_ADAPTER, "."): value
+        for name, value in backbone.state_dict().items()
+        if is_lora(name)
+    }
 
 
 def save_adapter(backbone: nn.Module, factors: Tensors, directory: Path) -> None:
     """Write a PEFT directory; ``factors``: the whole tensors of ``adapter_state(backbone)``."""
     config: LoraConfig = copy(backbone.peft_config["default"])  # type: ignore[index,assignment]
     for name, value in vars(config).items():
-        if isinstance(value, set):  # the order of a set, which peft writes, differs between processes
+        if isinstance(
+            value, set
+        ):  # the order of a set, which peft writes, differs between processes
             setattr(config, name, sorted(value))
     directory.mkdir(parents=True)
     config.save_pretrained(str(directory))
@@ -245,8 +304,14 @@ def load_adapter(backbone: nn.Module, directory: Path) -> None:
     Raises UserError if rank and alpha, hence the scale of the factors, differ from the training's.
     """
     stored = _read_adapter(backbone, directory)
-    repeated = {_PREFIX + name: value for name, value in backbone.state_dict().items() if name.endswith(_BASE)}
-    own = adapter_state(backbone) | {name: value for name, value in repeated.items() if name in stored}
+    repeated = {
+        _PREFIX + name: value
+        for name, value in backbone.state_dict().items()
+        if name.endswith(_BASE)
+    }
+    own = adapter_state(backbone) | {
+        name: value for name, value in repeated.items() if name in stored
+    }
     copy_all(stored, own, directory)
     adapter_files.refuse_merged(backbone, directory)
 
@@ -257,7 +322,10 @@ def stored_adapter(backbone: nn.Module, directory: Path) -> Tensors:
     Raises UserError as it does; ``backbone`` may lack modules.
     """
     stored = _read_adapter(backbone, directory)
-    return {"backbone." + re.sub(r"(\.lora_\w+)\.", rf"\1{_ADAPTER}", name.removeprefix(_PREFIX)): value for name, value in stored.items()}
+    return {
+        "backbone." + re.sub(r"(\.lora_\w+)\.", rf"\1{_ADAPTER}", name.removeprefix(_PREFIX)): value
+        for name, value in stored.items()
+    }
 
 
 def _read_adapter(backbone: nn.Module, directory: Path) -> Tensors:
@@ -276,8 +344,12 @@ def copy_all(stored: Mapping[str, Tensor], own: Mapping[str, Tensor], source: Pa
 
     Raises UserError, with nothing copied, unless names and shapes are equal.
     """
-    differ = sorted(stored.keys() ^ own.keys()) or [name for name in sorted(own) if own[name].shape != stored[name].shape]
+    differ = sorted(stored.keys() ^ own.keys()) or [
+        name for name in sorted(own) if own[name].shape != stored[name].shape
+    ]
     if differ:
-        raise UserError(f"{source} does not fit this model: {differ[0]} is missing or has another shape; use the model.* of its run")
+        raise UserError(
+            f"{source} does not fit this model: {differ[0]} is missing or has another shape; use the model.* of its run"
+        )
     for name, value in own.items():
         copy_whole(value, stored[name])

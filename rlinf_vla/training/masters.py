@@ -20,12 +20,16 @@ from rlinf_vla.training.ranks import local_gradient
 class Masters:
     """The tensors that optimisers step on: float32 masters, or the weights if precise enough."""
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], own: Mapping[str, nn.Parameter]) -> None:
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], own: Mapping[str, nn.Parameter]
+    ) -> None:
         """``own``: this rank's pieces of ``parameters``, in the same memory."""
         self._parameters, self._own = parameters, own
         self.low = [name for name, piece in own.items() if piece.itemsize < torch.float32.itemsize]
         """Names of the weights that have a master."""
-        self.trained = dict(own) | {name: nn.Parameter(own[name].detach().float()) for name in self.low}
+        self.trained = dict(own) | {
+            name: nn.Parameter(own[name].detach().float()) for name in self.low
+        }
 
     @contextmanager
     def gathering(self) -> Iterator[None]:
@@ -34,7 +38,12 @@ class Masters:
         Each one is freed as soon as it is added, so the gradients are never held twice.
         """
         learning = [name for name in self.low if self._parameters[name].requires_grad]
-        handles = [self._parameters[name].register_post_accumulate_grad_hook(self._add_to(self.trained[name])) for name in learning]
+        handles = [
+            self._parameters[name].register_post_accumulate_grad_hook(
+                self._add_to(self.trained[name])
+            )
+            for name in learning
+        ]
         try:
             yield
         finally:
@@ -47,7 +56,9 @@ class Masters:
             gradient = local_gradient(parameter)
             parameter.grad = None
             if gradient is not None:
-                master.grad = gradient.float() if master.grad is None else master.grad.add_(gradient)
+                master.grad = (
+                    gradient.float() if master.grad is None else master.grad.add_(gradient)
+                )
 
         return add
 

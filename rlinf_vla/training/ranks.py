@@ -91,7 +91,9 @@ def minibatches(count: int, epochs: int, size: int, seed: int, groups: int = 1) 
     return found
 
 
-def micro_batches(batch: Sliceable, size: int, device: torch.device = CPU) -> Iterator[tuple[Any, bool]]:
+def micro_batches(
+    batch: Sliceable, size: int, device: torch.device = CPU
+) -> Iterator[tuple[Any, bool]]:
     """Yield this rank's micro-batches of at most ``size`` rows, on ``device``, and if each counts.
 
     A rank with one micro-batch fewer than others gets a row that does not count: collectives need
@@ -101,20 +103,33 @@ def micro_batches(batch: Sliceable, size: int, device: torch.device = CPU) -> It
     for start in range(0, len(mine), size):
         part = mine[start : start + size]
         yield batch[part.start : part.stop : part.step].to(device), True
-    for _ in range(math.ceil(math.ceil(len(batch) / world_size()) / size) - math.ceil(len(mine) / size)):
+    for _ in range(
+        math.ceil(math.ceil(len(batch) / world_size()) / size) - math.ceil(len(mine) / size)
+    ):
         yield batch[:1].to(device), False
 
 
 def rows_of_rank(minibatches: Sequence[Tensor], size: int) -> Tensor:
     """Return the rows (int64, ascending) of ``minibatches`` that this rank computes."""
-    return torch.cat([part for rows in minibatches for part, _ in micro_batches(rows, size)]).unique()
+    return torch.cat(
+        [part for rows in minibatches for part, _ in micro_batches(rows, size)]
+    ).unique()
 
 
-def map_rows(function: Callable[[Any], Tensor], batch: Sliceable, size: int, device: torch.device = CPU, least: int = LEAST) -> Tensor:
+def map_rows(
+    function: Callable[[Any], Tensor],
+    batch: Sliceable,
+    size: int,
+    device: torch.device = CPU,
+    least: int = LEAST,
+) -> Tensor:
     """Apply a row-wise ``function`` to all rows ``[N, ...]``, ``size`` at a time, on ``device``.
     The ranks share the work, and each gets the whole result, on the CPU. Passes of fewer than
     ``least`` rows are filled up."""
-    found = [function(_tall(part, least))[: len(part) if counted else 0] for part, counted in micro_batches(batch, size, device)]
+    found = [
+        function(_tall(part, least))[: len(part) if counted else 0]
+        for part, counted in micro_batches(batch, size, device)
+    ]
     own = torch.cat(found)
     if world_size() == 1:
         return own.cpu()
@@ -134,7 +149,13 @@ def summed(values: Mapping[str, Tensor]) -> dict[str, float]:
     """Sum each value over all ranks; the result is the same on all of them."""
     if world_size() == 1 or not values:
         return {name: float(value) for name, value in values.items()}
-    return dict(zip(values, total(torch.stack([value.double() for value in values.values()])).tolist(), strict=True))
+    return dict(
+        zip(
+            values,
+            total(torch.stack([value.double() for value in values.values()])).tolist(),
+            strict=True,
+        )
+    )
 
 
 def total(part: Tensor) -> Tensor:
@@ -150,12 +171,19 @@ def require_alike(weights: Mapping[str, Tensor]) -> None:
     All ranks must call it."""
     if world_size() == 1:
         return
-    sums = torch.stack([weight.detach().contiguous().view(_BITS[weight.element_size()]).sum() for weight in weights.values()])
+    sums = torch.stack(
+        [
+            weight.detach().contiguous().view(_BITS[weight.element_size()]).sum()
+            for weight in weights.values()
+        ]
+    )
     ends = torch.stack([sums, -sums])
     dist.all_reduce(ends, op=dist.ReduceOp.MAX)
     differ = [name for name, high, low in zip(weights, *ends.tolist(), strict=True) if high != -low]
     if differ:
-        raise UserError(f"trainer ranks begin with different weights ({differ[0]}): give all the same recipe, seed and checkpoint")
+        raise UserError(
+            f"trainer ranks begin with different weights ({differ[0]}): give all the same recipe, seed and checkpoint"
+        )
 
 
 def sum_gradients(parameters: Iterable[Tensor], bucket: int = BUCKET) -> None:
@@ -167,13 +195,17 @@ def sum_gradients(parameters: Iterable[Tensor], bucket: int = BUCKET) -> None:
     if world_size() == 1:
         return
     # a gradient is None on all ranks or on none, since they make the same passes
-    for gradients in buckets((parameter.grad for parameter in parameters if parameter.grad is not None), bucket):
+    for gradients in buckets(
+        (parameter.grad for parameter in parameters if parameter.grad is not None), bucket
+    ):
         if len(gradients) == 1 and gradients[0].is_contiguous():
             dist.all_reduce(gradients[0])
             continue
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         dist.all_reduce(flat)
-        for gradient, total in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
+        for gradient, total in zip(
+            gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True
+        ):
             gradient.copy_(total.view_as(gradient))
 
 
@@ -213,7 +245,9 @@ def local_copy(like: Tensor, value: Tensor) -> Tensor:
         from torch.distributed.tensor import distribute_tensor
 
         sharded: Any = like
-        value = distribute_tensor(value.to(like.device), sharded.device_mesh, sharded.placements, src_data_rank=None).to_local()
+        value = distribute_tensor(
+            value.to(like.device), sharded.device_mesh, sharded.placements, src_data_rank=None
+        ).to_local()
     return value.to(like.device, copy=True)
 
 
@@ -233,10 +267,19 @@ def shard_like(whole: Tensor, piece: Tensor) -> Tensor:
     from torch.distributed.tensor import DTensor
 
     like: Any = whole
-    return DTensor.from_local(piece, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride())
+    return DTensor.from_local(
+        piece,
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
+    )
 
 
-def gather_full(tensors: Mapping[str, Tensor], wholes: Mapping[str, Tensor] = MappingProxyType({})) -> Tensors:
+def gather_full(
+    tensors: Mapping[str, Tensor], wholes: Mapping[str, Tensor] = MappingProxyType({})
+) -> Tensors:
     """Return the tensors unchanged if none is sharded; else gather them on rank 0.
 
     Then rank 0 gets whole tensors on the CPU, other ranks an empty dict, and all ranks must call
@@ -248,7 +291,11 @@ def gather_full(tensors: Mapping[str, Tensor], wholes: Mapping[str, Tensor] = Ma
     found: Tensors = {}
     for name, tensor in tensors.items():
         sharded: Any = shard_like(wholes[name], tensor) if name in wholes else tensor
-        whole = sharded.to(sharded.device_mesh.device_type).full_tensor() if is_sharded(sharded) else tensor
+        whole = (
+            sharded.to(sharded.device_mesh.device_type).full_tensor()
+            if is_sharded(sharded)
+            else tensor
+        )
         if rank() == 0:
             found[name] = whole.cpu()
     return found

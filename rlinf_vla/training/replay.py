@@ -77,7 +77,9 @@ class Records:
 
     def transitions(self, index: NDArray[np.int64], of_rank: RankRows | None = None) -> Transitions:
         """Return the records ``index`` and the following ones."""
-        after = np.minimum(index + 1, self.total - 1)  # after a terminated episode: a record of another one, which is not used
+        after = np.minimum(
+            index + 1, self.total - 1
+        )  # after a terminated episode: a record of another one, which is not used
         return Transitions(self.gather(index), self.gather(after), of_rank)
 
     def flush(self) -> None:
@@ -113,7 +115,10 @@ class Records:
             directory = self.directory / f"segment_{number:06d}"
             if create:
                 directory.mkdir(exist_ok=True)
-            self._segments[number] = {name: self._map(directory / name, *layout, create) for name, layout in self._layout.items()}
+            self._segments[number] = {
+                name: self._map(directory / name, *layout, create)
+                for name, layout in self._layout.items()
+            }
         return self._segments[number]
 
     def _map(self, path: Path, dtype: str, shape: list[int], create: bool) -> NDArray[Any]:
@@ -121,17 +126,25 @@ class Records:
         size = int(np.prod(whole)) * np.dtype(dtype).itemsize
         if create and (not path.exists() or path.stat().st_size != size):
             with path.open("wb") as file:
-                os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error here, but a crash in a mapped page
+                os.posix_fallocate(
+                    file.fileno(), 0, size
+                )  # a full disk is an error here, but a crash in a mapped page
         if not path.exists() or path.stat().st_size != size:
-            raise UserError(f"{path} is missing or truncated: resume another checkpoint, or start again with resume=never")
-        return np.memmap(path, dtype, "r+", shape=whole).view(np.ndarray)  # indexing a memmap creates another memmap, which is slow
+            raise UserError(
+                f"{path} is missing or truncated: resume another checkpoint, or start again with resume=never"
+            )
+        return np.memmap(path, dtype, "r+", shape=whole).view(
+            np.ndarray
+        )  # indexing a memmap creates another memmap, which is slow
 
     def _read_layout(self) -> dict[str, tuple[str, list[int]]]:
         try:
             stored = read_json(self.directory / LAYOUT)
             return {name: (dtype, shape) for name, (dtype, shape) in stored.items()}
         except (OSError, ValueError) as error:
-            raise UserError(f"{self.directory / LAYOUT} cannot be read ({error}): start again with resume=never") from None
+            raise UserError(
+                f"{self.directory / LAYOUT} cannot be read ({error}): start again with resume=never"
+            ) from None
 
 
 class Replay(Records):
@@ -147,7 +160,11 @@ class Replay(Records):
         """
         super().__init__(directory, total)
         self.capacity = capacity
-        self._acted = self.gather(np.arange(self.first, total), [ACTED])[ACTED].numpy() if total else np.zeros(0, dtype=bool)
+        self._acted = (
+            self.gather(np.arange(self.first, total), [ACTED])[ACTED].numpy()
+            if total
+            else np.zeros(0, dtype=bool)
+        )
         """``acted`` of the records from ``first`` on."""
 
     @property
@@ -163,7 +180,9 @@ class Replay(Records):
         """See ``Records``. One of the fields is ``acted``, bool ``[L]``."""
         before = self.first
         super().append(episode)
-        self._acted = np.concatenate([self._acted, episode[ACTED].cpu().numpy()])[self.first - before :]
+        self._acted = np.concatenate([self._acted, episode[ACTED].cpu().numpy()])[
+            self.first - before :
+        ]
 
     def draw(self, batch: int, generator: torch.Generator) -> NDArray[np.int64]:
         """Return the numbers of ``batch`` records, drawn uniformly with replacement."""
@@ -187,7 +206,9 @@ class ShardedReplay:
     ``Replay``, and each reads its own rows of them.
     """
 
-    def __init__(self, directory: Path, rank: int, ranks: int, capacity: int, total: int = 0) -> None:
+    def __init__(
+        self, directory: Path, rank: int, ranks: int, capacity: int, total: int = 0
+    ) -> None:
         """Open the part of rank ``rank`` of ``ranks`` in ``directory``, which they share.
 
         ``capacity``, ``total``: of the whole replay, see ``Replay``. Raises UserError if the files
@@ -196,7 +217,11 @@ class ShardedReplay:
         self._rank, self._ranks = rank, ranks
         directory = directory / f"rank_{rank}"
         self._index = Replay(directory / "index", capacity, total)
-        newest = {name: int(value) for name, value in self._index.newest().items()} if total else {_EPISODE: -1, _STORED: 0}
+        newest = (
+            {name: int(value) for name, value in self._index.newest().items()}
+            if total
+            else {_EPISODE: -1, _STORED: 0}
+        )
         self._episodes = newest[_EPISODE] + 1
         self._records = Records(directory / "records", newest[_STORED])
 
@@ -221,7 +246,9 @@ class ShardedReplay:
         if self.stores_next:
             self._records.append(episode)
             stored = before + 1 + torch.arange(len(acted))
-        self._index.append({ACTED: acted, _EPISODE: torch.full((len(acted),), self._episodes), _STORED: stored})
+        self._index.append(
+            {ACTED: acted, _EPISODE: torch.full((len(acted),), self._episodes), _STORED: stored}
+        )
         self._episodes += 1
 
     def newest(self) -> Tensors:
@@ -250,7 +277,9 @@ class ShardedReplay:
 AnyReplay = Replay | ShardedReplay
 
 
-def sample_mixed(stores: Sequence[AnyReplay], shares: Sequence[float], batch: int, generator: torch.Generator) -> Transitions:
+def sample_mixed(
+    stores: Sequence[AnyReplay], shares: Sequence[float], batch: int, generator: torch.Generator
+) -> Transitions:
     """Sample ``batch`` transitions, a fixed share from each store; the first store gets the rest.
 
     RLPD, Ball et al. 2023, takes half of each batch from demonstrations. A trainer rank without any
@@ -258,8 +287,16 @@ def sample_mixed(stores: Sequence[AnyReplay], shares: Sequence[float], batch: in
     """
     counts = [round(share * batch) for share in shares[1:]]
     counts = [batch - sum(counts), *counts]
-    found = Transitions.cat([store.sample(count, generator) for store, count in zip(stores, counts, strict=True) if count])
+    found = Transitions.cat(
+        [
+            store.sample(count, generator)
+            for store, count in zip(stores, counts, strict=True)
+            if count
+        ]
+    )
     if found.of_rank is None or len(found.of_rank.rows):
         return found
     record = stores[0].newest()
-    return Transitions(record, record, RankRows(torch.zeros(1, dtype=torch.int64), batch, counts=False))
+    return Transitions(
+        record, record, RankRows(torch.zeros(1, dtype=torch.int64), batch, counts=False)
+    )

@@ -26,7 +26,17 @@ from rlinf_vla.training.ranks import require_alike, world_size
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-METHODS = ("encode", "pooled", "value", "act", "act_from_noise", "evaluate", "supervised_loss", "precompute", "reference_actions")
+METHODS = (
+    "encode",
+    "pooled",
+    "value",
+    "act",
+    "act_from_noise",
+    "evaluate",
+    "supervised_loss",
+    "precompute",
+    "reference_actions",
+)
 """The methods of a policy that compute with weights."""
 
 OLDEST_TORCH = "2.13"
@@ -40,12 +50,20 @@ def shard(policy: Learner) -> None:
     checkpointing, before creating a Trainer. Raises UserError if the policy cannot be sharded.
     """
     if not dist.is_initialized():
-        raise UserError("cluster.trainer_sharding=full: there are no trainer ranks to shard the policy over; set it to none")
+        raise UserError(
+            "cluster.trainer_sharding=full: there are no trainer ranks to shard the policy over; set it to none"
+        )
     if torch.__version__ < OLDEST_TORCH:
-        raise UserError(f"cluster.trainer_sharding=full needs torch {OLDEST_TORCH}, this is {torch.__version__}")
-    scalar = next((name for name, parameter in policy.named_parameters() if not parameter.ndim), None)
+        raise UserError(
+            f"cluster.trainer_sharding=full needs torch {OLDEST_TORCH}, this is {torch.__version__}"
+        )
+    scalar = next(
+        (name for name, parameter in policy.named_parameters() if not parameter.ndim), None
+    )
     if scalar is not None:
-        raise UserError(f"cluster.trainer_sharding=full: {scalar} is a scalar, which cannot be sharded; set it to none")
+        raise UserError(
+            f"cluster.trainer_sharding=full: {scalar} is a scalar, which cannot be sharded; set it to none"
+        )
     require_alike(dict(policy.named_parameters()))
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -53,14 +71,26 @@ def shard(policy: Learner) -> None:
     mesh = init_device_mesh(device_of(policy).type, (world_size(),))
     place = _by_dtype(policy, mesh)
     # sums over ranks in bfloat16 would be rounded once per rank
-    precision = MixedPrecisionPolicy(reduce_dtype=reduce(torch.promote_types, _trained_dtypes(policy), torch.float32))
+    precision = MixedPrecisionPolicy(
+        reduce_dtype=reduce(torch.promote_types, _trained_dtypes(policy), torch.float32)
+    )
     for module in (*reversed(repeated_blocks(policy)), policy):  # from the inside out
         # reshard even the outermost module after a pass: weights may be replaced between passes
-        fully_shard(module, mesh=mesh, reshard_after_forward=True, shard_placement_fn=place, mp_policy=precision)
+        fully_shard(
+            module,
+            mesh=mesh,
+            reshard_after_forward=True,
+            shard_placement_fn=place,
+            mp_policy=precision,
+        )
     for module in policy.modules():
         if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(1.0)  # losses are already divided by counts over all ranks
-            module.set_force_sum_reduction_for_comms(True)  # gloo supports no other reduction with a factor
+            module.set_gradient_divide_factor(
+                1.0
+            )  # losses are already divided by counts over all ranks
+            module.set_force_sum_reduction_for_comms(
+                True
+            )  # gloo supports no other reduction with a factor
     entered: list[str] = []
     for name in METHODS:
         if hasattr(policy, name):
@@ -78,14 +108,22 @@ def _by_dtype(policy: nn.Module, mesh: DeviceMesh) -> Callable[[nn.Parameter], A
     from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
     from torch.distributed.tensor import Shard
 
-    others = {dtype: DeviceMesh.from_group(dist.new_group(), mesh.device_type) for dtype in _trained_dtypes(policy)[1:]}
-    places = {dtype: ShardPlacementResult(Shard(0), FSDPMeshInfo(other, shard_mesh_dim=0)) for dtype, other in others.items()}
+    others = {
+        dtype: DeviceMesh.from_group(dist.new_group(), mesh.device_type)
+        for dtype in _trained_dtypes(policy)[1:]
+    }
+    places = {
+        dtype: ShardPlacementResult(Shard(0), FSDPMeshInfo(other, shard_mesh_dim=0))
+        for dtype, other in others.items()
+    }
     return (lambda parameter: places.get(parameter.dtype)) if places else None
 
 
 def _trained_dtypes(policy: nn.Module) -> list[torch.dtype]:
     """Return the dtypes of trained weights, in the same order on all ranks."""
-    return sorted({parameter.dtype for parameter in policy.parameters() if parameter.requires_grad}, key=str)
+    return sorted(
+        {parameter.dtype for parameter in policy.parameters() if parameter.requires_grad}, key=str
+    )
 
 
 def _gathers(policy: nn.Module, name: str, entered: list[str]) -> None:
@@ -115,4 +153,6 @@ def _gathers(policy: nn.Module, name: str, entered: list[str]) -> None:
 
 
 def _cannot_save(checkpoint: Path, dtype: torch.dtype | None = None) -> None:
-    raise UserError("a sharded policy cannot write its official layout: use `rlinf-vla export` on a checkpoint of the run")
+    raise UserError(
+        "a sharded policy cannot write its official layout: use `rlinf-vla export` on a checkpoint of the run"
+    )

@@ -55,18 +55,30 @@ class OptimizerSettings(Protocol):
 class Trainer:
     """Named optimisers of a network's trainable weights, in one process or on several ranks."""
 
-    def __init__(self, policy: nn.Module, settings: OptimizerSettings, micro_batch_size: int, keep_reference: bool = False) -> None:
+    def __init__(
+        self,
+        policy: nn.Module,
+        settings: OptimizerSettings,
+        micro_batch_size: int,
+        keep_reference: bool = False,
+    ) -> None:
         """Create the optimisers for ``policy``; every trainer rank creates one.
 
         ``keep_reference``: keep the trainable weights as ``REFERENCE`` now. Raises UserError if the
         policies of the ranks differ.
         """
         self.policy, self.settings, self.micro_batch_size = policy, settings, micro_batch_size
-        self.parameters = {name: parameter for name, parameter in policy.named_parameters() if parameter.requires_grad}
+        self.parameters = {
+            name: parameter
+            for name, parameter in policy.named_parameters()
+            if parameter.requires_grad
+        }
         self.sharded = any(map(ranks.is_sharded, self.parameters.values()))
         if not self.sharded:
             ranks.require_alike(dict(policy.named_parameters()))
-        self._own = {name: ranks.local_shard(parameter) for name, parameter in self.parameters.items()}
+        self._own = {
+            name: ranks.local_shard(parameter) for name, parameter in self.parameters.items()
+        }
         self._kept = dict[str, Tensors]()
         if keep_reference:
             self.keep(REFERENCE)
@@ -76,7 +88,9 @@ class Trainer:
         self.low = self._masters.low
         """Names of the weights that have a float32 master (see ``masters.py``)."""
         self.optimizers = settings.optimizers(self.trained)
-        self.target = nn.ModuleDict({name: copy.deepcopy(getattr(policy, name)) for name in settings.averaged}).requires_grad_(False)
+        self.target = nn.ModuleDict(
+            {name: copy.deepcopy(getattr(policy, name)) for name in settings.averaged}
+        ).requires_grad_(False)
         """Moving averages of the modules that ``settings.averaged`` names."""
 
     def keep(self, name: str) -> None:
@@ -108,7 +122,11 @@ class Trainer:
             own.copy_(weights[name])
 
     def step(
-        self, batch: ranks.Learnable, loss: LossFunction, learning_rate_scale: float = 1.0, beside: Sequence[ExtraLoss] = ()
+        self,
+        batch: ranks.Learnable,
+        loss: LossFunction,
+        learning_rate_scale: float = 1.0,
+        beside: Sequence[ExtraLoss] = (),
     ) -> dict[str, float]:
         """Take one optimiser step on a minibatch, whole on every rank; return statistics.
 
@@ -126,7 +144,9 @@ class Trainer:
                 metrics |= self._accumulate(term)
         norm = self._reduce()
         if not torch.isfinite(norm):
-            raise FloatingPointError("the gradient is not finite: the step was not taken; lower algorithm.learning_rate")
+            raise FloatingPointError(
+                "the gradient is not finite: the step was not taken; lower algorithm.learning_rate"
+            )
         for optimizer in self.optimizers.values():
             rates = [group["lr"] for group in optimizer.param_groups]
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
@@ -147,9 +167,13 @@ class Trainer:
         with self._masters.gathering():
             loss.backward()
         ranks.sum_gradients(optimizer.param_groups[0]["params"])
-        norm = nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], self.settings.max_grad_norm)
+        norm = nn.utils.clip_grad_norm_(
+            optimizer.param_groups[0]["params"], self.settings.max_grad_norm
+        )
         if not torch.isfinite(norm):
-            raise FloatingPointError(f"the gradient of the {name} is not finite: the step was not taken; lower algorithm.learning_rate")
+            raise FloatingPointError(
+                f"the gradient of the {name} is not finite: the step was not taken; lower algorithm.learning_rate"
+            )
         optimizer.step()
         self._masters.apply()
 
@@ -157,7 +181,9 @@ class Trainer:
     def average(self, rate: float) -> None:
         """Move the averages in ``target`` towards the current weights by ``rate``."""
         for name, slow in self.target.items():
-            for old, new in zip(slow.parameters(), getattr(self.policy, name).parameters(), strict=True):
+            for old, new in zip(
+                slow.parameters(), getattr(self.policy, name).parameters(), strict=True
+            ):
                 old.lerp_(new, rate)
 
     def total(self, part: Tensor) -> Tensor:
@@ -167,11 +193,15 @@ class Trainer:
     def _accumulate(self, term: ExtraLoss) -> dict[str, float]:
         """Accumulate a term's gradient over micro-batches; return mean statistics of all ranks."""
         count, totals = int(term.batch.counts.sum()), dict[str, Tensor]()
-        for part, counted in ranks.micro_batches(term.batch, self.micro_batch_size, device_of(self.policy)):
+        for part, counted in ranks.micro_batches(
+            term.batch, self.micro_batch_size, device_of(self.policy)
+        ):
             value, statistics = term.loss(self.policy, part)
             (value * (term.coefficient / count if counted else 0.0)).backward()
             for name, statistic in statistics.items():
-                totals[name] = totals.get(name, 0) + (statistic if counted else torch.zeros_like(statistic))
+                totals[name] = totals.get(name, 0) + (
+                    statistic if counted else torch.zeros_like(statistic)
+                )
         return {name: total / count for name, total in ranks.summed(totals).items()}
 
     def _reduce(self) -> Tensor:
@@ -210,7 +240,9 @@ class Trainer:
                 progress((index + 1) / len(minibatches))
                 if metrics and enough(metrics):
                     break
-        return {name: value / max(steps, 1) for name, value in sums.items()} | {"actor/updates": float(steps)}
+        return {name: value / max(steps, 1) for name, value in sums.items()} | {
+            "actor/updates": float(steps)
+        }
 
     @contextmanager
     def _frozen_actor(self) -> Iterator[None]:
@@ -232,13 +264,19 @@ class Trainer:
         for parameter in (*self.parameters.values(), *self.trained.values()):
             parameter.grad = None
         self.policy.to(device)
-        for name, own in self._own.items():  # a sharded weight has moved to other memory than its piece
+        for (
+            name,
+            own,
+        ) in self._own.items():  # a sharded weight has moved to other memory than its piece
             own.data = ranks.local_shard(self.parameters[name]).data
         self.target.to(device)
         self._masters.move(device)
         for optimizer in self.optimizers.values():
             for slots in optimizer.state.values():
-                slots |= {name: value if name == _STEP and not _fused(optimizer) else value.to(device) for name, value in slots.items()}
+                slots |= {
+                    name: value if name == _STEP and not _fused(optimizer) else value.to(device)
+                    for name, value in slots.items()
+                }
         for kept in self._kept.values():
             kept |= {name: value.to(device) for name, value in kept.items()}
 
@@ -248,11 +286,17 @@ class Trainer:
         If sharded, all ranks must call it: rank 0 gets whole tensors on the CPU, the others an
         empty dict.
         """
-        return ranks.gather_full({name: parameter.detach() for name, parameter in self.parameters.items()})
+        return ranks.gather_full(
+            {name: parameter.detach() for name, parameter in self.parameters.items()}
+        )
 
     def acting_weights(self) -> Tensors:
         """Return the trainable weights that an actor needs, which has no critic. Not if sharded."""
-        return {name: parameter.detach() for name, parameter in self.parameters.items() if not name.startswith(CRITIC)}
+        return {
+            name: parameter.detach()
+            for name, parameter in self.parameters.items()
+            if not name.startswith(CRITIC)
+        }
 
     def state(self) -> Tensors:
         """Return Adam's state as ``<parameter>.exp_avg`` and so on, and the averages ``target.*``.
@@ -267,8 +311,14 @@ class Trainer:
             for slot, value in optimizer.state.get(trained, {}).items()
         }
         slots |= {f"{name}.{_MASTER}": value for name, value in self._masters.state().items()}
-        wholes = {key: self.parameters[key.rpartition(".")[0]] for key in slots if not key.endswith("." + _STEP)}
-        return ranks.gather_full(slots, wholes) | {_TARGET + name: value for name, value in self.target.state_dict().items()}
+        wholes = {
+            key: self.parameters[key.rpartition(".")[0]]
+            for key in slots
+            if not key.endswith("." + _STEP)
+        }
+        return ranks.gather_full(slots, wholes) | {
+            _TARGET + name: value for name, value in self.target.state_dict().items()
+        }
 
     def load_state(self, tensors: Tensors) -> None:
         """Restore what ``state`` returned on rank 0; every rank gets the whole of it.
@@ -276,9 +326,18 @@ class Trainer:
         The weights are loaded before; masters that ``tensors`` lacks become equal to them. Raises
         KeyError or RuntimeError if it belongs to another network or other optimisers.
         """
-        averages = {key.removeprefix(_TARGET): value for key, value in tensors.items() if key.startswith(_TARGET)}
+        averages = {
+            key.removeprefix(_TARGET): value
+            for key, value in tensors.items()
+            if key.startswith(_TARGET)
+        }
         self.target.load_state_dict(averages)
-        owner = {each: optimizer for optimizer in self.optimizers.values() for group in optimizer.param_groups for each in group["params"]}
+        owner = {
+            each: optimizer
+            for optimizer in self.optimizers.values()
+            for group in optimizer.param_groups
+            for each in group["params"]
+        }
         self._masters.reset()
         for key, value in tensors.items():
             if not key.startswith(_TARGET):

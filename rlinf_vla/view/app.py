@@ -51,7 +51,9 @@ def require_known(directory: Path) -> None:
     """Raise UserError unless ``directory`` is empty, or a run, a sweep or a dataset."""
     known = (RECIPE, METRICS_FILE, RESULT, BLOCKS, "evaluation", "meta", "data", ".lock")
     if any(directory.iterdir()) and not any((directory / name).exists() for name in known):
-        raise UserError(f"{directory} holds no run, no sweep and no dataset: give the directory of one, or a run's name")
+        raise UserError(
+            f"{directory} holds no run, no sweep and no dataset: give the directory of one, or a run's name"
+        )
 
 
 def build_app(directory: Path, token: str | None, loopback: bool) -> ASGIApp:
@@ -93,11 +95,15 @@ class Viewer:
             return Response(status_code=304)
         with self._drawing:
             text = self._text(request)
-        return HTMLResponse(text.encode(errors="replace"), headers={"ETag": version, "Cache-Control": "no-store"})
+        return HTMLResponse(
+            text.encode(errors="replace"), headers={"ETag": version, "Cache-Control": "no-store"}
+        )
 
     def _text(self, request: Request) -> str:
         try:
-            return self._page(request.path_params.get("number"), request.query_params.get("page", ""))
+            return self._page(
+                request.path_params.get("number"), request.query_params.get("page", "")
+            )
         except HTTPException:
             raise
         except UserError as error:
@@ -105,7 +111,14 @@ class Viewer:
         except Exception as error:  # of a file that holds something else than what its name says
             problem = f"cannot be shown ({type(error).__name__}: {error})"
         name = self.directory.resolve().name
-        return render("message.html", [HERE / "templates"], kind="Nothing to show", name=name, header=[problem], data={})
+        return render(
+            "message.html",
+            [HERE / "templates"],
+            kind="Nothing to show",
+            name=name,
+            header=[problem],
+            data={},
+        )
 
     def _page(self, number: int | None, page: str) -> str:
         folders = [HERE / "templates"]
@@ -117,7 +130,9 @@ class Viewer:
         if number is not None:
             raise HTTPException(404)
         if is_sweep(self.directory):
-            return results.sweep(self.directory, lambda content: render("sweep.html", folders, **content))
+            return results.sweep(
+                self.directory, lambda content: render("sweep.html", folders, **content)
+            )
 
         def show(run: Run) -> str:
             return render("run.html", folders, **results.run(run, self.directory))
@@ -130,15 +145,21 @@ class Viewer:
 
     def frame(self, request: Request) -> Response:
         try:
-            found = self._episodes().frame(*(request.path_params[each] for each in ("number", "camera", "frame")))
+            found = self._episodes().frame(
+                *(request.path_params[each] for each in ("number", "camera", "frame"))
+            )
         except UserError as error:
             return PlainTextResponse(str(error), 404)
         file = BytesIO()
         Image.fromarray(found).save(file, "jpeg", quality=90)
-        return Response(file.getvalue(), media_type="image/jpeg", headers={"Cache-Control": "max-age=600"})
+        return Response(
+            file.getvalue(), media_type="image/jpeg", headers={"Cache-Control": "max-age=600"}
+        )
 
     def _episodes(self) -> Dataset:
-        from rlinf_vla.view.episodes import Dataset  # imports PyTorch, which runs and sweeps do without
+        from rlinf_vla.view.episodes import (
+            Dataset,
+        )  # imports PyTorch, which runs and sweeps do without
 
         if self._dataset is None:
             self._dataset = Dataset(self.directory)
@@ -146,7 +167,12 @@ class Viewer:
 
     def _version(self) -> str:
         """Return what changes with any file of a run or sweep that a page shows."""
-        found = [path for folder in FOLDERS if (self.directory / folder).is_dir() for path in (self.directory / folder).iterdir()]
+        found = [
+            path
+            for folder in FOLDERS
+            if (self.directory / folder).is_dir()
+            for path in (self.directory / folder).iterdir()
+        ]
         known = sha256()
         for path in sorted(found):
             try:
@@ -178,12 +204,18 @@ class Guarded:
 
     def _refusal(self, request: Request) -> Response | None:
         try:
-            host = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""  # starlette guesses for some that are odd
+            host = (
+                urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
+            )  # starlette guesses for some that are odd
         except ValueError:
             host = ""
         if self.token is None:
             known = not self.loopback or is_loopback(host)
-            return None if known else PlainTextResponse("open this page as localhost or 127.0.0.1\n", 403)
+            return (
+                None
+                if known
+                else PlainTextResponse("open this page as localhost or 127.0.0.1\n", 403)
+            )
         same = partial(hmac.compare_digest, self.token.encode())
         if same(request.cookies.get(COOKIE, "").encode()):
             return None
@@ -191,4 +223,6 @@ class Guarded:
             answer = RedirectResponse("/", 303)
             answer.set_cookie(COOKIE, self.token, httponly=True, samesite="strict")
             return answer
-        return PlainTextResponse("open the address that rlinf-vla view printed: it contains the token\n", 401)
+        return PlainTextResponse(
+            "open the address that rlinf-vla view printed: it contains the token\n", 401
+        )

@@ -33,7 +33,9 @@ def run(arguments: Sequence[str]) -> int:
     if absent := [name for name in PACKAGES if find_spec(name) is None]:
         raise UserError(f"view needs {', '.join(absent)}: pip install 'rlinf-vla[serve]'")
     if not is_loopback(given.host) and not given.token:
-        raise UserError(f"--host {given.host} can be reached from other machines: give --token, which makes the address secret")
+        raise UserError(
+            f"--host {given.host} can be reached from other machines: give --token, which makes the address secret"
+        )
     directory = Path(given.directory).expanduser()
     directory = directory if directory.is_dir() else named(given.directory)
     token = secrets.token_urlsafe() if given.token else None
@@ -49,14 +51,19 @@ def run(arguments: Sequence[str]) -> int:
 
         @contextmanager
         def capture_signals(self) -> Iterator[None]:
-            before = {each: signal.signal(each, self.handle_exit) for each in (signal.SIGINT, signal.SIGTERM)}
+            before = {
+                each: signal.signal(each, self.handle_exit)
+                for each in (signal.SIGINT, signal.SIGTERM)
+            }
             try:
                 yield
             finally:
                 for each, handler in before.items():
                     signal.signal(each, handler)
 
-    with listening_at(given.host, given.port, f"--host {given.host} --port {given.port}") as listener:
+    with listening_at(
+        given.host, given.port, f"--host {given.host} --port {given.port}"
+    ) as listener:
         url = url_of(listener, "http") + (f"/?token={token}" if token else "/")
         print(f"{directory}: {url} (Ctrl-C ends)", flush=True)
         if given.open:
@@ -64,6 +71,13 @@ def run(arguments: Sequence[str]) -> int:
 
             webbrowser.open(url)
         app = build_app(directory, token, is_loopback(given.host))
-        settings = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", server_header=False, timeout_graceful_shutdown=1)
+        settings = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            timeout_graceful_shutdown=1,
+        )
         Server(settings).run([listener])
     return 0

@@ -22,7 +22,9 @@ class Dataset:
 
     def __init__(self, directory: Path) -> None:
         """Raise UserError if it cannot be read, or if a file of it is a link to elsewhere."""
-        for path in (path for name in ("meta", "data", "videos") for path in (directory / name).rglob("*")):
+        for path in (
+            path for name in ("meta", "data", "videos") for path in (directory / name).rglob("*")
+        ):
             try:
                 check_inside(directory, path)
             except ValueError as error:
@@ -44,9 +46,19 @@ class Dataset:
         facts = [
             f"{len(episodes):,} episodes, {frames:,} frames at {self.reader.fps:g} per second ({frames / self.reader.fps / 60:.1f} min)"
         ]
-        facts += [f"cameras: {', '.join(map(form.short_name, self.cameras))}"] if self.cameras else []
-        features = [(key, f"{each.dtype} {list(each.shape)}") for key, each in self.reader.features.items()]
-        return self._head("Dataset", self.name, facts) | {"rows": rows, "features": features, "page": shown, "pages": pages, "data": {}}
+        facts += (
+            [f"cameras: {', '.join(map(form.short_name, self.cameras))}"] if self.cameras else []
+        )
+        features = [
+            (key, f"{each.dtype} {list(each.shape)}") for key, each in self.reader.features.items()
+        ]
+        return self._head("Dataset", self.name, facts) | {
+            "rows": rows,
+            "features": features,
+            "page": shown,
+            "pages": pages,
+            "data": {},
+        }
 
     def episode(self, number: int) -> dict[str, Any]:
         """Return what ``episode.html`` shows. Raises UserError."""
@@ -55,18 +67,31 @@ class Dataset:
         seconds = (time - time[0]).astype(float).round(4).tolist()
         curves, problems = [], []
         for key, feature in self.reader.features.items():
-            if key in form.INDICES or len(feature.shape) != 1 or feature.dtype in ("string", "image", "video"):
+            if (
+                key in form.INDICES
+                or len(feature.shape) != 1
+                or feature.dtype in ("string", "image", "video")
+            ):
                 continue
             try:
-                values = self.reader.episode(number, [key]).columns[key].reshape(len(time), -1).astype(float)
+                values = (
+                    self.reader.episode(number, [key])
+                    .columns[key]
+                    .reshape(len(time), -1)
+                    .astype(float)
+                )
             except UserError as error:
                 problems.append(str(error))
                 continue
-            lines = {name: values[:, place].tolist() for place, name in enumerate(_names(key, feature))}
+            lines = {
+                name: values[:, place].tolist() for place, name in enumerate(_names(key, feature))
+            }
             curves.append({"title": key, "x": seconds, "lines": lines, "dots": []})
         data = {
             "x": "seconds",
-            "curves": sorted(curves, key=lambda each: each["title"] not in (form.STATE, form.ACTION)),
+            "curves": sorted(
+                curves, key=lambda each: each["title"] not in (form.STATE, form.ACTION)
+            ),
             "main": len(curves),
             "frames": {
                 "number": number,
@@ -75,9 +100,15 @@ class Dataset:
                 "cameras": [form.short_name(each) for each in self.cameras],
             },
         }
-        facts = [", ".join(dict.fromkeys(instruction)), f"{len(time)} frames, {len(time) / self.reader.fps:.1f} s", *problems]
+        facts = [
+            ", ".join(dict.fromkeys(instruction)),
+            f"{len(time)} frames, {len(time) / self.reader.fps:.1f} s",
+            *problems,
+        ]
         around = {"number": number, "last": len(self.reader) - 1}
-        return self._head("Episode", f"{self.name}, episode {number}", facts) | around | {"data": data}
+        return (
+            self._head("Episode", f"{self.name}, episode {number}", facts) | around | {"data": data}
+        )
 
     def frame(self, number: int, camera: int, index: int) -> Frame:
         """Return one image of an episode. Raises UserError if there is none."""

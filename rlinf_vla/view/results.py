@@ -22,15 +22,32 @@ SUCCESS = "rollout/success_once"
 
 def run(found: Run, directory: Path) -> dict[str, Any]:
     """Return what ``run.html`` shows. Damaged files are named in its list of problems."""
-    of, last = int(found.recipe.get("iterations") or 0), found.metrics[-1]["step"] if found.metrics else 0
+    of, last = (
+        int(found.recipe.get("iterations") or 0),
+        found.metrics[-1]["step"] if found.metrics else 0,
+    )
     content = report.content(found) | {"kind": "Training run" if of else "Evaluation"}
-    content["header"] = [str(directory), f"iteration {last:,} of {of:,}" if of else "", *content["header"]]
-    names = sorted({name for row in found.metrics for name in row} - {"step", "time", SUCCESS} - report.CURVES.keys())
-    curves = [_success(found), *(_curve(found, *each) for each in report.CURVES.items()), *(_curve(found, name, name) for name in names)]
+    content["header"] = [
+        str(directory),
+        f"iteration {last:,} of {of:,}" if of else "",
+        *content["header"],
+    ]
+    names = sorted(
+        {name for row in found.metrics for name in row}
+        - {"step", "time", SUCCESS}
+        - report.CURVES.keys()
+    )
+    curves = [
+        _success(found),
+        *(_curve(found, *each) for each in report.CURVES.items()),
+        *(_curve(found, name, name) for name in names),
+    ]
     columns = sorted({moment for files in found.videos.values() for moment in files}, key=_order)
     films = {
         episode: {moment: _film(directory, path) for moment, path in files.items()}
-        for episode, files in sorted(found.videos.items(), key=lambda item: (-len(item[1]), item[0]))
+        for episode, files in sorted(
+            found.videos.items(), key=lambda item: (-len(item[1]), item[0])
+        )
     }
     shown = [each for each in curves if each["lines"] or each["dots"]]
     data = {
@@ -45,19 +62,34 @@ def run(found: Run, directory: Path) -> dict[str, Any]:
 def what_can_be_shown(found: Run, show: Callable[[Run], str]) -> str:
     """Return the page of all parts of a run with which ``show`` succeeds; its list of problems
     names the others."""
-    fields = ("recipe", "environment", "metrics", "comparison", "control", "iteration", "timeline", "predicted", "videos")
+    fields = (
+        "recipe",
+        "environment",
+        "metrics",
+        "comparison",
+        "control",
+        "iteration",
+        "timeline",
+        "predicted",
+        "videos",
+    )
     parts: list[tuple[str, str, Any]] = [
-        (f"evaluation/{moment}.json", "evaluations", {moment: document}) for moment, document in found.evaluations.items()
+        (f"evaluation/{moment}.json", "evaluations", {moment: document})
+        for moment, document in found.evaluations.items()
     ]
     parts += [(each, each, getattr(found, each)) for each in fields]
     kept = Run(found.name, problems=found.problems)
     for name, field, value in parts:
-        more = replace(kept, **{field: kept.evaluations | value if field == "evaluations" else value})
+        more = replace(
+            kept, **{field: kept.evaluations | value if field == "evaluations" else value}
+        )
         try:
             show(more)
             kept = more
         except Exception as error:  # of a value that is not what its name says
-            kept.problems.append(f"{name} cannot be shown ({type(error).__name__}: {str(error)[:200]})")
+            kept.problems.append(
+                f"{name} cannot be shown ({type(error).__name__}: {str(error)[:200]})"
+            )
     return show(kept)
 
 
@@ -73,16 +105,28 @@ def _evaluations(found: Run) -> list[dict[str, Any]]:
     for moment in sorted(found.evaluations, key=_order):
         document, gains = found.evaluations[moment], {}
         if first and document is not first:
-            with suppress(KeyError, TypeError, ValueError):  # of a damaged file: its rates are shown
+            with suppress(
+                KeyError, TypeError, ValueError
+            ):  # of a damaged file: its rates are shown
                 gains = compare(first, document)
-        rows += [{"moment": moment, "mode": mode, "block": block, "gain": gains.get(mode)} for mode, block in document.items()]
+        rows += [
+            {"moment": moment, "mode": mode, "block": block, "gain": gains.get(mode)}
+            for mode, block in document.items()
+        ]
     return rows
 
 
 def _success(found: Run) -> dict[str, Any]:
     steps, rates = found.series(SUCCESS)
-    curve = _drawn("Success", steps, {"rollouts": rates, "mean of 5": charts.trailing_mean(rates).tolist()} if rates else {})
-    return curve | {"dots": [list(each) for each in report.evaluation_points(found)], "range": [0, 1]}
+    curve = _drawn(
+        "Success",
+        steps,
+        {"rollouts": rates, "mean of 5": charts.trailing_mean(rates).tolist()} if rates else {},
+    )
+    return curve | {
+        "dots": [list(each) for each in report.evaluation_points(found)],
+        "range": [0, 1],
+    }
 
 
 def _curve(found: Run, name: str, title: str) -> dict[str, Any]:
@@ -93,7 +137,12 @@ def _curve(found: Run, name: str, title: str) -> dict[str, Any]:
 def _drawn(title: str, x: list[int], lines: dict[str, list[float]]) -> dict[str, Any]:
     thin = {name: charts.thin(x, values) for name, values in lines.items()}
     shown = next(iter(thin.values()))[0].tolist() if thin else []
-    return {"title": title, "x": shown, "lines": {name: _finite(values.tolist()) for name, (_, values) in thin.items()}, "dots": []}
+    return {
+        "title": title,
+        "x": shown,
+        "lines": {name: _finite(values.tolist()) for name, (_, values) in thin.items()},
+        "dots": [],
+    }
 
 
 def _finite(values: list[float]) -> list[float | None]:
@@ -102,7 +151,10 @@ def _finite(values: list[float]) -> list[float | None]:
 
 
 def _film(directory: Path, path: Path) -> dict[str, str]:
-    return {"source": f"videos/{path.name}", "title": _title(directory, path, path.stat().st_mtime_ns)}
+    return {
+        "source": f"videos/{path.name}",
+        "title": _title(directory, path, path.stat().st_mtime_ns),
+    }
 
 
 @lru_cache(4096)
@@ -128,7 +180,11 @@ def sweep(directory: Path, show: Callable[[dict[str, Any]], str]) -> str:
             problems = [f"{RESULT} cannot be read ({type(error).__name__}: {str(error)[:200]})"]
     episodes = [episode for block in blocks for episode in block["episodes"]]
     content = evaluation_report.content(_partial(directory, episodes))
-    content["header"] = [str(directory), f"{len(episodes):,} episodes so far: the sweep is not finished", *problems]
+    content["header"] = [
+        str(directory),
+        f"{len(episodes):,} episodes so far: the sweep is not finished",
+        *problems,
+    ]
     return show(content | data)
 
 
@@ -142,7 +198,11 @@ def _blocks(directory: Path) -> list[dict[str, Any]]:
             tables(document["episodes"])
             first, place = document["episodes"][0], document["block"]
             places = tuple(int(place[key]) for key in ("policy", "suite", "task"))
-            names = column_of(first["policy"], first["probe"]), str(first["suite"]), str(first["task"])
+            names = (
+                column_of(first["policy"], first["probe"]),
+                str(first["suite"]),
+                str(first["task"]),
+            )
             found.append({"places": places, "names": names, "episodes": document["episodes"]})
     return found
 
@@ -157,7 +217,12 @@ def _partial(directory: Path, episodes: list[dict[str, Any]]) -> dict[str, Any]:
     for episode in episodes:
         if episode["task"] not in (tasks := suites.setdefault(episode["suite"], [])):
             tasks.append(episode["task"])
-    head = {"name": recipe.get("name", directory.resolve().name), "recipe": recipe, "environment": {}, "lost": {}}
+    head = {
+        "name": recipe.get("name", directory.resolve().name),
+        "recipe": recipe,
+        "environment": {},
+        "lost": {},
+    }
     head["provenance"] = {episode["policy"]: {} for episode in episodes}
     head["suites"] = [{"suite": suite, "tasks": tasks} for suite, tasks in suites.items()]
     return head | (tables(episodes) if episodes else {"policies": {}, "differences": []})
@@ -175,6 +240,11 @@ def _films(directory: Path, blocks: list[dict[str, Any]]) -> dict[str, Any]:
         except ValueError:
             continue
         column = columns.get(policy, f"policy {policy}")
-        rows.setdefault(f"{tasks.get((suite, task), f'suite {suite}, task {task}')}, seed {seed}", {})[column] = _film(directory, path)
+        rows.setdefault(
+            f"{tasks.get((suite, task), f'suite {suite}, task {task}')}, seed {seed}", {}
+        )[column] = _film(directory, path)
         used[column] = None
-    return {"columns": list(used), "rows": dict(sorted(rows.items(), key=lambda item: (-len(item[1]), item[0])))}
+    return {
+        "columns": list(used),
+        "rows": dict(sorted(rows.items(), key=lambda item: (-len(item[1]), item[0]))),
+    }

@@ -35,7 +35,11 @@ def realtime() -> bool:
 def of_an_arm() -> Iterator[Finding]:
     yield package("franky", "franky", "franky-control")
     if find_spec("franky") is not None:
-        words = "real time (PREEMPT_RT)" if realtime() else "optional: no real time, which a real arm needs and a simulated one does not"
+        words = (
+            "real time (PREEMPT_RT)"
+            if realtime()
+            else "optional: no real time, which a real arm needs and a simulated one does not"
+        )
         yield Finding("real-time kernel", realtime(), words, "boot a kernel with PREEMPT_RT")
     yield package("OpenCV", "cv2", "opencv-python")
     yield package("RealSense", "pyrealsense2", "pyrealsense2")
@@ -48,7 +52,12 @@ def package(name: str, module: str, distribution: str) -> Finding:
         importlib.import_module(module)
     except ImportError as error:  # installed but unusable
         text = " ".join(str(error).split())
-        return Finding(name, False, f"optional: cannot be imported ({text})", LIBUSB if "libusb" in text else INSTALL)
+        return Finding(
+            name,
+            False,
+            f"optional: cannot be imported ({text})",
+            LIBUSB if "libusb" in text else INSTALL,
+        )
     return Finding(name, True, version(distribution))
 
 
@@ -58,12 +67,22 @@ CONNECT_S = 60.0
 def findings(robot: FrankaRobot, cameras: list[Camera]) -> Iterator[Finding]:
     cell = robot.cell
     yield from _limits(cell)
-    needed = "which a real arm needs" if cell.realtime == "enforce" else "which this cell does not need"
-    yield Finding("kernel", realtime() or cell.realtime == "ignore", "real time (PREEMPT_RT)" if realtime() else f"no real time, {needed}")
+    needed = (
+        "which a real arm needs" if cell.realtime == "enforce" else "which this cell does not need"
+    )
+    yield Finding(
+        "kernel",
+        realtime() or cell.realtime == "ignore",
+        "real time (PREEMPT_RT)" if realtime() else f"no real time, {needed}",
+    )
     begun = time.monotonic()
     try:
         robot.connect(CONNECT_S)
-        yield Finding("connection", True, f"{robot.found['host']} in {time.monotonic() - begun:.1f} s; {robot.found['versions']}")
+        yield Finding(
+            "connection",
+            True,
+            f"{robot.found['host']} in {time.monotonic() - begun:.1f} s; {robot.found['versions']}",
+        )
         yield from _state(robot)
         for camera in cameras:
             yield check_camera(camera)
@@ -74,7 +93,9 @@ def findings(robot: FrankaRobot, cameras: list[Camera]) -> Iterator[Finding]:
 
 
 def _limits(cell: Cell) -> Iterator[Finding]:
-    box = ", ".join(f"{axis} {low:g} to {high:g}" for axis, (low, high) in zip("xyz", _box(cell), strict=True))
+    box = ", ".join(
+        f"{axis} {low:g} to {high:g}" for axis, (low, high) in zip("xyz", _box(cell), strict=True)
+    )
     yield Finding("workspace", True, f"{box} m; tilt up to {cell.max_tilt_deg:g} deg")
     yield _reach(cell)
     yield Finding(
@@ -103,18 +124,40 @@ def _state(robot: FrankaRobot) -> Iterator[Finding]:
     while time.monotonic() < until:
         time.sleep(0.1)
         state = robot.observe()
-    needed = "" if state.slow is None else ": this machine is too slow; close other programs, or expect faults of force and lateness"
-    yield Finding("clock", state.slow is None, f"the arm's runs at {state.pace:.2f} of real time{needed}")
+    needed = (
+        ""
+        if state.slow is None
+        else ": this machine is too slow; close other programs, or expect faults of force and lateness"
+    )
+    yield Finding(
+        "clock", state.slow is None, f"the arm's runs at {state.pace:.2f} of real time{needed}"
+    )
     yield Finding("state", state.fault is None, state.fault or "no fault")
     x, y, z = state.pose.position
-    inside = all(low <= at <= high for at, (low, high) in zip((x, y, z), _box(robot.cell), strict=True))
-    yield Finding("tool", inside, f"x {x:.3f}, y {y:.3f}, z {z:.3f} m{'' if inside else ', outside the workspace: `rlinf-vla robot home`'}")
+    inside = all(
+        low <= at <= high for at, (low, high) in zip((x, y, z), _box(robot.cell), strict=True)
+    )
+    yield Finding(
+        "tool",
+        inside,
+        f"x {x:.3f}, y {y:.3f}, z {z:.3f} m{'' if inside else ', outside the workspace: `rlinf-vla robot home`'}",
+    )
     force = math.hypot(*state.wrench[:3])
-    yield Finding("force", force < robot.cell.max_force_n, f"{force:.1f} N measured; {robot.cell.max_force_n:g} N stop the arm")
+    yield Finding(
+        "force",
+        force < robot.cell.max_force_n,
+        f"{force:.1f} N measured; {robot.cell.max_force_n:g} N stop the arm",
+    )
     widest, wanted = float(robot.found["widest"]), robot.cell.gripper_width_m[1]
     detail = f"{1000 * state.gripper_width:.0f} mm open, {1000 * widest:.0f} mm at most"
     homed = widest > wanted - 0.005
-    yield Finding("gripper", homed, detail if homed else f"{detail}, but the cell has {1000 * wanted:.0f} mm: home the fingers in Desk")
+    yield Finding(
+        "gripper",
+        homed,
+        detail
+        if homed
+        else f"{detail}, but the cell has {1000 * wanted:.0f} mm: home the fingers in Desk",
+    )
 
 
 _LEVELS = 5
@@ -131,14 +174,25 @@ def unreachable(cell: Cell) -> dict[Triple, str]:
     """
     levels = [np.linspace(low, high, _LEVELS).round(4).tolist() for low, high in _box(cell)]
     arm, space = cell.arm, Workspace(cell)
-    return {place: why for place in itertools.product(*levels) if (why := _why_not(cell, arm, space, place)) is not None}
+    return {
+        place: why
+        for place in itertools.product(*levels)
+        if (why := _why_not(cell, arm, space, place)) is not None
+    }
 
 
-def _why_not(cell: Cell, arm: kinematics.FrankaKinematics, space: Workspace, place: Triple) -> str | None:
+def _why_not(
+    cell: Cell, arm: kinematics.FrankaKinematics, space: Workspace, place: Triple
+) -> str | None:
     begin, turn = space.place(cell.home, (0.0, 0.0, 0.0))
-    joints, steps = np.array(cell.home_joints_rad), max(1, math.ceil(math.dist(begin, place) / _STEP_M))
+    joints, steps = (
+        np.array(cell.home_joints_rad),
+        max(1, math.ceil(math.dist(begin, place) / _STEP_M)),
+    )
     for step in range(1, steps + 1):
-        pose = space.pose((along(begin, place, step / steps), along(turn, (0.0, 0.0, 0.0), step / steps)))
+        pose = space.pose(
+            (along(begin, place, step / steps), along(turn, (0.0, 0.0, 0.0), step / steps))
+        )
         found = arm.reach(joints, pose, _REACHED, _ATTEMPTS)
         if found is None:
             return "too far"

@@ -48,7 +48,11 @@ class FrankyArm:
     def __init__(self, host: str, cell: Cell) -> None:
         """Connect; blocks for ever if the server accepts but stays silent. Raises RobotError."""
         self._cell = cell
-        realtime = franky.RealtimeConfig.Enforce if cell.realtime == "enforce" else franky.RealtimeConfig.Ignore
+        realtime = (
+            franky.RealtimeConfig.Enforce
+            if cell.realtime == "enforce"
+            else franky.RealtimeConfig.Ignore
+        )
         with explained(host):
             self._robot: Any = franky.Robot(host, realtime_config=realtime)
             share = cell.home_speed_rad_s / _JOINT_SPEED_LIMIT_RAD_S
@@ -81,8 +85,12 @@ class FrankyArm:
 
     def _configure(self, state: Any) -> None:
         """Set collision thresholds and end effector; an arm that is not idle refuses this."""
-        self._robot.set_collision_behavior(joint_thresholds(self._cell), tool_thresholds(self._cell))
-        tool = franky.Affine(self._cell.tool_position_m, _xyzw(np.array(self._cell.tool_quaternion_wxyz)))
+        self._robot.set_collision_behavior(
+            joint_thresholds(self._cell), tool_thresholds(self._cell)
+        )
+        tool = franky.Affine(
+            self._cell.tool_position_m, _xyzw(np.array(self._cell.tool_quaternion_wxyz))
+        )
         self._robot.set_ee((state.F_T_NE.inverse * tool).matrix.flatten(order="F").tolist())
         self._configured = True
 
@@ -102,9 +110,15 @@ class FrankyArm:
                 motion = franky.CartesianImpedanceTrackingMotion(
                     translational_stiffness=cell.stiffness_n_m,
                     rotational_stiffness=cell.rotation_stiffness_n_m_rad,
-                    translational_error_clip=np.full(3, MARGIN * cell.max_force_n / cell.stiffness_n_m),
-                    rotational_error_clip=np.full(3, MARGIN * cell.max_torque_n_m / cell.rotation_stiffness_n_m_rad),
-                    posture_task=franky.PostureTask(np.array(cell.home_joints_rad), _POSTURE_N_M_RAD, _POSTURE_DAMPING),
+                    translational_error_clip=np.full(
+                        3, MARGIN * cell.max_force_n / cell.stiffness_n_m
+                    ),
+                    rotational_error_clip=np.full(
+                        3, MARGIN * cell.max_torque_n_m / cell.rotation_stiffness_n_m_rad
+                    ),
+                    posture_task=franky.PostureTask(
+                        np.array(cell.home_joints_rad), _POSTURE_N_M_RAD, _POSTURE_DAMPING
+                    ),
                 )
                 gains = motion.get_gains()
                 gains.damping = np.diag(2 * _DAMPING * np.sqrt(np.diag(gains.stiffness)))
@@ -121,7 +135,11 @@ class FrankyArm:
         Else the damping, which follows the last velocity, pulls the tool centimetres further.
         """
         with self._tracking:
-            if self._motion is not None and self._still is not None and time.monotonic() - self._tracked > LATEST / self._cell.servo_hz:
+            if (
+                self._motion is not None
+                and self._still is not None
+                and time.monotonic() - self._tracked > LATEST / self._cell.servo_hz
+            ):
                 self._motion.set_reference(self._still)
                 self._still = None
 
@@ -145,7 +163,10 @@ class FrankyArm:
         self._home_next, self._breaking = False, True
         if self.homing and not self._broken:
             with self._noted():
-                if self._robot.current_control_signal_type == franky.ControlSignalType.JointPositions:
+                if (
+                    self._robot.current_control_signal_type
+                    == franky.ControlSignalType.JointPositions
+                ):
                     self._robot.move(franky.JointStopMotion(), asynchronous=True)
                     self._broken = True
 
@@ -203,7 +224,9 @@ class FrankyArm:
         if self._home_next:
             self._home_next = False
             way = way_home(self._cell, self.measured.joints)
-            self._begin(franky.JointWaypointMotion([franky.JointWaypoint(joints) for joints in way]))
+            self._begin(
+                franky.JointWaypointMotion([franky.JointWaypoint(joints) for joints in way])
+            )
         else:
             self.homing = False
 
@@ -222,13 +245,22 @@ class FrankyArm:
 
     def _fail(self, error: Exception) -> None:
         if is_ending(error) and time.monotonic() - self._begun < _ENDING_S:
-            self._motion, self._home_next = None, self.homing and not self._breaking  # the next tick tries again
+            self._motion, self._home_next = (
+                None,
+                self.homing and not self._breaking,
+            )  # the next tick tries again
             return
         self.homing, self._home_next, self._motion = False, False, None
         if self.problem is None:
             with contextlib.suppress(Exception):
-                self.problem = robot_error(self._robot.state) if isinstance(error, franky.ControlException) else None
-            self.problem = self.problem or (str(error) if isinstance(error, RobotError) else words(error))
+                self.problem = (
+                    robot_error(self._robot.state)
+                    if isinstance(error, franky.ControlException)
+                    else None
+                )
+            self.problem = self.problem or (
+                str(error) if isinstance(error, RobotError) else words(error)
+            )
 
 
 def _xyzw(quaternion: Vector) -> Vector:

@@ -29,7 +29,11 @@ def robot_error(state: Any) -> str | None:
 
 
 def _errors(errors: Any) -> list[str]:
-    return [name for name in dir(type(errors)) if not name.startswith("_") and getattr(errors, name) is True]
+    return [
+        name
+        for name in dir(type(errors))
+        if not name.startswith("_") and getattr(errors, name) is True
+    ]
 
 
 def is_ending(error: Exception) -> bool:
@@ -44,7 +48,11 @@ def is_dead(error: Exception) -> bool:
 
 def words(error: Exception) -> str:
     text = " ".join(str(error).replace("libfranka:", "").split())
-    return f"network: the connection to the arm is lost ({text})" if is_dead(error) else f"franky: {text or type(error).__name__}"
+    return (
+        f"network: the connection to the arm is lost ({text})"
+        if is_dead(error)
+        else f"franky: {text or type(error).__name__}"
+    )
 
 
 @contextlib.contextmanager
@@ -61,10 +69,16 @@ def explained(host: str) -> Iterator[None]:
             f"{host} has firmware that this libfranka does not support: {words(error)}; install a franky-control that does"
         ) from None
     except franky.NetworkException as error:
-        raise ConnectionLost(f"{host} does not answer: {words(error)}; is it on, is the cable in, is FCI active in Desk?") from None
+        raise ConnectionLost(
+            f"{host} does not answer: {words(error)}; is it on, is the cable in, is FCI active in Desk?"
+        ) from None
     except franky.CommandException as error:
-        raise RobotError(f"{host}: {words(error)}; if this repeats, clear the arm's errors in Desk") from None
+        raise RobotError(
+            f"{host}: {words(error)}; if this repeats, clear the arm's errors in Desk"
+        ) from None
     except (franky.ControlException, franky.InvalidOperationException, RuntimeError) as error:
         if isinstance(error, RobotError):
             raise
-        raise (ConnectionLost if is_dead(error) else RobotError)(f"{host}: {words(error)}") from None
+        raise (ConnectionLost if is_dead(error) else RobotError)(
+            f"{host}: {words(error)}"
+        ) from None

@@ -34,7 +34,9 @@ class FrankyGripper:
             self._gripper = franky.Gripper(host)
             state = self._gripper.state
         except (franky.NetworkException, franky.IncompatibleVersionException) as error:
-            raise RobotError(f"the hand at {host} does not answer: {error}; is it switched on in Desk?") from None
+            raise RobotError(
+                f"the hand at {host} does not answer: {error}; is it switched on in Desk?"
+            ) from None
         self.server_version: int = self._gripper.server_version
         self.widest: float = state.max_width
         self.width: float = state.width
@@ -93,7 +95,11 @@ class FrankyGripper:
                     self._sent = self._sent if self.holding else None
                     self.halting = False
                 wish = self._wish
-                if wish is None or self.problem or not self._needs_a_command(wish, underway is not None):
+                if (
+                    wish is None
+                    or self.problem
+                    or not self._needs_a_command(wish, underway is not None)
+                ):
                     continue
                 if underway is not None:
                     self._gripper.stop()
@@ -101,7 +107,9 @@ class FrankyGripper:
             except Exception as error:
                 underway = self._wish = self._sent = None
                 self.halting = self._grasps = self.holding = False
-                text = " ".join(str(error).replace("libfranka gripper:", "").replace("libfranka:", "").split())
+                text = " ".join(
+                    str(error).replace("libfranka gripper:", "").replace("libfranka:", "").split()
+                )
                 self.problem = self.problem or f"gripper: {text}"
                 if isinstance(error, franky.NetworkException):
                     return

@@ -35,7 +35,9 @@ def measure(state: Any, pace: float, near: Vector) -> Measured:
     quaternion = np.array([w, x, y, z])
     quaternion = quaternion if quaternion @ near >= 0 else -quaternion
     tool = ToolPose(pose.translation.copy(), quaternion)
-    return Measured(time.monotonic(), state.q.copy(), state.dq.copy(), tool, state.O_F_ext_hat_K.copy(), pace)
+    return Measured(
+        time.monotonic(), state.q.copy(), state.dq.copy(), tool, state.O_F_ext_hat_K.copy(), pace
+    )
 
 
 def sign_of(reference: Quaternion) -> Vector:
@@ -59,11 +61,21 @@ def pack(state: ToolState) -> bytes:
     numbers = np.zeros(_NUMBERS)
     numbers[0] = state.time
     numbers[1:4], numbers[4:8] = state.pose.position, state.pose.quaternion
-    numbers[8:15], numbers[15:22], numbers[22:28], numbers[28] = state.joints, state.joint_velocities, state.wrench, state.gripper_width
+    numbers[8:15], numbers[15:22], numbers[22:28], numbers[28] = (
+        state.joints,
+        state.joint_velocities,
+        state.wrench,
+        state.gripper_width,
+    )
     if isinstance(state.commanded, ToolTarget):
         numbers[29] = 1.0
-        numbers[30:33], numbers[33:37] = state.commanded.pose.position, state.commanded.pose.quaternion
-        numbers[37] = math.nan if state.commanded.gripper_width is None else state.commanded.gripper_width
+        numbers[30:33], numbers[33:37] = (
+            state.commanded.pose.position,
+            state.commanded.pose.quaternion,
+        )
+        numbers[37] = (
+            math.nan if state.commanded.gripper_width is None else state.commanded.gripper_width
+        )
     numbers[38], numbers[39] = state.pace, state.holding
     return numbers.tobytes() + (state.fault or "").encode()[:_FAULT_BYTES]
 
@@ -72,7 +84,10 @@ def unpack(data: bytes) -> ToolState:
     numbers: Vector = np.frombuffer(data, count=_NUMBERS)
     commanded = None
     if numbers[29]:
-        commanded = ToolTarget(ToolPose(numbers[30:33], numbers[33:37]), None if math.isnan(numbers[37]) else float(numbers[37]))
+        commanded = ToolTarget(
+            ToolPose(numbers[30:33], numbers[33:37]),
+            None if math.isnan(numbers[37]) else float(numbers[37]),
+        )
     fault = data[8 * _NUMBERS :].decode(errors="replace") or None
     pose = ToolPose(numbers[1:4], numbers[4:8])
     return ToolState(

@@ -32,13 +32,22 @@ class Franka:
 
     def make(self, config: FrankaConfig) -> FrankaRobot:
         host = config.host
-        return FrankaRobot(read_cell(config.cell), self.folder(config), lambda timeout: host, journal=config.journal, python=config.python)
+        return FrankaRobot(
+            read_cell(config.cell),
+            self.folder(config),
+            lambda timeout: host,
+            journal=config.journal,
+            python=config.python,
+        )
 
     def cameras(self, config: FrankaConfig) -> list[Camera]:
         from ..cameras import device
 
         mounts = read_cell(config.cell).cameras
-        return [device(name, camera(name, given), mounts.get(name)) for name, given in config.cameras.items()]
+        return [
+            device(name, camera(name, given), mounts.get(name))
+            for name, given in config.cameras.items()
+        ]
 
     def scene(self, config: FrankaConfig) -> Scene:
         return ManualScene(config.instruction)
@@ -68,13 +77,18 @@ class FrankaSim:
         def find_host(timeout: float) -> str:
             return simulated.start(timeout, config.cameras, size, size, config.camera_hz)
 
-        return FrankaRobot(read_cell(config.cell), where, find_host, simulated.close, config.journal, config.python)
+        return FrankaRobot(
+            read_cell(config.cell), where, find_host, simulated.close, config.journal, config.python
+        )
 
     def cameras(self, config: FrankaSimConfig) -> list[Camera]:
         from ..cameras import SimulatedCamera
 
         folder, mounts = self.folder(config), read_cell(config.cell).cameras
-        return [SimulatedCamera(name, folder, config.max_age_s, config.frozen_s, mounts.get(name)) for name in config.cameras]
+        return [
+            SimulatedCamera(name, folder, config.max_age_s, config.frozen_s, mounts.get(name))
+            for name in config.cameras
+        ]
 
     def scene(self, config: FrankaSimConfig) -> Scene:
         return TASKS[config.task](SimulatedCell(self.folder(config)), read_cell(config.cell).space)
@@ -94,7 +108,11 @@ class FrankaSim:
         """Return the cell's folder. That of the default cell names the machine, since it exists
         only there."""
         own = f"franka_sim-{socket.gethostname()}"
-        path = runtime_folder.of_arm(own) if config.folder is None else Path(config.folder).expanduser()
+        path = (
+            runtime_folder.of_arm(own)
+            if config.folder is None
+            else Path(config.folder).expanduser()
+        )
         path.mkdir(parents=True, exist_ok=True)
         return path
 

@@ -71,4 +71,8 @@ class FrankaProcess(ArmProcess):
 
 
 if __name__ == "__main__":
-    main(lambda owner, options: FrankaProcess(owner, options, cell_file.of(options["limits"], options["cell"], Cell)))
+    main(
+        lambda owner, options: FrankaProcess(
+            owner, options, cell_file.of(options["limits"], options["cell"], Cell)
+        )
+    )

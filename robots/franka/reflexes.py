@@ -24,7 +24,10 @@ def joint_thresholds(cell: Cell) -> list[float]:
     """
     tool = math.hypot(*cell.tool_position_m)
     found = (MARGIN * cell.max_force_n * lever for lever in kinematics.levers(tool))
-    return [min(max(each, least), _SHARE * most) for each, least, most in zip(found, _LEAST_N_M, kinematics.TORQUE_N_M, strict=True)]
+    return [
+        min(max(each, least), _SHARE * most)
+        for each, least, most in zip(found, _LEAST_N_M, kinematics.TORQUE_N_M, strict=True)
+    ]
 
 
 def tool_thresholds(cell: Cell) -> list[float]:

@@ -26,7 +26,9 @@ _STANDING = 1e-4
 class Servo(ArmServo):
     """Servo of one arm and hand. Commands are tracked by impedance control."""
 
-    def __init__(self, cell: Cell, arm: FrankyArm, gripper: FrankyGripper, latch: Latch, journal: Journal) -> None:
+    def __init__(
+        self, cell: Cell, arm: FrankyArm, gripper: FrankyGripper, latch: Latch, journal: Journal
+    ) -> None:
         self.gripper = gripper
         super().__init__(cell, arm, SafetyFilter(cell), latch, journal)
 

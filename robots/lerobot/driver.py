@@ -37,13 +37,19 @@ _CLOSE_S = 3.0
 class LeRobotArm:
     """One connection to a robot."""
 
-    def __init__(self, kind: str, module: str | None, options: dict[str, Any], cell: JointCell) -> None:
+    def __init__(
+        self, kind: str, module: str | None, options: dict[str, Any], cell: JointCell
+    ) -> None:
         """Connect to the robot that LeRobot registers as ``kind``.
 
         ``module``: registers it; None: LeRobot's own. Blocks; raises RobotError.
         """
         self._cell, self.homing, self._home_next = cell, False, False
-        self._lower, self._upper, self._home = np.array(cell.lower), np.array(cell.upper), np.array(cell.home)
+        self._lower, self._upper, self._home = (
+            np.array(cell.lower),
+            np.array(cell.upper),
+            np.array(cell.home),
+        )
         self.problem: str | None = None
         self._command: Vector | None = None
         self._way: tuple[float, float, Vector] | None = None
@@ -52,7 +58,9 @@ class LeRobotArm:
         try:
             self._robot.connect(calibrate=False)
             if not self._robot.is_calibrated:
-                raise RobotError(f"{kind} is not calibrated, or with another file: run lerobot-calibrate with the same id")
+                raise RobotError(
+                    f"{kind} is not calibrated, or with another file: run lerobot-calibrate with the same id"
+                )
             self._names = self._features(kind)
             at = self._read()
         except Exception as error:
@@ -60,7 +68,9 @@ class LeRobotArm:
                 self._robot.disconnect()
             if isinstance(error, RobotError):
                 raise
-            raise RobotError(f"{kind} does not answer: {_words(error)}; is it on, is the port right?") from None
+            raise RobotError(
+                f"{kind} does not answer: {_words(error)}; is it on, is the port right?"
+            ) from None
         self.measured = RobotState(time.monotonic(), at, np.zeros_like(at))
         self._closed = False
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -99,9 +109,15 @@ class LeRobotArm:
     def _features(self, kind: str) -> list[str]:
         names = [f"{joint}.pos" for joint in self._cell.joints]
         for what in ("action_features", "observation_features"):
-            found = [name for name, shape in getattr(self._robot, what).items() if not isinstance(shape, tuple)]
+            found = [
+                name
+                for name, shape in getattr(self._robot, what).items()
+                if not isinstance(shape, tuple)
+            ]
             if sorted(found) != sorted(names):
-                raise RobotError(f"joints: the cell's are {', '.join(names)}, {kind}'s {what} are {', '.join(found)}; change the cell")
+                raise RobotError(
+                    f"joints: the cell's are {', '.join(names)}, {kind}'s {what} are {', '.join(found)}; change the cell"
+                )
         return names
 
     def _read(self) -> Vector:
@@ -118,7 +134,11 @@ class LeRobotArm:
             except Exception as error:
                 failures += 1
                 if failures >= _FAILURES:
-                    self.homing, self.problem = False, self.problem or f"{NETWORK}the connection to the robot is lost ({_words(error)})"
+                    self.homing, self.problem = (
+                        False,
+                        self.problem
+                        or f"{NETWORK}the connection to the robot is lost ({_words(error)})",
+                    )
             due = max(due + period, time.monotonic())
             time.sleep(max(0.0, due - time.monotonic()))
 
@@ -126,7 +146,9 @@ class LeRobotArm:
         """Read all positions and send those wanted."""
         at, before, now = self._read(), self.measured, time.monotonic()
         speed = (at - before.joints) / max(now - before.time, 1e-3)
-        self.measured = RobotState(now, at, _SMOOTHING * before.joint_velocities + (1 - _SMOOTHING) * speed)
+        self.measured = RobotState(
+            now, at, _SMOOTHING * before.joint_velocities + (1 - _SMOOTHING) * speed
+        )
         wanted = self._on_the_way_home(at, now) if self.homing else self._command
         if wanted is not None:
             self._robot.send_action(dict(zip(self._names, wanted.tolist(), strict=True)))
@@ -134,7 +156,9 @@ class LeRobotArm:
     def _on_the_way_home(self, at: Vector, now: float) -> Vector:
         """Return the position now, on a straight way with a cosine profile of the speed."""
         if self._home_next or self._way is None:
-            seconds = float(np.max(np.abs(self._home - at) / np.array(self._cell.home_speed))) * np.pi / 2
+            seconds = (
+                float(np.max(np.abs(self._home - at) / np.array(self._cell.home_speed))) * np.pi / 2
+            )
             self._home_next, self._way = False, (now, max(seconds, 0.1), at)
         begun, seconds, start = self._way
         if now - begun > seconds:
@@ -166,11 +190,20 @@ def make(kind: str, module: str | None, options: dict[str, Any]) -> Any:
     known = RobotConfig.get_known_choices()
     if kind not in known:
         names = ", ".join(sorted(known))
-        raise RobotError(f"robot.type={kind} is not known to LeRobot; known: {names} (robot.module: of another package)")
+        raise RobotError(
+            f"robot.type={kind} is not known to LeRobot; known: {names} (robot.module: of another package)"
+        )
     fields = known[kind].__dataclass_fields__
-    defaults = {name: value for name in fields for key, value in _DEFAULTS.items() if name == key or name.endswith(f"_{key}")}
+    defaults = {
+        name: value
+        for name in fields
+        for key, value in _DEFAULTS.items()
+        if name == key or name.endswith(f"_{key}")
+    }
     try:
-        return make_robot_from_config(draccus.decode(RobotConfig, {"type": kind, **defaults, **options}))
+        return make_robot_from_config(
+            draccus.decode(RobotConfig, {"type": kind, **defaults, **options})
+        )
     except (draccus.ParsingError, TypeError, ValueError) as error:
         raise RobotError(f"robot.options: {_words(error)}") from None
 

@@ -19,7 +19,10 @@ def pack(state: RobotState) -> bytes:
     commanded = state.commanded.positions if isinstance(state.commanded, JointTarget) else None
     head = [state.time, state.pace, len(state.joints), commanded is not None]
     command = np.zeros_like(state.joints) if commanded is None else commanded
-    return np.concatenate([head, state.joints, state.joint_velocities, command]).tobytes() + (state.fault or "").encode()[:_FAULT_BYTES]
+    return (
+        np.concatenate([head, state.joints, state.joint_velocities, command]).tobytes()
+        + (state.fault or "").encode()[:_FAULT_BYTES]
+    )
 
 
 def unpack(data: bytes) -> RobotState:
@@ -28,7 +31,14 @@ def unpack(data: bytes) -> RobotState:
     joints, velocities, command = numbers[4:].reshape(3, count)
     fault = data[numbers.nbytes :].decode(errors="replace") or None
     commanded = JointTarget(command) if numbers[3] else None
-    return RobotState(float(numbers[0]), joints, velocities, commanded=commanded, fault=fault, pace=float(numbers[1]))
+    return RobotState(
+        float(numbers[0]),
+        joints,
+        velocities,
+        commanded=commanded,
+        fault=fault,
+        pace=float(numbers[1]),
+    )
 
 
 def pack_target(target: Target) -> list[float | None]:

@@ -35,7 +35,14 @@ class LeRobot:
         robot = {"type": config.type, "module": config.module, "options": dict(config.options)}
         cell = cell_file.read(config.cell, JointCell)
         relative = config.actions == RELATIVE
-        return LeRobotRobot(cell, relative, self.folder(config), lambda timeout: robot, journal=config.journal, python=config.python)
+        return LeRobotRobot(
+            cell,
+            relative,
+            self.folder(config),
+            lambda timeout: robot,
+            journal=config.journal,
+            python=config.python,
+        )
 
     def cameras(self, config: LeRobotConfig) -> list[Camera]:
         from ..cameras import device
@@ -52,7 +59,9 @@ class LeRobot:
 
     def diagnose(self) -> Iterator[Finding]:
         found = find_spec("lerobot") is not None
-        yield Finding("lerobot", found, version("lerobot") if found else "optional: not installed", INSTALL)
+        yield Finding(
+            "lerobot", found, version("lerobot") if found else "optional: not installed", INSTALL
+        )
 
     def order(self, config: LeRobotConfig | None, order: str, operator: str) -> list[str]:
         """For all arms: do nothing, as ``franka`` orders them all."""
@@ -60,7 +69,9 @@ class LeRobot:
 
     def folder(self, config: LeRobotConfig) -> Path:
         """Return the robot's folder, named by its type and its id or ports."""
-        named = config.options.get("id") or "_".join(str(value) for key, value in sorted(config.options.items()) if "port" in key)
+        named = config.options.get("id") or "_".join(
+            str(value) for key, value in sorted(config.options.items()) if "port" in key
+        )
         return runtime_folder.of_arm(f"lerobot-{config.type}-{named}")
 
 
@@ -82,13 +93,24 @@ class SO101Sim:
             return simulated.robot()
 
         cell = cell_file.read(config.cell, JointCell)
-        return LeRobotRobot(cell, config.actions == RELATIVE, where, robot, simulated.close, config.journal, config.python)
+        return LeRobotRobot(
+            cell,
+            config.actions == RELATIVE,
+            where,
+            robot,
+            simulated.close,
+            config.journal,
+            config.python,
+        )
 
     def cameras(self, config: SO101SimConfig) -> list[Camera]:
         from ..cameras import SimulatedCamera
 
         folder = self.folder(config)
-        return [SimulatedCamera(name, folder, config.max_age_s, config.frozen_s, None) for name in config.cameras]
+        return [
+            SimulatedCamera(name, folder, config.max_age_s, config.frozen_s, None)
+            for name in config.cameras
+        ]
 
     def scene(self, config: SO101SimConfig) -> Scene:
         space = cell_file.read(config.cell, JointCell).space(config.actions == RELATIVE)
@@ -101,7 +123,12 @@ class SO101Sim:
 
     def diagnose(self) -> Iterator[Finding]:
         found = find_spec("mujoco") is not None
-        yield Finding("MuJoCo", found, version("mujoco") if found else "optional: not installed", "pip install mujoco")
+        yield Finding(
+            "MuJoCo",
+            found,
+            version("mujoco") if found else "optional: not installed",
+            "pip install mujoco",
+        )
 
     def order(self, config: SO101SimConfig | None, order: str, operator: str) -> list[str]:
         """For all arms: do nothing, as ``franka`` orders them all."""
@@ -110,7 +137,11 @@ class SO101Sim:
     def folder(self, config: SO101SimConfig) -> Path:
         """Return the cell's folder; the default one names the machine, as it exists only there."""
         own = f"{config.name}-{socket.gethostname()}"
-        path = runtime_folder.of_arm(own) if config.folder is None else Path(config.folder).expanduser()
+        path = (
+            runtime_folder.of_arm(own)
+            if config.folder is None
+            else Path(config.folder).expanduser()
+        )
         path.mkdir(parents=True, exist_ok=True)
         return path
 

@@ -64,4 +64,8 @@ class LeRobotProcess(ArmProcess):
 
 
 if __name__ == "__main__":
-    main(lambda owner, options: LeRobotProcess(owner, options, cell_file.of(options["limits"], options["cell"], JointCell)))
+    main(
+        lambda owner, options: LeRobotProcess(
+            owner, options, cell_file.of(options["limits"], options["cell"], JointCell)
+        )
+    )

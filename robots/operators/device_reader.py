@@ -61,7 +61,9 @@ class Device(ABC):
         Ends when the device is disconnected or ``close`` is called.
         """
         try:
-            while self._ended not in (ready := select.select([self.file, self._ended], [], [], seconds)[0]):
+            while self._ended not in (
+                ready := select.select([self.file, self._ended], [], [], seconds)[0]
+            ):
                 try:
                     report = os.read(self.file, size) if ready else None
                 except OSError:
@@ -109,7 +111,9 @@ class DeviceReader:
                 return None
             if toggled:
                 hand = CLOSED if hand > 0 else OPEN
-            return np.clip(np.array([*self._motion[: self._dimensions - 1], hand], np.float32), -1, 1)
+            return np.clip(
+                np.array([*self._motion[: self._dimensions - 1], hand], np.float32), -1, 1
+            )
 
     def words(self) -> list[str]:
         with self._lock:
@@ -151,4 +155,8 @@ class DeviceReader:
             self.name = f"{self._device.name}, disconnected"  # reported as the source of the pause, and so before it
             self._lost = True
             with contextlib.suppress(OSError):  # the terminal itself may be lost
-                print(f"the {self._device.name} is disconnected{why}: end the session and restart it with one", file=sys.stderr, flush=True)
+                print(
+                    f"the {self._device.name} is disconnected{why}: end the session and restart it with one",
+                    file=sys.stderr,
+                    flush=True,
+                )

@@ -13,7 +13,16 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlinf_vla.core.robot import ACKNOWLEDGE, FAILURE, PAUSE, QUIT, RESUME, SUCCESS, Operator, RobotError
+from rlinf_vla.core.robot import (
+    ACKNOWLEDGE,
+    FAILURE,
+    PAUSE,
+    QUIT,
+    RESUME,
+    SUCCESS,
+    Operator,
+    RobotError,
+)
 
 from .device_reader import Device, DeviceReader, Event
 
@@ -69,5 +78,7 @@ class Gamepad(Device):
 def open_gamepad(device: str | None, dimensions: int) -> Operator:
     found = [Path(device)] if device is not None else sorted(Path("/dev/input").glob("js*"))
     if not found:
-        raise RobotError("session.operator=gamepad: there is no /dev/input/js*: plug one in, or set session.device=PATH")
+        raise RobotError(
+            "session.operator=gamepad: there is no /dev/input/js*: plug one in, or set session.device=PATH"
+        )
     return DeviceReader(Gamepad(found[0]), dimensions)

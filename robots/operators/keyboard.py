@@ -15,7 +15,16 @@ import time
 import tty
 from collections.abc import Iterator
 
-from rlinf_vla.core.robot import ACKNOWLEDGE, FAILURE, PAUSE, QUIT, RESUME, SUCCESS, Operator, RobotError
+from rlinf_vla.core.robot import (
+    ACKNOWLEDGE,
+    FAILURE,
+    PAUSE,
+    QUIT,
+    RESUME,
+    SUCCESS,
+    Operator,
+    RobotError,
+)
 
 from .device_reader import RELEASED, Device, DeviceReader, Event
 
@@ -25,9 +34,26 @@ HOLD_S = 0.25
 TAKEOVER_S = 0.7
 """How long it keeps the policy from acting; longer than the usual 0.5 s to the first repetition."""
 STANDS = Event(motion=RELEASED.motion, keeps=True)
-MOTIONS = {"w": (0, 1.0), "s": (0, -1.0), "a": (1, 1.0), "d": (1, -1.0), "r": (2, 1.0), "f": (2, -1.0), "q": (5, 1.0), "e": (5, -1.0)}
+MOTIONS = {
+    "w": (0, 1.0),
+    "s": (0, -1.0),
+    "a": (1, 1.0),
+    "d": (1, -1.0),
+    "r": (2, 1.0),
+    "f": (2, -1.0),
+    "q": (5, 1.0),
+    "e": (5, -1.0),
+}
 """Key -> (index in the motion, value)."""
-WORDS = {"y": SUCCESS, "n": FAILURE, "p": PAUSE, "\n": RESUME, "\r": RESUME, "k": ACKNOWLEDGE, "x": QUIT}
+WORDS = {
+    "y": SUCCESS,
+    "n": FAILURE,
+    "p": PAUSE,
+    "\n": RESUME,
+    "\r": RESUME,
+    "k": ACKNOWLEDGE,
+    "x": QUIT,
+}
 GRIPPER = " "
 
 

@@ -83,14 +83,18 @@ def _axes(data: bytes) -> list[float]:
 
     The user stands behind the robot.
     """
-    right, towards, down = (max(-1.0, min(1.0, value / FULL)) for value in struct.unpack_from("<hhh", data))
+    right, towards, down = (
+        max(-1.0, min(1.0, value / FULL)) for value in struct.unpack_from("<hhh", data)
+    )
     return [-towards, -right, -down]
 
 
 def open_spacemouse(device: str | None, dimensions: int) -> Operator:
     found = [Path(device)] if device is not None else _found()
     if not found:
-        raise RobotError("session.operator=spacemouse: no 3Dconnexion hidraw device: plug one in, or set session.device=PATH")
+        raise RobotError(
+            "session.operator=spacemouse: no 3Dconnexion hidraw device: plug one in, or set session.device=PATH"
+        )
     mouse = SpaceMouse(found[0])
     try:
         keys = keyboard.open_keyboard(None, dimensions)
@@ -107,8 +111,14 @@ def open_spacemouse(device: str | None, dimensions: int) -> Operator:
 def _found() -> list[Path]:
     devices = []
     for path in sorted(Path("/sys/class/hidraw").glob("hidraw*")):
-        about = (path / "device" / "uevent").read_text() if (path / "device" / "uevent").exists() else ""
-        vendor = next((line.split(":")[1] for line in about.splitlines() if line.startswith("HID_ID=")), "")
+        about = (
+            (path / "device" / "uevent").read_text()
+            if (path / "device" / "uevent").exists()
+            else ""
+        )
+        vendor = next(
+            (line.split(":")[1] for line in about.splitlines() if line.startswith("HID_ID=")), ""
+        )
         if vendor.upper() in VENDORS and "space" in about.lower():
             devices.append(Path("/dev") / path.name)
     return devices

@@ -42,7 +42,12 @@ _FLOATS = (
 )  # fmt: skip
 STATE = np.dtype(
     [(name, "<f4", (size,)) for name, size in _FLOATS]
-    + [("motion_generator_mode", "u1"), ("controller_mode", "u1"), ("errors", "u1", (41,)), ("reflex_reason", "u1", (41,))]
+    + [
+        ("motion_generator_mode", "u1"),
+        ("controller_mode", "u1"),
+        ("errors", "u1", (41,)),
+        ("reflex_reason", "u1", (41,)),
+    ]
     + [("robot_mode", "u1"), ("control_command_success_rate", "<f4")]
 )
 """libfranka's robot state, version 10, in the order of FrankaRobotState.pack_state."""
@@ -66,7 +71,11 @@ class SimulatedArm(FrankaMujocoRobot):
         self._torque_limit = np.array(FRANKA_TORQUE_LIMITS_HIGH, float)
         self._desired: NDArray[np.float64] = np.array(self._initial_q)
         self._record = np.zeros((), STATE)
-        self._record["m_ee"], self._record["F_x_Cee"], self._record["I_ee"] = initial.ee_mass, initial.ee_com, initial.ee_inertia
+        self._record["m_ee"], self._record["F_x_Cee"], self._record["I_ee"] = (
+            initial.ee_mass,
+            initial.ee_com,
+            initial.ee_inertia,
+        )
         self._record["EE_T_K"] = np.eye(4).flatten()
         self._record["control_command_success_rate"] = 1.0
 
@@ -83,17 +92,26 @@ class SimulatedArm(FrankaMujocoRobot):
     def set_NE_T_EE(self, ne_t_ee: Sequence[float]) -> None:
         self._tool_to_effector = np.array(ne_t_ee).reshape(4, 4, order="F")
         self._record["NE_T_EE"] = ne_t_ee
-        self._record["F_T_EE"] = (self._record["F_T_NE"].reshape(4, 4, order="F") @ self._tool_to_effector).flatten("F")
+        self._record["F_T_EE"] = (
+            self._record["F_T_NE"].reshape(4, 4, order="F") @ self._tool_to_effector
+        ).flatten("F")
 
     def torque_control(self, torques: Sequence[float], has_new_command: bool = True) -> None:
         self._desired = self._data.qpos[self._q]
         self._push(np.asarray(torques))
 
-    def joint_position_control(self, target_q: Sequence[float], has_new_command: bool = True) -> None:
+    def joint_position_control(
+        self, target_q: Sequence[float], has_new_command: bool = True
+    ) -> None:
         self._desired = np.asarray(target_q)
-        self._push(_STIFFNESS * (self._desired - self._data.qpos[self._q]) - _DAMPING * self._data.qvel[self._v])
+        self._push(
+            _STIFFNESS * (self._desired - self._data.qpos[self._q])
+            - _DAMPING * self._data.qvel[self._v]
+        )
 
-    def joint_velocity_control(self, target_dq: Sequence[float], has_new_command: bool = True) -> None:
+    def joint_velocity_control(
+        self, target_dq: Sequence[float], has_new_command: bool = True
+    ) -> None:
         self._desired = self._data.qpos[self._q]
         self._push(_DAMPING * (np.asarray(target_dq) - self._data.qvel[self._v]))
 
@@ -103,7 +121,9 @@ class SimulatedArm(FrankaMujocoRobot):
     cartesian_velocity_control = cartesian_position_control
 
     def _push(self, torques: NDArray[np.float64]) -> None:
-        self._applied_torques = np.minimum(np.maximum(torques, -self._torque_limit), self._torque_limit)
+        self._applied_torques = np.minimum(
+            np.maximum(torques, -self._torque_limit), self._torque_limit
+        )
         self._data.qfrc_applied[self._v] = self._applied_torques
 
     def _pre_step(self) -> None:
@@ -112,10 +132,17 @@ class SimulatedArm(FrankaMujocoRobot):
             return
         force_limit = min(self._hand_goal_force, FRANKA_HAND_FORCE_LIMIT)
         for position, dof, stiffness, damping in zip(
-            self._finger_qpos_addrs, self._finger_dof_addrs, self._kp_hand, self._kv_hand, strict=True
+            self._finger_qpos_addrs,
+            self._finger_dof_addrs,
+            self._kp_hand,
+            self._kv_hand,
+            strict=True,
         ):
             speed = float(self._data.qvel[dof])
-            force = stiffness * (self._hand_goal_width / 2 - float(self._data.qpos[position])) - damping * speed
+            force = (
+                stiffness * (self._hand_goal_width / 2 - float(self._data.qpos[position]))
+                - damping * speed
+            )
             if abs(speed) > self._hand_goal_velocity and speed * force > 0:
                 force = -damping * speed
             self._data.qfrc_applied[dof] = min(max(force, -force_limit), force_limit)
@@ -127,21 +154,27 @@ class SimulatedArm(FrankaMujocoRobot):
         if self._data is None:
             return super()._get_state()
         return InnerRobotState(
-            tuple(self._data.qpos[self._q].tolist()), tuple(self._data.qvel[self._v].tolist()), tuple(self._applied_torques.tolist())
+            tuple(self._data.qpos[self._q].tolist()),
+            tuple(self._data.qvel[self._v].tolist()),
+            tuple(self._applied_torques.tolist()),
         )
 
     @property
     def state(self) -> FrankaRobotState:
         """The fields that starting and stopping a motion need."""
         inner = self._get_state()
-        return FrankaRobotState(q=inner.q, dq=inner.dq, q_d=tuple(self._desired.tolist()), tau_J=inner.tau_j)
+        return FrankaRobotState(
+            q=inner.q, dq=inner.dq, q_d=tuple(self._desired.tolist()), tau_J=inner.tau_j
+        )
 
     def record(self) -> NDArray[Any]:
         """Return the state as sent to the client, except modes, errors and wrench."""
         data, record = self._data, self._record
         hand = np.eye(4)
         hand[:3, :3], hand[:3, 3] = data.xmat[self._hand].reshape(3, 3), data.xpos[self._hand]
-        record["O_T_EE"] = record["O_T_EE_d"] = record["O_T_EE_c"] = (hand @ self._hand_to_tool @ self._tool_to_effector).flatten("F")
+        record["O_T_EE"] = record["O_T_EE_d"] = record["O_T_EE_c"] = (
+            hand @ self._hand_to_tool @ self._tool_to_effector
+        ).flatten("F")
         q = record["q"] = record["theta"] = data.qpos[self._q]
         record["dq"] = record["dtheta"] = data.qvel[self._v]
         record["q_d"] = self._desired

@@ -48,8 +48,14 @@ class SimulatedCell:
         self._server.init()
         self._simulator.start()
         self._model, self._data = self._simulator.model, self._simulator.data
-        self._hand = [self._model.body(scene.PREFIX + name).id for name in ("hand", "left_finger", "right_finger")]
-        self._dofs = [int(self._model.joint(f"{scene.PREFIX}fr3_joint{joint}").dofadr[0]) for joint in range(1, 8)]
+        self._hand = [
+            self._model.body(scene.PREFIX + name).id
+            for name in ("hand", "left_finger", "right_finger")
+        ]
+        self._dofs = [
+            int(self._model.joint(f"{scene.PREFIX}fr3_joint{joint}").dofadr[0])
+            for joint in range(1, 8)
+        ]
         self._cube = int(self._model.joint(scene.CUBE).qposadr[0])
         self._truth = SharedRecord(folder / TRUTH, 8 * (14 + self._model.nq))
         self._listener = Listener(folder / ORDERS)
@@ -84,13 +90,21 @@ class SimulatedCell:
         """Estimate the wrench on the hand and publish the true state."""
         data = self._data
         mujoco.mj_rnePostConstraint(self._model, data)
-        felt = data.cfrc_ext[self._hand].sum(axis=0)  # torque, force, about the centre of mass of the whole arm
+        felt = data.cfrc_ext[self._hand].sum(
+            axis=0
+        )  # torque, force, about the centre of mass of the whole arm
         hand = self._hand[0]
         tool = data.xpos[hand] + data.xmat[hand].reshape(3, 3)[:, 2] * TOOL_M
-        torque = felt[:3] + np.cross(data.subtree_com[self._model.body_rootid[hand]] - tool, felt[3:])
-        self._server.wrench = WRENCH_SMOOTHING * self._server.wrench + (1 - WRENCH_SMOOTHING) * np.concatenate([felt[3:], torque])
+        torque = felt[:3] + np.cross(
+            data.subtree_com[self._model.body_rootid[hand]] - tool, felt[3:]
+        )
+        self._server.wrench = WRENCH_SMOOTHING * self._server.wrench + (
+            1 - WRENCH_SMOOTHING
+        ) * np.concatenate([felt[3:], torque])
         cube = data.qpos[self._cube : self._cube + 3]
-        truth = scene.SimulatorState(time.monotonic(), data.qvel[self._dofs], data.qpos, data.mocap_pos[0], cube)
+        truth = scene.SimulatorState(
+            time.monotonic(), data.qvel[self._dofs], data.qpos, data.mocap_pos[0], cube
+        )
         self._truth.write(truth.pack())
 
     def close(self) -> None:
@@ -118,7 +132,15 @@ class SimulatedCell:
             self._server.end(order["end"])
         if "place" in order:
             x, y, yaw = map(float, order["place"]["cube"])
-            pose = [x, y, scene.TABLE_Z + scene.CUBE_M / 2, math.cos(yaw / 2), 0.0, 0.0, math.sin(yaw / 2)]
+            pose = [
+                x,
+                y,
+                scene.TABLE_Z + scene.CUBE_M / 2,
+                math.cos(yaw / 2),
+                0.0,
+                0.0,
+                math.sin(yaw / 2),
+            ]
             target = list(map(float, order["place"]["target"]))
             if not np.isfinite([*pose, *target]).all() or len(target) != 2:
                 raise ValueError("place needs finite x, y, yaw of the cube and x, y of the target")

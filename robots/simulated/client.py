@@ -51,12 +51,21 @@ class CellProcesses:
         # Fails at once if no cell listens. A late cell must not count as dead: a second cell would
         # replace it.
         if _asked(self.folder / ORDERS, {}, timeout / 2) is None:
-            (self.folder / TRUTH).unlink(missing_ok=True)  # from an earlier cell; the cameras wait for the new one
+            (self.folder / TRUTH).unlink(
+                missing_ok=True
+            )  # from an earlier cell; the cameras wait for the new one
             cell = ChildProcess("the simulated cell", self.cell_module)
             self._children.append(cell)
             cell.begin({"folder": str(self.folder), **self.settings})
             if cameras:
-                options = {"folder": str(self.folder), "cameras": cameras, "height": height, "width": width, "hz": hz, **self.settings}
+                options = {
+                    "folder": str(self.folder),
+                    "cameras": cameras,
+                    "height": height,
+                    "width": width,
+                    "hz": hz,
+                    **self.settings,
+                }
                 self._children.append(_cameras(self.renderer_module, options, deadline))
             cell.wait_ready(deadline)
         return str(self.ask({})["host"])
@@ -126,7 +135,11 @@ def _cameras(module: str, options: dict[str, Any], deadline: float) -> ChildProc
     reasons = []
     for backend in GL_BACKENDS:
         # By default Mesa caches compiled shaders in the user's home.
-        environment = {"MUJOCO_GL": backend, "PYOPENGL_PLATFORM": backend, "MESA_SHADER_CACHE_DISABLE": "true"}
+        environment = {
+            "MUJOCO_GL": backend,
+            "PYOPENGL_PLATFORM": backend,
+            "MESA_SHADER_CACHE_DISABLE": "true",
+        }
         child = ChildProcess("the simulated cameras", module, variables=environment)
         child.begin(options)
         try:

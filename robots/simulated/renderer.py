@@ -30,7 +30,15 @@ class SimulatedCameras:
     """Render and publish the frames of all simulated cameras, and inject camera faults."""
 
     def __init__(
-        self, model: Any, data: Any, show: Callable[[bytes], float], folder: Path, cameras: list[str], height: int, width: int, hz: float
+        self,
+        model: Any,
+        data: Any,
+        show: Callable[[bytes], float],
+        folder: Path,
+        cameras: list[str],
+        height: int,
+        width: int,
+        hz: float,
     ) -> None:
         """``show``: writes a packed true state into ``data`` and returns its time."""
         self._model, self._data, self._show = model, data, show
@@ -41,7 +49,9 @@ class SimulatedCameras:
         self._option = mujoco.MjvOption()
         self._option.geomgroup[2], self._option.geomgroup[3] = 0, 1
         self._truth = _wait_for(folder / TRUTH)
-        self._frames = {name: FrameRecord(frames_path(folder, name), (height, width)) for name in cameras}
+        self._frames = {
+            name: FrameRecord(frames_path(folder, name), (height, width)) for name in cameras
+        }
         self._frozen: dict[str, NDArray[np.uint8]] = {}
         self._lost: set[str] = set()
         self._noise = np.random.default_rng(0)
@@ -55,7 +65,9 @@ class SimulatedCameras:
         while True:
             self.draw()
             for caller, order in self._listener.messages():
-                with contextlib.suppress(KeyError, ChannelClosed, BlockingIOError):  # no such camera; who asked is gone
+                with contextlib.suppress(
+                    KeyError, ChannelClosed, BlockingIOError
+                ):  # no such camera; who asked is gone
                     self._obey(order)
                     caller.send({})
             due = max(due + self._period, time.monotonic())
@@ -79,7 +91,13 @@ class SimulatedCameras:
         for name, frames in self._frames.items():
             if name in self._lost:
                 continue
-            frames.write(Frame(moment, self._number, self._frozen[name] if name in self._frozen else self._look(name)))
+            frames.write(
+                Frame(
+                    moment,
+                    self._number,
+                    self._frozen[name] if name in self._frozen else self._look(name),
+                )
+            )
 
     def _look(self, camera: str) -> NDArray[np.uint8]:
         self._renderer.update_scene(self._data, camera=camera, scene_option=self._option)
@@ -123,7 +141,9 @@ def cameras_of_the_franka(options: dict[str, Any]) -> SimulatedCameras:
         simulator.data.qpos[:], simulator.data.mocap_pos[0] = truth.positions, truth.target
         return truth.time
 
-    return SimulatedCameras(simulator.model, simulator.data, show, Path(options.pop("folder")), **options)
+    return SimulatedCameras(
+        simulator.model, simulator.data, show, Path(options.pop("folder")), **options
+    )
 
 
 if __name__ == "__main__":

@@ -37,17 +37,56 @@ def build() -> tuple[Any, Any]:
     robot = simulator.add_robot(initial_q=HOME, initial_hand_width=0.08)
     world, add = simulator.worldbody, ET.SubElement
     arm.compensate(world)
-    add(world, "geom", name="table", type="box", size="0.35 0.5 0.01", pos=f"0.55 0 {TABLE_Z - 0.01}", rgba="0.75 0.68 0.58 1")
+    add(
+        world,
+        "geom",
+        name="table",
+        type="box",
+        size="0.35 0.5 0.01",
+        pos=f"0.55 0 {TABLE_Z - 0.01}",
+        rgba="0.75 0.68 0.58 1",
+    )
     cube = add(world, "body", name=CUBE, pos=f"0.5 -0.1 {TABLE_Z + CUBE_M / 2}")
     add(cube, "freejoint", name=CUBE)
     half = f"{CUBE_M / 2} {CUBE_M / 2} {CUBE_M / 2}"
-    add(cube, "geom", type="box", size=half, mass="0.05", rgba="0.85 0.1 0.1 1", friction="1 0.005 0.0001", condim="4")
+    add(
+        cube,
+        "geom",
+        type="box",
+        size=half,
+        mass="0.05",
+        rgba="0.85 0.1 0.1 1",
+        friction="1 0.005 0.0001",
+        condim="4",
+    )
     target = add(world, "body", name=TARGET, mocap="true", pos=f"0.5 0.1 {TABLE_Z + 0.001}")
-    add(target, "geom", type="cylinder", size="0.04 0.001", rgba="0.1 0.7 0.2 1", contype="0", conaffinity="0")
-    add(world, "camera", name="front", pos="1.35 0 0.75", xyaxes="0 1 0 -0.466 0 0.885", fovy=str(FOVY_DEG["front"]))
+    add(
+        target,
+        "geom",
+        type="cylinder",
+        size="0.04 0.001",
+        rgba="0.1 0.7 0.2 1",
+        contype="0",
+        conaffinity="0",
+    )
+    add(
+        world,
+        "camera",
+        name="front",
+        pos="1.35 0 0.75",
+        xyaxes="0 1 0 -0.466 0 0.885",
+        fovy=str(FOVY_DEG["front"]),
+    )
     # The hand's z points along the fingers, its x forward: the image's top is away from the base.
     hand = next(body for body in world.iter("body") if body.get("name") == f"{PREFIX}hand")
-    add(hand, "camera", name="wrist", pos="0.07 0 0.03", xyaxes="0 1 0 1 0 0", fovy=str(FOVY_DEG["wrist"]))
+    add(
+        hand,
+        "camera",
+        name="wrist",
+        pos="0.07 0 0.03",
+        xyaxes="0 1 0 1 0 0",
+        fovy=str(FOVY_DEG["wrist"]),
+    )
     return simulator, robot
 
 
@@ -73,7 +112,9 @@ class SimulatorState:
     """Position of the cube ``[3]``."""
 
     def pack(self) -> bytes:
-        return np.concatenate([[self.time], self.joint_velocities, self.target, self.cube, self.positions]).tobytes()
+        return np.concatenate(
+            [[self.time], self.joint_velocities, self.target, self.cube, self.positions]
+        ).tobytes()
 
     @classmethod
     def unpack(cls, data: bytes) -> SimulatorState:

@@ -54,7 +54,9 @@ class _Recovery(AutomaticErrorRecoveryCommand):
         if not stopped:
             server.recover()
         status = (
-            AutomaticErrorRecoveryStatus.kCommandRejectedDueToActivatedSafetyFunctions if stopped else AutomaticErrorRecoveryStatus.kSuccess
+            AutomaticErrorRecoveryStatus.kCommandRejectedDueToActivatedSafetyFunctions
+            if stopped
+            else AutomaticErrorRecoveryStatus.kSuccess
         )
         self.reply(status)
 
@@ -69,7 +71,9 @@ class _Hand(FrankaGripperServer):
         if self._ticks % 20 == 0:
             super().send_state()
 
-    def _start_motion(self, motion_state: Any, command_type: GripperCommand, command_id: int, tcp_socket: Any) -> None:
+    def _start_motion(
+        self, motion_state: Any, command_type: GripperCommand, command_id: int, tcp_socket: Any
+    ) -> None:
         if not self.broken:
             super()._start_motion(motion_state, command_type, command_id, tcp_socket)
             return
@@ -85,7 +89,9 @@ class _Hand(FrankaGripperServer):
 
 def _aborted(tcp_socket: Any, command_type: GripperCommand | None, command_id: int) -> None:
     formats = {"command_type_struct": "H", "status_type_struct": "H"}
-    BaseCommand.send_response(tcp_socket, command_type, command_id, GripperCommandStatus.kAborted, **formats)
+    BaseCommand.send_response(
+        tcp_socket, command_type, command_id, GripperCommandStatus.kAborted, **formats
+    )
 
 
 # The server looks up its parts under these names.
@@ -152,7 +158,12 @@ class ArmServer(FrankaRobotServer):
         Simulated time stops meanwhile, for at most ``COMMUNICATION_S``: on a busy machine, torques
         computed for a much older state would make the arm swing.
         """
-        return self._answers and self._unanswered and bool(self.current_motion_id) and not self._active & _MUTE
+        return (
+            self._answers
+            and self._unanswered
+            and bool(self.current_motion_id)
+            and not self._active & _MUTE
+        )
 
     def process_commands(self) -> None:
         if "silent" in self._active:
@@ -191,7 +202,9 @@ class ArmServer(FrankaRobotServer):
     def _get_state_bytes(self) -> bytes:
         record = self._arm.record()
         record["motion_generator_mode"], record["controller_mode"] = self._modes
-        record["robot_mode"] = self.mode or (RobotMode.kMove if self.current_motion_id else RobotMode.kIdle)
+        record["robot_mode"] = self.mode or (
+            RobotMode.kMove if self.current_motion_id else RobotMode.kIdle
+        )
         record["errors"] = 0
         record["errors"][list(self.errors)] = 1
         record["O_F_ext_hat_K"] = record["K_F_ext_hat_K"] = self.wrench

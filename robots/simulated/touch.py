@@ -81,7 +81,9 @@ class TouchAround(Touch):
         ahead = (cube - HOME_M) / np.linalg.norm(cube - HOME_M)
         self._side = float(rng.choice([-1.0, 1.0])) * np.array([-ahead[1], ahead[0]])
         self._ahead, self._entered = ahead, False
-        self._cell.place((*cube.tolist(), float(rng.uniform(-np.pi, np.pi))), tuple(self._disc.tolist()))
+        self._cell.place(
+            (*cube.tolist(), float(rng.uniform(-np.pi, np.pi))), tuple(self._disc.tolist())
+        )
         return self.instructions[0]
 
     def succeeded(self, state: RobotState) -> bool | None:
@@ -91,7 +93,9 @@ class TouchAround(Touch):
 
     def expert(self, state: RobotState) -> Action | None:
         tool, way = self._tool(state), self._way(state)
-        before = float((self._disc - tool[:2]) @ self._ahead)  # horizontally, of the line on which the expert passes the disc
+        before = float(
+            (self._disc - tool[:2]) @ self._ahead
+        )  # horizontally, of the line on which the expert passes the disc
         if before <= self._space.translation_m / 2:
             return self._towards(way)
         abeam = self._disc + DETOUR_M * self._side - tool[:2]

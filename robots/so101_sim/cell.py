@@ -44,7 +44,9 @@ class Port:
     def __init__(self, path: Path) -> None:
         self.path, self.bus = path, MotorBus(scene.RANGE_DEG, scene.HOME_DEG)
         self.master, slave = os.openpty()
-        tty.setraw(slave)  # it stays open: else the master reports an error whenever the driver closes it
+        tty.setraw(
+            slave
+        )  # it stays open: else the master reports an error whenever the driver closes it
         os.set_blocking(self.master, False)
         path.unlink(missing_ok=True)
         path.symlink_to(os.ttyname(slave))
@@ -108,7 +110,11 @@ class SO101Cell:
             port.path.unlink(missing_ok=True)
 
     def _serve(self) -> None:
-        for port, joints in zip(self._ports, np.degrees(self._data.qpos[: self._joints]).reshape(len(self._ports), -1), strict=True):
+        for port, joints in zip(
+            self._ports,
+            np.degrees(self._data.qpos[: self._joints]).reshape(len(self._ports), -1),
+            strict=True,
+        ):
             port.serve(joints)
 
     def _step(self) -> None:
@@ -148,15 +154,31 @@ class SO101Cell:
             x, y, yaw = map(float, order["place"])
             if not all(map(math.isfinite, (x, y, yaw))):
                 raise ValueError("place needs finite x, y, yaw of the cube")
-            self._data.qpos[self._joints :] = [x, y, scene.CUBE_M / 2, math.cos(yaw / 2), 0.0, 0.0, math.sin(yaw / 2)]
+            self._data.qpos[self._joints :] = [
+                x,
+                y,
+                scene.CUBE_M / 2,
+                math.cos(yaw / 2),
+                0.0,
+                0.0,
+                math.sin(yaw / 2),
+            ]
             self._data.qvel[self._joints :] = 0.0
 
 
 def _write_calibration(path: Path) -> None:
     """Write LeRobot's calibration file of this arm, which agrees with its motors."""
     found = {
-        name: {"id": number + 1, "drive_mode": 0, "homing_offset": 0, "range_min": steps(low), "range_max": steps(high)}
-        for number, (name, (low, high)) in enumerate(zip(scene.JOINTS, scene.RANGE_DEG, strict=True))
+        name: {
+            "id": number + 1,
+            "drive_mode": 0,
+            "homing_offset": 0,
+            "range_min": steps(low),
+            "range_max": steps(high),
+        }
+        for number, (name, (low, high)) in enumerate(
+            zip(scene.JOINTS, scene.RANGE_DEG, strict=True)
+        )
     }
     path.write_text(json.dumps(found))
 

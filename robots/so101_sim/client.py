@@ -30,7 +30,11 @@ class SimulatedSO101(CellProcesses):
         if self.arms == scene.TWO_ARMS:
             ports = {f"{arm}arm_port": str(self.folder / f"{arm}{PORT}") for arm in self.arms}
             return {"type": "bi_so100_follower", "module": None, "options": common | ports}
-        return {"type": "so101_follower", "module": None, "options": common | {"port": str(self.folder / PORT)}}
+        return {
+            "type": "so101_follower",
+            "module": None,
+            "options": common | {"port": str(self.folder / PORT)},
+        }
 
     def place(self, cube: tuple[float, float, float]) -> None:
         """Place the cube at x, y (metres) and yaw (radians)."""

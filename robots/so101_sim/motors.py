@@ -42,7 +42,12 @@ class MotorBus:
             registers = self._registers[number]
             registers[FIRMWARE : FIRMWARE + 2] = bytes((3, 10))
             registers[ID] = number + 1
-            for address, value in ((MODEL, _MODEL), (LOWEST, steps(low)), (HIGHEST, steps(high)), (GOAL, steps(degrees[number]))):
+            for address, value in (
+                (MODEL, _MODEL),
+                (LOWEST, steps(low)),
+                (HIGHEST, steps(high)),
+                (GOAL, steps(degrees[number])),
+            ):
                 struct.pack_into("<H", registers, address, value)
         self.measure(degrees)
         self.silent = False
@@ -53,7 +58,10 @@ class MotorBus:
         """Return the angle that each motor holds; None without torque."""
         found: list[float | None] = []
         for registers in self._registers:
-            lowest, highest, goal = (struct.unpack_from("<H", registers, address)[0] for address in (LOWEST, HIGHEST, GOAL))
+            lowest, highest, goal = (
+                struct.unpack_from("<H", registers, address)[0]
+                for address in (LOWEST, HIGHEST, GOAL)
+            )
             held = (min(max(goal, lowest), highest) - _MIDDLE) * _DEG
             found.append(held if registers[TORQUE] else None)
         return found
@@ -79,14 +87,20 @@ class MotorBus:
                 break
             if _checksum(packet[2 : whole - 1]) == packet[whole - 1]:
                 self._unread = packet[whole:]
-                answers += b"" if self.silent else self._obey(packet[2], packet[4], packet[5 : whole - 1])
+                answers += (
+                    b"" if self.silent else self._obey(packet[2], packet[4], packet[5 : whole - 1])
+                )
             else:
                 self._unread = packet[1:]
         return answers
 
     def _obey(self, who: int, instruction: int, parameters: bytes) -> bytes:
         if instruction == SYNC_READ and len(parameters) > 2:
-            return b"".join(self._answer(each, self._slice(each, *parameters[:2])) for each in parameters[2:] if self._exists(each))
+            return b"".join(
+                self._answer(each, self._slice(each, *parameters[:2]))
+                for each in parameters[2:]
+                if self._exists(each)
+            )
         if instruction == SYNC_WRITE and len(parameters) > 2:
             address, length = parameters[:2]
             for at in range(2, len(parameters) - length, length + 1):

@@ -57,12 +57,16 @@ class Reach:
         pitch = np.array([0.0, 1.0, 1.0, 1.0, 0.0]) * np.degrees(_PITCH_M_DEG)
         jacobian = np.vstack([rows[:, first : first + _ARM], pitch])
         moved = np.zeros(len(state.joints))
-        moved[first : first + _ARM] = np.degrees(jacobian.T @ np.linalg.solve(jacobian @ jacobian.T + _DAMPING * np.eye(4), error))
+        moved[first : first + _ARM] = np.degrees(
+            jacobian.T @ np.linalg.solve(jacobian @ jacobian.T + _DAMPING * np.eye(4), error)
+        )
         grippers = self._space.is_gripper
         if not self._space.relative:
             return np.where(grippers, self._space.upper, state.joints + moved).astype(np.float32)
         action = moved / np.array(self._space.step)
-        return np.where(grippers, 1.0, action / max(1.0, float(np.abs(action).max()))).astype(np.float32)
+        return np.where(grippers, 1.0, action / max(1.0, float(np.abs(action).max()))).astype(
+            np.float32
+        )
 
     def _way(self, state: RobotState) -> tuple[int, Vector]:
         """Return the arm that has to touch the cube, and the vector from its tip to the cube's top,

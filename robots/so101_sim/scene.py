@@ -19,7 +19,14 @@ from numpy.typing import NDArray
 from ..simulated.scene import FOVY_DEG
 
 JOINTS = ("shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_roll", "gripper")
-RANGE_DEG = ((-110.0, 110.0), (-100.0, 100.0), (-97.0, 97.0), (-95.0, 95.0), (-160.0, 160.0), (-10.0, 100.0))
+RANGE_DEG = (
+    (-110.0, 110.0),
+    (-100.0, 100.0),
+    (-97.0, 97.0),
+    (-95.0, 95.0),
+    (-160.0, 160.0),
+    (-10.0, 100.0),
+)
 HOME_DEG = (0.0, -44.0, 36.0, 68.0, 0.0, 100.0)
 ONE_ARM, TWO_ARMS = "", ("left_", "right_")
 """Prefixes of the names of each arm."""
@@ -102,8 +109,13 @@ def build(arms: Sequence[str] = (ONE_ARM,)) -> Any:
         for name, (low, high) in zip(JOINTS, RANGE_DEG, strict=True)
     )
     sides = (0.0,) if len(arms) == 1 else (APART_M / 2, -APART_M / 2)
-    bodies = "".join(_ARM.format(p=arm, y=side, **ranges, **FOVY_DEG) for arm, side in zip(arms, sides, strict=True))
-    return mujoco.MjModel.from_xml_string(_MJCF.format(step=STEP_S, half=CUBE_M / 2, actuators=actuators, arms=bodies, **FOVY_DEG))
+    bodies = "".join(
+        _ARM.format(p=arm, y=side, **ranges, **FOVY_DEG)
+        for arm, side in zip(arms, sides, strict=True)
+    )
+    return mujoco.MjModel.from_xml_string(
+        _MJCF.format(step=STEP_S, half=CUBE_M / 2, actuators=actuators, arms=bodies, **FOVY_DEG)
+    )
 
 
 @dataclass(frozen=True)

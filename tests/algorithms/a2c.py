@@ -35,12 +35,16 @@ class A2C(OnPolicy):
 
     def iteration(self, flow: Flow) -> None:
         rollouts = gather(self.prepared(flow, flow.collect(self.config.horizon)))
-        advantage, target = gae(rollouts, self.config.gamma, self.config.gae_lambda, self.config.gamma_unit)
+        advantage, target = gae(
+            rollouts, self.config.gamma, self.config.gae_lambda, self.config.gamma_unit
+        )
         batch = self.weighted(rollouts.flatten(), advantage.flatten())
         flow.update(replace(batch, target=target.flatten()), self)
         flow.publish()
 
-    def loss(self, policy: Policy, batch: Batch, value_only: bool) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(
+        self, policy: Policy, batch: Batch, value_only: bool
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         calls = batch.calls
         assert batch.target is not None
         new = policy.evaluate(calls.inputs, calls.latent, self.temperature)

@@ -47,16 +47,29 @@ class TD3Policy(FeaturePolicy):
 
     def act(self, features: Features, noise: Noise | None, temperature: float) -> ActionSample:
         mean, spread = self.mode(features.pooled), self.exploration * (temperature or 1.0)
-        step = torch.zeros_like(mean) if noise is None or temperature == 0 else noise.normal(*mean.shape[1:])
+        step = (
+            torch.zeros_like(mean)
+            if noise is None or temperature == 0
+            else noise.normal(*mean.shape[1:])
+        )
         chosen = (mean + spread * step).clamp(-1, 1)
         latent = {"step": step} | self.latent(features, chosen)
-        return ActionSample(self.actions_of(features, chosen), latent, self.per_action(_log_prob(step, spread)), self.value(features))
+        return ActionSample(
+            self.actions_of(features, chosen),
+            latent,
+            self.per_action(_log_prob(step, spread)),
+            self.value(features),
+        )
 
     def evaluate(self, inputs: Inputs, latent: dict[str, Tensor], temperature: float) -> ActionEval:
         spread = self.exploration * (temperature or 1.0)
-        entropy = torch.full_like(latent["step"], math.log(spread) + 0.5 * math.log(2 * math.pi * math.e))
+        entropy = torch.full_like(
+            latent["step"], math.log(spread) + 0.5 * math.log(2 * math.pi * math.e)
+        )
         log_prob = _log_prob(latent["step"], spread)
-        return ActionEval(self.per_action(log_prob), self.per_action(entropy), self.value(self.encode(inputs)))
+        return ActionEval(
+            self.per_action(log_prob), self.per_action(entropy), self.value(self.encode(inputs))
+        )
 
 
 def _log_prob(step: Tensor, spread: float) -> Tensor:
@@ -71,12 +84,20 @@ class TD3(OffPolicy):
     config: TD3Config
 
     def wrap(self, policy: Policy, seed: int) -> Policy:
-        return with_fresh_heads(policy, self.config.frozen_backbone, seed, lambda features: TD3Policy(policy, features, self.config))
+        return with_fresh_heads(
+            policy,
+            self.config.frozen_backbone,
+            seed,
+            lambda features: TD3Policy(policy, features, self.config),
+        )
 
     def optimizers(self, parameters: Mapping[str, Tensor]) -> dict[str, Optimizer]:
         actor = [value for name, value in parameters.items() if name.startswith("actor.")]
         critic = [value for name, value in parameters.items() if not name.startswith("actor.")]
-        return {"critic": Adam(critic, lr=self.config.value_learning_rate), "actor": Adam(actor, lr=self.config.learning_rate)}
+        return {
+            "critic": Adam(critic, lr=self.config.value_learning_rate),
+            "actor": Adam(actor, lr=self.config.learning_rate),
+        }
 
     def step(
         self,
@@ -89,11 +110,20 @@ class TD3(OffPolicy):
     ) -> dict[str, float]:
         policy, target, config = trainer.policy, trainer.target, self.config
         device = next(policy.parameters()).device
-        now, following = (self.inputs(batch, records, generator, device) for records in (batch.now, batch.following))
-        action, reward, discount = (batch.now[name].to(device) for name in (ACTION, REWARD, DISCOUNT))
+        now, following = (
+            self.inputs(batch, records, generator, device)
+            for records in (batch.now, batch.following)
+        )
+        action, reward, discount = (
+            batch.now[name].to(device) for name in (ACTION, REWARD, DISCOUNT)
+        )
         with torch.no_grad():
             after = policy.encode(following).pooled
-            noise = batch.own(torch.randn(len(batch), *policy.size, generator=generator)).clamp(-2, 2).to(device)
+            noise = (
+                batch.own(torch.randn(len(batch), *policy.size, generator=generator))
+                .clamp(-2, 2)
+                .to(device)
+            )
             chosen = (target.actor(after)[:, 0].tanh() + config.smoothing * noise).clamp(-1, 1)
             goal = reward + discount * target.critics(after, chosen).min(dim=0).values
         features = policy.encode(now).pooled
@@ -102,7 +132,9 @@ class TD3(OffPolicy):
         metrics = {"critic/vf_loss": loss, "critic/target_mean": batch.part(goal.mean())}
         if index % config.actor_every == 0:
             policy.critics.requires_grad_(False)
-            climbing = batch.part(-policy.critics(features.detach(), policy.mode(features.detach()))[0].mean())
+            climbing = batch.part(
+                -policy.critics(features.detach(), policy.mode(features.detach()))[0].mean()
+            )
             trainer.descend("actor", climbing)
             policy.critics.requires_grad_(True)
             trainer.average(config.target_rate)

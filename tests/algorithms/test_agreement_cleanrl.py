@@ -34,7 +34,9 @@ single_steps = trajectories(longest_chunk=1)
 seeds = st.integers(0, 2**32 - 1)
 
 
-def gae_with_nextnonterminal(rewards: list[float], values: list[float], ends: list[bool], next_value: float) -> list[float]:
+def gae_with_nextnonterminal(
+    rewards: list[float], values: list[float], ends: list[bool], next_value: float
+) -> list[float]:
     """One environment. ``ends[t]``: step t was the last of its episode; CleanRL's ``dones[t + 1]`` and, at the end, its ``next_done``."""
     advantages, lastgaelam = [0.0] * len(rewards), 0.0
     for t in range(len(rewards) - 1, -1, -1):
@@ -54,8 +56,14 @@ def test_gae(rollouts: Trajectory) -> None:
     found, returns = gae(worthless, GAMMA, LAMBDA)
     columns = []
     for env in range(rollouts.shape[1]):
-        reward, value, end = rollouts.reward[:, env, 0].tolist(), rollouts.value[:, env].tolist(), ends[:, env].tolist()
-        columns.append(gae_with_nextnonterminal(reward, value, end, float(rollouts.bootstrap_value[-1, env])))
+        reward, value, end = (
+            rollouts.reward[:, env, 0].tolist(),
+            rollouts.value[:, env].tolist(),
+            ends[:, env].tolist(),
+        )
+        columns.append(
+            gae_with_nextnonterminal(reward, value, end, float(rollouts.bootstrap_value[-1, env]))
+        )
     expected = torch.tensor(columns, dtype=torch.float64).T
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(returns, expected + rollouts.value)
@@ -65,12 +73,17 @@ def test_gae(rollouts: Trajectory) -> None:
 def played() -> tuple[LinearPolicy, Trajectory]:
     policy = LinearPolicy(LinearOptions(chunk=1))
     rollouts = collect(Actor(policy, Settings(1, 1.0, 3)), groups(6, 2), 0, 0, 24, Timeline())
-    return moved(policy), replace(rollouts, value=torch.randn(rollouts.value.shape, generator=torch.Generator().manual_seed(3)))
+    return moved(policy), replace(
+        rollouts,
+        value=torch.randn(rollouts.value.shape, generator=torch.Generator().manual_seed(3)),
+    )
 
 
 @pytest.mark.parametrize("clip_vloss", [True, False])
 @pytest.mark.parametrize("norm_adv", [True, False])
-def test_ppo_losses(played: tuple[LinearPolicy, Trajectory], norm_adv: bool, clip_vloss: bool) -> None:
+def test_ppo_losses(
+    played: tuple[LinearPolicy, Trajectory], norm_adv: bool, clip_vloss: bool
+) -> None:
     """One minibatch with all rows. CleanRL divides by the unbiased standard deviation, we by the biased one."""
     policy, rollouts = played
     config = PPOConfig(
@@ -86,13 +99,20 @@ def test_ppo_losses(played: tuple[LinearPolicy, Trajectory], norm_adv: bool, cli
     algorithm = PPO(config, 1.0)
     batch, _ = algorithm.advantages(rollouts)
     loss, statistics = algorithm.loss(policy, batch, value_only=False)
-    ours = {name: float(value.detach()) / len(batch) for name, value in {"loss": loss, **statistics}.items()}
+    ours = {
+        name: float(value.detach()) / len(batch)
+        for name, value in {"loss": loss, **statistics}.items()
+    }
 
     advantages, returns = (each.flatten().tolist() for each in gae(rollouts, GAMMA, LAMBDA))
     n = len(advantages)
     with torch.no_grad():
         new = policy.evaluate(batch.calls.inputs, batch.calls.latent, 1.0)
-    newlogprob, entropy, newvalue = new.log_prob.sum((1, 2)).tolist(), new.entropy.sum((1, 2)).tolist(), new.value.tolist()
+    newlogprob, entropy, newvalue = (
+        new.log_prob.sum((1, 2)).tolist(),
+        new.entropy.sum((1, 2)).tolist(),
+        new.value.tolist(),
+    )
     logprobs, values = batch.calls.log_prob.sum((1, 2)).tolist(), batch.calls.value.tolist()
     if norm_adv:
         mean = sum(advantages) / n
@@ -102,7 +122,9 @@ def test_ppo_losses(played: tuple[LinearPolicy, Trajectory], norm_adv: bool, cli
     for i in range(n):
         logratio = newlogprob[i] - logprobs[i]
         ratio = math.exp(logratio)
-        pg_loss += max(-advantages[i] * ratio, -advantages[i] * min(max(ratio, 1 - CLIP), 1 + CLIP)) / n
+        pg_loss += (
+            max(-advantages[i] * ratio, -advantages[i] * min(max(ratio, 1 - CLIP), 1 + CLIP)) / n
+        )
         approx_kl += ((ratio - 1) - logratio) / n
         clipfrac += (abs(ratio - 1) > CLIP) / n
         unclipped = (newvalue[i] - returns[i]) ** 2
@@ -135,10 +157,16 @@ def test_squashed_gaussian(seed: int) -> None:
         std = math.exp(log_std)
         x_t = mu + std * eps
         y_t = math.tanh(x_t)
-        log_prob = -((x_t - mu) ** 2) / (2 * std**2) - math.log(std) - math.log(math.sqrt(2 * math.pi))
+        log_prob = (
+            -((x_t - mu) ** 2) / (2 * std**2) - math.log(std) - math.log(math.sqrt(2 * math.pi))
+        )
         log_prob -= math.log((1 - y_t**2) + 1e-6)
-        action, found = squash(*(torch.tensor(each, dtype=torch.float64) for each in (x_t, mu, log_std)))
-        assert float(action) == pytest.approx(y_t) and float(found) == pytest.approx(log_prob, abs=2e-6 / (1 - y_t**2) + 1e-9)
+        action, found = squash(
+            *(torch.tensor(each, dtype=torch.float64) for each in (x_t, mu, log_std))
+        )
+        assert float(action) == pytest.approx(y_t) and float(found) == pytest.approx(
+            log_prob, abs=2e-6 / (1 - y_t**2) + 1e-9
+        )
 
 
 @given(seeds)
@@ -149,19 +177,25 @@ def test_sac_losses_and_their_gradients(seed: int) -> None:
     dones = (normal(n, seed=seed + 1) > 0.5).double().tolist()
     qf, next_target = normal(2, n, seed=seed + 2), normal(2, n, seed=seed + 3)
     discount = torch.tensor([GAMMA * (1 - done) for done in dones], dtype=torch.float64)
-    reward, log_prob, next_log_prob = (torch.tensor(each, dtype=torch.float64) for each in (rewards, log_pi, next_log_pi))
+    reward, log_prob, next_log_prob = (
+        torch.tensor(each, dtype=torch.float64) for each in (rewards, log_pi, next_log_pi)
+    )
     alpha = torch.tensor(ALPHA, dtype=torch.float64)
 
     target = soft_target(reward, discount, next_target, next_log_prob, alpha, backup_entropy=True)
     next_q_value = []
     for i in range(n):
-        min_qf_next_target = min(float(next_target[0, i]), float(next_target[1, i])) - ALPHA * next_log_pi[i]
+        min_qf_next_target = (
+            min(float(next_target[0, i]), float(next_target[1, i])) - ALPHA * next_log_pi[i]
+        )
         next_q_value.append(rewards[i] + (1 - dones[i]) * GAMMA * min_qf_next_target)
     torch.testing.assert_close(target, torch.tensor(next_q_value, dtype=torch.float64))
 
     values = qf.clone().requires_grad_()
     critic_loss(values, target).backward()
-    qf_loss = sum(sum((float(qf[k, i]) - next_q_value[i]) ** 2 for i in range(n)) / n for k in range(2))
+    qf_loss = sum(
+        sum((float(qf[k, i]) - next_q_value[i]) ** 2 for i in range(n)) / n for k in range(2)
+    )
     assert float(critic_loss(qf, target)) == pytest.approx(qf_loss / 2)
     slopes = [[2 * (float(qf[k, i]) - next_q_value[i]) / n for i in range(n)] for k in range(2)]
     torch.testing.assert_close(2 * values.grad, torch.tensor(slopes, dtype=torch.float64))
@@ -173,4 +207,6 @@ def test_sac_losses_and_their_gradients(seed: int) -> None:
     loss = alpha_loss(log_alpha, log_prob, TARGET_ENTROPY)
     loss.backward()
     expected = sum(-math.exp(math.log(ALPHA)) * (each + TARGET_ENTROPY) for each in log_pi) / n
-    assert float(loss.detach()) == pytest.approx(expected) and float(log_alpha.grad) == pytest.approx(expected), "it is its own derivative"
+    assert float(loss.detach()) == pytest.approx(expected) and float(
+        log_alpha.grad
+    ) == pytest.approx(expected), "it is its own derivative"

@@ -15,7 +15,9 @@ def moved(count: int, pad: int = PAD) -> list[tuple[int, int]]:
     image = torch.stack([rows, columns, torch.zeros_like(rows)], dim=-1).to(torch.uint8)
     inputs = {"image.base": image.expand(count, -1, -1, -1).clone(), "state": torch.arange(count)}
     found = shift_images(inputs, pad, torch.Generator().manual_seed(0))
-    assert torch.equal(found["state"], inputs["state"]) and torch.equal(inputs["image.base"][0], image), "the original is unchanged"
+    assert torch.equal(found["state"], inputs["state"]) and torch.equal(
+        inputs["image.base"][0], image
+    ), "the original is unchanged"
     middle = found["image.base"][:, 6, 6].long()
     return [(int(row) - 6, int(column) - 6) for row, column, _ in middle]
 

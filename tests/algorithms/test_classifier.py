@@ -9,13 +9,24 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from rlinf_vla.algorithms.base import DemonstrationConfig
-from rlinf_vla.algorithms.classifier import ClassifierConfig, ClassifierTraining, Frames, balanced, success_loss
+from rlinf_vla.algorithms.classifier import (
+    ClassifierConfig,
+    ClassifierTraining,
+    Frames,
+    balanced,
+    success_loss,
+)
 from rlinf_vla.config.errors import UserError
 
 
 def frames(lengths: list[int], successes: list[int]) -> Frames:
     """Episodes of these lengths; the last ``successes`` frames of each show success."""
-    success = torch.cat([torch.arange(length) >= length - shown for length, shown in zip(lengths, successes, strict=True)])
+    success = torch.cat(
+        [
+            torch.arange(length) >= length - shown
+            for length, shown in zip(lengths, successes, strict=True)
+        ]
+    )
     episode = torch.cat([torch.full((length,), number) for number, length in enumerate(lengths)])
     return Frames({"x": torch.arange(len(success)).float()[:, None]}, success, episode)
 
@@ -23,22 +34,27 @@ def frames(lengths: list[int], successes: list[int]) -> Frames:
 @given(st.lists(st.integers(2, 6), min_size=2, max_size=12), st.floats(0.1, 0.9))
 def test_complete_episodes_are_held_out(lengths: list[int], share: float) -> None:
     held = round((1 - share) * len(lengths))
-    algorithm, shown = ClassifierTraining(ClassifierConfig(held_out=share), 10), frames(lengths, [1] * len(lengths))
+    algorithm, shown = (
+        ClassifierTraining(ClassifierConfig(held_out=share), 10),
+        frames(lengths, [1] * len(lengths)),
+    )
     if held in (0, len(lengths)):
         with pytest.raises(UserError, match="both classes are needed"):
             algorithm.split(shown)
         return
     learnt, held_out = algorithm.split(shown)
     assert sorted([*learnt.tolist(), *held_out.tolist()]) == list(range(len(shown)))
-    assert set(shown.episode[learnt].tolist()) == set(range(held)) and set(shown.episode[held_out].tolist()) == set(
-        range(held, len(lengths))
-    )
+    assert set(shown.episode[learnt].tolist()) == set(range(held)) and set(
+        shown.episode[held_out].tolist()
+    ) == set(range(held, len(lengths)))
 
 
 @pytest.mark.parametrize("successes", [[0, 0, 0, 0], [1, 1, 1, 0], [3, 3, 3, 3]])
 def test_both_labels_are_required_in_both_splits(successes: list[int]) -> None:
     with pytest.raises(UserError, match="both classes are needed"):
-        ClassifierTraining(ClassifierConfig(held_out=0.25), 10).split(frames([3, 3, 3, 3], successes))
+        ClassifierTraining(ClassifierConfig(held_out=0.25), 10).split(
+            frames([3, 3, 3, 3], successes)
+        )
 
 
 def test_every_other_row_shows_success() -> None:
@@ -58,7 +74,10 @@ def test_the_loss_is_cross_entropy() -> None:
     batch = Frames({"x": torch.tensor(logits)[:, None]}, torch.tensor(success), torch.zeros(3))
     loss, statistics = success_loss(Given(), batch)
     chances = [1 / (1 + math.exp(-logit)) for logit in logits]
-    expected = -sum(math.log(chance if shown else 1 - chance) for chance, shown in zip(chances, success, strict=True))
+    expected = -sum(
+        math.log(chance if shown else 1 - chance)
+        for chance, shown in zip(chances, success, strict=True)
+    )
     assert float(loss) == pytest.approx(expected) and float(statistics["classifier/accuracy"]) == 1
 
 
@@ -79,4 +98,8 @@ def test_an_iteration_learns_from_a_balanced_batch_of_training_frames() -> None:
 
     ClassifierTraining(ClassifierConfig(batch_size=8, warmup_steps=10), 100).iteration(Flow())
     ((batch, rate),) = batches
-    assert int(batch.success.sum()) == 4 and int(batch.episode.max()) < 8 and rate == pytest.approx(0.4)
+    assert (
+        int(batch.success.sum()) == 4
+        and int(batch.episode.max()) < 8
+        and rate == pytest.approx(0.4)
+    )

@@ -58,7 +58,11 @@ class Given:
     def collect_groups(self, groups: int, attempts: int, draw: int) -> list[Trajectory]:
         assert attempts == ATTEMPTS
         self.asked.append(groups)
-        return [Trajectory.cat([group(100 * draw + i, won) for i, won in enumerate(self.draws[draw])], dim=0)]
+        return [
+            Trajectory.cat(
+                [group(100 * draw + i, won) for i, won in enumerate(self.draws[draw])], dim=0
+            )
+        ]
 
     def score(self, rollouts: Any) -> Any:
         return rollouts
@@ -86,7 +90,9 @@ def iterate(draws: list[list[int]], moved: int = 1000, **changes: Any) -> Given:
 def test_target_kl_stops_the_updates_of_an_iteration(moved: int, steps: list[list[int]]) -> None:
     flow = iterate([[1, 2, 3]], moved, groups_per_step=1)
     assert flow.learnt == steps
-    assert flow.metrics == {"grpo/groups": 3, "grpo/frac_informative": 1}, "the groups are still drawn and counted"
+    assert flow.metrics == {"grpo/groups": 3, "grpo/frac_informative": 1}, (
+        "the groups are still drawn and counted"
+    )
 
 
 @pytest.mark.parametrize(("moved", "steps"), [(1, [[0, 1]]), (9, [[0, 1], [2]])])
@@ -104,7 +110,13 @@ def test_all_groups_are_one_batch_without_groups_per_step() -> None:
 
 @pytest.mark.parametrize(
     ("bounds", "kept"),
-    [([0.25, 0.75], [0, 1, 2]), ([0.25, 0.5], [0, 1]), ([0.5, 0.5], [1]), ([0.26, 0.74], [1]), ([0.5, 1.0], [1, 2])],
+    [
+        ([0.25, 0.75], [0, 1, 2]),
+        ([0.25, 0.5], [0, 1]),
+        ([0.5, 0.5], [1]),
+        ([0.26, 0.74], [1]),
+        ([0.5, 1.0], [1, 2]),
+    ],
 )
 def test_a_range_of_success_rates_includes_its_bounds(bounds: list[float], kept: list[int]) -> None:
     assert iterate([[1, 2, 3]], success_range=bounds).learnt == [kept]
@@ -124,14 +136,24 @@ def test_new_groups_replace_uninformative_groups() -> None:
 
 def test_uninformative_groups_count_in_the_denominators_if_told() -> None:
     """With an advantage of 0, those outside the range of success rates, too."""
-    dropped, counted = (iterate([[0, 1, 2, 4]], success_range=[0.4, 0.6], uninformative=kind) for kind in ("dropped", "counted"))
+    dropped, counted = (
+        iterate([[0, 1, 2, 4]], success_range=[0.4, 0.6], uninformative=kind)
+        for kind in ("dropped", "counted")
+    )
     assert (dropped.learnt, counted.learnt) == ([[2]], [[0, 1, 2, 3]])
     batch, alone = counted.batches[0], dropped.batches[0]
     of_second = batch.calls.seed == 2
-    assert not batch.advantage[~of_second].any() and torch.equal(batch.advantage[of_second], alone.advantage)
-    assert torch.equal(batch.weight.bool(), torch.ones(len(batch)).bool()), "each call has a share of the mean"
+    assert not batch.advantage[~of_second].any() and torch.equal(
+        batch.advantage[of_second], alone.advantage
+    )
+    assert torch.equal(batch.weight.bool(), torch.ones(len(batch)).bool()), (
+        "each call has a share of the mean"
+    )
     assert len(batch) == 4 * len(alone)
-    with pytest.raises(UserError, match=r"algorithm.resample replaces the groups that algorithm.uninformative=counted keeps"):
+    with pytest.raises(
+        UserError,
+        match=r"algorithm.resample replaces the groups that algorithm.uninformative=counted keeps",
+    ):
         GRPO(replace(CONFIG, uninformative="counted", resample=1), 1.0)
 
 
@@ -145,11 +167,19 @@ def normalised(won: int) -> list[float]:
 def test_advantages_are_relative_to_the_group() -> None:
     flow = iterate([[1, 2, 3]])
     found: Tensor = flow.batches[0].advantage
-    assert found.tolist() == pytest.approx([*normalised(1), *normalised(2), *normalised(3)], abs=1e-4)
+    assert found.tolist() == pytest.approx(
+        [*normalised(1), *normalised(2), *normalised(3)], abs=1e-4
+    )
 
 
 def test_groups_are_identified_by_task_and_seed() -> None:
-    calls = [group(7, 1), replace(group(7, 2), task_id=torch.ones(ATTEMPTS, dtype=torch.int64)), group(8, 3)]
+    calls = [
+        group(7, 1),
+        replace(group(7, 2), task_id=torch.ones(ATTEMPTS, dtype=torch.int64)),
+        group(8, 3),
+    ]
     found = list(groups_of([Trajectory.cat(calls[:2], dim=0), calls[2]]))
-    assert [(int(each.task_id[0]), int(each.seed[0]), int(each.success.sum())) for each in found] == [(0, 7, 1), (1, 7, 2), (0, 8, 3)]
+    assert [
+        (int(each.task_id[0]), int(each.seed[0]), int(each.success.sum())) for each in found
+    ] == [(0, 7, 1), (1, 7, 2), (0, 8, 3)]
     assert all(len(each) == ATTEMPTS for each in found)

@@ -20,14 +20,18 @@ from rlinf_vla.testing.toy_env import groups
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 
 TEMPERATURE = 0.6
-CONFIG = PPOConfig(value_coef=0.3, entropy_coef=0.2, kl_coef=0.7, clip_low=0.1, clip_high=0.15, target_kl=0.01)
+CONFIG = PPOConfig(
+    value_coef=0.3, entropy_coef=0.2, kl_coef=0.7, clip_low=0.1, clip_high=0.15, target_kl=0.01
+)
 
 
 def moved(by: float = 0.02) -> LinearPolicy:
     policy = LinearPolicy(LinearOptions(chunk=2))
     with torch.no_grad():
         for number, parameter in enumerate(policy.parameters()):
-            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)) * by)
+            parameter.add_(
+                torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)) * by
+            )
     return policy
 
 
@@ -57,7 +61,10 @@ def test_all_terms_of_the_loss_against_a_loop(value_only: bool) -> None:
 
     assert drawn.target is not None and drawn.calls.reference is not None
     for n in range(len(drawn)):
-        ratio, advantage = math.exp(total(new.log_prob - drawn.calls.log_prob, n)), float(drawn.advantage[n])
+        ratio, advantage = (
+            math.exp(total(new.log_prob - drawn.calls.log_prob, n)),
+            float(drawn.advantage[n]),
+        )
         actor -= min(ratio * advantage, min(max(ratio, 0.9), 1.15) * advantage)
         away = total(drawn.calls.reference - new.log_prob, n)
         divergence += math.exp(away) - 1 - away
@@ -80,8 +87,15 @@ def test_weights_are_one_on_average_over_the_calls_that_count(aggregation: str) 
     valid[::3] = False
     rollouts = replace(rollouts, valid=valid)
     config = replace(CONFIG, aggregation=aggregation)
-    weight, counts = PPO(config, TEMPERATURE).weighted(rollouts, torch.zeros(len(rollouts))).weight, valid.any(-1)
-    assert float(weight[counts].mean()) == pytest.approx(1) and not weight[~counts].any() and not counts.all()
+    weight, counts = (
+        PPO(config, TEMPERATURE).weighted(rollouts, torch.zeros(len(rollouts))).weight,
+        valid.any(-1),
+    )
+    assert (
+        float(weight[counts].mean()) == pytest.approx(1)
+        and not weight[~counts].any()
+        and not counts.all()
+    )
 
 
 @pytest.mark.parametrize(("divergence", "stops"), [(0.009, False), (0.01, False), (0.011, True)])

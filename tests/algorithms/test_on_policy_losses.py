@@ -45,8 +45,12 @@ class Drawn:
         self.mask = element_mask(self.valid, DIMS, granularity)
 
     def log_probs(self) -> Tensor:
-        values = torch.randn(CALLS, CHUNK, DIMS, generator=self.generator, dtype=torch.float64) * 0.3
-        poison = torch.tensor(GARBAGE, dtype=torch.float64)[torch.randint(0, len(GARBAGE), values.shape, generator=self.generator)]
+        values = (
+            torch.randn(CALLS, CHUNK, DIMS, generator=self.generator, dtype=torch.float64) * 0.3
+        )
+        poison = torch.tensor(GARBAGE, dtype=torch.float64)[
+            torch.randint(0, len(GARBAGE), values.shape, generator=self.generator)
+        ]
         return torch.where(self.valid[..., None], values, poison)
 
     def elements(self, name: str) -> Tensor:
@@ -56,11 +60,17 @@ class Drawn:
         """The elements of each call that count, by the definition."""
         found: dict[int, list[float]] = defaultdict(list)
         for n in range(CALLS):
-            executed = [[float(getattr(self, name)[n, c, d]) for d in range(DIMS)] for c in range(CHUNK) if self.valid[n, c]]
+            executed = [
+                [float(getattr(self, name)[n, c, d]) for d in range(DIMS)]
+                for c in range(CHUNK)
+                if self.valid[n, c]
+            ]
             if executed:
                 actions = [sum(action) for action in executed]
                 tokens = [value for action in executed for value in action]
-                found[n] = {"chunk": [sum(actions)], "action": actions, "token": tokens}[self.granularity]
+                found[n] = {"chunk": [sum(actions)], "action": actions, "token": tokens}[
+                    self.granularity
+                ]
         return found
 
 
@@ -86,7 +96,11 @@ def test_aggregations_are_their_means(case: Drawn, aggregation: str) -> None:
 def mean_over(case: Drawn, values: dict[int, list[float]], aggregation: str) -> float:
     units: dict[int, list[float]] = defaultdict(list)
     for n, found in values.items():
-        unit = {"token_mean": 0, "trajectory_mean": int(case.episode[n]), "group_mean": int(case.group[n])}[aggregation]
+        unit = {
+            "token_mean": 0,
+            "trajectory_mean": int(case.episode[n]),
+            "group_mean": int(case.group[n]),
+        }[aggregation]
         units[unit] += found
     means = [sum(unit) / len(unit) for unit in units.values()]
     return sum(means) / len(means)
@@ -113,7 +127,9 @@ def test_policy_loss_against_a_loop(case: Drawn, clip: Clip, decoupled: bool) ->
             clipped += float(weight[n]) * (not 1 - clip.low <= ratio <= 1 + clip.high)
     log_prob = case.elements("new").requires_grad_(True)
     proximal = case.elements("near") if decoupled else None
-    loss, statistics = policy_loss(log_prob, case.elements("old"), case.advantage, case.mask, weight, clip, proximal)
+    loss, statistics = policy_loss(
+        log_prob, case.elements("old"), case.advantage, case.mask, weight, clip, proximal
+    )
     assert float(loss.detach()) == pytest.approx(expected, abs=1e-9)
     assert float(statistics["clip_fraction"]) == pytest.approx(clipped, abs=1e-9)
     (gradient,) = torch.autograd.grad(loss, log_prob)
@@ -123,7 +139,14 @@ def test_policy_loss_against_a_loop(case: Drawn, clip: Clip, decoupled: bool) ->
 @given(drawn)
 def test_a_proximal_policy_equal_to_the_behaviour_policy_changes_nothing(case: Drawn) -> None:
     weight = torch.ones(CALLS, dtype=torch.float64)
-    arguments: Any = (case.elements("new"), case.elements("old"), case.advantage, case.mask, weight, Clip())
+    arguments: Any = (
+        case.elements("new"),
+        case.elements("old"),
+        case.advantage,
+        case.mask,
+        weight,
+        Clip(),
+    )
     plain, decoupled = policy_loss(*arguments), policy_loss(*arguments, case.elements("old"))
     torch.testing.assert_close(plain[0], decoupled[0])
     for name, value in plain[1].items():
@@ -137,26 +160,52 @@ def test_divergence_from_a_reference(case: Drawn) -> None:
     expected3 = expected1 = 0.0
     for n, new in case.each("new").items():
         for log_prob, reference in zip(new, case.each("reference")[n], strict=True):
-            expected3 += float(weight[n]) * (math.exp(reference - log_prob) - 1 - (reference - log_prob))
+            expected3 += float(weight[n]) * (
+                math.exp(reference - log_prob) - 1 - (reference - log_prob)
+            )
             expected1 += float(weight[n]) * (log_prob - reference)
-    assert (float(k3), float(k1)) == (pytest.approx(expected3, abs=1e-9), pytest.approx(expected1, abs=1e-9))
+    assert (float(k3), float(k1)) == (
+        pytest.approx(expected3, abs=1e-9),
+        pytest.approx(expected1, abs=1e-9),
+    )
 
 
 def test_k3_estimates_the_divergence() -> None:
     """Between two categorical distributions, from samples of the first; and its gradient vanishes where they are equal."""
-    logits = torch.randn(2, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64).log_softmax(-1)
-    samples = torch.multinomial(logits[0].exp(), 200_000, replacement=True, generator=torch.Generator().manual_seed(1))
+    logits = torch.randn(
+        2, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    ).log_softmax(-1)
+    samples = torch.multinomial(
+        logits[0].exp(), 200_000, replacement=True, generator=torch.Generator().manual_seed(1)
+    )
     log_prob, reference = logits[0][samples][:, None], logits[1][samples][:, None]
     weight = torch.full((len(samples),), 1 / len(samples), dtype=torch.float64)
     exact = float((logits[0].exp() * (logits[0] - logits[1])).sum())
     k3, k1 = kl_loss(log_prob, reference, torch.ones_like(log_prob, dtype=torch.bool), weight)
-    assert (float(k3), float(k1)) == (pytest.approx(exact, rel=0.03), pytest.approx(exact, rel=0.03))
+    assert (float(k3), float(k1)) == (
+        pytest.approx(exact, rel=0.03),
+        pytest.approx(exact, rel=0.03),
+    )
     same = log_prob.clone().requires_grad_(True)
-    (gradient,) = torch.autograd.grad(kl_loss(same, log_prob, torch.ones_like(same, dtype=torch.bool), weight)[0], same)
+    (gradient,) = torch.autograd.grad(
+        kl_loss(same, log_prob, torch.ones_like(same, dtype=torch.bool), weight)[0], same
+    )
     assert gradient.abs().max() < 1e-15
 
 
 def test_a_huber_critic_is_linear_for_large_errors() -> None:
     value = torch.tensor([0.0, 0.5, 10.0], dtype=torch.float64)
-    found = [float(value_loss(value[i : i + 1], value[:1], torch.zeros(1).double(), torch.ones(1).bool(), None, 1.0)) for i in range(3)]
+    found = [
+        float(
+            value_loss(
+                value[i : i + 1],
+                value[:1],
+                torch.zeros(1).double(),
+                torch.ones(1).bool(),
+                None,
+                1.0,
+            )
+        )
+        for i in range(3)
+    ]
     assert found == pytest.approx([0.0, 0.125, 9.5])

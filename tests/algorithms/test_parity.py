@@ -46,7 +46,9 @@ def played(name: str, dtype: torch.dtype) -> tuple[Policy, Trajectory]:
     return policy, synthetic.calls(policy, 64, Settings(0, 1.0, 8), 1)
 
 
-def judged(policy: Policy, calls: Trajectory, dtype: torch.dtype, temperature: float = 1.0) -> Parity:
+def judged(
+    policy: Policy, calls: Trajectory, dtype: torch.dtype, temperature: float = 1.0
+) -> Parity:
     return Parity.of(parity_errors(policy, calls, temperature), UNIT[dtype])
 
 
@@ -70,13 +72,18 @@ def test_a_network_that_rounds_every_layer_is_not_refused(name: str) -> None:
     assert found.mean > 0.4 * BFLOAT16 and found.within()
 
 
-PRODUCTS = {getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "bmm", "baddbmm", "convolution")}
+PRODUCTS = {
+    getattr(torch.ops.aten, name).default
+    for name in ("mm", "addmm", "bmm", "baddbmm", "convolution")
+}
 
 
 class InTF32(TorchDispatchMode):
     """What is multiplied is rounded to 11 significant bits, as on a GPU with TF32."""
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if function in PRODUCTS:
             added = function in {torch.ops.aten.addmm.default, torch.ops.aten.baddbmm.default}
             args = (*args[:added], *map(to_tf32, args[added : added + 2]), *args[added + 2 :])
@@ -113,13 +120,17 @@ def test_tf32_has_a_unit_of_its_own(name: str, merged: bool) -> None:
 
 
 def test_the_unit_follows_weights_and_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    low, full = (played("openvla_tiny_pushcube", dtype)[0] for dtype in (torch.bfloat16, torch.float32))
+    low, full = (
+        played("openvla_tiny_pushcube", dtype)[0] for dtype in (torch.bfloat16, torch.float32)
+    )
     assert (unit_of(low), unit_of(full)) == (BFLOAT16, FLOAT32)
     before = torch.get_float32_matmul_precision()
     try:
         set_tf32(True)
         assert unit_of(full) == FLOAT32, "the CPU has none"
-        monkeypatch.setattr("rlinf_vla.algorithms.parity.device_of", lambda policy: torch.device("cuda"))
+        monkeypatch.setattr(
+            "rlinf_vla.algorithms.parity.device_of", lambda policy: torch.device("cuda")
+        )
         assert (unit_of(low), unit_of(full)) == (BFLOAT16, TF32)
         set_tf32(False)
         assert unit_of(full) == FLOAT32 and not torch.backends.cudnn.allow_tf32
@@ -138,7 +149,9 @@ def test_an_evaluate_without_the_temperature_is_refused(name: str, dtype: torch.
 
 def moved_on(latent: dict[str, Tensor], count: int) -> dict[str, Tensor]:
     """The first ``count`` calls have the sample of the call after them."""
-    return {name: torch.cat([value[1 : count + 1], value[count:]]) for name, value in latent.items()}
+    return {
+        name: torch.cat([value[1 : count + 1], value[count:]]) for name, value in latent.items()
+    }
 
 
 @every_policy
@@ -164,7 +177,12 @@ def test_one_token_off_is_refused(name: str, dtype: torch.dtype) -> None:
 @every_dtype
 def test_both_the_mean_and_the_quantile_are_judged(dtype: torch.dtype) -> None:
     unit = Parity.of(torch.zeros(1), UNIT[dtype])
-    for factor, within, refused in ((0.9, True, False), (1.1, False, False), (3.9, False, False), (4.1, False, True)):
+    for factor, within, refused in (
+        (0.9, True, False),
+        (1.1, False, False),
+        (3.9, False, False),
+        (4.1, False, True),
+    ):
         flat = Parity.of(torch.full((1000,), factor * unit.mean_bound), UNIT[dtype])
         few = torch.zeros(1000)
         few[:20] = factor * unit.high_bound

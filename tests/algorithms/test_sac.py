@@ -17,7 +17,15 @@ from rlinf_vla.algorithms.advantages import GAMMA_UNITS
 from rlinf_vla.algorithms.augmentation import random_shift
 from rlinf_vla.algorithms.feature_policy import Critics
 from rlinf_vla.algorithms.off_policy import critic_loss
-from rlinf_vla.algorithms.sac import SAC, SACConfig, SACPolicy, actor_loss, alpha_loss, soft_target, squash
+from rlinf_vla.algorithms.sac import (
+    SAC,
+    SACConfig,
+    SACPolicy,
+    actor_loss,
+    alpha_loss,
+    soft_target,
+    squash,
+)
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import LoraOptions
 from rlinf_vla.core.transitions import Transitions
@@ -33,7 +41,9 @@ from tests.algorithms.sac_step import sac_step
 from tests.models.tiny_openvla import tiny
 
 RATES = {"learning_rate": 1e-3, "value_learning_rate": 1e-3}
-CONFIG = SACConfig(episodes=4, updates_per_step=0.3, batch_size=16, critics=4, hidden=32, shift=0, **RATES)
+CONFIG = SACConfig(
+    episodes=4, updates_per_step=0.3, batch_size=16, critics=4, hidden=32, shift=0, **RATES
+)
 seeds = st.integers(0, 2**32 - 1)
 
 
@@ -52,7 +62,8 @@ def test_a_squashed_gaussian_integrates_to_one(mean: float, log_std: float) -> N
 def test_its_density_by_change_of_variables(seed: int) -> None:
     pre, mean, log_std = normal(3, 5, seed=seed)
     reference = torch.distributions.TransformedDistribution(
-        torch.distributions.Normal(mean, log_std.exp()), [torch.distributions.TanhTransform(cache_size=1)]
+        torch.distributions.Normal(mean, log_std.exp()),
+        [torch.distributions.TanhTransform(cache_size=1)],
     )
     action, log_prob = squash(pre, mean, log_std)
     torch.testing.assert_close(log_prob, reference.log_prob(reference.transforms[0](pre)))
@@ -79,7 +90,9 @@ def test_an_ensemble_equals_its_members() -> None:
         expected.append(x[:, 0])
     torch.testing.assert_close(critics(features, action), torch.stack(expected))
     chosen = torch.tensor([3, 1])
-    torch.testing.assert_close(critics(features, action, chosen), torch.stack([expected[3], expected[1]]))
+    torch.testing.assert_close(
+        critics(features, action, chosen), torch.stack([expected[3], expected[1]])
+    )
 
 
 @given(seeds, st.booleans())
@@ -90,19 +103,29 @@ def test_targets_against_a_loop(seed: int, backup: bool) -> None:
     values[:, discount == 0] = float("nan")  # the observation after a terminated episode is ignored
     found = soft_target(reward, discount, values, log_prob, torch.tensor(0.2), backup)
     for i in range(6):
-        after = min(float(values[0, i]), float(values[1, i])) - (0.2 * float(log_prob[i]) if backup else 0)
+        after = min(float(values[0, i]), float(values[1, i])) - (
+            0.2 * float(log_prob[i]) if backup else 0
+        )
         expected = float(reward[i]) + (float(discount[i]) * after if discount[i] else 0)
         assert float(found[i]) == pytest.approx(expected)
 
 
 @given(seeds)
 def test_losses_against_loops(seed: int) -> None:
-    values, target, log_prob = normal(3, 5, seed=seed), normal(5, seed=seed + 1), normal(5, seed=seed + 2)
-    squares = [[(float(values[k, b]) - float(target[b])) ** 2 / 2 for b in range(5)] for k in range(3)]
+    values, target, log_prob = (
+        normal(3, 5, seed=seed),
+        normal(5, seed=seed + 1),
+        normal(5, seed=seed + 2),
+    )
+    squares = [
+        [(float(values[k, b]) - float(target[b])) ** 2 / 2 for b in range(5)] for k in range(3)
+    ]
     assert float(critic_loss(values, target)) == pytest.approx(sum(sum(row) / 5 for row in squares))
     for aggregate, value in (("mean", values.mean(0)), ("min", values.min(0).values)):
         expected = sum(0.3 * float(log_prob[b]) - float(value[b]) for b in range(5)) / 5
-        assert float(actor_loss(values, log_prob, torch.tensor(0.3, dtype=torch.float64), aggregate)) == pytest.approx(expected)
+        assert float(
+            actor_loss(values, log_prob, torch.tensor(0.3, dtype=torch.float64), aggregate)
+        ) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("entropy", "rises"), [(-3.0, True), (-1.0, False)])
@@ -113,7 +136,9 @@ def test_alpha_rises_while_the_entropy_is_too_low(entropy: float, rises: bool) -
 
 
 def test_random_shifts_against_a_loop() -> None:
-    images = torch.randint(0, 256, (3, 6, 5, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    images = torch.randint(
+        0, 256, (3, 6, 5, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8
+    )
     shifts = torch.tensor([[0, 0], [2, 2], [4, 1]])
     found = random_shift(images, shifts, 2)
     for b, (down, right) in enumerate(shifts.tolist()):
@@ -135,7 +160,13 @@ def transitions(seed: int = 0, size: int = 8) -> Transitions:
         image = torch.randint(0, 256, (size, 8, 8, 3), generator=generator, dtype=torch.uint8)
         action = torch.rand(size, 1, 4, generator=generator) * 2 - 1
         reward = torch.randn(size, generator=generator)
-        return {"image": image, "action": action, "reward": reward, "discount": torch.full((size,), 0.9), "acted": torch.ones(size).bool()}
+        return {
+            "image": image,
+            "action": action,
+            "reward": reward,
+            "discount": torch.full((size,), 0.9),
+            "acted": torch.ones(size).bool(),
+        }
 
     return Transitions(records(), records())
 
@@ -147,16 +178,38 @@ def snapshot(trainer: Trainer) -> dict[str, Tensor]:
 def test_each_loss_trains_its_own_modules() -> None:
     subject = policy()
     trainer = Trainer(subject, SAC(CONFIG), 64)
-    assert {name.split(".")[0] for name in trainer.parameters} == {"backbone", "actor", "value_head", "log_alpha"}
+    assert {name.split(".")[0] for name in trainer.parameters} == {
+        "backbone",
+        "actor",
+        "value_head",
+        "log_alpha",
+    }
     before, target = snapshot(trainer), [p.clone() for p in trainer.target.parameters()]
     sac_step(trainer, transitions(), torch.Generator().manual_seed(0), with_actor=False)
-    changed = {name.split(".")[0] for name, value in snapshot(trainer).items() if not torch.equal(value, before[name])}
+    changed = {
+        name.split(".")[0]
+        for name, value in snapshot(trainer).items()
+        if not torch.equal(value, before[name])
+    }
     assert changed == {"value_head"}, "the linear policy's features have no weights"
-    for slow, old, name in zip(trainer.target.parameters(), target, [n for n in before if n.startswith("value_head")], strict=True):
-        torch.testing.assert_close(slow, old + CONFIG.target_rate * (trainer.parameters[name].detach() - old))
+    for slow, old, name in zip(
+        trainer.target.parameters(),
+        target,
+        [n for n in before if n.startswith("value_head")],
+        strict=True,
+    ):
+        torch.testing.assert_close(
+            slow, old + CONFIG.target_rate * (trainer.parameters[name].detach() - old)
+        )
     metrics = sac_step(trainer, transitions(), torch.Generator().manual_seed(0), with_actor=True)
-    changed = {name.split(".")[0] for name, value in snapshot(trainer).items() if not torch.equal(value, before[name])}
-    assert changed == {"value_head", "actor", "log_alpha"} and metrics["actor/alpha"] == pytest.approx(0.1)
+    changed = {
+        name.split(".")[0]
+        for name, value in snapshot(trainer).items()
+        if not torch.equal(value, before[name])
+    }
+    assert changed == {"value_head", "actor", "log_alpha"} and metrics[
+        "actor/alpha"
+    ] == pytest.approx(0.1)
     assert all(parameter.requires_grad for parameter in subject.critics.parameters())
 
 
@@ -166,8 +219,14 @@ def test_the_actor_waits_until_its_warm_up_is_over() -> None:
     before = snapshot(trainer)
 
     def changed(iteration: int) -> set[str]:
-        sac_step(trainer, transitions(), torch.Generator().manual_seed(0), True, iteration=iteration)
-        return {name.split(".")[0] for name, value in snapshot(trainer).items() if not torch.equal(value, before[name])}
+        sac_step(
+            trainer, transitions(), torch.Generator().manual_seed(0), True, iteration=iteration
+        )
+        return {
+            name.split(".")[0]
+            for name, value in snapshot(trainer).items()
+            if not torch.equal(value, before[name])
+        }
 
     assert changed(1) == {"value_head"} and changed(2) == {"value_head", "actor", "log_alpha"}
 
@@ -179,13 +238,27 @@ def test_a_vlas_adapters_learn_only_from_the_critics() -> None:
     trainer = Trainer(subject, SAC(CONFIG), 64)
     shown = subject.prepare(observations(subject, 4))
     fields = transitions(size=4).now
-    batch = Transitions(*({name: fields[name] for name in ("reward", "discount", "acted")} | shown for _ in range(2)))
+    batch = Transitions(
+        *(
+            {name: fields[name] for name in ("reward", "discount", "acted")} | shown
+            for _ in range(2)
+        )
+    )
     batch.now["action"] = torch.rand(4, *subject.size)
     adapters = [name for name in trainer.parameters if "lora_" in name]
-    assert adapters and {name.split(".")[0] for name in trainer.parameters} == {"backbone", "actor", "value_head", "log_alpha"}
+    assert adapters and {name.split(".")[0] for name in trainer.parameters} == {
+        "backbone",
+        "actor",
+        "value_head",
+        "log_alpha",
+    }
     before = snapshot(trainer)
     sac_step(trainer, batch, torch.Generator().manual_seed(0), with_actor=False)
-    learnt = [name for name in adapters if "lora_B" in name and not torch.equal(trainer.parameters[name].detach(), before[name])]
+    learnt = [
+        name
+        for name in adapters
+        if "lora_B" in name and not torch.equal(trainer.parameters[name].detach(), before[name])
+    ]
     assert any("vision" in name for name in learnt) and any("language" in name for name in learnt)
     trainer.optimizers["critic"].zero_grad(set_to_none=True)
     trainer.optimizers["critic"].step = lambda: None  # type: ignore[method-assign, assignment]
@@ -202,7 +275,11 @@ def test_the_actor_maximises_the_critics() -> None:
 
     class Likes(nn.Module):
         def forward(self, features: Tensor, action: Tensor, chosen: Tensor | None = None) -> Tensor:
-            return -((action - 0.5) ** 2).sum(dim=(1, 2)).expand(4 if chosen is None else len(chosen), -1)
+            return (
+                -((action - 0.5) ** 2)
+                .sum(dim=(1, 2))
+                .expand(4 if chosen is None else len(chosen), -1)
+            )
 
     batch = transitions(size=32)
     features = subject.encode(batch.now).pooled.detach()
@@ -212,19 +289,26 @@ def test_the_actor_maximises_the_critics() -> None:
     for i in range(150):
         draws = torch.randn(32, 1, 4, generator=torch.Generator().manual_seed(i))
         drawn, log_prob = subject.draw(features, draws)
-        trainer.descend("actor", actor_loss(subject.critics(features, drawn), log_prob, torch.tensor(0.01), "mean"))
+        trainer.descend(
+            "actor",
+            actor_loss(subject.critics(features, drawn), log_prob, torch.tensor(0.01), "mean"),
+        )
     assert (subject.distribution(features)[0].tanh() - 0.5).abs().mean() < 0.1
 
 
 SETTINGS = Settings(0, 1.0, 2)
 
 
-def flow(directory: Path, subject: SACPolicy, trainer: Trainer, config: SACConfig, state: dict[str, Any]) -> OffPolicyFlow:
+def flow(
+    directory: Path, subject: SACPolicy, trainer: Trainer, config: SACConfig, state: dict[str, Any]
+) -> OffPolicyFlow:
     collector = LocalCollector(subject, groups(4, 2), SETTINGS)
     return OffPolicyFlow(collector, trainer, SETTINGS, config, directory / "replay", state)
 
 
-def run(directory: Path, config: SACConfig, iterations: int, stop: int | None = None) -> tuple[SACPolicy, list[dict[str, float]]]:
+def run(
+    directory: Path, config: SACConfig, iterations: int, stop: int | None = None
+) -> tuple[SACPolicy, list[dict[str, float]]]:
     """``stop``: iterations before a checkpoint; then a process continues and is lost, and another one resumes."""
     metrics: list[dict[str, float]] = []
     state: dict[str, Any] = {}
@@ -247,9 +331,17 @@ def run(directory: Path, config: SACConfig, iterations: int, stop: int | None = 
 
 def test_an_iteration_collects_stores_and_learns(tmp_path: Path) -> None:
     _, (metrics,) = run(tmp_path, CONFIG, 1)
-    assert metrics["rollout/episodes"] == 4 and metrics["actor/updates"] == round(metrics["rollout/steps"] * 0.3)
+    assert metrics["rollout/episodes"] == 4 and metrics["actor/updates"] == round(
+        metrics["rollout/steps"] * 0.3
+    )
     assert metrics["replay/size"] == metrics["rollout/steps"]
-    assert {"critic/vf_loss", "actor/entropy", "actor/alpha", "timing_s/update", "timing_s/rollout"} <= metrics.keys()
+    assert {
+        "critic/vf_loss",
+        "actor/entropy",
+        "actor/alpha",
+        "timing_s/update",
+        "timing_s/rollout",
+    } <= metrics.keys()
 
 
 @pytest.mark.parametrize("unit", GAMMA_UNITS)
@@ -279,9 +371,18 @@ def test_resume_from_a_checkpoint_is_deterministic(
 
 
 def test_training_improves_success(tmp_path: Path) -> None:
-    config = replace(CONFIG, episodes=8, updates_per_step=1.0, gamma=0.9, learning_rate=3e-3, value_learning_rate=3e-3)
+    config = replace(
+        CONFIG,
+        episodes=8,
+        updates_per_step=1.0,
+        gamma=0.9,
+        learning_rate=3e-3,
+        value_learning_rate=3e-3,
+    )
     _, metrics = run(tmp_path, config, 12)
-    early, late = ([m["rollout/success_once"] for m in part] for part in (metrics[:3], metrics[-3:]))
+    early, late = (
+        [m["rollout/success_once"] for m in part] for part in (metrics[:3], metrics[-3:])
+    )
     assert sum(late) / 3 > sum(early) / 3 + 0.25
 
 
@@ -289,7 +390,10 @@ def test_co_training_moves_the_actor_towards_demonstrations() -> None:
     config = replace(CONFIG, sft_coef=100.0, demonstrations=1, learning_rate=1e-2)
     subject = policy(config)
     trainer, shown = Trainer(subject, SAC(config), 64), transitions(seed=5)
-    losses = [sac_step(trainer, transitions(), torch.Generator().manual_seed(i), True, shown)["sft/loss"] for i in range(60)]
+    losses = [
+        sac_step(trainer, transitions(), torch.Generator().manual_seed(i), True, shown)["sft/loss"]
+        for i in range(60)
+    ]
     with torch.no_grad():
         features = subject.encode(shown.now).pooled
         expected = ((subject.distribution(features)[0].tanh() - shown.now["action"]) ** 2).mean()
@@ -316,20 +420,34 @@ def successes(running: OffPolicyFlow, config: SACConfig, iterations: int) -> lis
 
 
 LEARNT = {"actor", "value_head", "log_alpha"}
-STEERED = replace(CONFIG, noise_bound=1.6, frozen_backbone=True, episodes=8, updates_per_step=1.0, learning_rate=3e-3, gamma=0.9)
+STEERED = replace(
+    CONFIG,
+    noise_bound=1.6,
+    frozen_backbone=True,
+    episodes=8,
+    updates_per_step=1.0,
+    learning_rate=3e-3,
+    gamma=0.9,
+)
 
 
 def test_a_frozen_flow_is_steered_by_its_noise(tmp_path: Path) -> None:
     base = Flow(LinearOptions(chunk=2))
     subject = SAC(STEERED).wrap(base, 0)
-    assert {name.split(".")[0] for name, p in subject.named_parameters() if p.requires_grad} == LEARNT | {"feature_mean", "feature_spread"}
+    assert {
+        name.split(".")[0] for name, p in subject.named_parameters() if p.requires_grad
+    } == LEARNT | {"feature_mean", "feature_spread"}
     trainer = Trainer(subject, SAC(STEERED), 64)
     assert SAC(STEERED).target_entropy(subject) == -4
     running = flow(tmp_path, subject, trainer, STEERED, {})
     success = successes(running, STEERED, 10)
     assert sum(success[-3:]) / 3 > sum(success[:3]) / 3 + 0.25
     stored = running.replay.sample(16, torch.Generator().manual_seed(0)).now
-    assert stored["action"].shape == (16, 4) and stored["action"].abs().max() <= 1 and "image" not in stored
+    assert (
+        stored["action"].shape == (16, 4)
+        and stored["action"].abs().max() <= 1
+        and "image" not in stored
+    )
 
 
 @torch.no_grad()
@@ -338,12 +456,26 @@ def test_steered_log_probabilities_are_those_of_the_noise(tmp_path: Path) -> Non
     inputs = subject.prepare(observations(subject, 5))
     sample = subject.act(subject.encode(inputs), noise(torch.arange(5)), 1.0)
     mean, log_std = subject.distribution(subject.encode(inputs).pooled)
-    torch.testing.assert_close(sample.log_prob.sum((1, 2)), squash(sample.latent["pre"], mean, log_std)[1].sum(1))
-    torch.testing.assert_close(subject.evaluate(inputs, sample.latent, 1.0).log_prob, sample.log_prob)
-    assert torch.equal(sample.actions, subject.base.act_from_noise(None, 1.6 * sample.latent["chosen"]))
+    torch.testing.assert_close(
+        sample.log_prob.sum((1, 2)), squash(sample.latent["pre"], mean, log_std)[1].sum(1)
+    )
+    torch.testing.assert_close(
+        subject.evaluate(inputs, sample.latent, 1.0).log_prob, sample.log_prob
+    )
+    assert torch.equal(
+        sample.actions, subject.base.act_from_noise(None, 1.6 * sample.latent["chosen"])
+    )
 
 
-REFINED = replace(CONFIG, anchor=0.0, frozen_backbone=True, episodes=8, updates_per_step=1.0, learning_rate=3e-3, gamma=0.9)
+REFINED = replace(
+    CONFIG,
+    anchor=0.0,
+    frozen_backbone=True,
+    episodes=8,
+    updates_per_step=1.0,
+    learning_rate=3e-3,
+    gamma=0.9,
+)
 
 
 def refining(anchor: float, chunk: int = 2) -> SACPolicy:
@@ -357,9 +489,13 @@ def test_a_refining_actor_starts_as_the_frozen_policy() -> None:
     own = subject.base.act(subject.base.encode(inputs), None, 0.0).actions
     features = subject.encode(inputs)
     assert torch.equal(subject.own_actions(features.pooled), own)
-    assert torch.equal(features.pooled[:, : -own[0].numel()], subject.base.pooled(subject.base.encode(inputs)))
+    assert torch.equal(
+        features.pooled[:, : -own[0].numel()], subject.base.pooled(subject.base.encode(inputs))
+    )
     torch.testing.assert_close(subject.act(features, None, 0.0).actions, own.clamp(-0.98, 0.98))
-    assert {name.split(".")[0] for name, p in subject.named_parameters() if p.requires_grad} == LEARNT | {"feature_mean", "feature_spread"}
+    assert {
+        name.split(".")[0] for name, p in subject.named_parameters() if p.requires_grad
+    } == LEARNT | {"feature_mean", "feature_spread"}
 
 
 def test_the_anchor_is_the_squared_distance_to_the_frozen_policys_actions() -> None:
@@ -372,7 +508,9 @@ def test_the_anchor_is_the_squared_distance_to_the_frozen_policys_actions() -> N
         bias: Any = subject.actor[-2].bias
         bias.register_hook(kept.append)
         inputs = subject.precompute(subject.prepare(observations(subject, 6)))
-        distance = sac_step(trainer, stored(subject, inputs), torch.Generator().manual_seed(1), True)["actor/distance"]
+        distance = sac_step(
+            trainer, stored(subject, inputs), torch.Generator().manual_seed(1), True
+        )["actor/distance"]
         gradients.append(kept[-1])
     subject = refining(0.7)
     inputs = subject.precompute(subject.prepare(observations(subject, 6)))
@@ -400,7 +538,9 @@ def test_features_of_a_frozen_backbone_are_standardised_once() -> None:
     varies = raw.std(0) > 0.02 * raw.std(0).max()
     assert varies.sum() > 3
     torch.testing.assert_close(found.mean(0), torch.zeros_like(found[0]), atol=1e-3, rtol=0.0)
-    torch.testing.assert_close(found.std(0, correction=0)[varies], torch.ones(int(varies.sum())), atol=1e-3, rtol=0.0)
+    torch.testing.assert_close(
+        found.std(0, correction=0)[varies], torch.ones(int(varies.sum())), atol=1e-3, rtol=0.0
+    )
     mean, spread = subject.feature_mean, subject.feature_spread
     assert mean is not None and spread is not None and not torch.equal(mean, torch.zeros_like(mean))
     before = mean.detach().clone(), spread.detach().clone()
@@ -420,10 +560,14 @@ def test_critics_and_targets_are_of_standard_features() -> None:
         generator = torch.Generator().manual_seed(3)
         chosen = torch.randperm(REFINED.critics, generator=generator)[: REFINED.critic_subset]
         action, _ = subject.draw(raw, torch.randn((8, *subject.size), generator=generator))
-        following = trainer.target["critics"](subject.standard(raw), action, chosen).min(dim=0).values
+        following = (
+            trainer.target["critics"](subject.standard(raw), action, chosen).min(dim=0).values
+        )
     found = sac_step(trainer, batch, torch.Generator().manual_seed(3))
     assert found["critic/value_mean"] == pytest.approx(float(values), rel=1e-5)
-    assert found["critic/target_mean"] == pytest.approx(float((1 + 0.9 * following).mean()), rel=1e-5)
+    assert found["critic/target_mean"] == pytest.approx(
+        float((1 + 0.9 * following).mean()), rel=1e-5
+    )
 
 
 def test_features_of_a_trained_backbone_are_as_they_are() -> None:
@@ -460,15 +604,36 @@ def test_a_policy_without_noise_cannot_be_steered() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sft_coef": 0.1}, "algorithm.sft_coef=0.1 needs demonstrations: set algorithm.demonstrations or"),
-        ({"noise_bound": 1.0}, "algorithm.noise_bound needs a frozen policy: set algorithm.frozen_backbone=true"),
-        ({"noise_bound": 1.0, "frozen_backbone": True, "demonstrations": 2}, "algorithm.noise_bound cannot use demonstrations"),
-        ({"anchor": 0.1}, "algorithm.anchor refines the actions of a frozen policy: set algorithm.frozen_backbone=true"),
+        (
+            {"sft_coef": 0.1},
+            "algorithm.sft_coef=0.1 needs demonstrations: set algorithm.demonstrations or",
+        ),
+        (
+            {"noise_bound": 1.0},
+            "algorithm.noise_bound needs a frozen policy: set algorithm.frozen_backbone=true",
+        ),
+        (
+            {"noise_bound": 1.0, "frozen_backbone": True, "demonstrations": 2},
+            "algorithm.noise_bound cannot use demonstrations",
+        ),
+        (
+            {"anchor": 0.1},
+            "algorithm.anchor refines the actions of a frozen policy: set algorithm.frozen_backbone=true",
+        ),
         ({"anchor": 0.1, "frozen_backbone": True, "noise_bound": 1.0}, "set only one of them"),
         ({"critic_subset": 5}, "algorithm.critic_subset=5 is more than algorithm.critics=4"),
-        ({"demonstration_share": 0.0, "demonstrations": 3}, "algorithm.demonstration_share=0 disables"),
-        ({"demonstrations": 3, "dataset": "somewhere"}, "algorithm.dataset and algorithm.demonstrations exclude"),
-        ({"demonstration_share": 0.0, "dataset": "somewhere"}, "algorithm.demonstration_share=0 disables"),
+        (
+            {"demonstration_share": 0.0, "demonstrations": 3},
+            "algorithm.demonstration_share=0 disables",
+        ),
+        (
+            {"demonstrations": 3, "dataset": "somewhere"},
+            "algorithm.dataset and algorithm.demonstrations exclude",
+        ),
+        (
+            {"demonstration_share": 0.0, "dataset": "somewhere"},
+            "algorithm.demonstration_share=0 disables",
+        ),
     ],
 )
 def test_invalid_settings_are_refused(changes: dict[str, Any], message: str) -> None:

@@ -57,7 +57,9 @@ def test_the_temperature_scales_samples_and_their_density(temperature: float, se
     torch.testing.assert_close(sample.actions, (mean + std * z).tanh())
     normal = torch.distributions.Normal(mean.double(), std.double())
     pre = (mean + std * z).double()
-    density = normal.log_prob(pre) - 2 * (math.log(2) - pre - torch.nn.functional.softplus(-2 * pre))
+    density = normal.log_prob(pre) - 2 * (
+        math.log(2) - pre - torch.nn.functional.softplus(-2 * pre)
+    )
     torch.testing.assert_close(sample.log_prob, density.float(), atol=1e-4, rtol=1e-4)
     again = subject.evaluate(INPUTS, sample.latent, temperature)
     torch.testing.assert_close(again.log_prob, sample.log_prob)
@@ -72,7 +74,9 @@ def test_temperature_zero_gives_the_mean() -> None:
     mean, _ = subject.distribution(features.pooled)
     greedy = subject.act(features, None, 0.0)
     torch.testing.assert_close(greedy.actions, mean.tanh())
-    torch.testing.assert_close(greedy.log_prob, subject.evaluate(INPUTS, greedy.latent, 1.0).log_prob)
+    torch.testing.assert_close(
+        greedy.log_prob, subject.evaluate(INPUTS, greedy.latent, 1.0).log_prob
+    )
 
 
 @torch.no_grad()
@@ -87,12 +91,17 @@ def test_samples_of_an_update_equal_those_of_a_rollout_at_temperature_one() -> N
 
 def test_samples_are_reparameterised() -> None:
     """The gradient of a sample reaches mean and standard deviation: d tanh(m + s z) = (1 - a**2) (dm + z ds)."""
-    mean, log_std = torch.tensor([[0.3]], requires_grad=True), torch.tensor([[-1.0]], requires_grad=True)
+    mean, log_std = (
+        torch.tensor([[0.3]], requires_grad=True),
+        torch.tensor([[-1.0]], requires_grad=True),
+    )
     z = torch.tensor([[1.5]])
     action, _ = squash(mean + log_std.exp() * z, mean, log_std)
     by_mean, by_spread = torch.autograd.grad(action.sum(), (mean, log_std))
     slope = float(1 - action.detach() ** 2)
-    assert by_mean.item() == pytest.approx(slope) and by_spread.item() == pytest.approx(slope * 1.5 * math.exp(-1))
+    assert by_mean.item() == pytest.approx(slope) and by_spread.item() == pytest.approx(
+        slope * 1.5 * math.exp(-1)
+    )
 
 
 @pytest.mark.parametrize("free", [-100.0, 0.0, 100.0])
@@ -138,7 +147,9 @@ class Steered(Places):
 def test_steered_noise_is_bounded_and_its_probability_counts_once_per_chunk() -> None:
     base = Steered(PLACES, CHUNK)
     base.spec = PolicySpec(chunk=CHUNK, action_dim=DIMS, state_dim=PLACES, images={})
-    subject = SACPolicy(base, PLACES, SACConfig(critics=2, hidden=16, noise_bound=1.7, frozen_backbone=True))
+    subject = SACPolicy(
+        base, PLACES, SACConfig(critics=2, hidden=16, noise_bound=1.7, frozen_backbone=True)
+    )
     z = drawn(2)[:, 0]
     features = subject.encode(INPUTS)
     sample = subject.act(features, Numbers(z), 1.0)

@@ -15,7 +15,9 @@ def test_the_learning_rate_rises_then_falls(warmup: int, more: int) -> None:
     rates = [warmup_cosine(step, warmup, total) for step in range(total + 3)]
     assert rates[:warmup] == pytest.approx([(step + 1) / warmup for step in range(warmup)])
     assert rates[warmup] == 1 and rates[total:] == pytest.approx([0, 0, 0])
-    assert all(after <= before for before, after in zip(rates[warmup:], rates[warmup + 1 :], strict=False))
+    assert all(
+        after <= before for before, after in zip(rates[warmup:], rates[warmup + 1 :], strict=False)
+    )
 
 
 def test_the_learning_rate_half_way_through_its_decay() -> None:

@@ -17,10 +17,15 @@ def test_chunks_start_with_the_action_of_their_state_and_repeat_the_last(chunk: 
 
 
 def test_chunks_do_not_reach_into_the_next_episode() -> None:
-    episodes = [({"x": torch.zeros(3, 1)}, torch.arange(3.0)[:, None]), ({"x": torch.ones(2, 1)}, torch.tensor([[10.0], [11.0]]))]
+    episodes = [
+        ({"x": torch.zeros(3, 1)}, torch.arange(3.0)[:, None]),
+        ({"x": torch.ones(2, 1)}, torch.tensor([[10.0], [11.0]])),
+    ]
     shown = Demonstrations.of(episodes, 2)
     assert shown.actions[..., 0].tolist() == [[0, 1], [1, 2], [2, 2], [10, 11], [11, 11]]
-    assert shown.inputs["x"].flatten().tolist() == [0, 0, 0, 1, 1] and shown.draws.tolist() == list(range(5))
+    assert shown.inputs["x"].flatten().tolist() == [0, 0, 0, 1, 1] and shown.draws.tolist() == list(
+        range(5)
+    )
 
 
 class Flow:

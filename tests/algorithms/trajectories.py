@@ -11,7 +11,14 @@ from rlinf_vla.core.types import Trajectory
 GARBAGE = (float("nan"), float("inf"), float("-inf"), 1e30)
 
 
-def trajectory(reward: Tensor, value: Tensor, valid: Tensor, terminated: Tensor, truncated: Tensor, bootstrap: Tensor) -> Trajectory:
+def trajectory(
+    reward: Tensor,
+    value: Tensor,
+    valid: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    bootstrap: Tensor,
+) -> Trajectory:
     """Per control step ``[T, B, C]``, per call ``[T, B]``; ``bootstrap`` counts where the episode is cut."""
     calls, envs, chunk = reward.shape
     ended = (terminated & valid).any(-1)
@@ -39,9 +46,18 @@ def trajectory(reward: Tensor, value: Tensor, valid: Tensor, terminated: Tensor,
 
 
 @st.composite
-def trajectories(draw: st.DrawFn, dtype: torch.dtype = torch.float64, garbage: bool = False, longest_chunk: int = 4) -> Trajectory:
+def trajectories(
+    draw: st.DrawFn,
+    dtype: torch.dtype = torch.float64,
+    garbage: bool = False,
+    longest_chunk: int = 4,
+) -> Trajectory:
     """``garbage`` writes NaN, infinities and random flags where nothing was executed."""
-    calls, envs, chunk = draw(st.integers(1, 7)), draw(st.integers(1, 4)), draw(st.integers(1, longest_chunk))
+    calls, envs, chunk = (
+        draw(st.integers(1, 7)),
+        draw(st.integers(1, 4)),
+        draw(st.integers(1, longest_chunk)),
+    )
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32 - 1)))
     end_probability = draw(st.sampled_from([0.0, 0.3, 0.7]))
 
@@ -52,17 +68,27 @@ def trajectories(draw: st.DrawFn, dtype: torch.dtype = torch.float64, garbage: b
         return torch.rand(*shape, generator=generator) < probability
 
     ended = chance(end_probability, calls, envs)
-    executed = torch.where(ended, torch.randint(1, chunk + 1, (calls, envs), generator=generator), chunk)
+    executed = torch.where(
+        ended, torch.randint(1, chunk + 1, (calls, envs), generator=generator), chunk
+    )
     position = torch.arange(chunk)
-    late = torch.where(chance(0.2, calls, envs), torch.rand(calls, envs, generator=generator) * executed, 0)  # with a deadline
+    late = torch.where(
+        chance(0.2, calls, envs), torch.rand(calls, envs, generator=generator) * executed, 0
+    )  # with a deadline
     valid = (position < executed[..., None]) & (position >= late.long()[..., None])
     last = (position == executed[..., None] - 1) & ended[..., None]
-    how = torch.randint(0, 3, (calls, envs, 1), generator=generator)  # terminated, truncated, both in one step
+    how = torch.randint(
+        0, 3, (calls, envs, 1), generator=generator
+    )  # terminated, truncated, both in one step
     terminated, truncated = last & (how != 1), last & (how != 0)
     reward = torch.where(valid, normal(calls, envs, chunk), 0)
     if garbage:
-        poison = torch.tensor(GARBAGE, dtype=dtype)[torch.randint(0, len(GARBAGE), valid.shape, generator=generator)]
+        poison = torch.tensor(GARBAGE, dtype=dtype)[
+            torch.randint(0, len(GARBAGE), valid.shape, generator=generator)
+        ]
         reward = torch.where(valid, reward, poison)
         terminated = terminated | (~valid & chance(0.5, *valid.shape))
         truncated = truncated | (~valid & chance(0.5, *valid.shape))
-    return trajectory(reward, normal(calls, envs), valid, terminated, truncated, normal(calls, envs))
+    return trajectory(
+        reward, normal(calls, envs), valid, terminated, truncated, normal(calls, envs)
+    )

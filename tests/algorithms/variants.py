@@ -17,5 +17,6 @@ def _read(text: str) -> Any:
 
 
 VARIANTS: dict[str, GRPOConfig] = {
-    path.name.removesuffix(".yaml"): _read(path.read_text()) for path in (files("rlinf_vla.recipes") / "algorithm").iterdir()
+    path.name.removesuffix(".yaml"): _read(path.read_text())
+    for path in (files("rlinf_vla.recipes") / "algorithm").iterdir()
 }

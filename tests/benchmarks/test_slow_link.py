@@ -27,7 +27,9 @@ def echo() -> Iterator[int]:
         serving.join()
 
 
-@pytest.mark.parametrize(("link", "least"), [(Link(), 0.0), (Link(delay_s=0.15), 0.15), (Link(loss=1.0), RESEND_S)])
+@pytest.mark.parametrize(
+    ("link", "least"), [(Link(), 0.0), (Link(delay_s=0.15), 0.15), (Link(loss=1.0), RESEND_S)]
+)
 def test_answers_are_whole_in_order_and_late(echo: int, link: Link, least: float) -> None:
     with relay(echo, link) as port, socket.create_connection(("127.0.0.1", port)) as client:
         for number in range(3):

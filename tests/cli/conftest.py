@@ -52,7 +52,9 @@ def handlers_of_a_module() -> Iterator[None]:
 
 
 @pytest.fixture
-def rlinf_vla(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+def rlinf_vla(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> CommandLine:
     """Runs a command line in this process, in an empty folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "300")
@@ -119,9 +121,18 @@ checkpoints:
   every: 1
 algorithm:
 """
-PPO = COUNTING + "  horizon: 12\n  minibatch_size: 10\n  epochs: 2\n  learning_rate: 0.05\n  value_learning_rate: 0.01\n  target_kl: null\n"
-GRPO = COUNTING + "  episodes: 8\n  group_size: 4\n  minibatch_size: 10\n  learning_rate: 0.05\n  target_kl: null\n"
-SAC = COUNTING + "  episodes: 4\n  updates_per_step: 0.2\n  batch_size: 8\n  critics: 3\n  hidden: 16\n"
+PPO = (
+    COUNTING
+    + "  horizon: 12\n  minibatch_size: 10\n  epochs: 2\n  learning_rate: 0.05\n  value_learning_rate: 0.01\n  target_kl: null\n"
+)
+GRPO = (
+    COUNTING
+    + "  episodes: 8\n  group_size: 4\n  minibatch_size: 10\n  learning_rate: 0.05\n  target_kl: null\n"
+)
+SAC = (
+    COUNTING
+    + "  episodes: 4\n  updates_per_step: 0.2\n  batch_size: 8\n  critics: 3\n  hidden: 16\n"
+)
 CLASSIFIER = """# @package _global_
 # Sees when counting is done.
 defaults:
@@ -165,7 +176,10 @@ defaults:
 name: counted
 iterations: 1
 """
-SFT = COUNTING + "  batch_size: 8\n  warmup_steps: 1\n  learning_rate: 0.05\n  demonstrations:\n    episodes: 6\n"
+SFT = (
+    COUNTING
+    + "  batch_size: 8\n  warmup_steps: 1\n  learning_rate: 0.05\n  demonstrations:\n    episodes: 6\n"
+)
 
 
 @dataclass
@@ -188,9 +202,20 @@ def counting(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     folder = tmp_path_factory.mktemp("user")
     LinearPolicy(LinearOptions(chunk=2)).save(folder / "model")
     (folder / "recipe").mkdir()
-    for algorithm, text, iterations, rank in (("ppo", PPO, 2, 2), ("grpo", GRPO, 2, 2), ("sac", SAC, 2, 0), ("sft", SFT, 6, 0)):
+    for algorithm, text, iterations, rank in (
+        ("ppo", PPO, 2, 2),
+        ("grpo", GRPO, 2, 2),
+        ("sac", SAC, 2, 0),
+        ("sft", SFT, 6, 0),
+    ):
         name = f"counting_{algorithm}"
-        filled = text.format(name=name, algorithm=algorithm, iterations=iterations, rank=rank, checkpoint=folder / "model")
+        filled = text.format(
+            name=name,
+            algorithm=algorithm,
+            iterations=iterations,
+            rank=rank,
+            checkpoint=folder / "model",
+        )
         (folder / "recipe" / f"{name}.yaml").write_text(filled)
     (folder / "recipe" / "counting_classifier.yaml").write_text(CLASSIFIER)
     (folder / "recipe" / "counting_eval.yaml").write_text(EVALUATION)
@@ -198,12 +223,22 @@ def counting(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
 
 
 @pytest.fixture
-def train(rlinf_vla: CommandLine, counting: Counting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def train(
+    rlinf_vla: CommandLine, counting: Counting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Any:
     """Trains in a run directory of that name; drawing its report would take most of the time."""
 
-    def run(name: str, *overrides: str, code: int = 0, report: bool = False, recipe: str = "counting_ppo") -> Path:
+    def run(
+        name: str,
+        *overrides: str,
+        code: int = 0,
+        report: bool = False,
+        recipe: str = "counting_ppo",
+    ) -> Path:
         if not report:
-            monkeypatch.setattr("rlinf_vla.telemetry.report.write_report", lambda directory: directory)
+            monkeypatch.setattr(
+                "rlinf_vla.telemetry.report.write_report", lambda directory: directory
+            )
         found = rlinf_vla(*counting.arguments("train", recipe, f"run_dir={name}", *overrides))
         assert found.code == code, found.out + found.err
         return tmp_path / name

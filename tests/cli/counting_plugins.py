@@ -23,7 +23,10 @@ class CountingInSuites(CounterPlugin):
     """Two suites of the same two tasks, with a longer and a shorter time limit."""
 
     def suites(self, config: CounterConfig) -> list[Suite]:
-        return [Suite(f"within {limit}", tuple(GOALS), replace(config, episode_limit=limit)) for limit in (config.episode_limit, 3)]
+        return [
+            Suite(f"within {limit}", tuple(GOALS), replace(config, episode_limit=limit))
+            for limit in (config.episode_limit, 3)
+        ]
 
 
 @dataclass
@@ -43,7 +46,10 @@ class CountingInProcesses(CounterPlugin):
         assert isinstance(config, ProcessesConfig)
         program, options = ["-m", "tests.envs.counting_simulator"], {"seconds": config.seconds}
         slots, limit = config.num_envs // groups, config.episode_limit
-        pools = [SimulatorPool(program, options, slots=slots, processes=2, episode_limit=limit) for _ in range(groups)]
+        pools = [
+            SimulatorPool(program, options, slots=slots, processes=2, episode_limit=limit)
+            for _ in range(groups)
+        ]
         return [ProcessVectorEnv(pool, ("Low",)) for pool in pools]
 
 

@@ -15,7 +15,10 @@ from safetensors.torch import load_file, save_file
 from tests.cli.conftest import CommandLine
 from tests.models.tiny_openvla import smaller_directory, tiny
 
-INDEX, SHARDS = "model.safetensors.index.json", [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
+INDEX, SHARDS = (
+    "model.safetensors.index.json",
+    [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)],
+)
 
 
 @pytest.fixture
@@ -33,13 +36,22 @@ def valid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (directory / "model.safetensors").unlink()
     places = {key: SHARDS[i % 3] for i, key in enumerate(state)}
     for name in SHARDS:
-        save_file({key: value for key, value in state.items() if places[key] == name}, directory / name)
+        save_file(
+            {key: value for key, value in state.items() if places[key] == name}, directory / name
+        )
     (directory / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}))
     return directory
 
 
 def evaluation(package: Path, checkpoint: Path) -> list[str]:
-    return ["eval", "--config-dir", str(package), "recipe=counted", "cluster=laptop", f"model.checkpoint={checkpoint}"]
+    return [
+        "eval",
+        "--config-dir",
+        str(package),
+        "recipe=counted",
+        "cluster=laptop",
+        f"model.checkpoint={checkpoint}",
+    ]
 
 
 class Hostile:
@@ -81,41 +93,67 @@ def changed(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Path], 
 
 def with_code(directory: Path) -> None:
     """Only the dataset is missing: the checkpoint's Python files must not be read."""
-    (directory / "modeling_prismatic.py").write_text(f"from pathlib import Path; Path({str(directory.parent / 'touched')!r}).touch()")
+    (directory / "modeling_prismatic.py").write_text(
+        f"from pathlib import Path; Path({str(directory.parent / 'touched')!r}).touch()"
+    )
     config = json.loads((directory / "config.json").read_text())
     config["auto_map"] = {"AutoModelForVision2Seq": "modeling_prismatic.OpenVLAForActionPrediction"}
     (directory / "config.json").write_text(json.dumps(config))
     statistics = json.loads((directory / "dataset_statistics.json").read_text())
-    (directory / "dataset_statistics.json").write_text(json.dumps({"bridge": statistics["maniskill"], "fractal": statistics["maniskill"]}))
+    (directory / "dataset_statistics.json").write_text(
+        json.dumps({"bridge": statistics["maniskill"], "fractal": statistics["maniskill"]})
+    )
 
 
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda directory: (directory / SHARDS[1]).write_bytes((directory / SHARDS[1]).read_bytes()[:-64]), [SHARDS[1], "copy it again"]),
+        (
+            lambda directory: (directory / SHARDS[1]).write_bytes(
+                (directory / SHARDS[1]).read_bytes()[:-64]
+            ),
+            [SHARDS[1], "copy it again"],
+        ),
         (lambda directory: (directory / SHARDS[1]).unlink(), [SHARDS[1], "missing"]),
         (lambda directory: (directory / SHARDS[1]).write_bytes(b""), [SHARDS[1], "damaged"]),
         (edited(lambda index: index.pop("weight_map")), [INDEX, "weight_map"]),
-        (edited(lambda index: index["weight_map"].update(x="../../elsewhere.safetensors")), [INDEX, "weight_map"]),
-        (edited(lambda index: index.update(weight_map={"x": SHARDS[0]})), ["missing weights, first "]),
+        (
+            edited(lambda index: index["weight_map"].update(x="../../elsewhere.safetensors")),
+            [INDEX, "weight_map"],
+        ),
+        (
+            edited(lambda index: index.update(weight_map={"x": SHARDS[0]})),
+            ["missing weights, first "],
+        ),
         (changed(lambda value: value[None]), ["has shape", "config.json says"]),
         (changed(lambda value: value.fill_(float("nan"))), ["NaN"]),
         (changed(lambda value: value.to(torch.int8)), ["int8", "quantised"]),
         (pickled("model.safetensors"), ["model.safetensors cannot be read"]),
-        (pickled("pytorch_model.bin"), ["only pytorch_model.bin, a pickle", "weights_only=True), 'model.safetensors'"]),
+        (
+            pickled("pytorch_model.bin"),
+            ["only pytorch_model.bin, a pickle", "weights_only=True), 'model.safetensors'"],
+        ),
         (with_code, ["unnorm_key", "bridge", "fractal"]),
     ],
 )
 def test_a_bad_checkpoint_is_one_line(
-    rlinf_vla: CommandLine, package: Path, checkpoint: Path, spoil: Callable[[Path], None], words: list[str]
+    rlinf_vla: CommandLine,
+    package: Path,
+    checkpoint: Path,
+    spoil: Callable[[Path], None],
+    words: list[str],
 ) -> None:
     spoil(checkpoint)
     found = rlinf_vla(*evaluation(package, checkpoint))
     assert all(word in found.complaint for word in words), found.complaint
-    assert not (checkpoint.parent / "touched").exists() and not (checkpoint.parent / "runs").exists()
+    assert (
+        not (checkpoint.parent / "touched").exists() and not (checkpoint.parent / "runs").exists()
+    )
 
 
-def test_the_advice_for_a_pickle_works(rlinf_vla: CommandLine, package: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_advice_for_a_pickle_works(
+    rlinf_vla: CommandLine, package: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     state = {key: value for shard in SHARDS for key, value in load_file(checkpoint / shard).items()}
     pickled("pytorch_model.bin")(checkpoint)
     torch.save(state, checkpoint / "pytorch_model.bin")
@@ -124,4 +162,6 @@ def test_the_advice_for_a_pickle_works(rlinf_vla: CommandLine, package: Path, ch
     monkeypatch.chdir(checkpoint)
     exec(program, {})  # in this process, because importing torch again takes seconds
     converted = load_file(checkpoint / "model.safetensors")
-    assert converted.keys() == state.keys() and all(torch.equal(value, state[key]) for key, value in converted.items())
+    assert converted.keys() == state.keys() and all(
+        torch.equal(value, state[key]) for key, value in converted.items()
+    )

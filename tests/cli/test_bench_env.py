@@ -28,7 +28,11 @@ def stock(counting: Counting, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     installed = plugins.Installed
     module = SimpleNamespace(baselines=baselines)
-    monkeypatch.setattr(plugins, "Installed", lambda group: {"counter": module} if group == "rlinf_vla.benchmarks" else installed(group))
+    monkeypatch.setattr(
+        plugins,
+        "Installed",
+        lambda group: {"counter": module} if group == "rlinf_vla.benchmarks" else installed(group),
+    )
     return code
 
 
@@ -48,7 +52,9 @@ def test_our_environment_is_compared_with_the_simulators_own(
     assert len(document["ratios"]) == 6 and all(env.closed for env in counting.plugin.created)
 
 
-def test_without_a_baseline_only_ours_is_measured(rlinf_vla: CommandLine, counting: Counting, tmp_path: Path) -> None:
+def test_without_a_baseline_only_ours_is_measured(
+    rlinf_vla: CommandLine, counting: Counting, tmp_path: Path
+) -> None:
     assert rlinf_vla("bench", "env", "env=counter", "run_dir=out").code == 0
     assert json.loads((tmp_path / "out" / "bench_env.json").read_text())["counter"]["ratios"] == {}
 

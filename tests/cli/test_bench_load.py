@@ -10,7 +10,9 @@ from rlinf_vla.benchmarks import load as bench_load
 from tests.cli.conftest import CommandLine
 
 
-def test_time_and_memory_of_loading_are_reported(rlinf_vla: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_and_memory_of_loading_are_reported(
+    rlinf_vla: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On the tiny model and in this process: the numbers are meaningless, but the steps are the same."""
     shards: list[Path] = []
 
@@ -24,12 +26,18 @@ def test_time_and_memory_of_loading_are_reported(rlinf_vla: CommandLine, monkeyp
     monkeypatch.setattr(bench_load, "in_process", in_process)
     found = rlinf_vla("bench", "load", "model.checkpoint=asset://openvla_tiny")
     assert found.code == 0, found.err
-    assert len(shards) == bench_load.SHARDS and not any(path.exists() for path in shards), "the temporary checkpoint is gone"
-    above, whole = (float(number) for number in re.findall(r"memory / checkpoint: ([\d.]+)", found.out))
+    assert len(shards) == bench_load.SHARDS and not any(path.exists() for path in shards), (
+        "the temporary checkpoint is gone"
+    )
+    above, whole = (
+        float(number) for number in re.findall(r"memory / checkpoint: ([\d.]+)", found.out)
+    )
     assert 0 <= above < whole and "seconds to load" in found.out
 
 
-def test_a_failed_measurement_names_the_reason(rlinf_vla: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_measurement_names_the_reason(
+    rlinf_vla: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert "model.sizes is not a key" in rlinf_vla("bench", "load", "+model.sizes=7").complaint
     monkeypatch.setattr(bench_load.sys, "executable", "/bin/false")
     assert "could not make the checkpoint" in rlinf_vla("bench", "load").complaint

@@ -39,12 +39,18 @@ def bench(rlinf_vla: CommandLine, counting: Counting, *overrides: str) -> dict[s
 
 def kinds(document: dict[str, Any], batch: int) -> list[str]:
     for each in document["latencies"]:
-        assert each["calls"] == 2 and 0 < each["best_ms"] <= each["p50_ms"] <= each["p99_ms"] and each["actions_per_s"] > 0
+        assert (
+            each["calls"] == 2
+            and 0 < each["best_ms"] <= each["p50_ms"] <= each["p99_ms"]
+            and each["actions_per_s"] > 0
+        )
         assert each["reached"]["mfu"] > 0 and each["reached"]["of_roofline"] > 0
     return [each["kind"] for each in document["latencies"] if each["batch"] == batch]
 
 
-def test_a_policy_without_a_usual_implementation(rlinf_vla: CommandLine, counting: Counting) -> None:
+def test_a_policy_without_a_usual_implementation(
+    rlinf_vla: CommandLine, counting: Counting
+) -> None:
     document = bench(rlinf_vla, counting, "rollout.batch_size=2", "rollout.pipeline_depth=1")
     assert kinds(document, 1) == kinds(document, 2) == ["act", "evaluate", "evaluate + backward"]
     assert document["plain_over_act"] == {} and document["environment"]["packages"]["torch"]
@@ -52,15 +58,28 @@ def test_a_policy_without_a_usual_implementation(rlinf_vla: CommandLine, countin
 
 @pytest.mark.parametrize("name", ["openvla", "pi0"])
 def test_comparison_with_the_usual_implementation(
-    rlinf_vla: CommandLine, counting: Counting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    rlinf_vla: CommandLine,
+    counting: Counting,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
 ) -> None:
     models = {"linear": plugins.models()["linear"], "openvla": OpenVLAPolicy, "pi0": Pi0Policy}
     monkeypatch.setattr(plugins, "models", lambda: models)
     directory = (smaller_directory if name == "openvla" else pi0_directory)(tmp_path / name)
-    options = ["model.options.random_weights=true", f"model.checkpoint={directory}", f"model={name}", "rollout.batch_size=2"]
+    options = [
+        "model.options.random_weights=true",
+        f"model.checkpoint={directory}",
+        f"model={name}",
+        "rollout.batch_size=2",
+    ]
     document = bench(rlinf_vla, counting, *options)
     assert document["model"] == name
-    assert kinds(document, 1) == kinds(document, 2) == ["act", "plain", "evaluate", "evaluate + backward"]
+    assert (
+        kinds(document, 1)
+        == kinds(document, 2)
+        == ["act", "plain", "evaluate", "evaluate + backward"]
+    )
     assert (
         document["same_actions"] == {"batch 1": 1.0, "batch 2": 1.0}
         and document["plain_over_act"].keys() == document["same_actions"].keys()
@@ -75,10 +94,14 @@ def test_openvla_generates_the_same_actions_from_a_padded_prompt() -> None:
     with torch.no_grad():
         found = policy.reference_actions(inputs)
     expected = act(policy, inputs, temperature=0.0).actions
-    assert found is not None and torch.equal(found, expected) and len(expected.flatten().unique()) > 2
+    assert (
+        found is not None and torch.equal(found, expected) and len(expected.flatten().unique()) > 2
+    )
 
 
-def test_the_usual_pi0_encodes_its_images_at_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_usual_pi0_encodes_its_images_at_each_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     policy = small_pi0(tmp_path / "pi0")
     inputs = policy.prepare(observations(policy, 3))
     with torch.no_grad():

@@ -17,7 +17,12 @@ from tests.cli.conftest import CommandLine, Counting
 
 @pytest.mark.parametrize(("rate", "code"), [(0.0, 0), (1e8, 1)])
 def test_memory_growth_is_detected(
-    rlinf_vla: CommandLine, counting: Counting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rate: float, code: int
+    rlinf_vla: CommandLine,
+    counting: Counting,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    rate: float,
+    code: int,
 ) -> None:
     """In a process that holds 1 GB, and ``rate`` bytes more each second, by a clock that advances 10 ms at each reading."""
     ticks = itertools.count()
@@ -42,13 +47,20 @@ def test_memory_growth_is_detected(
 def test_warm_up_and_a_single_peak_do_not_count() -> None:
     held = [1, 50, *[100] * 10]
     held[7] = 300
-    soaked = SoakResult(12.0, 1, 1, [Sample(float(second), memory) for second, memory in enumerate(held)])
+    soaked = SoakResult(
+        12.0, 1, 1, [Sample(float(second), memory) for second, memory in enumerate(held)]
+    )
     assert soaked.growth == 0
     rising = SoakResult(12.0, 1, 1, [Sample(float(second), 100 + second) for second in range(12)])
     assert rising.levels == (102.5, 110.5)
 
 
-@pytest.mark.parametrize(("arguments", "words"), [(["env=counter", "seconds=soon"], "seconds=soon must be"), ([], "which simulators")])
-def test_bad_lines(rlinf_vla: CommandLine, counting: Counting, arguments: list[str], words: str) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(["env=counter", "seconds=soon"], "seconds=soon must be"), ([], "which simulators")],
+)
+def test_bad_lines(
+    rlinf_vla: CommandLine, counting: Counting, arguments: list[str], words: str
+) -> None:
     found = rlinf_vla("bench", "soak", *arguments)
     assert found.code == 2 and words in found.err and len(found.err.splitlines()) == 1

@@ -30,7 +30,9 @@ def little(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(update_soft, name, value)
 
 
-def bench(rlinf_vla: CommandLine, counting: Counting, recipe: str, *overrides: str) -> tuple[dict[str, Any], str]:
+def bench(
+    rlinf_vla: CommandLine, counting: Counting, recipe: str, *overrides: str
+) -> tuple[dict[str, Any], str]:
     _, *rest = counting.arguments("bench", recipe, "run_dir=bench", *overrides)
     found = rlinf_vla("bench", "update", *rest)
     assert found.code == 0, found.out + found.err
@@ -39,25 +41,44 @@ def bench(rlinf_vla: CommandLine, counting: Counting, recipe: str, *overrides: s
     document = json.loads(Path("bench/bench_update.json").read_text())
     assert all(each["per_s"] > 0 and each["best_s"] > 0 for each in document["rates"].values())
     assert all(difference < 1e-3 for difference in document["differences"].values())
-    assert document["environment"]["packages"]["torch"] and document["weights"] >= document["trained"] > 0
+    assert (
+        document["environment"]["packages"]["torch"]
+        and document["weights"] >= document["trained"] > 0
+    )
     return document, found.out
 
 
 @pytest.mark.parametrize(
-    ("overrides", "split"), [((), "micro-batches of 2"), (("cluster.micro_batch_size=4", "rollout.batch_size=2"), "micro-batches of 4")]
+    ("overrides", "split"),
+    [
+        ((), "micro-batches of 2"),
+        (("cluster.micro_batch_size=4", "rollout.batch_size=2"), "micro-batches of 4"),
+    ],
 )
-def test_ppo_with_and_without_micro_batches(rlinf_vla: CommandLine, counting: Counting, overrides: tuple[str, ...], split: str) -> None:
+def test_ppo_with_and_without_micro_batches(
+    rlinf_vla: CommandLine, counting: Counting, overrides: tuple[str, ...], split: str
+) -> None:
     document, out = bench(rlinf_vla, counting, "counting_ppo", *overrides)
     whole = "whole minibatches"
     assert list(document["rates"]) == list(document["memory"]) == [whole, split]
     assert list(document["ratios"]) == [f"{split} / {whole}"] and f"{split} / {whole}: " in out
     rate, memory = document["rates"][whole], document["memory"][whole]
-    assert rate["unit"] == "policy calls" and rate["per_s"] * rate["best_s"] == pytest.approx(2 * 10 * 2), "minibatches, their size, epochs"
-    assert memory["expected"] == sum(memory[part] for part in ("weights", "gradients", "optimizer", "activations", "data"))
-    assert memory["gradients"] == 4 * document["trained"] and memory["optimizer"] == 2 * memory["gradients"]
+    assert rate["unit"] == "policy calls" and rate["per_s"] * rate["best_s"] == pytest.approx(
+        2 * 10 * 2
+    ), "minibatches, their size, epochs"
+    assert memory["expected"] == sum(
+        memory[part] for part in ("weights", "gradients", "optimizer", "activations", "data")
+    )
+    assert (
+        memory["gradients"] == 4 * document["trained"]
+        and memory["optimizer"] == 2 * memory["gradients"]
+    )
     assert rate["reached"]["mfu"] > 0 and rate["reached"]["of_roofline"] > 0
     assert 0 < document["memory"][split]["activations"] < memory["activations"]
-    assert memory["peak"] >= memory["weights"] + memory["data"] and f"{whole}: peak / expected memory" in out
+    assert (
+        memory["peak"] >= memory["weights"] + memory["data"]
+        and f"{whole}: peak / expected memory" in out
+    )
 
 
 @pytest.mark.slow
@@ -73,25 +94,44 @@ def test_the_frozen_part_is_computed_once_or_in_each_epoch(
     monkeypatch.setattr(LinearPolicy, "precompute", precompute)
     document, _ = bench(rlinf_vla, counting, "counting_ppo")
     assert list(document["ratios"])[1] == "without reuse_frozen / whole minibatches"
-    each, once = (document["memory"][name]["data"] for name in ("without reuse_frozen", "whole minibatches"))
+    each, once = (
+        document["memory"][name]["data"] for name in ("without reuse_frozen", "whole minibatches")
+    )
     assert each < once and sum(calls) > 0
-    assert "without reuse_frozen" not in bench(rlinf_vla, counting, "counting_ppo", "algorithm.epochs=1")[0]["rates"]
+    assert (
+        "without reuse_frozen"
+        not in bench(rlinf_vla, counting, "counting_ppo", "algorithm.epochs=1")[0]["rates"]
+    )
 
 
 @pytest.mark.parametrize("model", [(), pytest.param(("model=pi0",), marks=pytest.mark.slow)])
-def test_the_work_of_an_update_is_that_of_its_passes_without_recomputation(model: tuple[str, ...]) -> None:
+def test_the_work_of_an_update_is_that_of_its_passes_without_recomputation(
+    model: tuple[str, ...],
+) -> None:
     """It is counted on the meta device; here it is compared with a real update on the CPU."""
-    few = ("algorithm.minibatch_size=6", "cluster.micro_batch_size=4", "rollout.batch_size=4", "cluster=laptop")
-    recipe = with_frozen_weights(recipes.read(compose.load("train", ["recipe=maniskill_ppo", *model, *few])))
+    few = (
+        "algorithm.minibatch_size=6",
+        "cluster.micro_batch_size=4",
+        "rollout.batch_size=4",
+        "cluster=laptop",
+    )
+    recipe = with_frozen_weights(
+        recipes.read(compose.load("train", ["recipe=maniskill_ppo", *model, *few]))
+    )
     policy, algorithm = builders.build_policy(recipe), builders.build_algorithm(recipe)
     batch = synthetic_batch(recipe, policy, algorithm, 2 * recipe.algorithm.minibatch_size)
-    trainer, settings = builders.build_trainer(recipe, policy), builders.actor_settings(recipe, recipe.rollout.temperature)
+    trainer, settings = (
+        builders.build_trainer(recipe, policy),
+        builders.actor_settings(recipe, recipe.rollout.temperature),
+    )
     flow = InProcessFlow(policy, [], trainer, settings, reuse_frozen=recipe.cluster.reuse_frozen)
     flow.update(batch, algorithm)  # the first one also checks the log-probabilities
     real = work(lambda: flow.update(batch, algorithm), policy.parameters())
     found = update_on_policy.model_work(recipe)
     assert found is not None and found.flops == real.flops
-    again = update_on_policy.model_work(replace(recipe, cluster=replace(recipe.cluster, gradient_checkpointing=True)))
+    again = update_on_policy.model_work(
+        replace(recipe, cluster=replace(recipe.cluster, gradient_checkpointing=True))
+    )
     assert again is not None and again.flops == found.flops
 
 
@@ -113,10 +153,19 @@ def test_sac_and_its_parts(rlinf_vla: CommandLine, counting: Counting, tmp_path:
         "ensemble of critics": "transitions",
         "critics one by one": "transitions",
     }
-    assert {name for name, rate in rates.items() if rate["reached"]} == {"critics and actor", "critics alone"}
-    assert rates["critics and actor"]["reached"]["mfu"] > 0 and document["limits"]["source"] == "measured" and "of roofline" in out
+    assert {name for name, rate in rates.items() if rate["reached"]} == {
+        "critics and actor",
+        "critics alone",
+    }
+    assert (
+        rates["critics and actor"]["reached"]["mfu"] > 0
+        and document["limits"]["source"] == "measured"
+        and "of roofline" in out
+    )
     assert "ensemble / critics one by one: " in out and "replay / record by record: " in out
-    assert sorted(path.name for path in (tmp_path / "bench").iterdir()) == ["bench_update.json"], "the replay is gone"
+    assert sorted(path.name for path in (tmp_path / "bench").iterdir()) == ["bench_update.json"], (
+        "the replay is gone"
+    )
 
 
 def test_separate_critics_give_the_same_values() -> None:
@@ -126,7 +175,9 @@ def test_separate_critics_give_the_same_values() -> None:
     torch.testing.assert_close(found, critics(x[:, :7], x[:, None, 7:]))
 
 
-def test_an_ensemble_with_other_values_is_a_failure(rlinf_vla: CommandLine, counting: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ensemble_with_other_values_is_a_failure(
+    rlinf_vla: CommandLine, counting: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
     separate = update_soft.separate
     monkeypatch.setattr(update_soft, "separate", lambda critics: separate(critics)[[1, 0, 2]])
     _, *rest = counting.arguments("bench", "counting_sac", "run_dir=bench")
@@ -135,6 +186,12 @@ def test_an_ensemble_with_other_values_is_a_failure(rlinf_vla: CommandLine, coun
 
 def test_imitation_is_not_measured(rlinf_vla: CommandLine, counting: Counting) -> None:
     _, *rest = counting.arguments("bench", "counting_sft", "run_dir=bench")
-    assert "bench update measures on-policy algorithms and sac, not sft" in rlinf_vla("bench", "update", *rest).complaint
+    assert (
+        "bench update measures on-policy algorithms and sac, not sft"
+        in rlinf_vla("bench", "update", *rest).complaint
+    )
     _, *rest = counting.arguments("bench", "counting_ppo", "algorithm.granularity=word")
-    assert "algorithm.granularity=word is not known: use chunk, action or token" in rlinf_vla("bench", "update", *rest).complaint
+    assert (
+        "algorithm.granularity=word is not known: use chunk, action or token"
+        in rlinf_vla("bench", "update", *rest).complaint
+    )

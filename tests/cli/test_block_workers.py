@@ -63,12 +63,20 @@ def test_workers_that_make_progress_may_be_lost_any_number_of_times(play: Play) 
 
 
 def test_losses_are_counted_for_each_block(play: Play) -> None:
-    assert play("\n".join(f"{block} dies" for block in range(5) for _ in range(2)), 5) == ([0, 1, 2, 3, 4], 10)
+    assert play("\n".join(f"{block} dies" for block in range(5) for _ in range(2)), 5) == (
+        [0, 1, 2, 3, 4],
+        10,
+    )
 
 
-@pytest.mark.parametrize("lost", [["dies"] * 3, ["0.5 dies"] * 3, ["0.2 dies", "0.5 dies", "0.4 dies", "0.5 dies"]])
+@pytest.mark.parametrize(
+    "lost", [["dies"] * 3, ["0.5 dies"] * 3, ["0.2 dies", "0.5 dies", "0.4 dies", "0.5 dies"]]
+)
 def test_losses_without_progress_end_the_sweep(play: Play, lost: list[str]) -> None:
-    with pytest.raises(Failure, match=r"3 processes in a row died or hung while playing block 00_000_000_0000001, .*: as the script says"):
+    with pytest.raises(
+        Failure,
+        match=r"3 processes in a row died or hung while playing block 00_000_000_0000001, .*: as the script says",
+    ):
         play("\n".join(f"1 {each}" for each in lost), 3)
 
 

@@ -35,7 +35,13 @@ RECIPES = list(list_command.recipe_names())
 
 
 def subprocess_run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "rlinf_vla.cli.main", *arguments], capture_output=True, text=True, timeout=250, cwd=cwd)
+    return subprocess.run(
+        [sys.executable, "-m", "rlinf_vla.cli.main", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=250,
+        cwd=cwd,
+    )
 
 
 @pytest.fixture
@@ -67,20 +73,37 @@ def test_a_process_ends_with_the_code_and_one_line(tmp_path: Path) -> None:
 
 
 def test_the_log_level_shows_what_happens(tmp_path: Path) -> None:
-    quiet, loud = (subprocess_run("list", "envs", *options, cwd=tmp_path) for options in ([], ["--log-level=debug"]))
-    assert "DEBUG rlinf_vla.core.plugins: rlinf_vla.envs maniskill is rlinf_vla.envs.maniskill.plugin:" in loud.stderr
+    quiet, loud = (
+        subprocess_run("list", "envs", *options, cwd=tmp_path)
+        for options in ([], ["--log-level=debug"])
+    )
+    assert (
+        "DEBUG rlinf_vla.core.plugins: rlinf_vla.envs maniskill is rlinf_vla.envs.maniskill.plugin:"
+        in loud.stderr
+    )
     assert quiet.stderr == "" and quiet.stdout == loud.stdout
 
 
-@pytest.mark.parametrize("arguments", [["list", "envs", "--log-level"], ["--log-level", "all", "list", "envs"]])
+@pytest.mark.parametrize(
+    "arguments", [["list", "envs", "--log-level"], ["--log-level", "all", "list", "envs"]]
+)
 def test_a_wrong_log_level(rlinf_vla: CommandLine, arguments: list[str]) -> None:
     assert "choose debug, info, warning, error" in rlinf_vla(*arguments).complaint
 
 
 def test_a_read_only_home_matters_only_to_commands_that_write_there(tmp_path: Path) -> None:
     program = "from rlinf_vla.cli import main as cli\ncli.run(['--version'])\nimport rlinf_vla.telemetry.charts"
-    environment = {name: value for name, value in os.environ.items() if name != "MPLCONFIGDIR"} | {"HOME": "/dev/null"}
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=250, cwd=tmp_path, env=environment)
+    environment = {name: value for name, value in os.environ.items() if name != "MPLCONFIGDIR"} | {
+        "HOME": "/dev/null"
+    }
+    found = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=250,
+        cwd=tmp_path,
+        env=environment,
+    )
     assert (found.returncode, found.stderr) == (0, "")
 
 
@@ -90,15 +113,23 @@ def test_a_read_only_home_matters_only_to_commands_that_write_there(tmp_path: Pa
 @pytest.mark.parametrize("model", ["openvla", "openvla_oft", "pi0"])
 @pytest.mark.parametrize("name", ["maniskill_sft", "maniskill_ppo"])
 def test_the_main_recipes_have_an_initial_checkpoint_for_every_model(name: str, model: str) -> None:
-    found = recipes.read(compose.load("train", [f"recipe={name}", f"model={model}", "cluster=laptop"]))
+    found = recipes.read(
+        compose.load("train", [f"recipe={name}", f"model={model}", "cluster=laptop"])
+    )
     assert found.model.name == model
     assert (recipes.asset_path(found.model.checkpoint) / "config.json").exists()
     assert (name == "maniskill_sft") == found.model.options.random_weights
 
 
 def test_sac_may_learn_on_a_vlas_features() -> None:
-    found = recipes.read(compose.load("train", ["recipe=maniskill_sac", "model=openvla_oft", "cluster=laptop"]))
-    assert found.algorithm.frozen_backbone and found.model.lora.rank == 0 and not found.model.options.random_weights
+    found = recipes.read(
+        compose.load("train", ["recipe=maniskill_sac", "model=openvla_oft", "cluster=laptop"])
+    )
+    assert (
+        found.algorithm.frozen_backbone
+        and found.model.lora.rank == 0
+        and not found.model.options.random_weights
+    )
 
 
 # usage
@@ -119,7 +150,9 @@ def test_version(rlinf_vla: CommandLine) -> None:
     assert rlinf_vla("--version").out.strip() == __version__
 
 
-@pytest.mark.parametrize(("verb", "meant"), [("trian", "train"), ("evaluate", "eval"), ("docter", "doctor")])
+@pytest.mark.parametrize(
+    ("verb", "meant"), [("trian", "train"), ("evaluate", "eval"), ("docter", "doctor")]
+)
 def test_an_unknown_verb(rlinf_vla: CommandLine, verb: str, meant: str) -> None:
     assert f"'{verb}' is not a verb; did you mean {meant}?" in rlinf_vla(verb, "recipe=x").complaint
 
@@ -131,20 +164,34 @@ def test_an_absurd_verb_gets_no_advice(rlinf_vla: CommandLine) -> None:
 
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("arguments", [["--help"], ["recipe=maniskill_ppo", "-h"]])
-def test_help_of_a_verb(rlinf_vla: CommandLine, trained: list[DictConfig], verb: str, arguments: list[str]) -> None:
+def test_help_of_a_verb(
+    rlinf_vla: CommandLine, trained: list[DictConfig], verb: str, arguments: list[str]
+) -> None:
     """In one form, on a terminal of 80 columns."""
     found = rlinf_vla(verb, *arguments)
-    assert found.code == 0 and found.out.startswith(f"rlinf-vla {verb}: {VERBS[verb].purpose}") and not trained
+    assert (
+        found.code == 0
+        and found.out.startswith(f"rlinf-vla {verb}: {VERBS[verb].purpose}")
+        and not trained
+    )
     assert all(len(line) <= 80 for line in found.out.splitlines())
-    usage, options, examples = (found.out.index(f"\n{head}:\n") for head in ("Usage", "Options", "Examples"))
+    usage, options, examples = (
+        found.out.index(f"\n{head}:\n") for head in ("Usage", "Options", "Examples")
+    )
     assert usage < options < examples and found.out[examples:].count(f"  rlinf-vla {verb}") == 3
 
 
 def test_every_verb_has_a_help_and_a_module() -> None:
     assert sorted(VERBS) == sorted(HELP)
-    modules = [f"{verb.module}.{word}" for name, verb in VERBS.items() for word in (verb.words if name == "bench" else ())]
+    modules = [
+        f"{verb.module}.{word}"
+        for name, verb in VERBS.items()
+        for word in (verb.words if name == "bench" else ())
+    ]
     modules += [verb.module for name, verb in VERBS.items() if name != "bench"]
-    assert [module for module in modules if importlib.util.find_spec(f"rlinf_vla.{module}") is None] == []
+    assert [
+        module for module in modules if importlib.util.find_spec(f"rlinf_vla.{module}") is None
+    ] == []
 
 
 # recipes and keys
@@ -154,7 +201,13 @@ def test_a_recipe_reaches_its_verb(rlinf_vla: CommandLine, trained: list[DictCon
     assert rlinf_vla("train", PPO, "env.num_envs=8", "seed=3", "cluster=laptop").code == 0
     (config,) = trained
     read = recipes.read(config)
-    assert (read.name, read.env.num_envs, read.seed, read.cluster.name, read.algorithm.name) == ("maniskill_ppo", 8, 3, "laptop", "ppo")
+    assert (read.name, read.env.num_envs, read.seed, read.cluster.name, read.algorithm.name) == (
+        "maniskill_ppo",
+        8,
+        3,
+        "laptop",
+        "ppo",
+    )
 
 
 def test_the_verb_without_a_recipe(rlinf_vla: CommandLine) -> None:
@@ -165,7 +218,10 @@ def test_the_verb_without_a_recipe(rlinf_vla: CommandLine) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["recipe=maniskil_ppo"], ["recipe=maniskil_ppo does not exist", "did you mean recipe=maniskill_ppo?"]),
+        (
+            ["recipe=maniskil_ppo"],
+            ["recipe=maniskil_ppo does not exist", "did you mean recipe=maniskill_ppo?"],
+        ),
         (["recipe=zzz"], ["recipe=zzz does not exist", "maniskill_ppo"]),
         ([PPO, "env=maniskil"], ["env=maniskil does not exist", "env=maniskill?"]),
         ([PPO, "cluster=lptop"], ["cluster=lptop does not exist", "cluster=laptop?"]),
@@ -174,7 +230,10 @@ def test_the_verb_without_a_recipe(rlinf_vla: CommandLine) -> None:
         ([PPO, "env.horizon=20"], ["env.horizon is not a key", "algorithm.horizon?"]),
         ([PPO, "num_envs=2"], ["num_envs is not a key", "env.num_envs?"]),
         ([PPO, "env.num_env=2"], ["env.num_env is not a key", "env.num_envs?"]),
-        ([PPO, "model.options.promt_length=2"], ["model.options.promt_length is not a key", "model.options.prompt_length?"]),
+        (
+            [PPO, "model.options.promt_length=2"],
+            ["model.options.promt_length is not a key", "model.options.prompt_length?"],
+        ),
         ([PPO, "zzz=1"], ["zzz is not a key"]),
         ([PPO, "+new.key=1"], ["new"]),
         ([PPO, "+algorithm.brand_new=1"], ["algorithm.brand_new is not a key"]),
@@ -192,7 +251,9 @@ def test_the_verb_without_a_recipe(rlinf_vla: CommandLine) -> None:
         ([PPO, "reward=success", "reward.option.x=1"], ["reward.option"]),
     ],
 )
-def test_a_wrong_key(rlinf_vla: CommandLine, trained: list[DictConfig], arguments: list[str], words: list[str]) -> None:
+def test_a_wrong_key(
+    rlinf_vla: CommandLine, trained: list[DictConfig], arguments: list[str], words: list[str]
+) -> None:
     complaint = rlinf_vla("train", *arguments).complaint
     assert all(word in complaint for word in words), complaint
     assert not trained
@@ -218,28 +279,53 @@ def test_a_wrong_key(rlinf_vla: CommandLine, trained: list[DictConfig], argument
         ("rollout.temperature=nan", ["rollout.temperature=nan"]),
     ],
 )
-def test_an_impossible_combination(rlinf_vla: CommandLine, trained: list[DictConfig], override: str, words: list[str]) -> None:
+def test_an_impossible_combination(
+    rlinf_vla: CommandLine, trained: list[DictConfig], override: str, words: list[str]
+) -> None:
     """It is refused before anything is built."""
     complaint = rlinf_vla("train", PPO, "cluster=laptop", override).complaint
     assert all(word in complaint for word in words) and not trained, complaint
 
 
 def test_a_model_that_is_not_in_the_package(rlinf_vla: CommandLine) -> None:
-    complaint = rlinf_vla("train", PPO, "cluster=laptop", "model.checkpoint=asset://openvla_tin").complaint
+    complaint = rlinf_vla(
+        "train", PPO, "cluster=laptop", "model.checkpoint=asset://openvla_tin"
+    ).complaint
     assert "asset://openvla_tin is not in the package; did you mean openvla_tin" in complaint
 
 
 def test_a_classifier_is_no_policy(rlinf_vla: CommandLine) -> None:
     other = ["model=compact", "model.checkpoint=asset://compact"]
-    assert "model=none" in rlinf_vla("train", "recipe=reward_classifier", "cluster=laptop", *other).complaint
-    assert "model=none" in rlinf_vla("train", "recipe=maniskill_sft", "cluster=laptop", "model.name=none").complaint
-    assert "set reward=classifier" in rlinf_vla("train", "recipe=reward_classifier", "cluster=laptop", "reward.name=null").complaint
+    assert (
+        "model=none"
+        in rlinf_vla("train", "recipe=reward_classifier", "cluster=laptop", *other).complaint
+    )
+    assert (
+        "model=none"
+        in rlinf_vla("train", "recipe=maniskill_sft", "cluster=laptop", "model.name=none").complaint
+    )
+    assert (
+        "set reward=classifier"
+        in rlinf_vla(
+            "train", "recipe=reward_classifier", "cluster=laptop", "reward.name=null"
+        ).complaint
+    )
     split = ["cluster.runtime=ray", "rollout.split=head"]
-    assert "trains a reward" in rlinf_vla("train", "recipe=reward_classifier", "cluster=laptop", *split).complaint
+    assert (
+        "trains a reward"
+        in rlinf_vla("train", "recipe=reward_classifier", "cluster=laptop", *split).complaint
+    )
 
 
-def test_a_reward_without_a_network_is_not_trained(rlinf_vla: CommandLine, counting: Counting) -> None:
-    assert "no model to train" in rlinf_vla(*counting.arguments("train", "counting_classifier", "reward=success")).complaint
+def test_a_reward_without_a_network_is_not_trained(
+    rlinf_vla: CommandLine, counting: Counting
+) -> None:
+    assert (
+        "no model to train"
+        in rlinf_vla(
+            *counting.arguments("train", "counting_classifier", "reward=success")
+        ).complaint
+    )
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -247,7 +333,10 @@ def test_a_reward_without_a_network_is_not_trained(rlinf_vla: CommandLine, count
 def test_every_recipe_is_complete(name: str, cluster: str) -> None:
     # only the user can provide it: a released checkpoint
     given = ["model.checkpoint=given"] if name.startswith("libero") and cluster == "1gpu" else []
-    assert recipes.read(compose.load("train", [f"recipe={name}", f"cluster={cluster}", *given])).name == name
+    assert (
+        recipes.read(compose.load("train", [f"recipe={name}", f"cluster={cluster}", *given])).name
+        == name
+    )
 
 
 # showing without running
@@ -263,7 +352,9 @@ def test_every_recipe_is_complete(name: str, cluster: str) -> None:
         ["--cfg=job", PPO, "cluster=laptop"],
     ],
 )
-def test_cfg_job_prints_the_recipe(rlinf_vla: CommandLine, trained: list[DictConfig], tmp_path: Path, arguments: list[str]) -> None:
+def test_cfg_job_prints_the_recipe(
+    rlinf_vla: CommandLine, trained: list[DictConfig], tmp_path: Path, arguments: list[str]
+) -> None:
     """At any position of the flag."""
     found = rlinf_vla("train", *arguments)
     assert found.code == 0, found.err
@@ -272,7 +363,9 @@ def test_cfg_job_prints_the_recipe(rlinf_vla: CommandLine, trained: list[DictCon
     assert not trained and list(tmp_path.iterdir()) == []
 
 
-def test_the_printed_recipe_is_the_one_that_would_run(rlinf_vla: CommandLine, trained: list[DictConfig]) -> None:
+def test_the_printed_recipe_is_the_one_that_would_run(
+    rlinf_vla: CommandLine, trained: list[DictConfig]
+) -> None:
     overrides = [PPO, "cluster=laptop", "algorithm.gamma=0.5"]
     shown = OmegaConf.create(rlinf_vla("train", "--cfg", "job", *overrides).out)
     rlinf_vla("train", *overrides)
@@ -283,7 +376,9 @@ def test_the_printed_recipe_is_the_one_that_would_run(rlinf_vla: CommandLine, tr
 
 
 @pytest.mark.parametrize("flag_first", [True, False])
-def test_a_recipe_of_the_users(rlinf_vla: CommandLine, trained: list[DictConfig], tmp_path: Path, flag_first: bool) -> None:
+def test_a_recipe_of_the_users(
+    rlinf_vla: CommandLine, trained: list[DictConfig], tmp_path: Path, flag_first: bool
+) -> None:
     write_recipe(tmp_path, "seed: 42\n")
     arguments = ["--config-dir", str(tmp_path / "mine"), "recipe=mine"]
     found = rlinf_vla("train", *(arguments if flag_first else [*arguments[2:], *arguments[:2]]))
@@ -325,21 +420,56 @@ def test_a_missing_folder_of_recipes(rlinf_vla: CommandLine, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("failure", "code", "line", "traced"),
     [
-        (RuntimeError("the arm fell off\nand rolled away"), 1, "RuntimeError: the arm fell off", True),
+        (
+            RuntimeError("the arm fell off\nand rolled away"),
+            1,
+            "RuntimeError: the arm fell off",
+            True,
+        ),
         (ValueError(), 1, "ValueError: no message", True),
-        (FloatingPointError("the gradient is not finite"), 1, "FloatingPointError: the gradient is not finite", True),
-        (OSError(errno.ENOSPC, "No space left on device", "/x/y"), 1, "No space left on device (/x/y): free space", False),
-        (SafetensorError("I/O error: No space left on device (os error 28)"), 1, "No space left on device: free space", False),
-        (OSError(errno.ENAMETOOLONG, "File name too long", "x" * 300), 2, f"File name too long ({'x' * 60}...)", False),
+        (
+            FloatingPointError("the gradient is not finite"),
+            1,
+            "FloatingPointError: the gradient is not finite",
+            True,
+        ),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "/x/y"),
+            1,
+            "No space left on device (/x/y): free space",
+            False,
+        ),
+        (
+            SafetensorError("I/O error: No space left on device (os error 28)"),
+            1,
+            "No space left on device: free space",
+            False,
+        ),
+        (
+            OSError(errno.ENAMETOOLONG, "File name too long", "x" * 300),
+            2,
+            f"File name too long ({'x' * 60}...)",
+            False,
+        ),
         (FileNotFoundError(errno.ENOENT, "No such file or directory", "/x/y"), 1, "/x/y", True),
-        (UserError("model.checkpoint=x: no such directory"), 2, "model.checkpoint=x: no such directory", False),
+        (
+            UserError("model.checkpoint=x: no such directory"),
+            2,
+            "model.checkpoint=x: no such directory",
+            False,
+        ),
         (Interrupted(signal.SIGINT), 130, "interrupted by SIGINT", False),
         (Interrupted(signal.SIGTERM), 143, "interrupted by SIGTERM", False),
         (KeyboardInterrupt(), 130, "interrupted", False),
     ],
 )
 def test_how_a_failure_ends(
-    rlinf_vla: CommandLine, monkeypatch: pytest.MonkeyPatch, failure: BaseException, code: int, line: str, traced: bool
+    rlinf_vla: CommandLine,
+    monkeypatch: pytest.MonkeyPatch,
+    failure: BaseException,
+    code: int,
+    line: str,
+    traced: bool,
 ) -> None:
     def fail(config: DictConfig) -> None:
         raise failure
@@ -352,15 +482,22 @@ def test_how_a_failure_ends(
     assert ("Traceback" in found.err) == traced and (traced or found.err.count("\n") == 1)
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_signal_ends_a_command(rlinf_vla: CommandLine, monkeypatch: pytest.MonkeyPatch, signum: int, code: int) -> None:
+@pytest.mark.parametrize(
+    ("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_a_signal_ends_a_command(
+    rlinf_vla: CommandLine, monkeypatch: pytest.MonkeyPatch, signum: int, code: int
+) -> None:
     def interrupted(config: DictConfig) -> None:
         os.kill(os.getpid(), signum)
         pytest.fail("it goes on")
 
     monkeypatch.setattr(train, "run", interrupted)
     found = rlinf_vla("train", PPO)
-    assert found.code == code and found.err == f"rlinf-vla: interrupted by {signal.Signals(signum).name}\n"
+    assert (
+        found.code == code
+        and found.err == f"rlinf-vla: interrupted by {signal.Signals(signum).name}\n"
+    )
 
 
 def test_an_interrupted_run_has_its_exit_code_although_its_output_is_closed() -> None:
@@ -390,7 +527,9 @@ def test_closed_standard_files_are_opened_on_dev_null(tmp_path: Path) -> None:
     assert int(number) > 2 and (read, terminal) == ("''", "False")
 
 
-def test_repeated_failures_are_reported_without_a_traceback(rlinf_vla: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_failures_are_reported_without_a_traceback(
+    rlinf_vla: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(config: DictConfig) -> None:
         raise Failure("simulator processes were lost")
 
@@ -404,7 +543,13 @@ def test_repeated_failures_are_reported_without_a_traceback(rlinf_vla: CommandLi
 
 @pytest.mark.parametrize(
     ("what", "word"),
-    [("recipes", "maniskill_ppo"), ("models", "openvla"), ("envs", "maniskill"), ("tasks", "PushCube"), ("rewards", "success")],
+    [
+        ("recipes", "maniskill_ppo"),
+        ("models", "openvla"),
+        ("envs", "maniskill"),
+        ("tasks", "PushCube"),
+        ("rewards", "success"),
+    ],
 )
 def test_list(rlinf_vla: CommandLine, what: str, word: str) -> None:
     found = rlinf_vla("list", what)
@@ -432,7 +577,9 @@ assert "torch" not in sys.modules, "it takes seconds to import"
     ids=" ".join,
 )
 def test_a_command_that_only_tells_names_imports_no_pytorch(arguments: list[str]) -> None:
-    subprocess.run([sys.executable, "-c", LIGHT, *arguments], check=True, capture_output=True, timeout=250)
+    subprocess.run(
+        [sys.executable, "-c", LIGHT, *arguments], check=True, capture_output=True, timeout=250
+    )
 
 
 @pytest.mark.parametrize("name", list(plugins.model_options()))
@@ -453,46 +600,80 @@ def test_lists_as_json(rlinf_vla: CommandLine) -> None:
 
 
 def test_a_verb_without_json(rlinf_vla: CommandLine, trained: list[DictConfig]) -> None:
-    assert "train has no --json: eval, plan" in rlinf_vla("train", PPO, "--json").complaint and not trained
+    assert (
+        "train has no --json: eval, plan" in rlinf_vla("train", PPO, "--json").complaint
+        and not trained
+    )
     assert "run without --multirun" in rlinf_vla("eval", PPO, "--json", "--multirun").complaint
 
 
 def test_bench_requires_a_name(rlinf_vla: CommandLine) -> None:
     assert "bench rollout recipe=NAME" in rlinf_vla("bench").complaint
-    assert "(rollout, throughput, policy, update, control, load, memory, env, soak)" in rlinf_vla("bench", "polcy", PPO).complaint
+    assert (
+        "(rollout, throughput, policy, update, control, load, memory, env, soak)"
+        in rlinf_vla("bench", "polcy", PPO).complaint
+    )
     assert "bench rollout recipe=NAME" in rlinf_vla("bench", PPO).complaint
     assert "env=maniskill[,NAME ...]" in rlinf_vla("bench", "env").complaint
     assert "did you mean env=maniskill" in rlinf_vla("bench", "env", "env=maniskil").complaint
-    assert "did you mean env.num_envs" in rlinf_vla("bench", "env", "env=maniskill", "env.num_env=2").complaint
+    assert (
+        "did you mean env.num_envs"
+        in rlinf_vla("bench", "env", "env=maniskill", "env.num_env=2").complaint
+    )
 
 
 def test_doctor(rlinf_vla: CommandLine, counting: Counting) -> None:
     found = rlinf_vla("doctor")
-    assert found.code == 0 and "needs nothing" in found.out and "torch" in found.out and "WRONG" not in found.out
+    assert (
+        found.code == 0
+        and "needs nothing" in found.out
+        and "torch" in found.out
+        and "WRONG" not in found.out
+    )
     assert "--fix" in rlinf_vla("doctor", "--mend").complaint
 
 
 def test_doctor_as_json(rlinf_vla: CommandLine, counting: Counting) -> None:
     found = {each["name"]: each for each in json.loads(rlinf_vla("doctor", "--json").out)}
-    assert found["python"]["ok"] and not found["python"]["optional"] and set(found["python"]) == {"name", "ok", "optional", "detail", "fix"}
+    assert (
+        found["python"]["ok"]
+        and not found["python"]["optional"]
+        and set(found["python"]) == {"name", "ok", "optional", "detail", "fix"}
+    )
     assert "give one of the two" in rlinf_vla("doctor", "--json", "--fix").complaint
 
 
-def test_doctor_on_a_gpu_tells_of_fused_kernels(rlinf_vla: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_on_a_gpu_tells_of_fused_kernels(
+    rlinf_vla: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert "fused kernels" not in rlinf_vla("doctor").out
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA Test")
     find_spec = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "liger_kernel" else find_spec(name, *rest))
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *rest: None if name == "liger_kernel" else find_spec(name, *rest),
+    )
     found = rlinf_vla("doctor")
-    assert "note  fused kernels" in found.out and 'pip install "rlinf-vla[cuda]"' in found.out and "NVIDIA Test" in found.out
+    assert (
+        "note  fused kernels" in found.out
+        and 'pip install "rlinf-vla[cuda]"' in found.out
+        and "NVIDIA Test" in found.out
+    )
 
 
-def test_doctor_fixes_what_it_can(rlinf_vla: CommandLine, counting: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_fixes_what_it_can(
+    rlinf_vla: CommandLine, counting: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
     state: dict[str, Any] = {"ok": False}
 
     def diagnose() -> list[Diagnosis]:
-        return [Diagnosis("counting", state["ok"], "fingers", "grow fingers", lambda: state.update(ok=True))]
+        return [
+            Diagnosis(
+                "counting", state["ok"], "fingers", "grow fingers", lambda: state.update(ok=True)
+            )
+        ]
 
     monkeypatch.setattr(counting.plugin, "diagnose", diagnose)
     sick = rlinf_vla("doctor")
@@ -516,6 +697,8 @@ def test_doctor_fixes_what_it_can(rlinf_vla: CommandLine, counting: Counting, mo
         (("algorithm.target_kl=None",), "for no value write algorithm.target_kl=null"),
     ],
 )
-def test_how_other_programs_are_given_values(rlinf_vla: CommandLine, words: tuple[str, ...], told: str) -> None:
+def test_how_other_programs_are_given_values(
+    rlinf_vla: CommandLine, words: tuple[str, ...], told: str
+) -> None:
     found = rlinf_vla("train", PPO, *words)
     assert found.code == 2 and told in found.err, found.err

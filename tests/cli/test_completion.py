@@ -82,24 +82,48 @@ BEFORE = {"zsh": "autoload -Uz compinit && compinit -u -d dump\n"}
 def test_a_shell_completes(tmp_path: Path, shell: str, line: str, found: str) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
-    (tmp_path / "rlinf-vla").write_text(f'#!/bin/sh\nexec {sys.executable} -m rlinf_vla.cli.main "$@"\n')
+    (tmp_path / "rlinf-vla").write_text(
+        f'#!/bin/sh\nexec {sys.executable} -m rlinf_vla.cli.main "$@"\n'
+    )
     (tmp_path / "rlinf-vla").chmod(0o755)
     program = BEFORE.get(shell, "") + completion.SCRIPTS[shell] + IN_A_SHELL[shell]
-    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path), "LINE": line}
+    environment = os.environ | {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "HOME": str(tmp_path),
+        "LINE": line,
+    }
     command = [shell, *(["-f"] if shell == "zsh" else []), "-c", program]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, timeout=250, cwd=tmp_path).stdout
+    shown = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
+        timeout=250,
+        cwd=tmp_path,
+    ).stdout
     words = shown.split()
-    assert words[0] == (found.partition("=")[2] or found if shell == "bash" else found)  # bash completes what follows =
+    assert words[0] == (
+        found.partition("=")[2] or found if shell == "bash" else found
+    )  # bash completes what follows =
 
 
 def test_runs_and_view_start_without_pytorch() -> None:
-    program = "import sys, rlinf_vla.cli.runs, rlinf_vla.view.command; sys.exit('torch' in sys.modules)"
+    program = (
+        "import sys, rlinf_vla.cli.runs, rlinf_vla.view.command; sys.exit('torch' in sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=250)
 
 
 def test_completion_imports_no_pytorch() -> None:
     program = (
-        "import sys; from rlinf_vla.cli.main import run; run(sys.argv[1:]); sys.exit('torch' in sys.modules or 'hydra' in sys.modules)"
+        "import sys; from rlinf_vla.cli.main import run; run(sys.argv[1:]); "
+        "sys.exit('torch' in sys.modules or 'hydra' in sys.modules)"
     )
     for line in (["train", "env="], ["train", "checkpoints."]):
-        subprocess.run([sys.executable, "-c", program, "completion", "--", *line], check=True, capture_output=True, timeout=250)
+        subprocess.run(
+            [sys.executable, "-c", program, "completion", "--", *line],
+            check=True,
+            capture_output=True,
+            timeout=250,
+        )

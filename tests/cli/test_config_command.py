@@ -42,7 +42,10 @@ def written(file: str) -> dict[str, object]:
     node = OmegaConf.create(path.read_text())
     node.pop("defaults", None)
     prefix = "" if path.read_text().startswith("# @package _global_") else f"{path.parent.name}."
-    return {f"{prefix}{key}": OmegaConf.to_container(parent, resolve=False)[name] for key, parent, name in config_command.leaves(node)}
+    return {
+        f"{prefix}{key}": OmegaConf.to_container(parent, resolve=False)[name]
+        for key, parent, name in config_command.leaves(node)
+    }
 
 
 @functools.cache
@@ -58,12 +61,16 @@ def by_default(source: Source) -> dict[str, object]:
         if is_dataclass(node):
             structured = OmegaConf.structured(node)
             found = {
-                f"{prefix}{key}": config_command.value_of(parent, name) for key, parent, name in config_command.leaves(structured)
+                f"{prefix}{key}": config_command.value_of(parent, name)
+                for key, parent, name in config_command.leaves(structured)
             } | found
     return found
 
 
-@pytest.mark.parametrize("name", ["maniskill_ppo_putonplate", "libero_grpo", "franka_dsrl", "genesis_eval", "reward_classifier"])
+@pytest.mark.parametrize(
+    "name",
+    ["maniskill_ppo_putonplate", "libero_grpo", "franka_dsrl", "genesis_eval", "reward_classifier"],
+)
 def test_each_value_stands_where_it_is_said_to(name: str) -> None:
     overrides = [f"recipe={name}", "cluster=laptop", "seed=3"]
     raw = compose.load("train", overrides)
@@ -85,8 +92,12 @@ def test_the_last_of_several_files_is_shown() -> None:
     assert other["iterations"] == Source(FILE, "recipes/with/maniskill_ppo/pi0.yaml")
     assert other["env.task"] == Source(FILE, "recipes/task/pushcube.yaml")
     assert other["algorithm.gamma_unit"] == Source(DEFAULT, "algorithm=ppo")
-    assert sources(PPO, "cluster=1gpu")["env.num_envs"] == Source(FILE, "recipes/scale/maniskill_ppo/1gpu.yaml")
-    preset = sources("recipe=maniskill_ppo", "cluster=laptop", "preset=rl4vla", "algorithm.epochs=7")
+    assert sources(PPO, "cluster=1gpu")["env.num_envs"] == Source(
+        FILE, "recipes/scale/maniskill_ppo/1gpu.yaml"
+    )
+    preset = sources(
+        "recipe=maniskill_ppo", "cluster=laptop", "preset=rl4vla", "algorithm.epochs=7"
+    )
     assert preset["algorithm.gamma"] == Source(FILE, "recipes/preset/rl4vla.yaml")
     assert preset["algorithm.epochs"].name == "command line: algorithm.epochs=7"
 
@@ -98,8 +109,12 @@ def test_an_algorithm_that_varies_another_one() -> None:
 
 
 def test_an_override_of_a_whole_node() -> None:
-    found = sources(*ON_LAPTOP, "cluster.roles={trainer:{cpus:2}}", "model.lora.targets=[q_proj,v_proj]")
-    assert found["cluster.roles.trainer.cpus"].kind == found["model.lora.targets"].kind == COMMAND_LINE
+    found = sources(
+        *ON_LAPTOP, "cluster.roles={trainer:{cpus:2}}", "model.lora.targets=[q_proj,v_proj]"
+    )
+    assert (
+        found["cluster.roles.trainer.cpus"].kind == found["model.lora.targets"].kind == COMMAND_LINE
+    )
     assert found["cluster.roles.rollout.cpus"].kind == DEFAULT
 
 
@@ -117,8 +132,13 @@ def test_a_recipe_of_the_users(rlinf_vla: CommandLine, tmp_path: Path, name: str
     text = "# @package _global_\ndefaults:\n  - maniskill_ppo\n  - _self_\nname: mine\nseed: 42\n"
     (folder / "recipe" / "mine.yaml").write_text(text)
     found = rlinf_vla("config", "seed", "iterations", "--config-dir", name, "recipe=mine")
-    assert f"{folder}/recipe/mine.yaml" in found.out and "recipes/recipe/maniskill_ppo.yaml" in found.out
-    assert "nowhere: no such directory" in rlinf_vla("config", PPO, "--config-dir=nowhere").complaint
+    assert (
+        f"{folder}/recipe/mine.yaml" in found.out
+        and "recipes/recipe/maniskill_ppo.yaml" in found.out
+    )
+    assert (
+        "nowhere: no such directory" in rlinf_vla("config", PPO, "--config-dir=nowhere").complaint
+    )
 
 
 # what is printed
@@ -127,14 +147,25 @@ def test_a_recipe_of_the_users(rlinf_vla: CommandLine, tmp_path: Path, name: str
 def test_all_keys_are_shown_as_they_would_run(rlinf_vla: CommandLine) -> None:
     found = json.loads(rlinf_vla("config", *ON_LAPTOP, "--json").out)
     values = {each["key"]: each["value"] for each in found}
-    config = OmegaConf.to_container(OmegaConf.create(rlinf_vla("train", *ON_LAPTOP, "--cfg", "job").out))
-    assert isinstance(config, dict) and values["algorithm.horizon"] == config["algorithm"]["horizon"] == 120
-    assert found[0] == {"key": "name", "value": "maniskill_ppo", "source": {"kind": "file", "name": "recipes/recipe/maniskill_ppo.yaml"}}
+    config = OmegaConf.to_container(
+        OmegaConf.create(rlinf_vla("train", *ON_LAPTOP, "--cfg", "job").out)
+    )
+    assert (
+        isinstance(config, dict)
+        and values["algorithm.horizon"] == config["algorithm"]["horizon"] == 120
+    )
+    assert found[0] == {
+        "key": "name",
+        "value": "maniskill_ppo",
+        "source": {"kind": "file", "name": "recipes/recipe/maniskill_ppo.yaml"},
+    }
     assert len(values) == len(found) == len(list(config_command.leaves(OmegaConf.create(config))))
 
 
 def test_a_table_says_key_value_and_source(rlinf_vla: CommandLine) -> None:
-    lines = rlinf_vla("config", "algorithm.gamma", "lora", *ON_LAPTOP, "model.lora.vision=false").out.splitlines()
+    lines = rlinf_vla(
+        "config", "algorithm.gamma", "lora", *ON_LAPTOP, "model.lora.vision=false"
+    ).out.splitlines()
     cells = [[cell.strip() for cell in line.split("│")] for line in lines if "│" in line]
     assert ["algorithm.gamma", "0.97", "recipes/recipe/maniskill_ppo.yaml"] in cells
     assert ["model.lora.vision", "false", "command line: model.lora.vision=false"] in cells
@@ -151,13 +182,20 @@ def test_a_table_says_key_value_and_source(rlinf_vla: CommandLine) -> None:
     ],
 )
 def test_a_part_of_the_recipe(rlinf_vla: CommandLine, word: str, keys: set[str]) -> None:
-    assert {each["key"] for each in json.loads(rlinf_vla("config", word, *ON_LAPTOP, "--json").out)} == keys
+    assert {
+        each["key"] for each in json.loads(rlinf_vla("config", word, *ON_LAPTOP, "--json").out)
+    } == keys
 
 
-def test_a_wide_table_is_not_folded_in_a_pipe(rlinf_vla: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wide_table_is_not_folded_in_a_pipe(
+    rlinf_vla: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("COLUMNS")
     checkpoint = f"model.checkpoint=/{'x' * 200}"
-    assert f"command line: {checkpoint}" in rlinf_vla("config", "model.checkpoint", *ON_LAPTOP, checkpoint).out
+    assert (
+        f"command line: {checkpoint}"
+        in rlinf_vla("config", "model.checkpoint", *ON_LAPTOP, checkpoint).out
+    )
 
 
 @pytest.mark.parametrize(
@@ -166,7 +204,10 @@ def test_a_wide_table_is_not_folded_in_a_pipe(rlinf_vla: CommandLine, monkeypatc
         ([], "config needs a recipe"),
         (["algorithm"], "config needs a recipe"),
         (["recipe=maniskil_ppo"], "did you mean recipe=maniskill_ppo?"),
-        (["gama", *ON_LAPTOP], "config gama: this recipe has no such key; did you mean algorithm.gamma?"),
+        (
+            ["gama", *ON_LAPTOP],
+            "config gama: this recipe has no such key; did you mean algorithm.gamma?",
+        ),
         (["zzz", *ON_LAPTOP], "without a KEY, config shows all"),
         ([*ON_LAPTOP, "algorithm.gama=1"], "did you mean algorithm.gamma?"),
         ([*ON_LAPTOP, "+new.key=1"], "new is not a key"),
@@ -178,12 +219,16 @@ def test_a_mistake(rlinf_vla: CommandLine, arguments: list[str], words: str) -> 
 
 
 def test_what_has_no_value_is_shown_as_such(rlinf_vla: CommandLine) -> None:
-    found = json.loads(rlinf_vla("config", "model.checkpoint", "recipe=libero_grpo", "cluster=1gpu", "--json").out)
+    found = json.loads(
+        rlinf_vla("config", "model.checkpoint", "recipe=libero_grpo", "cluster=1gpu", "--json").out
+    )
     assert [each["value"] for each in found] == ["???"]
 
 
 def test_values_are_written_as_on_the_command_line() -> None:
-    assert [config_command.told(each) for each in (None, True, 0.5, [1, "a"], {"b": None}, "text")] == [
+    assert [
+        config_command.told(each) for each in (None, True, 0.5, [1, "a"], {"b": None}, "text")
+    ] == [
         "null",
         "true",
         "0.5",

@@ -21,14 +21,19 @@ def undefined_in_the_first(before: Observation, actions: Tensor, result: StepRes
 
 
 @pytest.mark.parametrize("recipe", ["counting_ppo", "counting_sac"])
-def test_a_reward_that_is_not_a_number(rlinf_vla: CommandLine, counting: Counting, recipe: str) -> None:
+def test_a_reward_that_is_not_a_number(
+    rlinf_vla: CommandLine, counting: Counting, recipe: str
+) -> None:
     function = f"reward.options.function={__name__}:{undefined_in_the_first.__name__}"
     words = ("run_dir=run", "evaluation.before_and_after=false", "reward=function", function)
     done = rlinf_vla(*counting.arguments("train", recipe, *words))
     assert done.code == 0, done.err
     assert f"an episode was cut: {FAULTS[REWARD_FAULT]} in step" in done.out
     listed = [json.loads(line) for line in Path("run/faults.jsonl").read_text().splitlines()]
-    counted = [json.loads(line).get("faults/episodes", 0) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    counted = [
+        json.loads(line).get("faults/episodes", 0)
+        for line in Path("run/metrics.jsonl").read_text().splitlines()
+    ]
     assert len(listed) == sum(counted) > 0
     assert {each["reason"] for each in listed} == {FAULTS[REWARD_FAULT]}
     assert [each["iteration"] for each in listed] == sorted(each["iteration"] for each in listed)

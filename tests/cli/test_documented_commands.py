@@ -29,7 +29,13 @@ ELSEWHERE = {
 """Why a command of the documentation is not run here -> what such commands contain."""
 RUN, DEMONSTRATIONS = "runs/a", "DIR"
 EVALUATION = ("episodes=2", "evaluation.filmed=0")
-SWEEP = ("env.tasks=[PushCube]", "env.num_envs=2", "env.processes=1", "rollout.pipeline_depth=1", "rollout.batch_size=2")
+SWEEP = (
+    "env.tasks=[PushCube]",
+    "env.num_envs=2",
+    "env.processes=1",
+    "rollout.pipeline_depth=1",
+    "rollout.batch_size=2",
+)
 
 Command = Callable[[list[str]], int]
 
@@ -48,11 +54,22 @@ def shortened(words: list[str]) -> list[str]:
         simulator = () if "dialogue" in recipe else (PROGRESS,) * (algorithm != "sft")
         return [verb, *given, *COMMON, *SMALL[algorithm], *simulator]
     if verb == "record":
-        return [verb, *given, "algorithm.demonstrations.episodes=2", "algorithm.demonstrations.noise=[0.0]", "env.num_envs=2"]
+        return [
+            verb,
+            *given,
+            "algorithm.demonstrations.episodes=2",
+            "algorithm.demonstrations.noise=[0.0]",
+            "env.num_envs=2",
+        ]
     if verb == "eval":
         return [verb, *given, *EVALUATION, *(SWEEP if recipe else ())]
     if verb == "verify":
-        return [verb, str(next(Path("runs/maniskill_eval").glob("*/result.json"))), "--episodes", "2"]
+        return [
+            verb,
+            str(next(Path("runs/maniskill_eval").glob("*/result.json"))),
+            "--episodes",
+            "2",
+        ]
     return words
 
 
@@ -65,21 +82,35 @@ def folder(kept_simulators: None, tmp_path_factory: pytest.TempPathFactory) -> I
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         assert cli.run(shortened(["train", "recipe=maniskill_ppo", f"run_dir={RUN}"])) == 0
-        assert cli.run(shortened(["record", "recipe=maniskill_sft", f"output={DEMONSTRATIONS}"])) == 0
+        assert (
+            cli.run(shortened(["record", "recipe=maniskill_sft", f"output={DEMONSTRATIONS}"])) == 0
+        )
         yield place
     torch.set_num_threads(threads)
 
 
 def documented(page: str) -> list[list[str]]:
     reasons = re.compile("|".join(ELSEWHERE.values()))
-    found = [words for words in commands((ROOT / page).read_text()) if not reasons.search(" ".join(words))]
-    return [[re.sub(r"step_\d+", "step_000001", word).replace("NAME", "maniskill_ppo") for word in words] for words in found]
+    found = [
+        words
+        for words in commands((ROOT / page).read_text())
+        if not reasons.search(" ".join(words))
+    ]
+    return [
+        [
+            re.sub(r"step_\d+", "step_000001", word).replace("NAME", "maniskill_ppo")
+            for word in words
+        ]
+        for words in found
+    ]
 
 
 COMMANDS = {
     page: found
     for page in (str(path.relative_to(ROOT)) for path in PAGES)
-    if page.startswith("docs/") and not page.startswith("docs/results/") and (found := documented(page))
+    if page.startswith("docs/")
+    and not page.startswith("docs/results/")
+    and (found := documented(page))
 }
 """Of each page. Pages of results quote what was measured, at its full size."""
 FIRST = {"start/quickstart", "guides/own_data", "guides/own_task", "guides/resume", "evaluation"}
@@ -91,8 +122,12 @@ def test_the_pages_of_a_newcomer_have_commands_that_run() -> None:
 
 
 @pytest.mark.parametrize("page", COMMANDS)
-def test_the_commands_of_a_page_run(folder: Path, page: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_of_a_page_run(
+    folder: Path, page: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     for words in COMMANDS[page]:
         if any(word == f"output={DEMONSTRATIONS}" for word in words):
             continue  # the folder has it
-        assert cli.run(shortened(words)) == 0, f"rlinf-vla {' '.join(words)}\n{capsys.readouterr().err}"
+        assert cli.run(shortened(words)) == 0, (
+            f"rlinf-vla {' '.join(words)}\n{capsys.readouterr().err}"
+        )

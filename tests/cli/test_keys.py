@@ -46,7 +46,12 @@ def unread(keys: dict[str, Key], seen: set[Key]) -> list[str]:
     return sorted(path for path, key in keys.items() if key not in seen)
 
 
-def watch(nodes: set[type], seen: set[Key], counts: Callable[[type, FrameType], bool], monkeypatch: pytest.MonkeyPatch) -> None:
+def watch(
+    nodes: set[type],
+    seen: set[Key],
+    counts: Callable[[type, FrameType], bool],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """From now on, ``seen`` records each attribute of an instance that a frame reads for which ``counts`` is true."""
     for node in nodes:
         names = {each.name for each in fields(node)}
@@ -72,10 +77,18 @@ def said(paths: Iterator[Path], receivers: set[str]) -> set[str]:
     found = set()
     for path in paths:
         for node in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(node, (ast.Attribute, ast.Subscript)) or not isinstance(node.ctx, ast.Load):
+            if not isinstance(node, (ast.Attribute, ast.Subscript)) or not isinstance(
+                node.ctx, ast.Load
+            ):
                 continue
-            receiver = node.value.id if isinstance(node.value, ast.Name) else getattr(node.value, "attr", None)
-            key = node.attr if isinstance(node, ast.Attribute) else getattr(node.slice, "value", None)
+            receiver = (
+                node.value.id
+                if isinstance(node.value, ast.Name)
+                else getattr(node.value, "attr", None)
+            )
+            key = (
+                node.attr if isinstance(node, ast.Attribute) else getattr(node.slice, "value", None)
+            )
             if receiver in receivers and isinstance(key, str):
                 found.add(key)
     return found
@@ -107,13 +120,17 @@ def test_an_unread_key_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def reader() -> int:
         return odd.used + odd.inner.used
 
-    assert reader() == 2 and odd.compared == 4 and odd == Odd(compared=4), "the last two do not count"
+    assert reader() == 2 and odd.compared == 4 and odd == Odd(compared=4), (
+        "the last two do not count"
+    )
     assert unread(keys, seen) == ["compared", "inner.unused", "unused"]
 
 
 def test_a_key_that_no_source_reads_is_found(tmp_path: Path) -> None:
     source = tmp_path / "source.py"
-    source.write_text("config.told = 1\nprint(config.read, self.config.deep, other.foreign, 'config.quoted')\n")
+    source.write_text(
+        "config.told = 1\nprint(config.read, self.config.deep, other.foreign, 'config.quoted')\n"
+    )
     assert said(iter([source]), {"config"}) == {"read", "deep"}
 
 
@@ -122,9 +139,19 @@ def test_every_key_is_checked() -> None:
         f"algorithm.{path}" for node in Configs("algorithm").values() for path, _ in declared(node)
     ]
     paths += [f"env.{path}" for env in plugins.envs().values() for path, _ in declared(env.Config)]
-    paths += [f"robot.{path}" for robot in plugins.robots().values() for path, _ in declared(robot.Config)]
-    paths += [f"reward.options.{path}" for reward in plugins.rewards().values() for path, _ in declared(reward.Config)]
-    paths += [f"model.options.{path}" for model in plugins.models().values() for path, _ in declared(model.Config)]
+    paths += [
+        f"robot.{path}" for robot in plugins.robots().values() for path, _ in declared(robot.Config)
+    ]
+    paths += [
+        f"reward.options.{path}"
+        for reward in plugins.rewards().values()
+        for path, _ in declared(reward.Config)
+    ]
+    paths += [
+        f"model.options.{path}"
+        for model in plugins.models().values()
+        for path, _ in declared(model.Config)
+    ]
     assert sorted(set(paths)) == recipes.keys()
 
 
@@ -132,7 +159,9 @@ def test_every_key_is_checked() -> None:
 
 
 @pytest.mark.slow
-def test_the_engine_reads_its_keys(rlinf_vla: CommandLine, counting: Counting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_engine_reads_its_keys(
+    rlinf_vla: CommandLine, counting: Counting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     keys = dict(declared(Recipe))
     for name, node in Configs("algorithm").items():
         keys |= {f"algorithm={name} {path}": key for path, key in declared(node)}
@@ -154,7 +183,15 @@ def test_the_engine_reads_its_keys(rlinf_vla: CommandLine, counting: Counting, m
         "algorithm.demonstrations.episodes=2",
     ]
     run("train", "counting_ppo", "run_dir=ppo", "episodes=2", "evaluation.every=1", *everything)
-    run("train", "counting_grpo", "run_dir=grpo", "episodes=2", "iterations=1", "reward=success", *everything)
+    run(
+        "train",
+        "counting_grpo",
+        "run_dir=grpo",
+        "episodes=2",
+        "iterations=1",
+        "reward=success",
+        *everything,
+    )
     run(
         "train",
         "counting_sac",
@@ -167,33 +204,92 @@ def test_the_engine_reads_its_keys(rlinf_vla: CommandLine, counting: Counting, m
     )
     run("train", "counting_sft", "run_dir=sft", "iterations=1", "evaluation.before_and_after=false")
     run("train", "counting_classifier", "run_dir=classifier", "iterations=1")
-    run("record", "counting_sft", "output=dataset", "record.failures=true", "record.video=false", "algorithm.demonstrations.noise=[3.0]")
-    run("train", "counting_sac", "run_dir=rlpd", "iterations=1", "algorithm.dataset=dataset", f"model.checkpoint={tmp_path}/single")
+    run(
+        "record",
+        "counting_sft",
+        "output=dataset",
+        "record.failures=true",
+        "record.video=false",
+        "algorithm.demonstrations.noise=[3.0]",
+    )
+    run(
+        "train",
+        "counting_sac",
+        "run_dir=rlpd",
+        "iterations=1",
+        "algorithm.dataset=dataset",
+        f"model.checkpoint={tmp_path}/single",
+    )
     of_dataset = "algorithm.demonstrations.dataset=dataset"
-    run("train", "counting_sft", "run_dir=shown", "iterations=1", "evaluation.before_and_after=false", of_dataset)
+    run(
+        "train",
+        "counting_sft",
+        "run_dir=shown",
+        "iterations=1",
+        "evaluation.before_and_after=false",
+        of_dataset,
+    )
     run("eval", "counting_ppo", "checkpoint=ppo/checkpoints/step_000002", "episodes=2")
     run("eval", "counting_eval", "episodes=2")
     assert rlinf_vla(*counting.arguments("train", "counting_eval")).code == 2, "it trains nothing"
     run("plan", "counting_ppo")
-    run("export", "counting_ppo", "checkpoint=ppo/checkpoints/step_000002", "output=exported", "output_dtype=float32")
+    run(
+        "export",
+        "counting_ppo",
+        "checkpoint=ppo/checkpoints/step_000002",
+        "output=exported",
+        "output_dtype=float32",
+    )
     profile(chunk=2, episode_limit=6).write(tmp_path / "known.json")
-    run("train", "counting_ppo", "run_dir=foreseen", "iterations=2", "evaluation.before_and_after=false", "profile=known.json")
-    there = ["cluster.runtime=ray", "cluster.address=127.0.0.1:1", "rollout.split=head", "algorithm.kl_coef=0.1", "reward=success"]
-    assert rlinf_vla(*counting.arguments("train", "counting_ppo", "run_dir=ray", *there)).code == 2, "no server is at this address"
+    run(
+        "train",
+        "counting_ppo",
+        "run_dir=foreseen",
+        "iterations=2",
+        "evaluation.before_and_after=false",
+        "profile=known.json",
+    )
+    there = [
+        "cluster.runtime=ray",
+        "cluster.address=127.0.0.1:1",
+        "rollout.split=head",
+        "algorithm.kl_coef=0.1",
+        "reward=success",
+    ]
+    assert (
+        rlinf_vla(*counting.arguments("train", "counting_ppo", "run_dir=ray", *there)).code == 2
+    ), "no server is at this address"
     # two keys are needed before the recipe is composed: the directory, and whether to resume
-    seen |= {(Recipe, name) for name in said(iter([ROOT / "rlinf_vla" / "runtime" / "run_directory.py"]), {"config"})}
+    seen |= {
+        (Recipe, name)
+        for name in said(iter([ROOT / "rlinf_vla" / "runtime" / "run_directory.py"]), {"config"})
+    }
     # robots are driven in real time
     loop = (ROOT / "rlinf_vla" / name for name in ("config/robot.py", "realworld/control_loop.py"))
     seen |= {(ControlConfig, name) for name in said(loop, {"config", "_config"})}
-    seen |= {(Recipe, name) for name in said(iter([ROOT / "benchmarks" / "control.py"]), {"recipe"})}
-    beside = [ROOT / "rlinf_vla" / "realworld" / f"{name}.py" for name in ("cell", "player", "runtime")]
-    seen |= {(SessionConfig, name) for name in said(iter(beside), {"settings", "session", "_settings"})}
+    seen |= {
+        (Recipe, name) for name in said(iter([ROOT / "benchmarks" / "control.py"]), {"recipe"})
+    }
+    beside = [
+        ROOT / "rlinf_vla" / "realworld" / f"{name}.py" for name in ("cell", "player", "runtime")
+    ]
+    seen |= {
+        (SessionConfig, name) for name in said(iter(beside), {"settings", "session", "_settings"})
+    }
     seen |= {(Recipe, name) for name in said(iter(beside), {"recipe"})}
     # an operator corrects the policy there, and delays need chunks that move a tool
     dagger = (ROOT / "rlinf_vla" / "algorithms" / name for name in ("hg_dagger.py", "base.py"))
-    seen |= {(HGDAggerConfig, name) for name in said(dagger, {"config"}) | {"name", "weight_decay"}}  # which are read as any algorithm's
-    seen |= {(DeadlineConfig, name) for name in said(iter([ROOT / "rlinf_vla" / "rollout" / "deadline.py"]), {"config"})}
-    serving = [ROOT / "rlinf_vla" / "config" / "serve.py", *(ROOT / "rlinf_vla" / "serving").glob("*.py")]
+    seen |= {
+        (HGDAggerConfig, name) for name in said(dagger, {"config"}) | {"name", "weight_decay"}
+    }  # which are read as any algorithm's
+    seen |= {
+        (DeadlineConfig, name)
+        for name in said(iter([ROOT / "rlinf_vla" / "rollout" / "deadline.py"]), {"config"})
+    }
+    serving = [
+        ROOT / "rlinf_vla" / "config" / "serve.py",
+        *(ROOT / "rlinf_vla" / "serving").glob("*.py"),
+    ]
     seen |= {(ServeConfig, name) for name in said(iter(serving), {"config", "serve"})}
     # the run on Ray ended before it started a worker
     workers = ROOT / "rlinf_vla" / "runtime" / "ray"
@@ -204,9 +300,17 @@ def test_the_engine_reads_its_keys(rlinf_vla: CommandLine, counting: Counting, m
     seen |= {(RolesConfig, name) for name in said(iter([on_ray]), {"roles"})}
     seen |= {(RobotRoleConfig, name) for name in said(iter([on_ray]), {"own"})}
     # a server runs until a signal comes
-    serving = [*(ROOT / "rlinf_vla" / "serving").glob("*.py"), ROOT / "rlinf_vla" / "config" / "serve.py"]
-    seen |= {(ServeConfig, name) for name in said(iter(serving), {"config", "serve"})} | {(Recipe, "serve")}
-    seen |= {(ServeConfig, name) for name in said(iter([ROOT / "rlinf_vla" / "cli" / "serve.py"]), {"serve"})}
+    serving = [
+        *(ROOT / "rlinf_vla" / "serving").glob("*.py"),
+        ROOT / "rlinf_vla" / "config" / "serve.py",
+    ]
+    seen |= {(ServeConfig, name) for name in said(iter(serving), {"config", "serve"})} | {
+        (Recipe, "serve")
+    }
+    seen |= {
+        (ServeConfig, name)
+        for name in said(iter([ROOT / "rlinf_vla" / "cli" / "serve.py"]), {"serve"})
+    }
     # a head needs such a server
     seen |= {(BackboneConfig, name) for name in of_an_address()}
     seen.add((Recipe, "preset"))  # read only by the schema's check, as all of its keys
@@ -216,11 +320,18 @@ def test_the_engine_reads_its_keys(rlinf_vla: CommandLine, counting: Counting, m
 
 def of_an_address() -> set[str]:
     """The keys of a policy server's address that the client reads."""
-    files = (ROOT / "rlinf_vla" / name for name in ("core/policy_server.py", "config/policy_server.py"))
+    files = (
+        ROOT / "rlinf_vla" / name for name in ("core/policy_server.py", "config/policy_server.py")
+    )
     return said(files, {"server", "self"})
 
 
-ASSETS = {"compact": "compact", "openvla": "openvla_tiny", "openvla_oft": "openvla_oft_plus_tiny", "pi0": "pi0_tiny"} | {
+ASSETS = {
+    "compact": "compact",
+    "openvla": "openvla_tiny",
+    "openvla_oft": "openvla_oft_plus_tiny",
+    "pi0": "pi0_tiny",
+} | {
     "smolvla": "smolvla_tiny",
     "gr00t": "gr00t_tiny",
 }
@@ -229,7 +340,10 @@ ASSETS = {"compact": "compact", "openvla": "openvla_tiny", "openvla_oft": "openv
 def test_a_policy_on_a_server_reads_its_options() -> None:
     """From its sources: there is no server here."""
     config = plugins.models()["remote"].Config
-    found = said((ROOT / "models" / "remote").glob("*.py"), {"options", "config", "self"}) | of_an_address()
+    found = (
+        said((ROOT / "models" / "remote").glob("*.py"), {"options", "config", "self"})
+        | of_an_address()
+    )
     assert unread(dict(declared(config)), {(config, each) for each in found}) == []
 
 
@@ -247,8 +361,13 @@ def test_a_model_reads_its_options(name: str, monkeypatch: pytest.MonkeyPatch) -
     model = plugins.models()[name]
     seen: set[Key] = set()
     watch({model.Config}, seen, by_the_package, monkeypatch)
-    policy = model.load(recipes.asset_path(f"asset://{ASSETS[name]}"), model.Config(random_weights=True))
-    images = {image: torch.zeros(1, *size, 3, dtype=torch.uint8) for image, size in policy.spec.images.items()}
+    policy = model.load(
+        recipes.asset_path(f"asset://{ASSETS[name]}"), model.Config(random_weights=True)
+    )
+    images = {
+        image: torch.zeros(1, *size, 3, dtype=torch.uint8)
+        for image, size in policy.spec.images.items()
+    }
     inputs = policy.prepare(Observation(images, torch.zeros(1, 8), ["push the cube"]))
     policy.act(policy.encode(inputs), None, 0.0)
     assert unread(dict(declared(model.Config)), seen) == []
@@ -260,8 +379,14 @@ def test_a_simulator_reads_its_options(name: str) -> None:
     config = plugins.envs()[name].Config
     _, folder, package, *_ = config.__module__.split(".")
     own = set((ROOT / folder).glob(f"{package}*/*.py"))
-    paths = own | set((ROOT / folder).glob("*.py")) | {path for each in own for path in siblings(each)}
-    receivers = {"config", "options", "_options"}  # the arguments of its processes are made from the config
+    paths = (
+        own | set((ROOT / folder).glob("*.py")) | {path for each in own for path in siblings(each)}
+    )
+    receivers = {
+        "config",
+        "options",
+        "_options",
+    }  # the arguments of its processes are made from the config
     found = said(iter(paths), receivers)
     assert unread(dict(declared(config)), {(config, each) for each in found | {"name"}}) == []
 

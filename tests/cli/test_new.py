@@ -20,7 +20,13 @@ from tests.cli.conftest import CommandLine
 
 pytestmark = pytest.mark.machine  # commands that start processes
 
-QUICK = ("iterations=1", "evaluation.before_and_after=false", "checkpoints.every=1", "run_dir=run", "cluster=laptop")
+QUICK = (
+    "iterations=1",
+    "evaluation.before_and_after=false",
+    "checkpoints.every=1",
+    "run_dir=run",
+    "cluster=laptop",
+)
 
 
 def loaded(name: str, text: str) -> ModuleType:
@@ -35,11 +41,17 @@ def suites(kind: str) -> dict[str, Any]:
     files = rendered(kind, f"own_{kind}")
     loaded(f"own_{kind}", files[f"own_{kind}.py"])
     found = vars(loaded(f"test_own_{kind}", files[f"test_own_{kind}.py"]))
-    return {name: each for name, each in found.items() if name.startswith(("Test", "test_")) and each.__module__ == f"test_own_{kind}"}
+    return {
+        name: each
+        for name, each in found.items()
+        if name.startswith(("Test", "test_")) and each.__module__ == f"test_own_{kind}"
+    }
 
 
 globals().update({name: each for kind in PLUGINS for name, each in suites(kind).items()})
-globals()["TestOwnAlgorithm"].on_ray = False  # it takes long, and tests/testing has the suite's run on Ray
+globals()[
+    "TestOwnAlgorithm"
+].on_ray = False  # it takes long, and tests/testing has the suite's run on Ray
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -52,7 +64,9 @@ def processes_find_the_simulator(tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 @pytest.mark.parametrize("kind", [kind for kind in PLUGINS if kind != "robot"])
-def test_its_recipe_trains(rlinf_vla: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_its_recipe_trains(
+    rlinf_vla: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     """Not at the robot, in real time."""
     assert rlinf_vla("new", kind, f"own_{kind}x").code == 0
     package = tmp_path / f"own_{kind}x"
@@ -61,7 +75,9 @@ def test_its_recipe_trains(rlinf_vla: CommandLine, tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("PYTHONPATH", str(package), prepend=os.pathsep)
     for group, points in project["entry-points"].items():
         plural = group.removeprefix("rlinf_vla.")
-        known = dict(plugins.Installed(group)) | {name: EntryPoint(name, place, group).load() for name, place in points.items()}
+        known = dict(plugins.Installed(group)) | {
+            name: EntryPoint(name, place, group).load() for name, place in points.items()
+        }
         monkeypatch.setattr(plugins, plural, lambda known=known: known)
     monkeypatch.chdir(package)
     trained = rlinf_vla("train", "--config-dir", "recipes", f"recipe={package.name}", *QUICK)
@@ -74,7 +90,14 @@ def test_its_commands_name_what_it_has(rlinf_vla: CommandLine, tmp_path: Path, k
     assert rlinf_vla("new", kind, "two_words").code == 0
     package = tmp_path / "two_words"
     assert sorted(path.name for path in package.iterdir()) == [
-        *("README.md", "checkpoint", "pyproject.toml", "recipes", "test_two_words.py", "two_words.py")
+        *(
+            "README.md",
+            "checkpoint",
+            "pyproject.toml",
+            "recipes",
+            "test_two_words.py",
+            "two_words.py",
+        )
     ]
     words = (package / "README.md").read_text()
     assert f"# {kind}=two_words" in words and "--config-dir recipes recipe=two_words\n" in words
@@ -84,7 +107,10 @@ def test_its_commands_name_what_it_has(rlinf_vla: CommandLine, tmp_path: Path, k
         assert not [line for line in text.split("\n") if len(line) > 140]
     project = tomllib.loads((package / "pyproject.toml").read_text())["project"]
     place = project["entry-points"][f"rlinf_vla.{kind}s"]["two_words"]
-    assert place.startswith("two_words:") and f"{place.partition(':')[2]}" in (package / "two_words.py").read_text()
+    assert (
+        place.startswith("two_words:")
+        and f"{place.partition(':')[2]}" in (package / "two_words.py").read_text()
+    )
 
 
 @pytest.mark.parametrize(
@@ -111,7 +137,9 @@ def test_its_commands_name_what_it_has(rlinf_vla: CommandLine, tmp_path: Path, k
         (("reward", "taken"), "taken exists already"),
     ],
 )
-def test_what_cannot_be_written_is_refused(rlinf_vla: CommandLine, tmp_path: Path, words: tuple[str, ...], complaint: str) -> None:
+def test_what_cannot_be_written_is_refused(
+    rlinf_vla: CommandLine, tmp_path: Path, words: tuple[str, ...], complaint: str
+) -> None:
     (tmp_path / "taken").mkdir()
     assert complaint in rlinf_vla("new", *words).complaint
     assert [path.name for path in tmp_path.iterdir()] == ["taken"], "nothing is written"

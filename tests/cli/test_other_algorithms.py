@@ -16,12 +16,19 @@ from tests.forked import Forked
 from tests.planner.made_up import profile
 
 ROOT = Path(__file__).parents[2]
-ENTRY_POINTS = "[rlinf_vla.algorithms]\na2c = tests.algorithms.a2c:A2C\ntd3 = tests.algorithms.td3:TD3\n"
+ENTRY_POINTS = (
+    "[rlinf_vla.algorithms]\na2c = tests.algorithms.a2c:A2C\ntd3 = tests.algorithms.td3:TD3\n"
+)
 KEYS = {
     "a2c": "  horizon: 12\n  minibatch_size: 10\n  learning_rate: 0.05\n  target_kl: null\n",
     "td3": "  episodes: 4\n  updates_per_step: 0.2\n  batch_size: 8\n  hidden: 16\n",
 }
-QUICK = ("evaluation.before_and_after=false", "iterations=3", "checkpoints.keep=9", "rollout.pipeline_depth=1")
+QUICK = (
+    "evaluation.before_and_after=false",
+    "iterations=3",
+    "checkpoints.keep=9",
+    "rollout.pipeline_depth=1",
+)
 
 
 @pytest.fixture
@@ -36,7 +43,13 @@ def strangers(counting: Counting, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.syspath_prepend(str(package))
     monkeypatch.setenv("PYTHONPATH", f"{package}:{ROOT}")
     for name, keys in KEYS.items():
-        text = COUNTING.format(name=f"counting_{name}", algorithm=name, iterations=3, rank=0, checkpoint=counting.folder / "model")
+        text = COUNTING.format(
+            name=f"counting_{name}",
+            algorithm=name,
+            iterations=3,
+            rank=0,
+            checkpoint=counting.folder / "model",
+        )
         (counting.folder / "recipe" / f"counting_{name}.yaml").write_text(text + keys)
     return counting
 
@@ -48,9 +61,13 @@ def train(rlinf_vla: CommandLine, arguments: list[str]) -> str:
 
 
 @pytest.mark.parametrize("name", list(KEYS))
-def test_it_trains_and_resumes(rlinf_vla: CommandLine, strangers: Counting, tmp_path: Path, name: str) -> None:
+def test_it_trains_and_resumes(
+    rlinf_vla: CommandLine, strangers: Counting, tmp_path: Path, name: str
+) -> None:
     for folder in ("whole", "parts"):
-        train(rlinf_vla, strangers.arguments("train", f"counting_{name}", *QUICK, f"run_dir={folder}"))
+        train(
+            rlinf_vla, strangers.arguments("train", f"counting_{name}", *QUICK, f"run_dir={folder}")
+        )
     for step in (2, 3):
         (tmp_path / "parts" / "checkpoints" / f"step_{step:06d}").rename(tmp_path / f"lost_{step}")
     assert "continuing after iteration 1" in train(rlinf_vla, ["train", "run=parts"])
@@ -59,27 +76,48 @@ def test_it_trains_and_resumes(rlinf_vla: CommandLine, strangers: Counting, tmp_
 
 def test_it_has_a_plan(rlinf_vla: CommandLine, strangers: Counting, tmp_path: Path) -> None:
     profile(chunk=2, episode_limit=6).write(tmp_path / "known.json")
-    said = train(rlinf_vla, strangers.arguments("plan", "counting_a2c", "run_dir=plan", f"profile={tmp_path / 'known.json'}"))
+    said = train(
+        rlinf_vla,
+        strangers.arguments(
+            "plan", "counting_a2c", "run_dir=plan", f"profile={tmp_path / 'known.json'}"
+        ),
+    )
     assert "macro flow of a2c" in said and "chosen: " in said
     said = train(rlinf_vla, strangers.arguments("plan", "counting_td3"))
-    assert "macro flow of td3" in said and "update_from_replay" in said and "there is one plan" in said
+    assert (
+        "macro flow of td3" in said and "update_from_replay" in said and "there is one plan" in said
+    )
 
 
 def test_its_keys_and_values_are_checked(rlinf_vla: CommandLine, strangers: Counting) -> None:
-    unknown = rlinf_vla(*strangers.arguments("train", "counting_td3", "algorithm.smothing=0.1")).complaint
+    unknown = rlinf_vla(
+        *strangers.arguments("train", "counting_td3", "algorithm.smothing=0.1")
+    ).complaint
     assert "algorithm.smothing is not a key; did you mean algorithm.smoothing?" in unknown
-    low = rlinf_vla(*strangers.arguments("train", "counting_td3", "algorithm.exploration=0")).complaint
+    low = rlinf_vla(
+        *strangers.arguments("train", "counting_td3", "algorithm.exploration=0")
+    ).complaint
     assert low.startswith("algorithm.exploration=0")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", [*(pytest.param(name, marks=pytest.mark.nightly) for name in KEYS), "sac", "sft"])
-def test_the_same_bits_on_ray(strangers: Counting, forked: Forked, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", [*(pytest.param(name, marks=pytest.mark.nightly) for name in KEYS), "sac", "sft"]
+)
+def test_the_same_bits_on_ray(
+    strangers: Counting, forked: Forked, tmp_path: Path, name: str
+) -> None:
     on_ray = ["cluster.runtime=ray", "cluster.rollout_workers=2", "cluster.weights=broadcast"]
-    there = strangers.arguments("train", f"counting_{name}", *QUICK, "run_dir=there", *on_ray, "reward=success")
-    here = strangers.arguments("train", f"counting_{name}", *QUICK, "run_dir=shaped", "reward=success")
-    resumed = [[*there, "iterations=2"], [*there, "resume=auto"]] if name in ("sac", "td3") else [there]
+    there = strangers.arguments(
+        "train", f"counting_{name}", *QUICK, "run_dir=there", *on_ray, "reward=success"
+    )
+    here = strangers.arguments(
+        "train", f"counting_{name}", *QUICK, "run_dir=shaped", "reward=success"
+    )
+    resumed = (
+        [[*there, "iterations=2"], [*there, "resume=auto"]] if name in ("sac", "td3") else [there]
+    )
     for arguments in (here, *resumed):
         done = forked(arguments, tmp_path, CUDA_VISIBLE_DEVICES="")
         assert done.returncode == 0, done.stdout + done.stderr
@@ -88,18 +126,31 @@ def test_the_same_bits_on_ray(strangers: Counting, forked: Forked, tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_imitation_on_all_gpus_of_a_cluster(strangers: Counting, forked: Forked, tmp_path: Path) -> None:
+def test_imitation_on_all_gpus_of_a_cluster(
+    strangers: Counting, forked: Forked, tmp_path: Path
+) -> None:
     """Fake GPUs; the same weights as in one process, up to the order of sums over ranks."""
-    more = ("evaluation.before_and_after=true", "evaluation.filmed=0", "episodes=4", "cluster.micro_batch_size=8")
+    more = (
+        "evaluation.before_and_after=true",
+        "evaluation.filmed=0",
+        "episodes=4",
+        "cluster.micro_batch_size=8",
+    )
     gpus = ("cluster.nodes=[{name: node, gpus: 4}]", "cluster.device=fake_gpu", "cluster.plan=auto")
     for folder, cluster in (("one", ()), ("four", gpus)):
-        arguments = strangers.arguments("train", "counting_sft", *QUICK, *more, f"run_dir={folder}", *cluster)
+        arguments = strangers.arguments(
+            "train", "counting_sft", *QUICK, *more, f"run_dir={folder}", *cluster
+        )
         done = forked(arguments, tmp_path, CUDA_VISIBLE_DEVICES="")
         assert done.returncode == 0, done.stdout + done.stderr
-    assert "Ray, collocated, 1 rollout worker of 1 environment group, 4 trainer ranks" in done.stdout
+    assert (
+        "Ray, collocated, 1 rollout worker of 1 environment group, 4 trainer ranks" in done.stdout
+    )
     workers = json.loads((tmp_path / "four" / "placement.json").read_text())["workers"]
     assert len({worker["gpus"][0] for worker in workers if worker["role"] == "trainer"}) == 4
-    one, four = (load_file(tmp_path / folder / "policy" / "model.safetensors") for folder in ("one", "four"))
+    one, four = (
+        load_file(tmp_path / folder / "policy" / "model.safetensors") for folder in ("one", "four")
+    )
     assert one.keys() == four.keys()
     for name, value in one.items():
         torch.testing.assert_close(four[name], value, rtol=0, atol=1e-6)

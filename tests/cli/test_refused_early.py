@@ -32,7 +32,10 @@ REFUSED = [
     ((*LARGE, "model.options.unnorm_key=bridge_orig"), METRES.format("0.1 m and 0.1 rad")),
     ((*LARGE, "env.task=PushCub"), "env.task=PushCub is unknown: did you mean PushCube"),
     (LIBERO, METRES.format("0.05 m and 0.5 rad")),
-    ((*LIBERO, "env.suite=libero_spatail"), "env.suite=libero_spatail is unknown: did you mean libero_spatial"),
+    (
+        (*LIBERO, "env.suite=libero_spatail"),
+        "env.suite=libero_spatail is unknown: did you mean libero_spatial",
+    ),
 ]
 """Keys, and words of the refusal where the warm-up checkpoint of RL4VLA is to be trained with them."""
 
@@ -42,8 +45,17 @@ def downloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Sequence[
     """Patterns of the files that were asked for of the Hub, which has that checkpoint, without weights."""
     asked: list[Sequence[str]] = []
     there = tmp_path / "hub" / f"models--{WARMUP.replace('/', '--')}" / "snapshots" / "1"
-    statistics = {"action": {"q01": [-0.03] * 6 + [0.0], "q99": [0.03] * 6 + [1.0], "mask": [True] * 6 + [False]}}
-    config = smaller_config() | {"norm_stats": {"bridge_orig": statistics, "fractal": statistics}, "image_sizes": [224, 224]}
+    statistics = {
+        "action": {
+            "q01": [-0.03] * 6 + [0.0],
+            "q99": [0.03] * 6 + [1.0],
+            "mask": [True] * 6 + [False],
+        }
+    }
+    config = smaller_config() | {
+        "norm_stats": {"bridge_orig": statistics, "fractal": statistics},
+        "image_sizes": [224, 224],
+    }
     for tower in config["vision_config"].values():
         tower["img_size"] = 224
     del config["chunk"]
@@ -61,38 +73,57 @@ def downloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Sequence[
 
 @pytest.mark.parametrize(("keys", "words"), REFUSED)
 def test_a_dry_run_refuses_it_before_it_counts_memory(
-    downloads: list[Sequence[str]], capsys: pytest.CaptureFixture[str], keys: tuple[str, ...], words: str
+    downloads: list[Sequence[str]],
+    capsys: pytest.CaptureFixture[str],
+    keys: tuple[str, ...],
+    words: str,
 ) -> None:
     for cluster in ("laptop", "1gpu", "8gpu"):
         with pytest.raises(UserError, match=words):
-            dry_run.run(compose.load("train", [*keys, f"model.checkpoint=hf://{WARMUP}", f"cluster={cluster}"]))
+            dry_run.run(
+                compose.load(
+                    "train", [*keys, f"model.checkpoint=hf://{WARMUP}", f"cluster={cluster}"]
+                )
+            )
     assert "memory" not in capsys.readouterr().out
     assert set(downloads) <= {hub.DESCRIPTION}
 
 
 @pytest.mark.parametrize(("keys", "words"), REFUSED)
 def test_a_run_refuses_it_before_weights_and_simulators(
-    rlinf_vla: CommandLine, downloads: list[Sequence[str]], monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...], words: str
+    rlinf_vla: CommandLine,
+    downloads: list[Sequence[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    keys: tuple[str, ...],
+    words: str,
 ) -> None:
     for plugin in (ManiSkill, Libero):
         monkeypatch.setattr(plugin, "create", lambda *_: pytest.fail("a simulator starts"))
-    refused = rlinf_vla("train", *keys, f"model.checkpoint=hf://{WARMUP}", "cluster=laptop", "run_dir=run")
+    refused = rlinf_vla(
+        "train", *keys, f"model.checkpoint=hf://{WARMUP}", "cluster=laptop", "run_dir=run"
+    )
     assert re.search(words, refused.complaint)
     assert set(downloads) == {hub.DESCRIPTION}
 
 
 @pytest.mark.parametrize("dry", [(), ("--dry-run",)])
-def test_a_checkpoint_to_start_from_is_looked_for_first(rlinf_vla: CommandLine, counting: Counting, dry: tuple[str, ...]) -> None:
+def test_a_checkpoint_to_start_from_is_looked_for_first(
+    rlinf_vla: CommandLine, counting: Counting, dry: tuple[str, ...]
+) -> None:
     words = counting.arguments("train", "counting_ppo", "checkpoint=nowhere", *dry)
     assert rlinf_vla(*words).complaint == "checkpoint=nowhere: no such directory"
     assert not Path("runs").exists() and not counting.plugin.created
 
 
-def test_a_run_starts_from_the_newest_checkpoint_of_another(rlinf_vla: CommandLine, counting: Counting, tmp_path: Path) -> None:
+def test_a_run_starts_from_the_newest_checkpoint_of_another(
+    rlinf_vla: CommandLine, counting: Counting, tmp_path: Path
+) -> None:
     quick = ("evaluation.before_and_after=false", "iterations=1")
     for words in (("run_dir=first",), ("run_dir=second", "checkpoint=first")):
         assert rlinf_vla(*counting.arguments("train", "counting_ppo", *quick, *words)).code == 0
-    assert saved_recipe(tmp_path / "second")["checkpoint"] == str(tmp_path / "first" / "checkpoints" / "step_000001")
+    assert saved_recipe(tmp_path / "second")["checkpoint"] == str(
+        tmp_path / "first" / "checkpoints" / "step_000001"
+    )
 
 
 @pytest.mark.parametrize(
@@ -105,7 +136,11 @@ def test_a_run_starts_from_the_newest_checkpoint_of_another(rlinf_vla: CommandLi
         ("eval", "output=out", "record and export and plan"),
     ],
 )
-def test_a_key_of_another_command(rlinf_vla: CommandLine, counting: Counting, verb: str, word: str, reader: str) -> None:
+def test_a_key_of_another_command(
+    rlinf_vla: CommandLine, counting: Counting, verb: str, word: str, reader: str
+) -> None:
     refused = rlinf_vla(*counting.arguments(verb, "counting_ppo", word)).complaint
     node = re.split(r"[.=]", word)[0]
-    assert refused == f"{word} has no effect: {node} is for rlinf-vla {reader}, leave it out of {verb}"
+    assert (
+        refused == f"{word} has no effect: {node} is for rlinf-vla {reader}, leave it out of {verb}"
+    )

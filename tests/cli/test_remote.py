@@ -32,8 +32,17 @@ from tests.skips import needs
 pytestmark = needs("serve")
 
 MODELS = (LinearPolicy, OpenVLAOFTPolicy, Pi0Policy, RemotePolicy)
-PI0 = ("model=pi0", "model.checkpoint=asset://pi0_tiny_pushcube", "model.options.denoise_steps=3", "model.lora.rank=0")
-OFT = ("model=openvla_oft", "model.checkpoint=asset://openvla_oft_tiny_pushcube", "model.lora.rank=0")
+PI0 = (
+    "model=pi0",
+    "model.checkpoint=asset://pi0_tiny_pushcube",
+    "model.options.denoise_steps=3",
+    "model.lora.rank=0",
+)
+OFT = (
+    "model=openvla_oft",
+    "model.checkpoint=asset://openvla_oft_tiny_pushcube",
+    "model.lora.rank=0",
+)
 PLAYED = (
     "env.state_dim=8",
     "episodes=4",
@@ -50,7 +59,9 @@ def served(*settings: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     words = ["serve", "recipe=maniskill_eval", "serve.port=0", "cluster=laptop", *settings]
     command = [sys.executable, "-P", "-m", "rlinf_vla.cli.main", *words]
     environment = os.environ | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
         try:
             assert process.stdout is not None
             said = [process.stdout.readline(), process.stdout.readline()]
@@ -79,7 +90,9 @@ Eval = Callable[..., dict[str, Any]]
 @pytest.fixture
 def sweep(rlinf_vla: CommandLine, with_models: Counting, tmp_path: Path) -> Eval:
     def run(name: str, *settings: str) -> dict[str, Any]:
-        found = rlinf_vla(*with_models.arguments("eval", "counting_eval", f"run_dir={name}", *PLAYED, *settings))
+        found = rlinf_vla(
+            *with_models.arguments("eval", "counting_eval", f"run_dir={name}", *PLAYED, *settings)
+        )
         assert found.code == 0, found.out + found.err
         return json.loads((tmp_path / name / "result.json").read_text())
 
@@ -90,19 +103,33 @@ def remote(url: str, *settings: str) -> list[str]:
     return ["model=remote", f"model.options.url={url}", *settings]
 
 
-def test_a_sweep_of_pi0_on_a_server_is_that_of_pi0(sweep: Eval, pi0_server: str, rlinf_vla: CommandLine) -> None:
+def test_a_sweep_of_pi0_on_a_server_is_that_of_pi0(
+    sweep: Eval, pi0_server: str, rlinf_vla: CommandLine
+) -> None:
     """At its temperature too, and whatever the seed of the server is; and it can be verified."""
     here = sweep("here", *PI0, "seed=3", "env.num_envs=4", "rollout.batch_size=2")
     there = sweep("there", *remote(pi0_server), "seed=3", "env.num_envs=4", "rollout.batch_size=2")
     assert there["episodes"] == here["episodes"] and there["policies"] == here["policies"]
     assert len({each["return"] for each in here["episodes"]}) > 4, "the actions matter"
-    assert there["provenance"]["start greedy"]["sha256"] == here["provenance"]["start greedy"]["sha256"]
-    assert there["provenance"]["start greedy"]["model"] == "remote" and there["provenance"]["start greedy"]["server"]["model"] == "pi0"
+    assert (
+        there["provenance"]["start greedy"]["sha256"]
+        == here["provenance"]["start greedy"]["sha256"]
+    )
+    assert (
+        there["provenance"]["start greedy"]["model"] == "remote"
+        and there["provenance"]["start greedy"]["server"]["model"] == "pi0"
+    )
 
     refused = rlinf_vla("verify", "there/result.json", "--episodes", "6").complaint
     assert f"sets model.options.url={pi0_server}" in refused, "a file chooses no machine"
-    again = rlinf_vla("verify", "there/result.json", "--episodes", "6", f"model.options.url={pi0_server}")
-    assert again.code == 0 and "6 of 6 episodes are bit-identical" in again.out and "changed" not in again.out
+    again = rlinf_vla(
+        "verify", "there/result.json", "--episodes", "6", f"model.options.url={pi0_server}"
+    )
+    assert (
+        again.code == 0
+        and "6 of 6 episodes are bit-identical" in again.out
+        and "changed" not in again.out
+    )
 
 
 def test_a_sweep_of_openvla_oft_on_a_server_is_that_of_openvla_oft(
@@ -117,11 +144,21 @@ def test_a_sweep_of_openvla_oft_on_a_server_is_that_of_openvla_oft(
     assert "was begun with other software or weights: policies.start sampled.sha256" in found
 
 
-def test_an_evaluation_without_a_sweep(rlinf_vla: CommandLine, with_models: Counting, pi0_server: str, tmp_path: Path) -> None:
-    words = ["env.state_dim=8", "episodes=3", "evaluation.filmed=0", "sweep.policies=[]", "cluster=laptop"]
+def test_an_evaluation_without_a_sweep(
+    rlinf_vla: CommandLine, with_models: Counting, pi0_server: str, tmp_path: Path
+) -> None:
+    words = [
+        "env.state_dim=8",
+        "episodes=3",
+        "evaluation.filmed=0",
+        "sweep.policies=[]",
+        "cluster=laptop",
+    ]
     rows = {}
     for name, model in (("here", list(PI0)), ("there", remote(pi0_server))):
-        found = rlinf_vla(*with_models.arguments("eval", "counting_eval", f"run_dir={name}", *words, *model))
+        found = rlinf_vla(
+            *with_models.arguments("eval", "counting_eval", f"run_dir={name}", *words, *model)
+        )
         assert found.code == 0, found.err
         document = json.loads((tmp_path / name / "evaluation" / "start.json").read_text())
         rows[name] = document["greedy"]["episodes"] + document["sampled"]["episodes"]
@@ -129,7 +166,12 @@ def test_an_evaluation_without_a_sweep(rlinf_vla: CommandLine, with_models: Coun
 
 
 def test_a_server_that_dies_ends_the_sweep_in_one_line_and_another_continues_it(
-    rlinf_vla: CommandLine, with_models: Counting, sweep: Eval, pi0_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rlinf_vla: CommandLine,
+    with_models: Counting,
+    sweep: Eval,
+    pi0_server: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     words = ["sweep.block=1", "evaluation.modes=[greedy]"]
     whole = sweep("whole", *remote(pi0_server), *words)
@@ -147,7 +189,11 @@ def test_a_server_that_dies_ends_the_sweep_in_one_line_and_another_continues_it(
         monkeypatch.setattr(CounterWorld, "step_async", killing)
         cut = [*PLAYED, *words, "run_dir=cut", "model.options.retries=1"]
         found = rlinf_vla(*with_models.arguments("eval", "counting_eval", *cut, *remote(url)))
-    assert found.code == 1 and "does not answer in 2 attempts" in found.err and found.err.count("\n") == 1, found.err
+    assert (
+        found.code == 1
+        and "does not answer in 2 attempts" in found.err
+        and found.err.count("\n") == 1
+    ), found.err
     assert 0 < len(list((tmp_path / "cut").rglob("blocks/*.json"))) < 8
     assert sweep("cut", *words, *remote(pi0_server))["episodes"] == whole["episodes"]
 
@@ -157,20 +203,38 @@ def test_processes_that_play_blocks_have_connections_of_their_own(
     sweep: Eval, pi0_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     announce(tmp_path / "package")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "package"), *os.environ["PYTHONPATH"].split(os.pathsep)]))
-    monkeypatch.setattr(plugins, "envs", lambda: {"counter": CountingInSuites()})  # as the processes find it
-    alone, together = (sweep(f"in {count}", *remote(pi0_server), "sweep.block=1", f"sweep.parallel={count}") for count in (1, 2))
+    monkeypatch.setenv(
+        "PYTHONPATH",
+        os.pathsep.join([str(tmp_path / "package"), *os.environ["PYTHONPATH"].split(os.pathsep)]),
+    )
+    monkeypatch.setattr(
+        plugins, "envs", lambda: {"counter": CountingInSuites()}
+    )  # as the processes find it
+    alone, together = (
+        sweep(f"in {count}", *remote(pi0_server), "sweep.block=1", f"sweep.parallel={count}")
+        for count in (1, 2)
+    )
     assert together["episodes"] == alone["episodes"] and len(alone["episodes"]) == 32
 
 
 @pytest.mark.parametrize(
     ("verb", "recipe", "settings", "complaint"),
     [
-        ("train", "counting_ppo", [], "model=remote: its weights are on a server, there is nothing to train"),
+        (
+            "train",
+            "counting_ppo",
+            [],
+            "model=remote: its weights are on a server, there is nothing to train",
+        ),
         ("plan", "counting_ppo", [], "there is nothing to train"),
         ("export", "counting_ppo", ["output=out", "checkpoint=run"], "there is nothing to export"),
         ("serve", "counting_eval", [], "there is nothing to serve"),
-        ("eval", "counting_eval", ["sweep.policies=[start,somewhere]"], "there is no use for somewhere in sweep.policies"),
+        (
+            "eval",
+            "counting_eval",
+            ["sweep.policies=[start,somewhere]"],
+            "there is no use for somewhere in sweep.policies",
+        ),
         ("eval", "counting_eval", ["model.checkpoint=somewhere"], "start the server first"),
         ("eval", "counting_eval", ["model.options.url=null"], "model.options.url has no value"),
         ("eval", "counting_eval", ["model.options.url=http://127.0.0.1"], "use ws://HOST:PORT"),
@@ -178,7 +242,12 @@ def test_processes_that_play_blocks_have_connections_of_their_own(
     ],
 )
 def test_what_a_policy_on_a_server_cannot_do(
-    rlinf_vla: CommandLine, with_models: Counting, verb: str, recipe: str, settings: list[str], complaint: str
+    rlinf_vla: CommandLine,
+    with_models: Counting,
+    verb: str,
+    recipe: str,
+    settings: list[str],
+    complaint: str,
 ) -> None:
     words = remote("ws://127.0.0.1:1", *settings)
     assert complaint in rlinf_vla(*with_models.arguments(verb, recipe, *words)).complaint
@@ -211,21 +280,34 @@ evaluation:
 
 
 @pytest.mark.timeout(300)
-def test_a_policy_on_a_server_drives_a_robot(rlinf_vla: CommandLine, toy: Arguments, tmp_path: Path) -> None:
+def test_a_policy_on_a_server_drives_a_robot(
+    rlinf_vla: CommandLine, toy: Arguments, tmp_path: Path
+) -> None:
     (tmp_path / "recipe" / "toy_remote.yaml").write_text(AT_A_ROBOT)
     model = ["model=compact", f"model.checkpoint={tmp_path}/model", "model.lora.rank=0"]
     model += ["model.options.random_weights=true", "model.options.images=[front]"]
     with served(*model) as (url, process):
-        words = ["--config-dir", str(tmp_path), "recipe=toy_remote", "cluster=laptop", f"robot.fault={tmp_path}/fault", *remote(url)]
+        words = [
+            "--config-dir",
+            str(tmp_path),
+            "recipe=toy_remote",
+            "cluster=laptop",
+            f"robot.fault={tmp_path}/fault",
+            *remote(url),
+        ]
         found = rlinf_vla("robot", "run", *words, "run_dir=run")
         assert found.code == 0 and "in 2 episodes at toy" in found.out, found.out + found.err
         assert json.loads((tmp_path / "run" / "control.json").read_text())["steps"]["policy"] > 0
         process.kill()
         process.wait()
-        assert "start the server first" in rlinf_vla("robot", "run", *words, "run_dir=again").complaint
+        assert (
+            "start the server first" in rlinf_vla("robot", "run", *words, "run_dir=again").complaint
+        )
 
 
-def test_of_a_server_that_does_not_say_its_weights_rates_are_verified(sweep: Eval, rlinf_vla: CommandLine) -> None:
+def test_of_a_server_that_does_not_say_its_weights_rates_are_verified(
+    sweep: Eval, rlinf_vla: CommandLine
+) -> None:
     """Not bits: returns differ here, and the successes do not."""
     server = PolicyServer(lambda observation: {"actions": np.full((4, 4), 0.5, np.float32)})
     with serving(server) as url:
@@ -236,10 +318,19 @@ def test_of_a_server_that_does_not_say_its_weights_rates_are_verified(sweep: Eva
             "model.options.state_dim=8",
             "model.options.image_size=64",
         ]
-        there = sweep("there", *remote(url, *told), "evaluation.modes=[greedy]", "+model.options.images.base=camera")
+        there = sweep(
+            "there",
+            *remote(url, *told),
+            "evaluation.modes=[greedy]",
+            "+model.options.images.base=camera",
+        )
         assert there["provenance"]["start"]["sha256"] is None and "camera" in server.seen[0]
         verify = ["verify", "there/result.json", "--episodes", "4", f"model.options.url={url}"]
         assert "4 of 4 episodes are bit-identical" in rlinf_vla(*verify).out
         server.answer = lambda observation: {"actions": np.full((4, 4), 0.25, np.float32)}
         found = rlinf_vla(*verify)
-    assert found.code == 0 and "0 of 4 episodes are bit-identical" in found.out and "p = 1.000 for equal success rates" in found.out
+    assert (
+        found.code == 0
+        and "0 of 4 episodes are bit-identical" in found.out
+        and "p = 1.000 for equal success rates" in found.out
+    )

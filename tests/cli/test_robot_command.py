@@ -72,7 +72,9 @@ class MadeUp:
         yield Finding("connection", not config.broken, f"to {config.host}")
 
     def order(self, config: MadeUpConfig | None, order: str, operator: str) -> list[str]:
-        if (config is None and order == "acknowledge") or (config is not None and config.host == "left"):
+        if (config is None and order == "acknowledge") or (
+            config is not None and config.host == "left"
+        ):
             raise RobotError(f"nothing to {order}: nobody drives it")
         self.log.append(f"{order} by {operator} at {config.host if config else 'all'}")
         return ["arm 1: stopped"]
@@ -85,20 +87,30 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> MadeUp:
     return plugin
 
 
-def test_check_prints_a_table_and_fails_if_a_check_fails(made_up: MadeUp, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_prints_a_table_and_fails_if_a_check_fails(
+    made_up: MadeUp, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.run(["robot", "check", "robot=made_up", "robot.host=here"]) == 0
     assert "to here" in capsys.readouterr().out
     assert cli.run(["robot", "check", "robot=made_up", "robot.host=here", "robot.broken=true"]) == 1
     assert "WRONG" in capsys.readouterr().out
 
 
-def test_check_takes_the_keys_of_a_session(made_up: MadeUp, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["robot.host=here", "+robot.cameras.front.driver=realsense", "+robot.cameras.front.max_age_s=1"]
+def test_check_takes_the_keys_of_a_session(
+    made_up: MadeUp, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "robot.host=here",
+        "+robot.cameras.front.driver=realsense",
+        "+robot.cameras.front.max_age_s=1",
+    ]
     assert cli.run(["robot", "check", "robot=made_up", *words]) == 0
     assert made_up.config.cameras == {"front": {"driver": "realsense", "max_age_s": 1}}
 
 
-def test_home_releases_the_arm_in_all_cases(made_up: MadeUp, capsys: pytest.CaptureFixture[str]) -> None:
+def test_home_releases_the_arm_in_all_cases(
+    made_up: MadeUp, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.run(["robot", "home", "robot=made_up", "robot.host=here"]) == 0
     assert made_up.log == ["connect", "home", "close"]
     assert cli.run(["robot", "home", "robot=made_up", "robot.host=here", "robot.broken=true"]) == 1
@@ -108,7 +120,9 @@ def test_home_releases_the_arm_in_all_cases(made_up: MadeUp, capsys: pytest.Capt
 
 def test_commands_are_sent_to_one_arm_or_to_all(made_up: MadeUp) -> None:
     assert cli.run(["robot", "stop", "operator=Ada"]) == 0
-    assert cli.run(["robot", "acknowledge", "robot=made_up", "robot.host=here", "operator=Ada"]) == 0
+    assert (
+        cli.run(["robot", "acknowledge", "robot=made_up", "robot.host=here", "operator=Ada"]) == 0
+    )
     assert made_up.log == ["stop by Ada at all", "acknowledge by Ada at here"]
 
 
@@ -119,7 +133,9 @@ def test_a_broken_plugin_does_not_prevent_a_stop(
     monkeypatch.setattr(plugins, "robots", lambda: {"broken": broken, "made_up": made_up})
     assert cli.run(["robot", "stop", "operator=Ada"]) == 1
     assert made_up.log == ["stop by Ada at all"]
-    assert capsys.readouterr().err.startswith("rlinf-vla: robot=broken cannot stop its arms: AttributeError")
+    assert capsys.readouterr().err.startswith(
+        "rlinf-vla: robot=broken cannot stop its arms: AttributeError"
+    )
 
 
 STOP = """
@@ -131,12 +147,21 @@ assert not heavy, heavy
 """
 
 
-@pytest.mark.parametrize("chosen", [[], ["robot=franka_sim"], ["robot=franka", "robot.host=172.16.0.2", "robot.cell=mine.yaml"]])
+@pytest.mark.parametrize(
+    "chosen",
+    [[], ["robot=franka_sim"], ["robot=franka", "robot.host=172.16.0.2", "robot.cell=mine.yaml"]],
+)
 def test_a_stop_imports_little(chosen: list[str], tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", STOP, *chosen], check=True, env={**os.environ, "XDG_STATE_HOME": str(tmp_path)})
+    subprocess.run(
+        [sys.executable, "-c", STOP, *chosen],
+        check=True,
+        env={**os.environ, "XDG_STATE_HOME": str(tmp_path)},
+    )
 
 
-def test_a_latched_fault_is_acknowledged(made_up: MadeUp, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_latched_fault_is_acknowledged(
+    made_up: MadeUp, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(robot, "RECOVERY_S", 0.3)
     words = ["robot", "acknowledge", "operator=Ada", "robot=made_up", "robot.host=left"]
     assert cli.run([*words, "robot.latched=a reflex"]) == 0
@@ -144,13 +169,21 @@ def test_a_latched_fault_is_acknowledged(made_up: MadeUp, capsys: pytest.Capture
     assert made_up.log == ["connect", "Ada acknowledges", "close"]
     monkeypatch.setattr(MadeUpRobot, "next_fault", "stopped by Bob")
     assert cli.run([*words, "robot.latched=a reflex"]) == 0
-    assert capsys.readouterr().out == "a reflex: acknowledged by Ada; still latched: stopped by Bob: acknowledge that, too\n"
+    assert (
+        capsys.readouterr().out
+        == "a reflex: acknowledged by Ada; still latched: stopped by Bob: acknowledge that, too\n"
+    )
     assert cli.run([*words, "robot.latched=a reflex", "robot.broken=true"]) == 1
-    assert capsys.readouterr().err.startswith("rlinf-vla: a reflex: still there 0.3 s after the acknowledgement")
+    assert capsys.readouterr().err.startswith(
+        "rlinf-vla: a reflex: still there 0.3 s after the acknowledgement"
+    )
     assert cli.run(words) == 1 and made_up.log[-1] == "close"
     assert capsys.readouterr().err == "rlinf-vla: nothing to acknowledge: nobody drives it\n"
     assert cli.run(words[:3]) == 1
-    assert capsys.readouterr().err == "rlinf-vla: nothing to acknowledge: nobody drives it; give robot=NAME to clear an earlier fault\n"
+    assert (
+        capsys.readouterr().err
+        == "rlinf-vla: nothing to acknowledge: nobody drives it; give robot=NAME to clear an earlier fault\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -162,12 +195,18 @@ def test_a_latched_fault_is_acknowledged(made_up: MadeUp, capsys: pytest.Capture
         (["check", "robot=made_up"], 2, "robot.host has no value: give robot.host=..."),
         (["check", "robot=made_up", "robot.hots=here"], 2, "did you mean robot.host?"),
         (["check", "robot=mad_up"], 2, "did you mean made_up?"),
-        (["check", "robot=made_up", "robot.host=here", "robot.broken=perhaps"], 2, "robot.broken=perhaps"),
+        (
+            ["check", "robot=made_up", "robot.host=here", "robot.broken=perhaps"],
+            2,
+            "robot.broken=perhaps",
+        ),
         (["acknowledge"], 2, "needs operator=NAME"),
         (["home", "robot=made_up", "robot.host=nowhere"], 2, "mine.yaml: max_speed_m_s: missing"),
     ],
 )
-def test_mistakes_are_one_line(made_up: MadeUp, capsys: pytest.CaptureFixture[str], words: list[str], code: int, line: str) -> None:
+def test_mistakes_are_one_line(
+    made_up: MadeUp, capsys: pytest.CaptureFixture[str], words: list[str], code: int, line: str
+) -> None:
     assert cli.run(["robot", *words]) == code
     (said,) = capsys.readouterr().err.splitlines()
     assert line in said

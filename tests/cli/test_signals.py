@@ -51,35 +51,66 @@ Start = Callable[..., subprocess.Popen[str]]
 def start(counting: Counting, tmp_path: Path) -> Start:
     """Starts a command line as the installed program does; ``before`` runs first, and ``options`` are ``Popen``'s."""
     announce(tmp_path / "package")
-    environment = os.environ | {"PYTHONPATH": f"{tmp_path / 'package'}:{ROOT}", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment = os.environ | {
+        "PYTHONPATH": f"{tmp_path / 'package'}:{ROOT}",
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
 
     def run(arguments: list[str], before: str = "", **options: object) -> subprocess.Popen[str]:
         (tmp_path / "program").write_text(before + "from rlinf_vla.cli.main import main\nmain()\n")
         command = options.pop("args", [sys.executable, str(tmp_path / "program"), *arguments])
-        pipes: dict[str, object] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
-        return subprocess.Popen(command, cwd=tmp_path, env=environment, text=True, **(pipes | options))  # type: ignore[call-overload]
+        pipes: dict[str, object] = {
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            "stdin": subprocess.DEVNULL,
+        }
+        return subprocess.Popen(
+            command, cwd=tmp_path, env=environment, text=True, **(pipes | options)
+        )  # type: ignore[call-overload]
 
     return run
 
 
 @pytest.mark.parametrize("moment", [AT_AN_IMPORT, IN_A_DESTRUCTOR])
 @pytest.mark.parametrize(
-    ("module", "signum"), [("torch", signal.SIGINT), ("hydra", signal.SIGHUP), ("rlinf_vla.config.recipe", signal.SIGTERM)]
+    ("module", "signum"),
+    [
+        ("torch", signal.SIGINT),
+        ("hydra", signal.SIGHUP),
+        ("rlinf_vla.config.recipe", signal.SIGTERM),
+    ],
 )
-def test_a_signal_during_imports_is_one_line(start: Start, counting: Counting, moment: str, module: str, signum: signal.Signals) -> None:
-    program = start(counting.arguments("train", "counting_ppo"), moment.format(name=module, signum=int(signum)))
+def test_a_signal_during_imports_is_one_line(
+    start: Start, counting: Counting, moment: str, module: str, signum: signal.Signals
+) -> None:
+    program = start(
+        counting.arguments("train", "counting_ppo"), moment.format(name=module, signum=int(signum))
+    )
     out, err = program.communicate(timeout=250)
-    assert (out, err, program.returncode) == ("", f"rlinf-vla: interrupted by {signum.name}\n", 128 + signum)
+    assert (out, err, program.returncode) == (
+        "",
+        f"rlinf-vla: interrupted by {signum.name}\n",
+        128 + signum,
+    )
 
 
 def test_few_modules_are_imported_before_signals_are_handled() -> None:
     """Until then, Ctrl-C prints Python's traceback."""
     code = "import sys\nbefore = set(sys.modules)\nimport rlinf_vla.cli.main\nprint(*set(sys.modules) - before)"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
     assert {name.split(".")[0] for name in found} <= {"rlinf_vla", *sys.stdlib_module_names}
 
 
-LONG = ("env=counter_processes", "run_dir=run", "iterations=100000", "evaluation.before_and_after=false", "checkpoints.every=100000")
+LONG = (
+    "env=counter_processes",
+    "run_dir=run",
+    "iterations=100000",
+    "evaluation.before_and_after=false",
+    "checkpoints.every=100000",
+)
 
 
 def wait_for(condition: Callable[[], object], program: subprocess.Popen[str]) -> None:
@@ -99,7 +130,9 @@ def terminal() -> Iterator[tuple[int, int]]:
             os.close(end)
 
 
-def test_a_closed_terminal_ends_with_a_checkpoint(start: Start, counting: Counting, tmp_path: Path, terminal: tuple[int, int]) -> None:
+def test_a_closed_terminal_ends_with_a_checkpoint(
+    start: Start, counting: Counting, tmp_path: Path, terminal: tuple[int, int]
+) -> None:
     ours, theirs = terminal
     program = start(
         counting.arguments("train", "counting_ppo", *LONG),
@@ -134,7 +167,9 @@ def _take_terminal() -> None:
 
 
 @pytest.mark.slow
-def test_below_nohup_a_closed_terminal_is_ignored(start: Start, counting: Counting, tmp_path: Path) -> None:
+def test_below_nohup_a_closed_terminal_is_ignored(
+    start: Start, counting: Counting, tmp_path: Path
+) -> None:
     before = "import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
     program = start(counting.arguments("train", "counting_ppo", *LONG), before)
     metrics = tmp_path / "run" / "metrics.jsonl"
@@ -151,9 +186,17 @@ def test_below_nohup_a_closed_terminal_is_ignored(start: Start, counting: Counti
 
 
 @pytest.mark.slow
-def test_a_signal_during_an_evaluation_keeps_the_iterations_before_it(start: Start, counting: Counting, tmp_path: Path) -> None:
+def test_a_signal_during_an_evaluation_keeps_the_iterations_before_it(
+    start: Start, counting: Counting, tmp_path: Path
+) -> None:
     """The evaluation is made again on resume."""
-    keys = ("run_dir=run", "iterations=3", "evaluation.before_and_after=false", "evaluation.every=1", "checkpoints.every=100")
+    keys = (
+        "run_dir=run",
+        "iterations=3",
+        "evaluation.before_and_after=false",
+        "evaluation.every=1",
+        "checkpoints.every=100",
+    )
     program = start(counting.arguments("train", "counting_ppo", *keys, "episodes=100000"))
     metrics = tmp_path / "run" / "metrics.jsonl"
     wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= 1, program)
@@ -164,15 +207,23 @@ def test_a_signal_during_an_evaluation_keeps_the_iterations_before_it(start: Sta
     program = start(counting.arguments("train", "counting_ppo", *keys, "episodes=2", "resume=auto"))
     out, err = program.communicate(timeout=250)
     assert program.returncode == 0, err
-    assert sorted(path.name for path in (tmp_path / "run" / "evaluation").iterdir()) == ["step_000001.json", "step_000002.json"]
+    assert sorted(path.name for path in (tmp_path / "run" / "evaluation").iterdir()) == [
+        "step_000001.json",
+        "step_000002.json",
+    ]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @needs("ray")
-def test_sigterm_to_all_processes_of_a_run_on_ray_leaves_a_checkpoint(start: Start, counting: Counting, tmp_path: Path) -> None:
+def test_sigterm_to_all_processes_of_a_run_on_ray_leaves_a_checkpoint(
+    start: Start, counting: Counting, tmp_path: Path
+) -> None:
     """As Slurm and systemd send it."""
-    program = start(counting.arguments("train", "counting_ppo", *LONG, "cluster.runtime=ray"), start_new_session=True)
+    program = start(
+        counting.arguments("train", "counting_ppo", *LONG, "cluster.runtime=ray"),
+        start_new_session=True,
+    )
     metrics = tmp_path / "run" / "metrics.jsonl"
     try:
         wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= 1, program)
@@ -187,11 +238,20 @@ def test_sigterm_to_all_processes_of_a_run_on_ray_leaves_a_checkpoint(start: Sta
 
 
 @pytest.mark.slow
-def test_the_documented_job_script_leaves_a_checkpoint(start: Start, counting: Counting, tmp_path: Path) -> None:
+def test_the_documented_job_script_leaves_a_checkpoint(
+    start: Start, counting: Counting, tmp_path: Path
+) -> None:
     """The signal goes to its shell alone, as by Slurm's ``--signal=B:``."""
-    (script,) = re.findall(r"```bash\n(#!/bin/bash\n#SBATCH.*?)```", (ROOT / "docs" / "guides" / "resume.md").read_text(), re.DOTALL)
+    (script,) = re.findall(
+        r"```bash\n(#!/bin/bash\n#SBATCH.*?)```",
+        (ROOT / "docs" / "guides" / "resume.md").read_text(),
+        re.DOTALL,
+    )
     words = " ".join(counting.arguments("train", "counting_ppo", *LONG, "resume=auto"))
-    run, documented = f"{sys.executable} {tmp_path / 'program'} {words}", "rlinf-vla train recipe=maniskill_ppo run_dir=runs/a resume=auto"
+    run, documented = (
+        f"{sys.executable} {tmp_path / 'program'} {words}",
+        "rlinf-vla train recipe=maniskill_ppo run_dir=runs/a resume=auto",
+    )
     assert documented in script
     (tmp_path / "job").write_text(script.replace(documented, run))
     program = start([], args=["bash", str(tmp_path / "job")])

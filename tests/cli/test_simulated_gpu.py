@@ -43,19 +43,53 @@ checkpoints:
 MODELS = {
     "openvla": ("openvla_tiny_pushcube", ["model.options.prompt_length=26"]),
     "openvla_oft": ("openvla_oft_tiny_pushcube", ["model.options.prompt_length=26"]),
-    "pi0": ("pi0_tiny_pushcube", ["model.options.prompt_length=16", "model.options.denoise_steps=2"]),
+    "pi0": (
+        "pi0_tiny_pushcube",
+        ["model.options.prompt_length=16", "model.options.denoise_steps=2"],
+    ),
     "smolvla": (
         "smolvla_tiny",
-        ["model.options.random_weights=true", "model.options.prompt_length=16", "model.options.denoise_steps=2"],
+        [
+            "model.options.random_weights=true",
+            "model.options.prompt_length=16",
+            "model.options.denoise_steps=2",
+        ],
     ),
-    "gr00t": ("gr00t_tiny", ["model.options.random_weights=true", "model.options.prompt_length=56", "model.options.denoise_steps=2"]),
+    "gr00t": (
+        "gr00t_tiny",
+        [
+            "model.options.random_weights=true",
+            "model.options.prompt_length=56",
+            "model.options.denoise_steps=2",
+        ],
+    ),
     "compact": ("compact", ["model.options.random_weights=true"]),
 }
 ALGORITHMS = {
-    "ppo": ["algorithm.horizon=6", "algorithm.epochs=1", "algorithm.minibatch_size=12", "algorithm.kl_coef=0.1"],
-    "grpo": ["algorithm.episodes=4", "algorithm.group_size=2", "algorithm.minibatch_size=12", "algorithm.target_kl=null"],
-    "sac": ["algorithm.episodes=2", "algorithm.updates_per_step=0.2", "algorithm.batch_size=8", "algorithm.critics=3", "algorithm.shift=1"],
-    "sft": ["algorithm.batch_size=8", "algorithm.warmup_steps=1", "algorithm.demonstrations.episodes=2"],
+    "ppo": [
+        "algorithm.horizon=6",
+        "algorithm.epochs=1",
+        "algorithm.minibatch_size=12",
+        "algorithm.kl_coef=0.1",
+    ],
+    "grpo": [
+        "algorithm.episodes=4",
+        "algorithm.group_size=2",
+        "algorithm.minibatch_size=12",
+        "algorithm.target_kl=null",
+    ],
+    "sac": [
+        "algorithm.episodes=2",
+        "algorithm.updates_per_step=0.2",
+        "algorithm.batch_size=8",
+        "algorithm.critics=3",
+        "algorithm.shift=1",
+    ],
+    "sft": [
+        "algorithm.batch_size=8",
+        "algorithm.warmup_steps=1",
+        "algorithm.demonstrations.episodes=2",
+    ],
 }
 LORA, FULL = ["model.lora.rank=2"], ["model.lora.rank=0"]
 BFLOAT16 = ["model.options.dtype=bfloat16"]
@@ -64,21 +98,45 @@ RUNS = {
     "ppo of openvla in bfloat16": ("ppo", "openvla", LORA + BFLOAT16),
     "ppo of openvla in full": ("ppo", "openvla", FULL),
     "ppo of openvla in full in bfloat16": ("ppo", "openvla", FULL + BFLOAT16),
-    "decoupled ppo ahead of openvla_oft": ("ppo", "openvla_oft", [*LORA, "algorithm.decoupled=true", "algorithm.staleness=1"]),
-    "ppo of openvla_oft with co-training": ("ppo", "openvla_oft", [*LORA, "algorithm.sft_coef=0.1", "algorithm.demonstrations.episodes=2"]),
+    "decoupled ppo ahead of openvla_oft": (
+        "ppo",
+        "openvla_oft",
+        [*LORA, "algorithm.decoupled=true", "algorithm.staleness=1"],
+    ),
+    "ppo of openvla_oft with co-training": (
+        "ppo",
+        "openvla_oft",
+        [*LORA, "algorithm.sft_coef=0.1", "algorithm.demonstrations.episodes=2"],
+    ),
     "grpo of openvla_oft in bfloat16": ("grpo", "openvla_oft", LORA + BFLOAT16),
     "ppo of pi0": ("ppo", "pi0", LORA),
     "ppo of pi0 in full": ("ppo", "pi0", FULL),
     "ppo of pi0 by learnt noise": ("ppo", "pi0", [*LORA, "model.options.sampler=flow_noise"]),
-    "ppo of pi0 with a frozen vlm": ("ppo", "pi0", [*LORA, "model.options.frozen_vlm=true", "algorithm.epochs=2"]),
+    "ppo of pi0 with a frozen vlm": (
+        "ppo",
+        "pi0",
+        [*LORA, "model.options.frozen_vlm=true", "algorithm.epochs=2"],
+    ),
     "ppo of pi0 in bfloat16": ("ppo", "pi0", LORA + BFLOAT16),
     "ppo of smolvla": ("ppo", "smolvla", [*LORA, "model.options.frozen_vlm=false"]),
     "grpo of smolvla with a frozen vlm in bfloat16": ("grpo", "smolvla", LORA + BFLOAT16),
     "sac of compact": ("sac", "compact", [*FULL, "algorithm.demonstrations=2"]),
     "sac of frozen openvla": ("sac", "openvla_oft", [*FULL, "algorithm.frozen_backbone=true"]),
-    "dsrl of pi0": ("sac", "pi0", [*FULL, "algorithm.frozen_backbone=true", "algorithm.noise_bound=2.0"]),
-    "rl token on pi0": ("sac", "pi0", [*FULL, "algorithm.frozen_backbone=true", "algorithm.anchor=0.1"]),
-    "dsrl of smolvla": ("sac", "smolvla", [*FULL, "algorithm.frozen_backbone=true", "algorithm.noise_bound=2.0"]),
+    "dsrl of pi0": (
+        "sac",
+        "pi0",
+        [*FULL, "algorithm.frozen_backbone=true", "algorithm.noise_bound=2.0"],
+    ),
+    "rl token on pi0": (
+        "sac",
+        "pi0",
+        [*FULL, "algorithm.frozen_backbone=true", "algorithm.anchor=0.1"],
+    ),
+    "dsrl of smolvla": (
+        "sac",
+        "smolvla",
+        [*FULL, "algorithm.frozen_backbone=true", "algorithm.noise_bound=2.0"],
+    ),
     "sft of smolvla": ("sft", "smolvla", FULL),
     "ppo of gr00t": ("ppo", "gr00t", [*LORA, "model.options.frozen_vlm=false"]),
     "grpo of gr00t with a frozen vlm in bfloat16": ("grpo", "gr00t", LORA + BFLOAT16),
@@ -130,8 +188,15 @@ class GpuWorld(CounterWorld):
 def arguments(folder: Path, run: str, directory: str) -> list[str]:
     algorithm, model, keys = RUNS[run]
     asset, options = MODELS[model]
-    (folder / "recipe" / "rehearsal.yaml").write_text(RECIPE.format(model=model, algorithm=algorithm, asset=asset))
-    always = ["recipe=rehearsal", "evaluation.before_and_after=false", "checkpoints.keep=9", f"run_dir={directory}"]
+    (folder / "recipe" / "rehearsal.yaml").write_text(
+        RECIPE.format(model=model, algorithm=algorithm, asset=asset)
+    )
+    always = [
+        "recipe=rehearsal",
+        "evaluation.before_and_after=false",
+        "checkpoints.keep=9",
+        f"run_dir={directory}",
+    ]
     return ["train", "--config-dir", str(folder), *always, *options, *ALGORITHMS[algorithm], *keys]
 
 
@@ -144,27 +209,52 @@ def train(rlinf_vla: CommandLine, words: list[str]) -> str:
 def numbers(directory: Path) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
     """Weights and optimiser state of the last checkpoint, and metrics without times."""
     files = sorted((directory / "checkpoints" / "step_000002").rglob("*.safetensors"))
-    tensors = {f"{path.name}: {name}": value for path in files for name, value in read_tensors(path).items()}
+    tensors = {
+        f"{path.name}: {name}": value
+        for path in files
+        for name, value in read_tensors(path).items()
+    }
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-    return tensors, [{name: value for name, value in row.items() if "time" not in name and "throughput" not in name} for row in rows]
+    return tensors, [
+        {
+            name: value
+            for name, value in row.items()
+            if "time" not in name and "throughput" not in name
+        }
+        for row in rows
+    ]
 
 
 @pytest.mark.parametrize("run", [pytest.param(run, marks=marks(run)) for run in RUNS])
 def test_a_run_on_a_gpu_is_the_run_on_the_cpu(
-    rlinf_vla: CommandLine, package: Path, monkeypatch: pytest.MonkeyPatch, run: str, request: pytest.FixtureRequest
+    rlinf_vla: CommandLine,
+    package: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    run: str,
+    request: pytest.FixtureRequest,
 ) -> None:
     with sdpa_kernel(SDPBackend.MATH):
         train(rlinf_vla, arguments(package, run, "cpu"))
     request.getfixturevalue("gpu")
     train(rlinf_vla, arguments(package, run, "gpu"))
     (cpu, expected), (gpu, found) = numbers(package / "cpu"), numbers(package / "gpu")
-    assert cpu.keys() == gpu.keys() and [row.keys() for row in expected] == [row.keys() for row in found]
+    assert cpu.keys() == gpu.keys() and [row.keys() for row in expected] == [
+        row.keys() for row in found
+    ]
     for name, value in cpu.items():
         assert torch.equal(gpu[name], value), name
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("run", ["ppo of openvla", "ppo of openvla in full in bfloat16", "ppo of pi0 in bfloat16", "sac of compact"])
+@pytest.mark.parametrize(
+    "run",
+    [
+        "ppo of openvla",
+        "ppo of openvla in full in bfloat16",
+        "ppo of pi0 in bfloat16",
+        "sac of compact",
+    ],
+)
 def test_a_run_on_a_gpu_resumes(rlinf_vla: CommandLine, package: Path, gpu: None, run: str) -> None:
     train(rlinf_vla, arguments(package, run, "run"))
     shutil.copytree(package / "run", package / "whole")
@@ -174,21 +264,37 @@ def test_a_run_on_a_gpu_resumes(rlinf_vla: CommandLine, package: Path, gpu: None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("run", ["ppo of openvla", "ppo of pi0", "sac of compact", "sft of openvla"])
-def test_a_simulator_on_the_gpu(rlinf_vla: CommandLine, package: Path, gpu: None, monkeypatch: pytest.MonkeyPatch, run: str) -> None:
+@pytest.mark.parametrize(
+    "run", ["ppo of openvla", "ppo of pi0", "sac of compact", "sft of openvla"]
+)
+def test_a_simulator_on_the_gpu(
+    rlinf_vla: CommandLine, package: Path, gpu: None, monkeypatch: pytest.MonkeyPatch, run: str
+) -> None:
     train(rlinf_vla, arguments(package, run, "cpu"))
     monkeypatch.setattr("rlinf_vla.testing.toy_env.CounterWorld", GpuWorld)
     train(rlinf_vla, arguments(package, run, "gpu"))
     assert_same_files(package / "cpu", package / "gpu", 2)
 
 
-def test_a_reward_classifier(rlinf_vla: CommandLine, package: Path, request: pytest.FixtureRequest) -> None:
+def test_a_reward_classifier(
+    rlinf_vla: CommandLine, package: Path, request: pytest.FixtureRequest
+) -> None:
     """Its evaluation, too."""
     (package / "recipe" / "rehearsal.yaml").write_text(CLASSIFIER)
-    words = ["train", "--config-dir", str(package), "recipe=rehearsal", "iterations=2", "algorithm.shift=1"]
+    words = [
+        "train",
+        "--config-dir",
+        str(package),
+        "recipe=rehearsal",
+        "iterations=2",
+        "algorithm.shift=1",
+    ]
     train(rlinf_vla, [*words, "run_dir=cpu"])
     request.getfixturevalue("gpu")
     train(rlinf_vla, [*words, "run_dir=gpu"])
     assert_same_files(package / "cpu", package / "gpu", 2)
-    cpu, gpu = (json.loads((package / run / "evaluation" / "after.json").read_text()) for run in ("cpu", "gpu"))
+    cpu, gpu = (
+        json.loads((package / run / "evaluation" / "after.json").read_text())
+        for run in ("cpu", "gpu")
+    )
     assert cpu == gpu

@@ -18,8 +18,14 @@ def test_a_library_that_is_missing_is_refused_before_the_run(
 ) -> None:
     monkeypatch.setattr(trackers, "find_spec", lambda module: None)
     found = rlinf_vla(*counting.arguments("train", "counting_ppo", "tracker=[tensorboard,mlflow]"))
-    assert "tracker=mlflow is not installed: pip install mlflow-skinny" in found.complaint and list(tmp_path.iterdir()) == []
-    assert "tracker[0]=tensorbord is not known" in rlinf_vla(*counting.arguments("train", "counting_ppo", "tracker=[tensorbord]")).complaint
+    assert (
+        "tracker=mlflow is not installed: pip install mlflow-skinny" in found.complaint
+        and list(tmp_path.iterdir()) == []
+    )
+    assert (
+        "tracker[0]=tensorbord is not known"
+        in rlinf_vla(*counting.arguments("train", "counting_ppo", "tracker=[tensorbord]")).complaint
+    )
 
 
 def test_a_tracker_gets_the_metrics_the_recipe_and_the_last_evaluation(
@@ -42,13 +48,29 @@ def test_a_tracker_gets_the_metrics_the_recipe_and_the_last_evaluation(
 
     monkeypatch.setitem(trackers.OPENED, "wandb", Recorder)
     monkeypatch.setattr(trackers, "find_spec", lambda module: object())
-    found = rlinf_vla(*counting.arguments("train", "counting_ppo", "run_dir=run", "tracker=[wandb]"))
+    found = rlinf_vla(
+        *counting.arguments("train", "counting_ppo", "run_dir=run", "tracker=[wandb]")
+    )
     assert found.code == 0, found.out + found.err
     logged = [(line.pop("step"), line) for line in read_metrics(tmp_path / "run")]
-    assert [(step, set(metrics)) for step, metrics in sent] == [(step, set(line) - {"time"}) for step, line in logged]
+    assert [(step, set(metrics)) for step, metrics in sent] == [
+        (step, set(line) - {"time"}) for step, line in logged
+    ]
     last = sent[-1][1]
-    assert 0 <= last["eval/success_once_low"] <= last["eval/success_once"] <= last["eval/success_once_high"] <= 1
+    assert (
+        0
+        <= last["eval/success_once_low"]
+        <= last["eval/success_once"]
+        <= last["eval/success_once_high"]
+        <= 1
+    )
     assert recipes[0]["algorithm"]["name"] == "ppo" and recipes[0]["tracker"] == ["wandb"]
     assert not (tmp_path / "run" / "tensorboard").exists()
-    found = rlinf_vla(*counting.arguments("train", "counting_ppo", "run_dir=run", "resume=auto", "iterations=3", "tracker=[wandb]"))
-    assert found.code == 0 and [step for step, metrics in sent if "timing_s/iteration" in metrics] == [1, 2, 3], found.err
+    found = rlinf_vla(
+        *counting.arguments(
+            "train", "counting_ppo", "run_dir=run", "resume=auto", "iterations=3", "tracker=[wandb]"
+        )
+    )
+    assert found.code == 0 and [
+        step for step, metrics in sent if "timing_s/iteration" in metrics
+    ] == [1, 2, 3], found.err

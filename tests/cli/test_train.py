@@ -53,7 +53,9 @@ def train(run_dir: Path, *overrides: str) -> int:
 
 def weights(run_dir: Path, step: int = 3) -> dict[str, torch.Tensor]:
     checkpoint = run_dir / "checkpoints" / f"step_{step:06d}"
-    return load_file(checkpoint / "adapter" / "adapter_model.safetensors") | load_file(checkpoint / "heads.safetensors")
+    return load_file(checkpoint / "adapter" / "adapter_model.safetensors") | load_file(
+        checkpoint / "heads.safetensors"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -65,13 +67,28 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_run_directory_is_complete(undisturbed: Path) -> None:
     names = {path.relative_to(undisturbed).parts[0] for path in undisturbed.rglob("*")}
-    assert {"recipe.yaml", "environment.json", "metrics.jsonl", "tensorboard", "timeline.json", "report.html", "checkpoints"} <= names
+    assert {
+        "recipe.yaml",
+        "environment.json",
+        "metrics.jsonl",
+        "tensorboard",
+        "timeline.json",
+        "report.html",
+        "checkpoints",
+    } <= names
     metrics = read_metrics(undisturbed)
     assert [line["step"] for line in metrics] == [1, 2, 3]
-    assert {"actor/approx_kl", "critic/explained_variance", "timing_s/rollout", "throughput/steps_per_s"} <= metrics[-1].keys()
+    assert {
+        "actor/approx_kl",
+        "critic/explained_variance",
+        "timing_s/rollout",
+        "throughput/steps_per_s",
+    } <= metrics[-1].keys()
     first, last = weights(undisturbed, 1), weights(undisturbed, 3)
     adapter = [name for name in last if "lora_B" in name]
-    assert adapter and all(torch.count_nonzero(first[name]) == 0 for name in adapter), "the first iteration trains only the critic"
+    assert adapter and all(torch.count_nonzero(first[name]) == 0 for name in adapter), (
+        "the first iteration trains only the critic"
+    )
     assert any(not torch.equal(first[name], last[name]) for name in adapter)
 
 
@@ -106,10 +123,19 @@ def test_a_killed_run_resumes(undisturbed: Path, tmp_path: Path) -> None:
 
 def kill_at_the_second_iteration(run_dir: Path, package: Path) -> None:
     """Trains in a separate process until its second iteration; its simulators end with it."""
-    command = [sys.executable, "-m", "rlinf_vla.cli.main", *SMALL, f"run_dir={run_dir}", "resume=auto"]
+    command = [
+        sys.executable,
+        "-m",
+        "rlinf_vla.cli.main",
+        *SMALL,
+        f"run_dir={run_dir}",
+        "resume=auto",
+    ]
     log = run_dir.with_suffix(".log")
     with log.open("w") as file, when_it_prints(SECOND_ITERATION, package, STOP_ITSELF):
-        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=with_package(package))
+        process = subprocess.Popen(
+            command, stdout=file, stderr=subprocess.STDOUT, env=with_package(package)
+        )
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         simulators = simulators_of(process.pid)
         process.kill()
@@ -121,13 +147,20 @@ def kill_at_the_second_iteration(run_dir: Path, package: Path) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
-def test_the_same_bits_on_ray_although_its_trainer_is_killed(undisturbed: Path, tmp_path: Path) -> None:
+def test_the_same_bits_on_ray_although_its_trainer_is_killed(
+    undisturbed: Path, tmp_path: Path
+) -> None:
     there = tmp_path / "there"
     on_ray = ("cluster.runtime=ray", "cluster.rollout_workers=2")
     command = [sys.executable, "-m", "rlinf_vla.cli.main", *SMALL, *on_ray, f"run_dir={there}"]
     # Ray's processes would keep a pipe open
-    with (tmp_path / "log").open("w") as log, when_it_prints(SECOND_ITERATION, tmp_path, kill_rank(there, 0)):
-        driver = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=with_package(tmp_path))
+    with (
+        (tmp_path / "log").open("w") as log,
+        when_it_prints(SECOND_ITERATION, tmp_path, kill_rank(there, 0)),
+    ):
+        driver = subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, env=with_package(tmp_path)
+        )
         try:
             assert driver.wait(timeout=400) == 0, (tmp_path / "log").read_text()
         finally:
@@ -143,17 +176,28 @@ def with_package(folder: Path) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{os.environ['PYTHONPATH']}"}
 
 
-def test_a_finished_run_is_not_trained_again(undisturbed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finished_run_is_not_trained_again(
+    undisturbed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = (undisturbed / "metrics.jsonl").read_bytes()
     assert train(undisturbed) == 2
     assert "resume=auto" in capsys.readouterr().err
     assert (undisturbed / "metrics.jsonl").read_bytes() == before
 
 
-def test_evaluation_of_a_checkpoint(undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluation_of_a_checkpoint(
+    undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     checkpoint = undisturbed / "checkpoints" / "step_000003"
     overrides = [each for each in SMALL[1:] if not each.startswith("evaluation")]
-    arguments = ["eval", *overrides, f"checkpoint={checkpoint}", "episodes=5", "evaluation.filmed=1", f"run_dir={tmp_path}"]
+    arguments = [
+        "eval",
+        *overrides,
+        f"checkpoint={checkpoint}",
+        "episodes=5",
+        "evaluation.filmed=1",
+        f"run_dir={tmp_path}",
+    ]
     arguments += ["env.processes=1", "rollout.pipeline_depth=1"]  # simulators take seconds to start
     assert cli.run(arguments) == 0
     document = json.loads((tmp_path / "evaluation" / "step_000003.json").read_text())

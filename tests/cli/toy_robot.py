@@ -12,7 +12,17 @@ from hydra.core.global_hydra import GlobalHydra
 
 from rlinf_vla.benchmarks.synthetic_cell import REST, SyntheticCamera, SyntheticRobot
 from rlinf_vla.cli import compose
-from rlinf_vla.core.robot import Camera, Finding, Intervention, Robot, RobotError, RobotState, Scene, ToolPose, ToolTarget
+from rlinf_vla.core.robot import (
+    Camera,
+    Finding,
+    Intervention,
+    Robot,
+    RobotError,
+    RobotState,
+    Scene,
+    ToolPose,
+    ToolTarget,
+)
 from rlinf_vla.realworld.clock import Clock
 from rlinf_vla.runtime import recipes, run_directory
 from tests.realworld.toy_cell import ToyScene
@@ -122,13 +132,18 @@ class ToyArm(SyntheticRobot):
             raise RobotError("a target is not finite")
         position = np.clip(wanted, REST.position - REACH_M, REST.position + REACH_M)
         if not np.array_equal(position, wanted):
-            self._changes.append(Intervention(self.state.time, "reach", float(np.abs(wanted).max()), REACH_M))
+            self._changes.append(
+                Intervention(self.state.time, "reach", float(np.abs(wanted).max()), REACH_M)
+            )
         width = (
             self.state.gripper_width
             if target.gripper_width is None
             else min(max(target.gripper_width, 0.0), self.spec.space.gripper_width_m)
         )
-        super().command(ToolTarget(ToolPose(position, target.pose.quaternion), target.gripper_width), valid_until)
+        super().command(
+            ToolTarget(ToolPose(position, target.pose.quaternion), target.gripper_width),
+            valid_until,
+        )
         self.state = replace(self.state, gripper_width=width)
 
     def interventions(self) -> list[Intervention]:
@@ -182,7 +197,9 @@ def toy_run(directory: Path, words: list[str]) -> Path:
     recipes.register()
     GlobalHydra.instance().clear()
     with initialize_config_module(compose.CONFIG_MODULE, version_base="1.3"):
-        config = compose.compose("train", overrides=[f"hydra.searchpath=[file://{folder}]", *overrides])
+        config = compose.compose(
+            "train", overrides=[f"hydra.searchpath=[file://{folder}]", *overrides]
+        )
     directory.mkdir()
     run_directory.save_recipe(directory / run_directory.RECIPE, config)
     return directory

@@ -20,11 +20,27 @@ def toy_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> toy_robot.Ar
     (tmp_path / "recipe").mkdir()
     (tmp_path / "recipe" / "toy_rlpd.yaml").write_text(toy_robot.RECIPE.format(folder=tmp_path))
     (tmp_path / "model").mkdir()
-    config = {"image_sizes": [16, 16], "chunk": 1, "action_dim": 4, "state_dim": 8, "patch": 4, "channels": [4], "width": 8}
+    config = {
+        "image_sizes": [16, 16],
+        "chunk": 1,
+        "action_dim": 4,
+        "state_dim": 8,
+        "patch": 4,
+        "channels": [4],
+        "width": 8,
+    }
     config["state_range"] = {"low": [-1] * 8, "high": [1] * 8}
     (tmp_path / "model" / "config.json").write_text(json.dumps(config))
 
     def arguments(verb: str, *overrides: str) -> list[str]:
-        return [verb, "--config-dir", str(tmp_path), "recipe=toy_rlpd", "cluster=laptop", f"robot.fault={tmp_path}/fault", *overrides]
+        return [
+            verb,
+            "--config-dir",
+            str(tmp_path),
+            "recipe=toy_rlpd",
+            "cluster=laptop",
+            f"robot.fault={tmp_path}/fault",
+            *overrides,
+        ]
 
     return arguments

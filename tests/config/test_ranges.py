@@ -13,7 +13,18 @@ from hypothesis import strategies as st
 
 from rlinf_vla.cli import compose
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.ranges import Interval, Name, Named, NonEmpty, OneOf, Positive, Probability, Range, check_values, unwrapped
+from rlinf_vla.config.ranges import (
+    Interval,
+    Name,
+    Named,
+    NonEmpty,
+    OneOf,
+    Positive,
+    Probability,
+    Range,
+    check_values,
+    unwrapped,
+)
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core import plugins
 from rlinf_vla.robots.real_cell import CameraConfig
@@ -44,17 +55,32 @@ def numbers(hint: Any, key: str) -> Iterator[tuple[str, type, list[Any]]]:
             yield from numbers(each, f"{key}<{i}>")
 
 
-NUMBERS = {key: (kind, rules) for name, node in SCHEMAS.items() for key, kind, rules in numbers(node, name)}
+NUMBERS = {
+    key: (kind, rules) for name, node in SCHEMAS.items() for key, kind, rules in numbers(node, name)
+}
 
 
 def test_the_numbers_are_found() -> None:
-    found = {"recipe.seed", "recipe.cluster.roles.robot.resources<1>", "recipe.cluster.nodes<0>.price_per_hour", "algorithm=ppo.gamma"}
-    assert found | {"algorithm=grpo.success_range<0>", "env=libero.tasks<0>", "model=pi0.delta_mask<0>"} <= NUMBERS.keys()
+    found = {
+        "recipe.seed",
+        "recipe.cluster.roles.robot.resources<1>",
+        "recipe.cluster.nodes<0>.price_per_hour",
+        "algorithm=ppo.gamma",
+    }
+    assert (
+        found
+        | {"algorithm=grpo.success_range<0>", "env=libero.tasks<0>", "model=pi0.delta_mask<0>"}
+        <= NUMBERS.keys()
+    )
 
 
 def test_every_number_has_one_range() -> None:
     """As ``Annotated[float, Range(0, 1)]``, or by a name of config/ranges.py."""
-    assert [key for key, (_, rules) in NUMBERS.items() if sum(isinstance(rule, Range) for rule in rules) != 1] == []
+    assert [
+        key
+        for key, (_, rules) in NUMBERS.items()
+        if sum(isinstance(rule, Range) for rule in rules) != 1
+    ] == []
 
 
 def a_recipe() -> Recipe:
@@ -84,7 +110,10 @@ def test_absurd_numbers_are_refused(name: str) -> None:
     """Alone, or in a list or a dictionary: within the range, or refused in one line that names the key, the value and the range."""
     node = a_recipe() if name == "recipe" else SCHEMAS[name]()
     for key, owner, field_name, plain in list(paths(node)):
-        saved, at = getattr(owner, field_name), {list: "[0]", dict: ".some"}.get(get_origin(plain), "")
+        saved, at = (
+            getattr(owner, field_name),
+            {list: "[0]", dict: ".some"}.get(get_origin(plain), ""),
+        )
         ((_, _, rules),) = numbers(get_type_hints(type(owner), include_extras=True)[field_name], "")
         for value in ABSURD:
             setattr(owner, field_name, {"[0]": [value], ".some": {"some": value}}.get(at, value))
@@ -92,7 +121,9 @@ def test_absurd_numbers_are_refused(name: str) -> None:
             assert not (within and not math.isfinite(value)), f"{key}={value}"
             complaint = refusal(node)
             if not within:
-                assert complaint is not None and complaint.startswith(f"{key}{at}={value} is out of range: use "), complaint
+                assert complaint is not None and complaint.startswith(
+                    f"{key}{at}={value} is out of range: use "
+                ), complaint
             elif at != "[0]":  # a list may be of the wrong length, too
                 assert complaint is None, complaint
         setattr(owner, field_name, saved)
@@ -142,10 +173,16 @@ class Everything:
         ({"word": "-inf"}, "word=-inf is no name"),
         ({"word": ""}, "word= is no name"),
         ({"choice": "these"}, "choice=these is not known: use this or that"),
-        ({"maybe": 0.0}, "maybe=0.0 is out of range: use a number above 0 and at most 1000000, or null"),
+        (
+            {"maybe": 0.0},
+            "maybe=0.0 is out of range: use a number above 0 and at most 1000000, or null",
+        ),
         ({"numbers": []}, "numbers=[] is empty: use a list of at least one element"),
         ({"numbers": [0.5, 2.0]}, "numbers[1]=2.0 is out of range: use a number from 0 to 1"),
-        ({"interval": [0.9, 0.1]}, "interval=[0.9,0.1] is no interval: use a list of two numbers, the smaller one first"),
+        (
+            {"interval": [0.9, 0.1]},
+            "interval=[0.9,0.1] is no interval: use a list of two numbers, the smaller one first",
+        ),
         ({"interval": [0.9]}, "interval=[0.9] is no interval"),
         ({"interval": [0.1, 0.2, 0.3]}, "interval=[0.1,0.2,0.3] is no interval"),
         ({"interval": [0.1, math.nan]}, "interval[1]=nan is out of range"),
@@ -154,19 +191,32 @@ class Everything:
         ({"several": [Inner(), Inner(-1.0)]}, "several[1].share=-1.0 is out of range"),
         ({"texts": [[1]]}, "texts[0]=[1] cannot be used: use text"),
         ({"anything": Inner(2.0)}, "anything.share=2.0 is out of range"),
-        ({"maybe": 1.0, "interval": [0.5, 0.5], "several": [Inner()], "anything": {"x": 5.0, "y": None}, "text": "5"}, None),
+        (
+            {
+                "maybe": 1.0,
+                "interval": [0.5, 0.5],
+                "several": [Inner()],
+                "anything": {"x": 5.0, "y": None},
+                "text": "5",
+            },
+            None,
+        ),
         ({"anything": {"x": math.inf}}, "anything.x=inf is out of range"),
     ],
 )
 def test_a_rule_is_described(changes: dict[str, Any], complaint: str | None) -> None:
     found = refusal(Everything(**changes))
-    assert found is None if complaint is None else found is not None and found.startswith(complaint), found
+    assert (
+        found is None if complaint is None else found is not None and found.startswith(complaint)
+    ), found
 
 
 @given(st.floats() | st.integers(), st.booleans(), st.booleans())
 def test_a_range_includes_its_bounds(value: float, above: bool, below: bool) -> None:
     allowed = Range(-1, 2.5, above=above, below=below).allows(value)
-    assert allowed == ((value > -1 if above else value >= -1) and (value < 2.5 if below else value <= 2.5))
+    assert allowed == (
+        (value > -1 if above else value >= -1) and (value < 2.5 if below else value <= 2.5)
+    )
 
 
 @given(st.floats())

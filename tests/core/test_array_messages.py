@@ -16,7 +16,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlinf_vla.core.array_messages import DTYPES, LIMITS, Limits, MessageError, json_pack, json_unpack, pack, unpack
+from rlinf_vla.core.array_messages import (
+    DTYPES,
+    LIMITS,
+    Limits,
+    MessageError,
+    json_pack,
+    json_unpack,
+    pack,
+    unpack,
+)
 from tests.skips import NOT_INSTALLED, missing
 
 if missing("serve"):
@@ -29,14 +38,22 @@ GOLDEN = bytes.fromhex(
 )
 """What openpi-client 0.1.2 sends for ``{"observation/state": np.array([0, 1], np.float32)}``."""
 STATE = {"observation/state": np.array([0, 1], np.float32)}
-GOLDEN_SCALAR = bytes.fromhex("81a178 83 c40d5f5f6e7067656e657269635f5f c3 c40464617461 03 c4056474797065 a33c6938")
+GOLDEN_SCALAR = bytes.fromhex(
+    "81a178 83 c40d5f5f6e7067656e657269635f5f c3 c40464617461 03 c4056474797065 a33c6938"
+)
 
 
 def same(found: Any, wanted: Any) -> bool:
     if isinstance(wanted, dict):
-        return found.keys() == wanted.keys() and all(same(found[key], wanted[key]) for key in wanted)
+        return found.keys() == wanted.keys() and all(
+            same(found[key], wanted[key]) for key in wanted
+        )
     if isinstance(wanted, np.ndarray):
-        return found.dtype == wanted.dtype and found.shape == wanted.shape and found.tobytes() == wanted.tobytes()
+        return (
+            found.dtype == wanted.dtype
+            and found.shape == wanted.shape
+            and found.tobytes() == wanted.tobytes()
+        )
     return type(found) is type(wanted) and found == wanted
 
 
@@ -52,7 +69,12 @@ def test_openpis_frames_byte_for_byte() -> None:
 def test_vla_evals_frame_has_text_keys() -> None:
     frame = pack(STATE, text_keys=True)
     assert msgpack.unpackb(frame) == {
-        "observation/state": {"__ndarray__": True, "data": STATE["observation/state"].tobytes(), "dtype": "<f4", "shape": [2]}
+        "observation/state": {
+            "__ndarray__": True,
+            "data": STATE["observation/state"].tobytes(),
+            "dtype": "<f4",
+            "shape": [2],
+        }
     }
     assert same(unpack(frame), STATE)
     assert pack({"x": np.int32(3)}, text_keys=True) == pack({"x": 3})
@@ -73,12 +95,19 @@ def test_images_as_jpeg_and_raw() -> None:
     Image.fromarray(image).save(file, "JPEG")
     marked = {"__image__": True, "format": "jpeg", "data": file.getvalue(), "shape": [8, 6, 3]}
     assert same(unpack(msgpack.packb(marked)), image)
-    assert same(unpack(msgpack.packb({**marked, "format": "raw", "data": image.tobytes(), "dtype": "|u1"})), image)
+    assert same(
+        unpack(msgpack.packb({**marked, "format": "raw", "data": image.tobytes(), "dtype": "|u1"})),
+        image,
+    )
 
 
 def test_json_numpy() -> None:
     said = json.loads(json_pack(STATE["observation/state"]))
-    assert said == {"__numpy__": base64.b64encode(bytes.fromhex("000000000000803f")).decode(), "dtype": "<f4", "shape": [2]}
+    assert said == {
+        "__numpy__": base64.b64encode(bytes.fromhex("000000000000803f")).decode(),
+        "dtype": "<f4",
+        "shape": [2],
+    }
     assert same(json_unpack(json_pack(STATE).encode()), STATE)
 
 
@@ -86,23 +115,34 @@ def test_json_numpy() -> None:
 @pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)])
 def test_every_dtype_arrives_in_the_machines_byte_order(name: str, shape: tuple[int, ...]) -> None:
     array = np.arange(6)[: int(np.prod(shape))].reshape(shape).astype(DTYPES[name])
-    found = unpack(msgpack.packb({"__ndarray__": True, "data": array.tobytes(), "dtype": name, "shape": shape}))
+    found = unpack(
+        msgpack.packb({"__ndarray__": True, "data": array.tobytes(), "dtype": name, "shape": shape})
+    )
     assert found.dtype.isnative and found.shape == shape and not found.flags.writeable
     assert np.array_equal(found, array)
 
 
 def array(**changes: Any) -> bytes:
     """The frame of an array of two float32, with changes."""
-    return msgpack.packb({"__ndarray__": True, "data": bytes(8), "dtype": "<f4", "shape": [2]} | changes)
+    return msgpack.packb(
+        {"__ndarray__": True, "data": bytes(8), "dtype": "<f4", "shape": [2]} | changes
+    )
 
 
 def image(width: int, height: int, shape: list[int], data: bytes = b"") -> bytes:
     """The frame of a PNG of one chunk."""
 
     def chunk(name: bytes, content: bytes) -> bytes:
-        return len(content).to_bytes(4, "big") + name + content + zlib.crc32(name + content).to_bytes(4, "big")
+        return (
+            len(content).to_bytes(4, "big")
+            + name
+            + content
+            + zlib.crc32(name + content).to_bytes(4, "big")
+        )
 
-    header = chunk(b"IHDR", width.to_bytes(4, "big") + height.to_bytes(4, "big") + b"\x08\x02\x00\x00\x00")
+    header = chunk(
+        b"IHDR", width.to_bytes(4, "big") + height.to_bytes(4, "big") + b"\x08\x02\x00\x00\x00"
+    )
     png = b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", data) + chunk(b"IEND", b"")
     return msgpack.packb({"__image__": True, "format": "png", "data": png, "shape": shape})
 
@@ -130,7 +170,10 @@ BAD = {
     "dates": (array(dtype="<M8[s]"), "dtype '<M8"),
     "complex": (array(dtype="<c8", shape=[1]), "dtype '<c8'"),
     "a list as dtype": (array(dtype=[["f", "<f4"]]), "dtype"),
-    "no dtype": (msgpack.packb({"__ndarray__": True, "data": bytes(8), "shape": [2]}), "dtype 'None'"),
+    "no dtype": (
+        msgpack.packb({"__ndarray__": True, "data": bytes(8), "shape": [2]}),
+        "dtype 'None'",
+    ),
     "no data": (array(data=None), "without data"),
     "too little data": (array(data=bytes(7)), "7 bytes"),
     "too much data": (array(data=bytes(9)), "9 bytes"),
@@ -141,14 +184,23 @@ BAD = {
     "boolean": (array(shape=[True, 2]), "not an integer"),
     "shape is a number": (array(shape=2), "a list"),
     "six dimensions": (array(shape=[1, 1, 1, 1, 1, 2]), "at most 5"),
-    "scalar list": (msgpack.packb({"__npgeneric__": True, "data": [1], "dtype": "<f4"}), "not a number"),
-    "scalar out of range": (msgpack.packb({"__npgeneric__": True, "data": 300, "dtype": "|u1"}), "no uint8"),
+    "scalar list": (
+        msgpack.packb({"__npgeneric__": True, "data": [1], "dtype": "<f4"}),
+        "not a number",
+    ),
+    "scalar out of range": (
+        msgpack.packb({"__npgeneric__": True, "data": 300, "dtype": "|u1"}),
+        "no uint8",
+    ),
     "image of another size": (image(2, 2, [2, 3, 3]), "image"),
     "bomb": (image(30_000, 30_000, [30_000, 30_000, 3]), "more than"),
     "bomb that denies it": (image(30_000, 30_000, [2, 2, 3]), "image"),
     "damaged image": (image(2, 2, [2, 2, 3], b"xx"), "damaged"),
     "image of two channels": (image(2, 2, [2, 2, 2]), "of shape"),
-    "unknown image": (msgpack.packb({"__image__": True, "format": "tiff", "data": b"", "shape": [1, 1, 3]}), "raw, png"),
+    "unknown image": (
+        msgpack.packb({"__image__": True, "format": "tiff", "data": b"", "shape": [1, 1, 3]}),
+        "raw, png",
+    ),
 }
 
 
@@ -157,7 +209,11 @@ def test_bad_messages_are_refused_in_one_line(name: str) -> None:
     data, reason = BAD[name]
     with pytest.raises(MessageError) as caught:
         unpack(data)
-    assert reason in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 200
+    assert (
+        reason in str(caught.value)
+        and "\n" not in str(caught.value)
+        and len(str(caught.value)) < 200
+    )
 
 
 BAD_JSON = {
@@ -216,14 +272,22 @@ def test_without_msgpack_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 arrays = st.sampled_from(sorted(DTYPES)).flatmap(
-    lambda name: st.lists(st.integers(0, 3), max_size=3).map(lambda shape: np.ones(shape, DTYPES[name].newbyteorder("=")))
+    lambda name: st.lists(st.integers(0, 3), max_size=3).map(
+        lambda shape: np.ones(shape, DTYPES[name].newbyteorder("="))
+    )
 )
 
 
 def messages(infinity: bool) -> st.SearchStrategy[Any]:
     numbers = st.integers(-(2**63), 2**63) | st.floats(allow_nan=False, allow_infinity=infinity)
     leaves = st.none() | st.booleans() | numbers | st.text(max_size=20) | arrays
-    return st.recursive(leaves, lambda each: st.lists(each, max_size=3) | st.dictionaries(st.text("abc/_", max_size=5), each), max_leaves=8)
+    return st.recursive(
+        leaves,
+        lambda each: (
+            st.lists(each, max_size=3) | st.dictionaries(st.text("abc/_", max_size=5), each)
+        ),
+        max_leaves=8,
+    )
 
 
 @given(messages(infinity=True))
@@ -244,12 +308,24 @@ def test_what_is_no_number_in_json_is_refused(number: float) -> None:
         json_unpack(json_pack({"x": number}))
 
 
-seeds = st.sampled_from([GOLDEN, pack(STATE, text_keys=True), *(data for data, _ in BAD.values() if 0 < len(data) < 1000)])
+seeds = st.sampled_from(
+    [
+        GOLDEN,
+        pack(STATE, text_keys=True),
+        *(data for data, _ in BAD.values() if 0 < len(data) < 1000),
+    ]
+)
 
 
 @settings(max_examples=1000)
-@given(st.binary(max_size=200) | seeds, st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), max_size=4), st.integers(0, 200))
-def test_any_bytes_are_read_or_refused(data: bytes, changes: list[tuple[int, int]], cut: int) -> None:
+@given(
+    st.binary(max_size=200) | seeds,
+    st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), max_size=4),
+    st.integers(0, 200),
+)
+def test_any_bytes_are_read_or_refused(
+    data: bytes, changes: list[tuple[int, int]], cut: int
+) -> None:
     changed = bytearray(data)
     for place, value in changes:
         if changed:
@@ -261,7 +337,12 @@ def test_any_bytes_are_read_or_refused(data: bytes, changes: list[tuple[int, int
             assert "\n" not in str(error)
 
 
-@given(st.text(max_size=200) | st.sampled_from([json_pack(STATE), *(text for text, _ in BAD_JSON.values() if isinstance(text, str))]))
+@given(
+    st.text(max_size=200)
+    | st.sampled_from(
+        [json_pack(STATE), *(text for text, _ in BAD_JSON.values() if isinstance(text, str))]
+    )
+)
 def test_any_json_is_read_or_refused(text: str) -> None:
     for each in (text, text[:-1], text.replace("[", "{", 1)):
         try:
@@ -272,7 +353,11 @@ def test_any_json_is_read_or_refused(text: str) -> None:
 
 def test_no_small_message_takes_much_memory() -> None:
     """The worst: lists in lists, each one byte on the wire and 56 bytes in memory."""
-    frames = [msgpack.packb([[]] * 4000), b"\xdc\x0f\xa0" * 1000, *(data for data, _ in BAD.values())]
+    frames = [
+        msgpack.packb([[]] * 4000),
+        b"\xdc\x0f\xa0" * 1000,
+        *(data for data, _ in BAD.values()),
+    ]
     for frame in frames:
         tracemalloc.start()
         try:

@@ -80,7 +80,10 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("patient")
 def test_a_listener_serves_several_callers_and_survives_invalid_data(tmp_path: Path) -> None:
     listener = Listener(tmp_path / "socket")
-    first, second, third = Channel.dial(tmp_path / "socket"), *(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2))
+    first, second, third = (
+        Channel.dial(tmp_path / "socket"),
+        *(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)),
+    )
     for each in (second, third):
         each.connect(str(tmp_path / "socket"))
     first.send({"from": 1})
@@ -98,7 +101,9 @@ NESTED = b"[" * 60_000
 """Of one packet."""
 
 
-@pytest.mark.parametrize("data", [NESTED, b'{"a":' * 10_000, b"1" * 60_000, b"\xff", b"NaN", b'"text"'])
+@pytest.mark.parametrize(
+    "data", [NESTED, b'{"a":' * 10_000, b"1" * 60_000, b"\xff", b"NaN", b'"text"']
+)
 def test_invalid_data_is_an_error_of_one_kind(pair: tuple[Channel, Channel], data: bytes) -> None:
     ours, theirs = pair
     with socket.socket(fileno=os.dup(theirs.fileno())) as raw:
@@ -111,7 +116,9 @@ def descriptors() -> list[int]:
     return [int(each.name) for each in Path("/proc/self/fd").iterdir()]
 
 
-def test_any_number_of_callers_leaves_a_listener_bounded_and_open_to_a_new_one(tmp_path: Path) -> None:
+def test_any_number_of_callers_leaves_a_listener_bounded_and_open_to_a_new_one(
+    tmp_path: Path,
+) -> None:
     listener, half_open = Listener(tmp_path / "socket"), []
     before = len(descriptors())
     for _ in range(10 * CALLERS):
@@ -153,7 +160,9 @@ def test_a_listener_without_file_descriptors_drops_a_caller(tmp_path: Path) -> N
         each.close()
 
 
-def test_idle_callers_and_long_messages_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_callers_and_long_messages_are_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     listener = Listener(tmp_path / "socket")
     idle, active, long = (Channel.dial(tmp_path / "socket") for _ in range(3))
     now = time.monotonic()
@@ -193,7 +202,9 @@ def test_asking_without_a_listener_gives_none_and_a_silent_one_is_an_error(tmp_p
     mute.close()
 
 
-def test_the_last_message_is_received_after_the_peer_has_closed(pair: tuple[Channel, Channel]) -> None:
+def test_the_last_message_is_received_after_the_peer_has_closed(
+    pair: tuple[Channel, Channel],
+) -> None:
     """A policy's process sends stop and ends while the arm's process is sending to it."""
     ours, theirs = pair
     theirs.send({"safety": [1e-4]})

@@ -10,7 +10,9 @@ import pytest
 from rlinf_vla.core.channel import ChannelClosed
 from rlinf_vla.core.child_process import Child, Losses
 
-START = "import sys, time\nfrom rlinf_vla.core.channel import Channel\nparent = Channel.to_parent()\n"
+START = (
+    "import sys, time\nfrom rlinf_vla.core.channel import Channel\nparent = Channel.to_parent()\n"
+)
 Run = Callable[..., Child]
 
 
@@ -29,7 +31,10 @@ def run() -> Iterator[Run]:
 
 
 def test_a_child_answers_and_has_its_arguments(run: Run) -> None:
-    child = run("import os; parent.send({'heard': parent.wait(), 'variable': os.environ['ANSWER']})", variables={"ANSWER": "42"})
+    child = run(
+        "import os; parent.send({'heard': parent.wait(), 'variable': os.environ['ANSWER']})",
+        variables={"ANSWER": "42"},
+    )
     child.channel.send({"question": 6})
     assert child.channel.receive(60.0) == {"heard": {"question": 6}, "variable": "42"}
 
@@ -68,7 +73,10 @@ def test_a_missing_interpreter_is_an_error_and_leaves_nothing_open() -> None:
         Child(["module.py"], python="/no/python")
 
 
-@pytest.mark.parametrize(("reached", "given_up_at"), [([0, 0, 0], 2), ([0, 1, 2, 3, 3, 3], 5), ([3, 1, 2], 2), ([0, 0, 1, 1], None)])
+@pytest.mark.parametrize(
+    ("reached", "given_up_at"),
+    [([0, 0, 0], 2), ([0, 1, 2, 3, 3, 3], 5), ([3, 1, 2], 2), ([0, 0, 1, 1], None)],
+)
 def test_losses_without_progress_are_bounded(reached: list[float], given_up_at: int | None) -> None:
     losses = Losses()
     given_up = [losses.give_up(each) for each in reached]

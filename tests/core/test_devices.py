@@ -26,7 +26,10 @@ class Copies(TorchDispatchMode):
 
 
 def test_tensors_of_all_dtypes_cross_in_one_copy_and_come_back() -> None:
-    tensors = {str(dtype): (torch.arange(7 * size) % 2).reshape(7, size).to(dtype) for size, dtype in enumerate(DTYPES)}
+    tensors = {
+        str(dtype): (torch.arange(7 * size) % 2).reshape(7, size).to(dtype)
+        for size, dtype in enumerate(DTYPES)
+    }
     tensors["transposed"] = torch.randn(3, 5).T
     with simulated_gpu(), Copies() as copies:
         there = moved(tensors, GPU)
@@ -34,11 +37,19 @@ def test_tensors_of_all_dtypes_cross_in_one_copy_and_come_back() -> None:
     assert copies.count == 2
     assert list(there) == list(back) == list(tensors)
     for name, value in tensors.items():
-        assert isinstance(there[name], GpuTensor) and there[name].dtype == value.dtype and there[name].is_contiguous()
+        assert (
+            isinstance(there[name], GpuTensor)
+            and there[name].dtype == value.dtype
+            and there[name].is_contiguous()
+        )
         assert torch.equal(back[name], value)
     storages = {value.untyped_storage().data_ptr() for value in back.values() if value.numel()}
     assert len(storages) == 1
-    assert all(value.data_ptr() % 64 == next(iter(storages)) % 64 for value in back.values() if value.numel())
+    assert all(
+        value.data_ptr() % 64 == next(iter(storages)) % 64
+        for value in back.values()
+        if value.numel()
+    )
 
 
 def test_what_is_there_already_is_not_copied() -> None:
@@ -75,7 +86,9 @@ def test_the_simulated_gpu_refuses_mixed_devices() -> None:
         for mix in (lambda: gpu + cpu, lambda: torch.cat([gpu, cpu]), lambda: cpu[gpu.long()]):
             with pytest.raises((RuntimeError, NotImplementedError)):
                 mix()
-        assert torch.equal((gpu + torch.tensor(1.0)).to(CPU), torch.full((2,), 2.0)), "a single number may come from the CPU"
+        assert torch.equal((gpu + torch.tensor(1.0)).to(CPU), torch.full((2,), 2.0)), (
+            "a single number may come from the CPU"
+        )
         assert torch.equal(gpu[torch.tensor([0, 1])].to(CPU), cpu), "indices are copied"
 
 

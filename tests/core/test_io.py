@@ -10,7 +10,11 @@ from omegaconf import OmegaConf
 
 from rlinf_vla.core.io import read_yaml
 
-LAUGHS = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 30)) + "name: x\n"
+LAUGHS = (
+    "a0: &a0 [x, x]\n"
+    + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 30))
+    + "name: x\n"
+)
 HOSTILE = {
     "aliases": (LAUGHS, r"line 2 has the alias \*a0, which no saved recipe has"),
     "an alias of itself": ("name: &a [*a]\n", "has the alias"),
@@ -19,7 +23,10 @@ HOSTILE = {
     "more lists in lists": ("name: " + "[" * 20_000, "nested more than 32 deep|flow level"),
     "maps in maps": ("name: " + "{a: " * 20_000, "nested more than 32 deep"),
     "a large file": ("name: x\n" + "# a comment\n" * 30_000, "has more than 262,144 bytes"),
-    "code": ("name: !!python/object/apply:os.system ['true']\n", "could not determine a constructor"),
+    "code": (
+        "name: !!python/object/apply:os.system ['true']\n",
+        "could not determine a constructor",
+    ),
     "a broken interpolation": ("name: ${a\n", "."),
     "half a file": ("name: [1, 2\nmodel: {", "."),
     "a number of many digits": (f"name: {'9' * 5000}\n", "."),
@@ -43,6 +50,11 @@ def test_a_pipe_is_not_read(tmp_path: Path) -> None:
 
 
 def test_what_was_saved_is_read_and_interpolations_are_not_resolved(tmp_path: Path) -> None:
-    values = {"name": "${oc.env:HOME}", "model": {"lora": {"rank": 8}, "modules": ["a", "b"]}, "gamma": 0.99, "none": None}
+    values = {
+        "name": "${oc.env:HOME}",
+        "model": {"lora": {"rank": 8}, "modules": ["a", "b"]},
+        "gamma": 0.99,
+        "none": None,
+    }
     (tmp_path / "recipe.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(values)))
     assert read_yaml(tmp_path / "recipe.yaml") == values

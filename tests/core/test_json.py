@@ -35,7 +35,9 @@ def complete(path: Path) -> None:
 
 @pytest.mark.parametrize("read", [recorded, read_profile, complete])
 @pytest.mark.parametrize("text", DEEP[:2])
-def test_files_that_are_nested_deeply_are_refused_in_one_line(tmp_path: Path, read: Callable[[Path], Any], text: str) -> None:
+def test_files_that_are_nested_deeply_are_refused_in_one_line(
+    tmp_path: Path, read: Callable[[Path], Any], text: str
+) -> None:
     (tmp_path / "file.json").write_text(text)
     with pytest.raises(UserError) as caught:
         read(tmp_path / "file.json")

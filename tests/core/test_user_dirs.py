@@ -9,7 +9,9 @@ import pytest
 from rlinf_vla.core import user_dirs
 
 
-def test_state_has_one_folder_with_and_without_a_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_has_one_folder_with_and_without_a_login(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert user_dirs.state() == tmp_path / ".local/state/rlinf-vla"

@@ -40,7 +40,9 @@ def episode(length: int, seed: int, video: bool = False) -> dict[str, Column]:
     return found
 
 
-def write(directory: Path, lengths: tuple[int, ...] = (5, 3, 7), video: bool = False) -> list[dict[str, Column]]:
+def write(
+    directory: Path, lengths: tuple[int, ...] = (5, 3, 7), video: bool = False
+) -> list[dict[str, Column]]:
     """Episode ``i`` has task ``task i % 2``."""
     written = [episode(length, seed, video) for seed, length in enumerate(lengths)]
     with LeRobotWriter(directory, FPS, features(video), "toy") as writer:

@@ -36,11 +36,16 @@ def record(directory: Path, kind: str) -> None:
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
     example = frame(0, 0)
-    features = {key: {"dtype": str(value.dtype), "shape": value.shape, "names": None} for key, value in example.items()}
+    features = {
+        key: {"dtype": str(value.dtype), "shape": value.shape, "names": None}
+        for key, value in example.items()
+    }
     for key in features:
         if "images" in key:
             features[key] |= {"dtype": kind, "names": ["height", "width", "channels"]}
-    dataset = LeRobotDataset.create("local/peer", FPS, features, directory, robot_type="toy", use_videos=kind == "video")
+    dataset = LeRobotDataset.create(
+        "local/peer", FPS, features, directory, robot_type="toy", use_videos=kind == "video"
+    )
     for episode, (length, task) in enumerate(zip(LENGTHS, TASKS, strict=True)):
         for step in range(length):
             dataset.add_frame(frame(episode, step) | {"task": task})
@@ -53,7 +58,11 @@ def dump(directory: Path, target: Path) -> None:
 
     dataset = LeRobotDataset("local/peer", root=directory)
     items = [dataset[index] for index in range(len(dataset))]
-    found = {f"frames/{key}": np.stack([np.asarray(item[key]) for item in items]) for key in items[0] if key != "task"}
+    found = {
+        f"frames/{key}": np.stack([np.asarray(item[key]) for item in items])
+        for key in items[0]
+        if key != "task"
+    }
     found["task"] = np.array([item["task"] for item in items])
     found["episodes"] = np.array(dataset.meta.total_episodes)
     for key, statistics in dataset.meta.stats.items():

@@ -55,14 +55,20 @@ class Sees(LinearPolicy):
         return {"image": obs.images["base"].clone(), "state": obs.state.clone(), "words": lengths}
 
 
-def played(envs: list[CounterWorld] | None = None, config: DemonstrationConfig = NOISY) -> list[RecordedEpisode]:
+def played(
+    envs: list[CounterWorld] | None = None, config: DemonstrationConfig = NOISY
+) -> list[RecordedEpisode]:
     found: list[RecordedEpisode] = []
     record_expert(envs or groups(4, 2), config, 0, found.append)
     return found
 
 
 def write(directory: Path, episodes: list[RecordedEpisode], drop: tuple[str, ...] = ()) -> str:
-    features = {key: each for key, each in expert_features(groups(1, 1)[0].spec, video=False).items() if key not in drop}
+    features = {
+        key: each
+        for key, each in expert_features(groups(1, 1)[0].spec, video=False).items()
+        if key not in drop
+    }
     with LeRobotWriter(directory, 10, features) as writer:
         for episode in episodes:
             writer.add_episode({key: episode.frames[key] for key in features}, episode.instruction)
@@ -73,21 +79,29 @@ def assert_equal(found: Demonstrations, expected: Demonstrations) -> None:
     assert torch.equal(found.actions, expected.actions) and torch.equal(found.draws, expected.draws)
     assert found.inputs.keys() == expected.inputs.keys()
     for name, value in expected.inputs.items():
-        assert torch.equal(found.inputs[name], value) and found.inputs[name].dtype == value.dtype, name
+        assert torch.equal(found.inputs[name], value) and found.inputs[name].dtype == value.dtype, (
+            name
+        )
 
 
 @pytest.mark.parametrize("chunk", [1, 3])
-def test_training_on_a_recording_equals_training_on_the_episodes(tmp_path: Path, chunk: int) -> None:
+def test_training_on_a_recording_equals_training_on_the_episodes(
+    tmp_path: Path, chunk: int
+) -> None:
     policy = Sees(chunk)
     expected, success = collect_demonstrations(policy, groups(4, 2), NOISY, 0)
-    recorded = DemonstrationConfig(dataset=write(tmp_path / "data", played()), action_key=EXPERT_ACTION)
+    recorded = DemonstrationConfig(
+        dataset=write(tmp_path / "data", played()), action_key=EXPERT_ACTION
+    )
     seen: list[float] = []
     found, again = collect_demonstrations(policy, (), recorded, 0, seen.append)
     assert again == success and seen[-1] == 1.0
     assert_equal(found, expected)
 
 
-def test_a_flow_policy_learns_the_datasets_actions_also_those_that_it_does_not_execute(tmp_path: Path) -> None:
+def test_a_flow_policy_learns_the_datasets_actions_also_those_that_it_does_not_execute(
+    tmp_path: Path,
+) -> None:
     policy = small_pi0(tmp_path / "pi0", chunk=2)
     dims, generator, length = policy.spec, np.random.default_rng(0), 7
     actions = generator.normal(size=(length, dims.action_dim)).astype(np.float32)
@@ -99,14 +113,22 @@ def test_a_flow_policy_learns_the_datasets_actions_also_those_that_it_does_not_e
     with LeRobotWriter(tmp_path / "data", 10, features) as writer:
         images = np.zeros((length, 32, 32, 3), np.uint8)
         state = np.zeros((length, dims.state_dim), np.float32)
-        writer.add_episode({form.ACTION: actions, form.STATE: state, form.IMAGES + "base": images}, "stack")
-    shown, _ = collect_demonstrations(policy, (), DemonstrationConfig(dataset=str(tmp_path / "data")), 0)
+        writer.add_episode(
+            {form.ACTION: actions, form.STATE: state, form.IMAGES + "base": images}, "stack"
+        )
+    shown, _ = collect_demonstrations(
+        policy, (), DemonstrationConfig(dataset=str(tmp_path / "data")), 0
+    )
     last = length - 1
-    expected = [[actions[min(first + step, last)].tolist() for step in range(4)] for first in range(length)]
+    expected = [
+        [actions[min(first + step, last)].tolist() for step in range(4)] for first in range(length)
+    ]
     assert policy.spec.chunk == 2 and shown.actions.tolist() == expected
     shown.actions.requires_grad_()
     policy.supervised_loss(shown.inputs, shown.actions, noise(shown.draws)).sum().backward()
-    assert shown.actions.grad is not None and shown.actions.grad.abs().sum(-1).gt(0).all(), "each is a target"
+    assert shown.actions.grad is not None and shown.actions.grad.abs().sum(-1).gt(0).all(), (
+        "each is a target"
+    )
 
 
 def test_groups_and_environments_do_not_change_the_recording() -> None:
@@ -114,7 +136,9 @@ def test_groups_and_environments_do_not_change_the_recording() -> None:
     for envs in (groups(1, 1), groups(6, 3)):
         for episode, other in zip(first, played(envs), strict=True):
             assert (episode.instruction, episode.success) == (other.instruction, other.success)
-            assert all(np.array_equal(value, other.frames[key]) for key, value in episode.frames.items())
+            assert all(
+                np.array_equal(value, other.frames[key]) for key, value in episode.frames.items()
+            )
 
 
 def test_a_frame_has_observation_action_and_outcome() -> None:
@@ -125,13 +149,25 @@ def test_a_frame_has_observation_action_and_outcome() -> None:
         observation = env.reset(listed[number : number + 1])
         for step in range(len(frames[form.ACTION])):
             assert frames[form.STATE][step].tolist() == observation.state[0].tolist()
-            assert np.array_equal(frames[form.IMAGES + "base"][step], observation.images["base"][0].numpy())
+            assert np.array_equal(
+                frames[form.IMAGES + "base"][step], observation.images["base"][0].numpy()
+            )
             assert frames[EXPERT_ACTION][step].tolist() == env.expert_actions()[0].tolist()
             result = env.step(torch.from_numpy(frames[form.ACTION][step])[None, None])
             observation = result.observation
-            came = {form.REWARD: result.reward, form.SUCCESS: result.success, form.TRUNCATED: result.truncated & ~result.terminated}
-            assert all(frames[key][step] == value[0, 0] for key, value in came.items()) and frames[form.DONE][step] == result.done[0]
-        assert frames[form.DONE].tolist() == [False] * step + [True] and episode.success == frames[form.SUCCESS][-1]
+            came = {
+                form.REWARD: result.reward,
+                form.SUCCESS: result.success,
+                form.TRUNCATED: result.truncated & ~result.terminated,
+            }
+            assert (
+                all(frames[key][step] == value[0, 0] for key, value in came.items())
+                and frames[form.DONE][step] == result.done[0]
+            )
+        assert (
+            frames[form.DONE].tolist() == [False] * step + [True]
+            and episode.success == frames[form.SUCCESS][-1]
+        )
         assert episode.instruction == observation.instruction[0]
 
 
@@ -139,7 +175,9 @@ def test_a_frame_has_observation_action_and_outcome() -> None:
 def test_success_is_recorded_or_unknown(tmp_path: Path, kept: str) -> None:
     following = (form.REWARD, form.DONE, form.TRUNCATED, form.SUCCESS)
     drop = {"all": (), "no success": (form.SUCCESS,), "no next": following}[kept]
-    _, success = collect_demonstrations(Sees(), (), DemonstrationConfig(dataset=write(tmp_path / "data", played(), drop)), 0)
+    _, success = collect_demonstrations(
+        Sees(), (), DemonstrationConfig(dataset=write(tmp_path / "data", played(), drop)), 0
+    )
     assert success == (sum(each.success for each in played()) / 9 if kept == "all" else None)
 
 
@@ -167,7 +205,9 @@ def test_transitions_equal_those_of_the_episodes(tmp_path: Path, limit: int) -> 
             assert torch.equal(each.records[name], wanted), name
 
 
-def recording(directory: Path, rewards: list[float], flags: dict[str, list[bool]], action: float = 0.5) -> SACConfig:
+def recording(
+    directory: Path, rewards: list[float], flags: dict[str, list[bool]], action: float = 0.5
+) -> SACConfig:
     length = len(rewards)
     frames: dict[str, Column] = {
         form.ACTION: np.full((length, 4), action, np.float32),
@@ -175,7 +215,9 @@ def recording(directory: Path, rewards: list[float], flags: dict[str, list[bool]
         form.IMAGES + "front": np.zeros((length, 64, 64, 3), np.uint8),
     }
     features = {form.ACTION: Feature("float32", (4,)), form.REWARD: Feature("float32", (1,))}
-    features |= {form.IMAGES + "front": Feature.camera((64, 64), False)} | {key: Feature("bool", (1,)) for key in flags}
+    features |= {form.IMAGES + "front": Feature.camera((64, 64), False)} | {
+        key: Feature("bool", (1,)) for key in flags
+    }
     with LeRobotWriter(directory, 10, features) as writer:
         writer.add_episode(frames | {key: np.array(value) for key, value in flags.items()}, "task")
     return SACConfig(dataset=str(directory), dataset_cameras=["base:front"], gamma=0.5)
@@ -194,16 +236,26 @@ def recording(directory: Path, rewards: list[float], flags: dict[str, list[bool]
     ],
 )
 def test_chunks_and_ends(tmp_path: Path, flags: dict[str, bool], terminated: bool) -> None:
-    config = recording(tmp_path / "data", [1, 2, 3, 4, 5], {key: [False] * 4 + [last] for key, last in flags.items()})
+    config = recording(
+        tmp_path / "data",
+        [1, 2, 3, 4, 5],
+        {key: [False] * 4 + [last] for key, last in flags.items()},
+    )
     (found,) = dataset_transitions(Sees(chunk=2, state_dim=0), config)
     records = found.records
     assert records[ACTION].shape == (3, 2, 4)
     if terminated:
         assert found.steps == 5 and records[ACTED].tolist() == [True] * 3
-        assert records[REWARD].tolist() == [1 + 0.5 * 2, 3 + 0.5 * 4, 5] and records[DISCOUNT].tolist() == [0.25, 0.25, 0]
+        assert records[REWARD].tolist() == [1 + 0.5 * 2, 3 + 0.5 * 4, 5] and records[
+            DISCOUNT
+        ].tolist() == [0.25, 0.25, 0]
     else:
         assert found.steps == 4 and records[ACTED].tolist() == [True, True, False]
-        assert records[REWARD].tolist() == [2, 5, 0] and records[DISCOUNT].tolist() == [0.25, 0.25, 0]
+        assert records[REWARD].tolist() == [2, 5, 0] and records[DISCOUNT].tolist() == [
+            0.25,
+            0.25,
+            0,
+        ]
 
 
 def test_without_other_columns_an_end_with_a_reward_is_a_success(tmp_path: Path) -> None:
@@ -223,17 +275,33 @@ def test_a_truncated_episode_of_one_frame_gives_no_transition(tmp_path: Path) ->
 
 def test_actions_in_other_units_are_refused(tmp_path: Path) -> None:
     config = recording(tmp_path / "data", [1, 2], {}, action=57.0)
-    with pytest.raises(UserError, match=r"actions of episode 0 reach 57, outside SAC's range \[-1, 1\]"):
+    with pytest.raises(
+        UserError, match=r"actions of episode 0 reach 57, outside SAC's range \[-1, 1\]"
+    ):
         list(dataset_transitions(Sees(state_dim=0), config))
 
 
 def one_number(directory: Path, length: int = 5) -> tuple[str, Column]:
     """Actions and states of one number, which lerobot stores as a number per row; the last frame is a success."""
     numbers = np.linspace(-0.5, 0.5, length, dtype=np.float32)
-    features = {form.ACTION: Feature("float32", (1,)), form.STATE: Feature("float32", (1,)), form.REWARD: Feature("float32", (1,))}
-    features |= {form.SUCCESS: Feature("bool", (1,)), form.IMAGES + "base": Feature.camera((64, 64), False)}
-    frames: dict[str, Column] = {form.ACTION: numbers[:, None], form.STATE: 2 * numbers, form.REWARD: numbers}
-    frames |= {form.SUCCESS: np.arange(length) == length - 1, form.IMAGES + "base": np.zeros((length, 64, 64, 3), np.uint8)}
+    features = {
+        form.ACTION: Feature("float32", (1,)),
+        form.STATE: Feature("float32", (1,)),
+        form.REWARD: Feature("float32", (1,)),
+    }
+    features |= {
+        form.SUCCESS: Feature("bool", (1,)),
+        form.IMAGES + "base": Feature.camera((64, 64), False),
+    }
+    frames: dict[str, Column] = {
+        form.ACTION: numbers[:, None],
+        form.STATE: 2 * numbers,
+        form.REWARD: numbers,
+    }
+    frames |= {
+        form.SUCCESS: np.arange(length) == length - 1,
+        form.IMAGES + "base": np.zeros((length, 64, 64, 3), np.uint8),
+    }
     with LeRobotWriter(directory, 10, features) as writer:
         writer.add_episode(frames, "task")
     return str(directory), numbers
@@ -243,24 +311,39 @@ def test_actions_and_states_of_one_number(tmp_path: Path) -> None:
     path, numbers = one_number(tmp_path / "data")
     policy = spec(Sees(chunk=2), action_dim=1, state_dim=1)
     found, success = collect_demonstrations(policy, (), DemonstrationConfig(dataset=path), 0)
-    assert success == 1 and found.inputs["state"].tolist() == [[2 * each] for each in numbers.tolist()]
+    assert success == 1 and found.inputs["state"].tolist() == [
+        [2 * each] for each in numbers.tolist()
+    ]
     following = [*numbers.tolist(), numbers[-1]]
     assert found.actions.tolist() == [[[following[row]], [following[row + 1]]] for row in range(5)]
     (episode,) = dataset_transitions(policy, SACConfig(dataset=path))
-    assert episode.records[ACTION].shape == (3, 2, 1) and episode.records[ACTION].flatten()[:5].tolist() == numbers.tolist()
+    assert (
+        episode.records[ACTION].shape == (3, 2, 1)
+        and episode.records[ACTION].flatten()[:5].tolist() == numbers.tolist()
+    )
 
 
 @pytest.mark.parametrize(
     ("key", "changes", "message"),
     [
-        (form.REWARD, {"shape": [2]}, r"next.reward has shape \[2\], it needs one number per frame: they must match"),
-        (form.SUCCESS, {"shape": [1, 1]}, r"next.success has shape \[1, 1\], it needs one number per frame"),
+        (
+            form.REWARD,
+            {"shape": [2]},
+            r"next.reward has shape \[2\], it needs one number per frame: they must match",
+        ),
+        (
+            form.SUCCESS,
+            {"shape": [1, 1]},
+            r"next.success has shape \[1, 1\], it needs one number per frame",
+        ),
         (form.SUCCESS, {"dtype": "string"}, "next.success is string, numbers are needed"),
         (form.ACTION, {"dtype": "string"}, "action is string, numbers are needed"),
         (form.STATE, {"dtype": "video"}, "observation.state is video, numbers are needed"),
     ],
 )
-def test_columns_of_another_shape_are_refused_before_they_are_read(tmp_path: Path, key: str, changes: dict[str, Any], message: str) -> None:
+def test_columns_of_another_shape_are_refused_before_they_are_read(
+    tmp_path: Path, key: str, changes: dict[str, Any], message: str
+) -> None:
     path, _ = one_number(tmp_path / "data")
     info = tmp_path / "data" / form.INFO
     document = json.loads(info.read_text())
@@ -279,19 +362,39 @@ def spec(policy: Sees, **changes: Any) -> Sees:
     ("changes", "options", "message"),
     [
         ({"action_dim": 7}, {}, r"action has shape \[4\], the policy's actions 7 dimensions"),
-        ({"state_dim": 3}, {}, r"observation.state has shape \[2\], the policy's state 3 dimensions"),
-        ({"images": {"wrist": (64, 64)}}, {}, r"has cameras \['base'\] and no 'wrist'.* algorithm.demonstrations.cameras=\[wrist:NAME\]"),
-        ({"images": {"base": (64, 128)}}, {}, "the policy's image 'base' is 64x128 pixels, observation.images.base of .* only 64x64"),
-        ({}, {"cameras": ["front:base"]}, r"'front:base' must be POLICY_CAMERA:DATASET_CAMERA, the former one of \['base'\]"),
+        (
+            {"state_dim": 3},
+            {},
+            r"observation.state has shape \[2\], the policy's state 3 dimensions",
+        ),
+        (
+            {"images": {"wrist": (64, 64)}},
+            {},
+            r"has cameras \['base'\] and no 'wrist'.* algorithm.demonstrations.cameras=\[wrist:NAME\]",
+        ),
+        (
+            {"images": {"base": (64, 128)}},
+            {},
+            "the policy's image 'base' is 64x128 pixels, observation.images.base of .* only 64x64",
+        ),
+        (
+            {},
+            {"cameras": ["front:base"]},
+            r"'front:base' must be POLICY_CAMERA:DATASET_CAMERA, the former one of \['base'\]",
+        ),
         ({}, {"cameras": ["base"]}, "'base' must be POLICY_CAMERA:DATASET_CAMERA"),
         ({}, {"cameras": ["base:front"]}, r"has cameras \['base'\] and no 'front'"),
         ({}, {"action_key": "action.clean"}, "has no feature action.clean"),
     ],
 )
-def test_a_dataset_that_does_not_fit_is_one_line(tmp_path: Path, changes: dict[str, Any], options: dict[str, Any], message: str) -> None:
+def test_a_dataset_that_does_not_fit_is_one_line(
+    tmp_path: Path, changes: dict[str, Any], options: dict[str, Any], message: str
+) -> None:
     path = write(tmp_path / "data", played(config=CLEAN))
     with pytest.raises(UserError, match=message) as caught:
-        collect_demonstrations(spec(Sees(), **changes), (), DemonstrationConfig(dataset=path, **options), 0)
+        collect_demonstrations(
+            spec(Sees(), **changes), (), DemonstrationConfig(dataset=path, **options), 0
+        )
     assert "\n" not in str(caught.value)
 
 
@@ -301,11 +404,15 @@ def test_names_of_rlinf_and_openpi(tmp_path: Path) -> None:
     ours, theirs = (write(tmp_path / each, played(config=CLEAN)) for each in ("ours", "theirs"))
     info = Path(theirs) / form.INFO
     document = json.loads(info.read_text())
-    document["features"] = {names.get(key, key): feature for key, feature in document["features"].items()}
+    document["features"] = {
+        names.get(key, key): feature for key, feature in document["features"].items()
+    }
     info.write_text(json.dumps(document))
     for path in Path(theirs).glob("data/*/*.parquet"):
         table = pq.read_table(path)
-        pq.write_table(table.rename_columns([names.get(name, name) for name in table.column_names]), path)
+        pq.write_table(
+            table.rename_columns([names.get(name, name) for name in table.column_names]), path
+        )
     keys = {"action_key": "actions", "state_key": "state", "cameras": ["base:image"]}
     found, expected = (
         collect_demonstrations(Sees(), (), DemonstrationConfig(dataset=path, **options), 0)[0]

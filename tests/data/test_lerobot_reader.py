@@ -22,7 +22,17 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.data.lerobot_format import ACTION, DATA_PATH, DONE, READ, REWARD, STATE, SUCCESS, UNUSED, place
+from rlinf_vla.data.lerobot_format import (
+    ACTION,
+    DATA_PATH,
+    DONE,
+    READ,
+    REWARD,
+    STATE,
+    SUCCESS,
+    UNUSED,
+    place,
+)
 from rlinf_vla.data.lerobot_reader import LeRobotReader
 from rlinf_vla.data.lerobot_video import read_frames
 from tests.data import lerobot_peer
@@ -37,8 +47,14 @@ VIDEO = f"videos/{FRONT}/chunk-000/file-000.mp4"
 @pytest.mark.parametrize("kind", ["image", "video"])
 def test_a_dataset_recorded_by_lerobot(kind: str) -> None:
     reader = LeRobotReader(FIXTURES / kind)
-    assert len(reader) == 3 and reader.fps == lerobot_peer.FPS and list(reader.cameras) == [FRONT, WRIST]
-    for number, (length, task) in enumerate(zip(lerobot_peer.LENGTHS, lerobot_peer.TASKS, strict=True)):
+    assert (
+        len(reader) == 3
+        and reader.fps == lerobot_peer.FPS
+        and list(reader.cameras) == [FRONT, WRIST]
+    )
+    for number, (length, task) in enumerate(
+        zip(lerobot_peer.LENGTHS, lerobot_peer.TASKS, strict=True)
+    ):
         found = reader.episode(number, [STATE, ACTION, REWARD, DONE, SUCCESS])
         assert found.instruction == [task] * length and len(found) == length
         truth = [lerobot_peer.frame(number, step) for step in range(length)]
@@ -75,7 +91,9 @@ def cut(path: Path, share: float) -> None:
     path.write_bytes(content[: int(len(content) * share)])
 
 
-def with_column(path: Path, key: str, change: Callable[[list[Any]], list[Any]], kind: pa.DataType | None = None) -> None:
+def with_column(
+    path: Path, key: str, change: Callable[[list[Any]], list[Any]], kind: pa.DataType | None = None
+) -> None:
     """Replaces the values of a column; ``kind``: its type, by default as before."""
 
     def changed(table: pa.Table) -> pa.Table:
@@ -98,7 +116,10 @@ def with_feature(directory: Path, key: str, **changes: object) -> None:
 
 def without_features(directory: Path, *keys: str) -> None:
     info = json.loads((directory / "meta/info.json").read_text())
-    edit_info(directory, features={key: value for key, value in info["features"].items() if key not in keys})
+    edit_info(
+        directory,
+        features={key: value for key, value in info["features"].items() if key not in keys},
+    )
 
 
 def read_all(directory: Path) -> None:
@@ -112,38 +133,92 @@ def read_all(directory: Path) -> None:
 
 ACCIDENTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "gone": (shutil.rmtree, "is not a directory: name one that holds a LeRobotDataset"),
-    "empty": (lambda d: [shutil.rmtree(d), d.mkdir()], r"has no meta/info\.json: it is no LeRobotDataset"),
-    "no info": (lambda d: (d / "meta/info.json").unlink(), r"has no meta/info\.json: its recording was never finished"),
+    "empty": (
+        lambda d: [shutil.rmtree(d), d.mkdir()],
+        r"has no meta/info\.json: it is no LeRobotDataset",
+    ),
+    "no info": (
+        lambda d: (d / "meta/info.json").unlink(),
+        r"has no meta/info\.json: its recording was never finished",
+    ),
     "half an info": (lambda d: cut(d / "meta/info.json", 0.5), "info.json cannot be read"),
-    "v2.1": (lambda d: edit_info(d, codebase_version="v2.1"), "is a LeRobotDataset v2.1, v3.0 is wanted: .*convert_dataset_v21_to_v30"),
-    "v4": (lambda d: edit_info(d, codebase_version="v4.0"), "is a LeRobotDataset v4.0, only v3.0 can be read"),
-    "no features": (lambda d: edit_info(d, features=None), "info.json is not a valid LeRobotDataset info file"),
-    "fewer episodes": (lambda d: edit_info(d, total_episodes=9), "has 3 episodes with 15 frames, .* says 9 with 15"),
-    "another folder": (lambda d: edit_info(d, data_path="../{chunk_index}/{file_index}"), "is not a path template inside the dataset"),
-    "a wrong pattern": (lambda d: edit_info(d, data_path="data/{chunk.__class__}"), "is not a path template inside the dataset"),
+    "v2.1": (
+        lambda d: edit_info(d, codebase_version="v2.1"),
+        "is a LeRobotDataset v2.1, v3.0 is wanted: .*convert_dataset_v21_to_v30",
+    ),
+    "v4": (
+        lambda d: edit_info(d, codebase_version="v4.0"),
+        "is a LeRobotDataset v4.0, only v3.0 can be read",
+    ),
+    "no features": (
+        lambda d: edit_info(d, features=None),
+        "info.json is not a valid LeRobotDataset info file",
+    ),
+    "fewer episodes": (
+        lambda d: edit_info(d, total_episodes=9),
+        "has 3 episodes with 15 frames, .* says 9 with 15",
+    ),
+    "another folder": (
+        lambda d: edit_info(d, data_path="../{chunk_index}/{file_index}"),
+        "is not a path template inside the dataset",
+    ),
+    "a wrong pattern": (
+        lambda d: edit_info(d, data_path="data/{chunk.__class__}"),
+        "is not a path template inside the dataset",
+    ),
     "no tasks": (lambda d: (d / "meta/tasks.parquet").unlink(), "tasks.parquet is missing"),
     "no episodes": (lambda d: shutil.rmtree(d / "meta/episodes"), "holds no parquet file"),
-    "no data": (lambda d: (d / DATA).unlink(), "file-000.parquet is missing: copy the dataset again"),
+    "no data": (
+        lambda d: (d / DATA).unlink(),
+        "file-000.parquet is missing: copy the dataset again",
+    ),
     "no video": (lambda d: (d / VIDEO).unlink(), "file-000.mp4 is missing: copy the dataset again"),
-    "half the data": (lambda d: cut(d / DATA, 0.5), "file-000.parquet cannot be read .*: it was cut short"),
-    "half the episodes": (lambda d: cut(d / EPISODES, 0.5), "file-000.parquet cannot be read .*: it was cut short"),
+    "half the data": (
+        lambda d: cut(d / DATA, 0.5),
+        "file-000.parquet cannot be read .*: it was cut short",
+    ),
+    "half the episodes": (
+        lambda d: cut(d / EPISODES, 0.5),
+        "file-000.parquet cannot be read .*: it was cut short",
+    ),
     "half a video": (lambda d: cut(d / VIDEO, 0.5), "file-000.mp4 (cannot be decoded|ends before)"),
     "no video at all": (lambda d: (d / VIDEO).write_bytes(b""), "file-000.mp4 cannot be decoded"),
-    "a shorter video": (lambda d: shutil.copy(d / f"videos/{WRIST}/chunk-000/file-000.mp4", d / VIDEO), "pixels .*info.json says 32x48"),
+    "a shorter video": (
+        lambda d: shutil.copy(d / f"videos/{WRIST}/chunk-000/file-000.mp4", d / VIDEO),
+        "pixels .*info.json says 32x48",
+    ),
     "nan": (
         lambda d: with_column(d / DATA, STATE, at(6, [0.0, float("nan"), 0.0])),
         "observation.state is not finite in episode 1, frame 1",
     ),
-    "a missing row": (lambda d: edit_table(d / DATA, lambda t: t.slice(0, 14)), "does not hold the 7 frames of episode 2"),
-    "no actions": (lambda d: edit_table(d / DATA, lambda t: t.drop_columns([ACTION])), "has no column action, which meta/info.json names"),
-    "no state": (lambda d: without_features(d, STATE), r"has no feature observation.state \(it has action, next.reward"),
-    "a task less": (lambda d: edit_table(d / "meta/tasks.parquet", lambda t: t.slice(0, 1)), "has no task 1 of episode 1"),
+    "a missing row": (
+        lambda d: edit_table(d / DATA, lambda t: t.slice(0, 14)),
+        "does not hold the 7 frames of episode 2",
+    ),
+    "no actions": (
+        lambda d: edit_table(d / DATA, lambda t: t.drop_columns([ACTION])),
+        "has no column action, which meta/info.json names",
+    ),
+    "no state": (
+        lambda d: without_features(d, STATE),
+        r"has no feature observation.state \(it has action, next.reward",
+    ),
+    "a task less": (
+        lambda d: edit_table(d / "meta/tasks.parquet", lambda t: t.slice(0, 1)),
+        "has no task 1 of episode 1",
+    ),
     "infinity in another width": (
         lambda d: with_column(d / DATA, ACTION, at(6, [1e300, 0.0]), pa.list_(pa.float64())),
         "action is not finite in episode 1, frame 1",
     ),
-    "a null": (lambda d: with_column(d / DATA, ACTION, at(6, None)), r"action is not float32 \[2\], .* \(episode 1: row 1 is null\)"),
-    "a null in a vector": (lambda d: with_column(d / DATA, ACTION, at(6, [0.0, None])), r"episode 1: row 1 is null"),
+    "a null": (
+        lambda d: with_column(d / DATA, ACTION, at(6, None)),
+        r"action is not float32 \[2\], .* \(episode 1: row 1 is null\)",
+    ),
+    "a null in a vector": (
+        lambda d: with_column(d / DATA, ACTION, at(6, [0.0, None])),
+        r"episode 1: row 1 is null",
+    ),
     "a null flag": (
         lambda d: with_column(d / DATA, REWARD, at(14, None)),
         r"next\.reward is not float32 \[1\].* \(episode 2: row 6 is null",
@@ -156,34 +231,57 @@ ACCIDENTS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda d: with_column(d / DATA, ACTION, at(6, [0.0] * 20), pa.list_(pa.float32())),
         r"file-000.parquet: action is not float32 \[2\].*\(15 rows hold 48 values\)",
     ),
-    "a number for a vector": (lambda d: with_column(d / DATA, ACTION, lambda rows: [0.0] * 15, pa.float32()), "it holds float"),
-    "whole numbers": (lambda d: with_column(d / DATA, ACTION, lambda rows: [[0, 1]] * 15, pa.list_(pa.int64())), "it holds int64"),
-    "text": (lambda d: with_column(d / DATA, REWARD, lambda rows: ["1"] * 15, pa.string()), "it holds string"),
+    "a number for a vector": (
+        lambda d: with_column(d / DATA, ACTION, lambda rows: [0.0] * 15, pa.float32()),
+        "it holds float",
+    ),
+    "whole numbers": (
+        lambda d: with_column(d / DATA, ACTION, lambda rows: [[0, 1]] * 15, pa.list_(pa.int64())),
+        "it holds int64",
+    ),
+    "text": (
+        lambda d: with_column(d / DATA, REWARD, lambda rows: ["1"] * 15, pa.string()),
+        "it holds string",
+    ),
     "twice the rate": (
         lambda d: with_column(d / DATA, "timestamp", lambda rows: [each / 2 for each in rows]),
         "frame 1 of episode 0 is 0.0500 s after the one before, meta/info.json says 10 frames per second",
     ),
     "a lost frame": (
-        lambda d: with_column(d / DATA, "timestamp", lambda rows: [*rows[:12], *(each + 0.1 for each in rows[12:])]),
+        lambda d: with_column(
+            d / DATA, "timestamp", lambda rows: [*rows[:12], *(each + 0.1 for each in rows[12:])]
+        ),
         "frame 4 of episode 2 is 0.2000 s after the one before",
     ),
-    "a time that is no number": (lambda d: with_column(d / DATA, "timestamp", at(9, float("nan"))), "frame 1 of episode 2 is nan s after"),
+    "a time that is no number": (
+        lambda d: with_column(d / DATA, "timestamp", at(9, float("nan"))),
+        "frame 1 of episode 2 is nan s after",
+    ),
     "another rate of the cameras": (
         lambda d: with_feature(d, FRONT, info={"video.fps": 30}),
         "a feature has 30 frames per second, the dataset 10",
     ),
-    "another order": (lambda d: with_column(d / DATA, "frame_index", lambda rows: [1, 0, *rows[2:]]), "frames of episode 0 in their order"),
+    "another order": (
+        lambda d: with_column(d / DATA, "frame_index", lambda rows: [1, 0, *rows[2:]]),
+        "frames of episode 0 in their order",
+    ),
     "an episode of no frames": (
         lambda d: with_column(d / EPISODES, "length", lambda rows: [5, 0, 10]),
         "file-000.parquet: length of episode 1 is 0: an episode has at least 1 frame, leave that episode out",
     ),
-    "a negative length": (lambda d: with_column(d / EPISODES, "length", lambda rows: [5, -3, 13]), "length of episode 1 is -3"),
+    "a negative length": (
+        lambda d: with_column(d / EPISODES, "length", lambda rows: [5, -3, 13]),
+        "length of episode 1 is -3",
+    ),
     "a length of a fraction": (
         lambda d: with_column(d / EPISODES, "length", lambda rows: [5.5, 2.5, 7.0], pa.float64()),
         r"length is not int64 \[1\] \(it holds double\)",
     ),
     "a huge length": (
-        lambda d: [with_column(d / EPISODES, "length", lambda rows: [5, 3, 10**12 - 9]), edit_info(d, total_frames=10**12 - 1)],
+        lambda d: [
+            with_column(d / EPISODES, "length", lambda rows: [5, 3, 10**12 - 9]),
+            edit_info(d, total_frames=10**12 - 1),
+        ],
         "does not hold the 999999999991 frames of episode 2",
     ),
     "a place that is text": (
@@ -194,8 +292,14 @@ ACCIDENTS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda d: with_column(d / EPISODES, "tasks", at(1, ["task 0"])),
         "task 1 of episode 1 is 'task 1', meta/episodes says 'task 0'",
     ),
-    "no instruction": (lambda d: with_column(d / "meta/tasks.parquet", "task", at(1, None)), r"task is not string \[1\] .row 1 is null"),
-    "two instructions": (lambda d: with_column(d / "meta/tasks.parquet", "task_index", at(1, 0)), "has two tasks of one task_index"),
+    "no instruction": (
+        lambda d: with_column(d / "meta/tasks.parquet", "task", at(1, None)),
+        r"task is not string \[1\] .row 1 is null",
+    ),
+    "two instructions": (
+        lambda d: with_column(d / "meta/tasks.parquet", "task_index", at(1, 0)),
+        "has two tasks of one task_index",
+    ),
     "more rows than episodes": (
         lambda d: edit_table(d / DATA, lambda t: pa.concat_tables([t, t])),
         "has 30 rows, meta/episodes says 15: copy the dataset again",
@@ -204,24 +308,46 @@ ACCIDENTS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda d: with_column(d / EPISODES, f"videos/{WRIST}/to_timestamp", lambda rows: [0.1] * 3),
         r"frames from 0\.0000 to 0\.4000 s of observation\.images\.wrist, its part of the video is 0\.0000 to 0\.1000 s",
     ),
-    "four channels": (lambda d: with_feature(d, FRONT, shape=[32, 48, 4]), "images of red, green and blue are needed"),
-    "a dtype of any size": (lambda d: with_feature(d, ACTION, dtype="S2000000000"), "S2000000000 cannot be read"),
-    "a negative size": (lambda d: with_feature(d, ACTION, shape=[-2]), r"shape \[-2\] is not a list of sizes"),
-    "a size of any size": (lambda d: with_feature(d, ACTION, shape=[10**18]), "has 2 values where 1000000000000000000 belong"),
+    "four channels": (
+        lambda d: with_feature(d, FRONT, shape=[32, 48, 4]),
+        "images of red, green and blue are needed",
+    ),
+    "a dtype of any size": (
+        lambda d: with_feature(d, ACTION, dtype="S2000000000"),
+        "S2000000000 cannot be read",
+    ),
+    "a negative size": (
+        lambda d: with_feature(d, ACTION, shape=[-2]),
+        r"shape \[-2\] is not a list of sizes",
+    ),
+    "a size of any size": (
+        lambda d: with_feature(d, ACTION, shape=[10**18]),
+        "has 2 values where 1000000000000000000 belong",
+    ),
     "a width of any size": (
         lambda d: edit_info(d, data_path="{chunk_index:02000000000d}"),
         "is not a path template inside the dataset",
     ),
     "a path of any length": (lambda d: edit_info(d, data_path="a" * 5000), "is not a name"),
-    "lists in lists": (lambda d: (d / "meta/info.json").write_text("[" * 100_000), "info.json cannot be read"),
-    "infinite frames": (lambda d: edit_info(d, total_frames=float("inf")), "'inf' is not a positive number"),
+    "lists in lists": (
+        lambda d: (d / "meta/info.json").write_text("[" * 100_000),
+        "info.json cannot be read",
+    ),
+    "infinite frames": (
+        lambda d: edit_info(d, total_frames=float("inf")),
+        "'inf' is not a positive number",
+    ),
     "no rate": (lambda d: edit_info(d, fps=0), "'0' is not a positive number"),
     "a playlist": (
-        lambda d: (d / VIDEO).write_text("#EXTM3U\n#EXTINF:1,\nhttp://127.0.0.1:1/a.ts\n#EXT-X-ENDLIST\n"),
+        lambda d: (d / VIDEO).write_text(
+            "#EXTM3U\n#EXTINF:1,\nhttp://127.0.0.1:1/a.ts\n#EXT-X-ENDLIST\n"
+        ),
         "cannot be decoded .Invalid data",
     ),
     "no times of videos": (
-        lambda d: edit_table(d / EPISODES, lambda t: t.drop_columns([f"videos/{FRONT}/from_timestamp"])),
+        lambda d: edit_table(
+            d / EPISODES, lambda t: t.drop_columns([f"videos/{FRONT}/from_timestamp"])
+        ),
         "lacks videos/observation.images.front/from_timestamp",
     ),
 }
@@ -249,10 +375,17 @@ def png_of_16_bits() -> bytes:
     """RGB of 16 bits, which Pillow cuts to 8."""
 
     def chunk(name: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        return (
+            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        )
 
-    header, rows = struct.pack(">IIBBBBB", 48, 32, 16, 2, 0, 0, 0), zlib.compress((b"\0" + b"\1\2" * 3 * 48) * 32)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+    header, rows = (
+        struct.pack(">IIBBBBB", 48, 32, 16, 2, 0, 0, 0),
+        zlib.compress((b"\0" + b"\1\2" * 3 * 48) * 32),
+    )
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+    )
 
 
 IMAGES = {
@@ -281,25 +414,38 @@ def test_images_other_than_said_are_one_line(tmp_path: Path, kind: str) -> None:
 
 def test_jpeg_is_an_image(tmp_path: Path) -> None:
     write(tmp_path / "data")
-    with_column(tmp_path / "data" / DATA, FRONT, at(6, {"bytes": file_of("RGB", "JPEG"), "path": None}))
+    with_column(
+        tmp_path / "data" / DATA, FRONT, at(6, {"bytes": file_of("RGB", "JPEG"), "path": None})
+    )
     read_all(tmp_path / "data")
 
 
 @pytest.mark.parametrize("kind", ["image", "video"])
-def test_every_key_that_lerobot_writes_is_read_or_listed_as_unused(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_key_that_lerobot_writes_is_read_or_listed_as_unused(
+    kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The fixtures are of lerobot 0.6.1; its converter adds fps to each feature."""
     directory = FIXTURES / kind
     info = json.loads((directory / "meta/info.json").read_text())
     features = info["features"].values()
-    found = {"meta/info.json": info, "a feature": {"fps", *(key for each in features for key in each)}}
+    found = {
+        "meta/info.json": info,
+        "a feature": {"fps", *(key for each in features for key in each)},
+    }
     found["info of a feature"] = {key for each in features for key in each.get("info") or {}}
-    for part, path in (("meta/episodes", EPISODES), ("meta/tasks.parquet", "meta/tasks.parquet"), ("data", DATA)):
+    for part, path in (
+        ("meta/episodes", EPISODES),
+        ("meta/tasks.parquet", "meta/tasks.parquet"),
+        ("data", DATA),
+    ):
         found[part] = set(pq.read_schema(directory / path).names) - info["features"].keys()
     found["data"] |= {"timestamp", "frame_index", "episode_index", "index", "task_index"}
     found["meta/stats.json"] = set(json.loads((directory / "meta/stats.json").read_text()))
     for part, keys in found.items():
         for key in keys:
-            assert any(fnmatchcase(key, each) for each in (*READ.get(part, ()), *UNUSED.get(part, ()))), (part, key)
+            assert any(
+                fnmatchcase(key, each) for each in (*READ.get(part, ()), *UNUSED.get(part, ()))
+            ), (part, key)
     LeRobotReader(directory)
     assert capsys.readouterr().err == ""
 
@@ -319,16 +465,28 @@ def test_numbers_of_another_width_and_lists_of_one_are_read(tmp_path: Path) -> N
     write(tmp_path / "data")
     written = LeRobotReader(tmp_path / "data").episode(1, [ACTION, REWARD]).columns
     with_column(tmp_path / "data" / DATA, ACTION, lambda rows: rows, pa.list_(pa.float64()))
-    with_column(tmp_path / "data" / DATA, REWARD, lambda rows: [[each] for each in rows], pa.list_(pa.float32()))
+    with_column(
+        tmp_path / "data" / DATA,
+        REWARD,
+        lambda rows: [[each] for each in rows],
+        pa.list_(pa.float32()),
+    )
     found = LeRobotReader(tmp_path / "data").episode(1, [ACTION, REWARD]).columns
     for key, values in found.items():
-        assert values.dtype == np.float32 and np.array_equal(values, written[key]) and values.flags.writeable
+        assert (
+            values.dtype == np.float32
+            and np.array_equal(values, written[key])
+            and values.flags.writeable
+        )
 
 
 def test_tasks_whose_index_has_no_name(tmp_path: Path) -> None:
     """As early recordings of v3.0 have them."""
     write(tmp_path / "data")
-    edit_table(tmp_path / "data/meta/tasks.parquet", lambda t: t.rename_columns(["task_index", "__index_level_0__"]))
+    edit_table(
+        tmp_path / "data/meta/tasks.parquet",
+        lambda t: t.rename_columns(["task_index", "__index_level_0__"]),
+    )
     assert LeRobotReader(tmp_path / "data").episode(1, []).instruction[0] == "task 1"
 
 
@@ -340,14 +498,20 @@ def test_a_shape_that_starts_with_channels(tmp_path: Path) -> None:
     read_all(tmp_path / "data")
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data())
 def test_changed_bytes_are_read_or_refused(tmp_path: Path, data: st.DataObject) -> None:
     """For any flipped bytes in meta/ and data/, the reader returns a dataset or reports one line."""
     directory = tmp_path / "data"
     if not directory.exists():
         write(directory)
-    path = data.draw(st.sampled_from([directory / name for name in ("meta/info.json", "meta/tasks.parquet", EPISODES, DATA)]))
+    path = data.draw(
+        st.sampled_from(
+            [directory / name for name in ("meta/info.json", "meta/tasks.parquet", EPISODES, DATA)]
+        )
+    )
     whole = path.read_bytes()
     try:
         broken = bytearray(whole)
@@ -367,18 +531,32 @@ def grey_video(path: Path, fps: int, levels: list[int], pixels: str = "yuv420p")
         stream.height = stream.width = 16
         stream.pix_fmt = pixels
         for level in levels:
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.full((16, 16, 3), level, np.uint8), format="rgb24")))
+            container.mux(
+                stream.encode(
+                    av.VideoFrame.from_ndarray(
+                        np.full((16, 16, 3), level, np.uint8), format="rgb24"
+                    )
+                )
+            )
         container.mux(stream.encode(None))
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(fps=st.sampled_from([3, 10, 24, 30, 50]), chosen=st.lists(st.integers(0, 29), min_size=1, unique=True).map(sorted))
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    fps=st.sampled_from([3, 10, 24, 30, 50]),
+    chosen=st.lists(st.integers(0, 29), min_size=1, unique=True).map(sorted),
+)
 def test_any_frames_of_any_video(tmp_path: Path, fps: int, chosen: list[int]) -> None:
     """Also with distant keyframes and frames that depend on later ones."""
     path = tmp_path / f"{fps}.mp4"
     if not path.exists():
         grey_video(path, fps, [8 * index for index in range(30)])
-    found = [round(float(frame.mean()) / 8) for frame in read_frames(path, [index / fps for index in chosen])]
+    found = [
+        round(float(frame.mean()) / 8)
+        for frame in read_frames(path, [index / fps for index in chosen])
+    ]
     assert found == chosen
 
 

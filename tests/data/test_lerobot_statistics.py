@@ -35,7 +35,9 @@ def test_images(values: range) -> None:
     for name, function in (("min", np.min), ("max", np.max), ("mean", np.mean), ("std", np.std)):
         assert np.ravel(found[name]) == pytest.approx(function(pixels, axis=0))
     for name, q in QUANTILES.items():
-        assert np.ravel(found[name]) == pytest.approx(np.quantile(pixels, q, axis=0, method="inverted_cdf"))
+        assert np.ravel(found[name]) == pytest.approx(
+            np.quantile(pixels, q, axis=0, method="inverted_cdf")
+        )
 
 
 def test_of_the_episodes_and_of_the_dataset(tmp_path: Path) -> None:
@@ -44,7 +46,9 @@ def test_of_the_episodes_and_of_the_dataset(tmp_path: Path) -> None:
     assert whole[STATE] == of_vectors(np.concatenate([frames[STATE] for frames in written]))
     images = np.concatenate([frames[FRONT] for frames in written])
     assert whole[FRONT] == of_images(histogram(images), len(images))
-    (row, *_) = pq.read_table(tmp_path / "data/meta/episodes/chunk-000/file-000.parquet").to_pylist()
+    (row, *_) = pq.read_table(
+        tmp_path / "data/meta/episodes/chunk-000/file-000.parquet"
+    ).to_pylist()
     assert row[f"stats/{STATE}/mean"] == of_vectors(written[0][STATE])["mean"]
     assert row[f"stats/{FRONT}/q50"] == of_images(histogram(written[0][FRONT]), 5)["q50"]
 
@@ -52,13 +56,21 @@ def test_of_the_episodes_and_of_the_dataset(tmp_path: Path) -> None:
 def test_statistics_agree_with_lerobot() -> None:
     """All but its quantiles, which are averages over episodes; it computes a variance as a difference of squares, in float32."""
     directory = Path(__file__).parent / "fixtures/image"
-    reader, theirs = LeRobotReader(directory), json.loads((directory / "meta/stats.json").read_text())
+    reader, theirs = (
+        LeRobotReader(directory),
+        json.loads((directory / "meta/stats.json").read_text()),
+    )
     episodes = [reader.episode(number, [STATE, ACTION]) for number in range(len(reader))]
-    ours = {key: of_vectors(np.concatenate([episode.columns[key] for episode in episodes])) for key in (STATE, ACTION)}
+    ours = {
+        key: of_vectors(np.concatenate([episode.columns[key] for episode in episodes]))
+        for key in (STATE, ACTION)
+    }
     for key in (FRONT, WRIST):
         images = np.stack([frame for episode in episodes for frame in reader.frames(episode, key)])
         ours[key] = of_images(histogram(images), len(images))
     for key, statistics in ours.items():
         assert statistics.keys() == theirs[key].keys()
         for name in ("min", "max", "mean", "std", "count"):
-            assert np.array(statistics[name]) == pytest.approx(np.array(theirs[key][name]), abs=2e-4), (key, name)
+            assert np.array(statistics[name]) == pytest.approx(
+                np.array(theirs[key][name]), abs=2e-4
+            ), (key, name)

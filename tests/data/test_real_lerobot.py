@@ -17,7 +17,9 @@ from tests.data import lerobot_peer
 from tests.data.episodes import features, write
 
 PYTHON = os.environ.get("LEROBOT_PYTHON")
-pytestmark = pytest.mark.skipif(PYTHON is None, reason="LEROBOT_PYTHON names no Python with lerobot")
+pytestmark = pytest.mark.skipif(
+    PYTHON is None, reason="LEROBOT_PYTHON names no Python with lerobot"
+)
 
 
 def lerobot(*arguments: object) -> None:
@@ -33,7 +35,10 @@ def test_lerobot_opens_what_we_write(tmp_path: Path, kind: str) -> None:
     written = write(tmp_path / "data", video=kind == "video")
     lerobot("dump", tmp_path / "data", tmp_path / "seen.npz")
     seen = np.load(tmp_path / "seen.npz")
-    assert seen["episodes"] == 3 and seen["task"].tolist() == ["task 0"] * 5 + ["task 1"] * 3 + ["task 0"] * 7
+    assert (
+        seen["episodes"] == 3
+        and seen["task"].tolist() == ["task 0"] * 5 + ["task 1"] * 3 + ["task 0"] * 7
+    )
     for key, feature in features(False).items():
         truth, found = np.concatenate([frames[key] for frames in written]), seen[f"frames/{key}"]
         if feature.is_camera:
@@ -51,5 +56,9 @@ def test_lerobot_opens_what_we_write(tmp_path: Path, kind: str) -> None:
 def test_we_read_what_lerobot_records(tmp_path: Path, kind: str) -> None:
     lerobot("record", tmp_path / "data", kind)
     reader = LeRobotReader(tmp_path / "data")
-    frames = sum(len(list(reader.frames(reader.episode(number, []), key))) for number in range(3) for key in reader.cameras)
+    frames = sum(
+        len(list(reader.frames(reader.episode(number, []), key)))
+        for number in range(3)
+        for key in reader.cameras
+    )
     assert frames == 2 * sum(lerobot_peer.LENGTHS)

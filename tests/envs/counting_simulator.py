@@ -18,7 +18,9 @@ class CountingSimulator:
     """``options``: ``seconds`` that a control step takes."""
 
     def __init__(self, options: dict[str, Any], slots: int) -> None:
-        self.spec = SimulatorSpec(action_dim=4, state_dim=2, control_hz=10.0, images={"base": [64, 64]}, picture=[64, 64])
+        self.spec = SimulatorSpec(
+            action_dim=4, state_dim=2, control_hz=10.0, images={"base": [64, 64]}, picture=[64, 64]
+        )
         self._seconds = options.get("seconds", 0.0)
         self._level = np.zeros(slots, np.int64)
 

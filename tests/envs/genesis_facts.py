@@ -25,7 +25,11 @@ ROWS = list(range(NUM_ENVS))
 
 
 def batch(path: str, visuals: str) -> GenesisBatch:
-    _, options = simulator_options(GenesisConfig(scene=path, robot_visuals=visuals, image_size=48, control_mode="ee_delta_pose"))
+    _, options = simulator_options(
+        GenesisConfig(
+            scene=path, robot_visuals=visuals, image_size=48, control_mode="ee_delta_pose"
+        )
+    )
     return GenesisBatch(options, NUM_ENVS, "cpu")
 
 
@@ -36,8 +40,19 @@ def played(env: GenesisBatch, actions: list[Tensor]) -> list[str]:
     for action in actions:
         env.step(action)
         found.append(env.now)
-    names = ("joints", "tool", "tool_quaternion", "finger_speed", "centre", "quaternion", "up", "speed")
-    return ["".join(getattr(state, name).numpy().tobytes().hex() for name in names) for state in found]
+    names = (
+        "joints",
+        "tool",
+        "tool_quaternion",
+        "finger_speed",
+        "centre",
+        "quaternion",
+        "up",
+        "speed",
+    )
+    return [
+        "".join(getattr(state, name).numpy().tobytes().hex() for name in names) for state in found
+    ]
 
 
 def standing(env: GenesisBatch) -> dict[str, Any]:
@@ -53,7 +68,9 @@ def standing(env: GenesisBatch) -> dict[str, Any]:
     return {
         "moved": dict(zip(scene.things, moved, strict=True)),
         "tool_moved": float((env.now.tool - before.tool).norm(dim=-1).max()),
-        "low": dict(zip(scene.things, (state.centre[..., 2] - state.rise).amin(0).tolist(), strict=True)),
+        "low": dict(
+            zip(scene.things, (state.centre[..., 2] - state.rise).amin(0).tolist(), strict=True)
+        ),
         "holds": [predicates.holds(state, predicate).tolist() for predicate in scene.success],
     }
 
@@ -78,7 +95,9 @@ def main(path: str) -> dict[str, Any]:
         "standing": standing(env),
         "solved": solved,
         "told": told,
-        "images": {name: [list(image.shape), float(image.float().std())] for name, image in images.items()},
+        "images": {
+            name: [list(image.shape), float(image.float().std())] for name, image in images.items()
+        },
     }
     low_poly = played(env, [*some, *actions[:30]])
     looks = env.observe([0])[1]["base"]

@@ -23,12 +23,18 @@ ACTIONS = np.random.RandomState(0).uniform(-1, 1, (STEPS, 7))
 
 
 def scene(task: LiberoTask, cameras: dict[str, str] = CAMERAS) -> Scene:
-    return Scene(str(task.bddl), str(task.init_states), seed=0, cameras=cameras, size=SIZE, rendering="lazy")
+    return Scene(
+        str(task.bddl), str(task.init_states), seed=0, cameras=cameras, size=SIZE, rendering="lazy"
+    )
 
 
 def seen(scene: Scene, episode: Episode) -> list[Any]:
     state = np.concatenate([[episode.data.time], episode.data.qpos, episode.data.qvel])
-    return [*scene.proprioception(episode), state, *(image.copy() for image in scene.images(episode).values())]
+    return [
+        *scene.proprioception(episode),
+        state,
+        *(image.copy() for image in scene.images(episode).values()),
+    ]
 
 
 def disturb(sim: Any, joint: str | None) -> None:
@@ -49,13 +55,25 @@ def ours(scene: Scene, number: int, joint: str | None = None) -> list[list[Any]]
     return found
 
 
-def stock(task: LiberoTask, number: int, joint: str | None, cameras: dict[str, str]) -> list[list[Any]]:
+def stock(
+    task: LiberoTask, number: int, joint: str | None, cameras: dict[str, str]
+) -> list[list[Any]]:
     """As published: a hard reset, all observables, an image at every control step."""
     from libero.libero.envs.env_wrapper import ControlEnv
 
     np.random.seed(0)
-    options = {"camera_names": list(cameras.values()), "camera_heights": SIZE, "camera_widths": SIZE, "ignore_done": True}
-    env = ControlEnv(bddl_file_name=str(task.bddl), use_camera_obs=bool(cameras), has_offscreen_renderer=bool(cameras), **options)
+    options = {
+        "camera_names": list(cameras.values()),
+        "camera_heights": SIZE,
+        "camera_widths": SIZE,
+        "ignore_done": True,
+    }
+    env = ControlEnv(
+        bddl_file_name=str(task.bddl),
+        use_camera_obs=bool(cameras),
+        has_offscreen_renderer=bool(cameras),
+        **options,
+    )
     env.env.object_property_initializers.clear()
     env.seed(0)
     env.env.reset()
@@ -75,11 +93,21 @@ def stock(task: LiberoTask, number: int, joint: str | None, cameras: dict[str, s
 def of_stock(env: Any, observation: dict[str, Any]) -> list[Any]:
     quaternion = np.roll(observation["robot0_eef_quat"], 1)
     images = [observation[name].copy() for name in observation if name.endswith("_image")]
-    return [observation["robot0_eef_pos"], quaternion, observation["robot0_gripper_qpos"], env.get_sim_state(), *images]
+    return [
+        observation["robot0_eef_pos"],
+        quaternion,
+        observation["robot0_gripper_qpos"],
+        env.get_sim_state(),
+        *images,
+    ]
 
 
 def same(a: list[list[Any]], b: list[list[Any]]) -> bool:
-    return all(np.array_equal(x, y) for one, other in zip(a, b, strict=True) for x, y in zip(one, other, strict=True))
+    return all(
+        np.array_equal(x, y)
+        for one, other in zip(a, b, strict=True)
+        for x, y in zip(one, other, strict=True)
+    )
 
 
 def against_stock() -> dict[str, bool]:
@@ -117,7 +145,9 @@ def mistakes() -> dict[str, bool]:
         "fixtures drawn from another seed": patch.object(here, "seed", 7),
         "no waiting": patch.dict(globals(), {"WAIT_STEPS": 0}),
         "the gripper closes while waiting": patch.object(libero_scene, "WAIT", -libero_scene.WAIT),
-        "a quarter of the control rate": patch.object(libero_scene, "SUBSTEPS", 4 * libero_scene.SUBSTEPS),
+        "a quarter of the control rate": patch.object(
+            libero_scene, "SUBSTEPS", 4 * libero_scene.SUBSTEPS
+        ),
         "observed at every substep": patch.object(SamplingClock, "tick", lambda clock: True),
     }
     found = {}
@@ -134,7 +164,11 @@ def mistakes() -> dict[str, bool]:
 def interleaved(one: Scene, other: Scene) -> bool:
     """Two episodes in one scene, and a second scene with its own OpenGL context, in turns, equal those of each alone."""
     expected = [ours(one, 1), ours(one, 2), ours(other, 1)]
-    episodes = [(one, one.begin(1, WAIT_STEPS)), (one, one.begin(2, WAIT_STEPS)), (other, other.begin(1, WAIT_STEPS))]
+    episodes = [
+        (one, one.begin(1, WAIT_STEPS)),
+        (one, one.begin(2, WAIT_STEPS)),
+        (other, other.begin(1, WAIT_STEPS)),
+    ]
     found = [[seen(*each)] for each in episodes]
     for action in ACTIONS:
         for where, episode in episodes:
@@ -158,7 +192,9 @@ def projected(here: Scene) -> dict[str, Any]:
     before = here.images(episode)["base"][::-1].astype(int)
     found = {}
     for name, thing in env.objects_dict.items():
-        x, y, z = data.cam_xmat[camera].reshape(3, 3).T @ (data.xpos[env.obj_body_id[name]] - data.cam_xpos[camera])
+        x, y, z = data.cam_xmat[camera].reshape(3, 3).T @ (
+            data.xpos[env.obj_body_id[name]] - data.cam_xpos[camera]
+        )
         height = model.jnt_qposadr[env.sim.model.joint_name2id(thing.joints[-1])] + 2
         kept = data.qpos[height]
         data.qpos[height] = -5
@@ -166,7 +202,10 @@ def projected(here: Scene) -> dict[str, Any]:
         changed = np.abs(here.images(episode)["base"][::-1] - before).sum(2) > 30
         data.qpos[height] = kept
         mujoco.mj_forward(model, data)
-        found[name] = {"geometry": [SIZE / 2 - focal * y / -z, SIZE / 2 + focal * x / -z], "seen": np.argwhere(changed).mean(0).tolist()}
+        found[name] = {
+            "geometry": [SIZE / 2 - focal * y / -z, SIZE / 2 + focal * x / -z],
+            "seen": np.argwhere(changed).mean(0).tolist(),
+        }
     return found
 
 
@@ -177,29 +216,48 @@ def drawn(suite: str, number: int) -> dict[str, bool]:
 
     def positions(begun: Episode) -> dict[str, Any]:
         env = here.at(begun)
-        return {name: env.sim.data.body_xpos[env.obj_body_id[name]].copy() for name in (*env.objects_dict, *env.fixtures_dict)}
+        return {
+            name: env.sim.data.body_xpos[env.obj_body_id[name]].copy()
+            for name in (*env.objects_dict, *env.fixtures_dict)
+        }
 
     stored = [positions(here.begin(each, 10)) for each in range(50)]
     found = [positions(here.begin(1000 + each, 10, drawn=True)) for each in range(20)]
     ranges = {name: np.array([each[name] for each in stored]) for name in stored[0]}
-    near = [np.all((p > ranges[name].min(0) - 0.04) & (p < ranges[name].max(0) + 0.04)) for each in found for name, p in each.items()]
+    near = [
+        np.all((p > ranges[name].min(0) - 0.04) & (p < ranges[name].max(0) + 0.04))
+        for each in found
+        for name, p in each.items()
+    ]
     movable = [name for name in stored[0] if np.ptp(ranges[name], axis=0).max() > 0.005]
-    nearest = [min(np.abs(each[name] - other[name]).max() for other in stored) for each in found for name in movable[:1]]
+    nearest = [
+        min(np.abs(each[name] - other[name]).max() for other in stored)
+        for each in found
+        for name in movable[:1]
+    ]
     again = positions(here.begin(1000, 10, drawn=True))
     last = here.begin(1019, 10, drawn=True)
     for _ in range(10):
         here.step(last, libero_scene.WAIT)
-    rests = all(np.allclose(value, found[19][name], atol=1e-3) for name, value in positions(last).items())
+    rests = all(
+        np.allclose(value, found[19][name], atol=1e-3) for name, value in positions(last).items()
+    )
     after = positions(here.begin(7, 10))
     here.close()
     return {
         "where stored states have them": bool(np.all(near)),
-        "fixtures do not move": all(np.array_equal(each[name], stored[0][name]) for each in found for name in fixtures),
+        "fixtures do not move": all(
+            np.array_equal(each[name], stored[0][name]) for each in found for name in fixtures
+        ),
         "no stored state": bool(min(nearest) > 0),
         "differ from each other": len({tuple(each[movable[0]]) for each in found}) == len(found),
-        "depend on their seed only": all(np.array_equal(again[name], found[0][name]) for name in again),
+        "depend on their seed only": all(
+            np.array_equal(again[name], found[0][name]) for name in again
+        ),
         "at rest": rests,
-        "stored states are as before": all(np.array_equal(after[name], stored[7][name]) for name in after),
+        "stored states are as before": all(
+            np.array_equal(after[name], stored[7][name]) for name in after
+        ),
     }
 
 

@@ -21,7 +21,14 @@ from rlinf_vla.envs.libero.suites import selected_tasks
 
 BASE, SEED, STEPS = "libero_spatial", 3, 2
 DRAWN = EVALUATION_SEEDS.stop + SEED
-NAMES = (BASE, *(f"{BASE}_plus_{dimension}{severity}" for dimension in DIMENSIONS for severity in ("", "_2", "_4")))
+NAMES = (
+    BASE,
+    *(
+        f"{BASE}_plus_{dimension}{severity}"
+        for dimension in DIMENSIONS
+        for severity in ("", "_2", "_4")
+    ),
+)
 OPTIONS: dict[str, Any] = {
     "suites": list(NAMES),
     "tasks": [0],
@@ -37,7 +44,9 @@ ACTIONS = np.random.RandomState(0).uniform(-1, 1, (STEPS, 7)).astype(np.float32)
 
 def digest(images: dict[str, Any], state: Any) -> str:
     """Of a policy's observation: all its bits."""
-    return hashlib.sha256(b"".join(np.ascontiguousarray(each).tobytes() for each in (*images.values(), state))).hexdigest()
+    return hashlib.sha256(
+        b"".join(np.ascontiguousarray(each).tobytes() for each in (*images.values(), state))
+    ).hexdigest()
 
 
 def positions(env: Any, name: str) -> Any:
@@ -48,7 +57,9 @@ def positions(env: Any, name: str) -> Any:
 class Played:
     """What is seen of an episode's first steps."""
 
-    def __init__(self, simulator: LiberoSimulator, name: str, seed: int = SEED, slot: int = 0) -> None:
+    def __init__(
+        self, simulator: LiberoSimulator, name: str, seed: int = SEED, slot: int = 0
+    ) -> None:
         self.instruction = simulator.reset(slot, seed, NAMES.index(name))
         self.seen, self.qpos, self.digests = [], [], []
         self.watch(simulator, slot)
@@ -60,7 +71,9 @@ class Played:
         seen = simulator.observe(slot)
         self.seen.append(seen)
         scene, episode = simulator.under_way(slot)
-        added = [positions(scene.env, name) for name in scene.env.objects_dict if name.startswith(PREFIX)]
+        added = [
+            positions(scene.env, name) for name in scene.env.objects_dict if name.startswith(PREFIX)
+        ]
         self.qpos.append(np.delete(episode.data.qpos, np.concatenate([np.zeros(0, int), *added])))
         self.digests.append(digest(seen.images, seen.state))
 
@@ -76,8 +89,12 @@ def changes(found: Played, plain: Played, arm: list[int], places: list[int]) -> 
         "instruction": found.instruction != plain.instruction,
         "base": float(np.abs(found.image("base") - plain.image("base")).mean()),
         "wrist": float(np.abs(found.image("wrist") - plain.image("wrist")).mean()),
-        "trajectory": not all(np.array_equal(a, b) for a, b in zip(found.qpos, plain.qpos, strict=True)),
-        "largest": max(float(np.abs(a - b).max()) for a, b in zip(found.qpos, plain.qpos, strict=True)),
+        "trajectory": not all(
+            np.array_equal(a, b) for a, b in zip(found.qpos, plain.qpos, strict=True)
+        ),
+        "largest": max(
+            float(np.abs(a - b).max()) for a, b in zip(found.qpos, plain.qpos, strict=True)
+        ),
         "arm": float(np.linalg.norm(moved[arm])),
         "objects": float(np.abs(moved[places]).max()),
         "rest": float(np.abs(others).max()),
@@ -86,11 +103,19 @@ def changes(found: Played, plain: Played, arm: list[int], places: list[int]) -> 
 
 def interleaved(simulator: LiberoSimulator) -> bool:
     """Episodes that take turns in one scene show what each shows alone."""
-    names = [BASE, *(f"{BASE}_plus_{dimension}_4" for dimension in ("camera", "light", "background", "initial_state", "distractors"))]
+    names = [
+        BASE,
+        *(
+            f"{BASE}_plus_{dimension}_4"
+            for dimension in ("camera", "light", "background", "initial_state", "distractors")
+        ),
+    ]
     alone = [Played(simulator, name).digests for name in names]
     for slot, name in enumerate(names):
         simulator.reset(slot, SEED, NAMES.index(name))
-    turns = [[digest((seen := simulator.observe(slot)).images, seen.state)] for slot in range(len(names))]
+    turns = [
+        [digest((seen := simulator.observe(slot)).images, seen.state)] for slot in range(len(names))
+    ]
     for action in ACTIONS:
         for slot in range(len(names)):
             simulator.step(slot, action)
@@ -114,7 +139,9 @@ def distracted(simulator: LiberoSimulator, severity: int, seed: int) -> dict[str
     simulator.reset(0, seed, NAMES.index(f"{BASE}_plus_distractors_{severity}"))
     scene, episode = simulator.under_way(0)
     env, model, data = scene.at(episode), scene.env.sim.model._model, episode.data
-    everything = {name: positions(env, name) for name in env.objects_dict if name.startswith(PREFIX)}
+    everything = {
+        name: positions(env, name) for name in env.objects_dict if name.startswith(PREFIX)
+    }
     shown = {name: place for name, place in everything.items() if data.qpos[place[2]] > 0}
     root = model.body_rootid[model.geom_bodyid]
     geoms = {name: np.flatnonzero(root == env.obj_body_id[name]) for name in everything}
@@ -134,8 +161,13 @@ def distracted(simulator: LiberoSimulator, severity: int, seed: int) -> dict[str
     (_, thing, plate), *_ = goal
     standing = bool(env._check_success())
     results = []
-    for name in (next(iter(shown)), thing):  # a distractor on the plate is no success; the task's own object is
-        data.qpos[positions(env, name)[:3]] = data.qpos[positions(env, plate)[:3]] + np.array([0, 0, 0.03])
+    for name in (
+        next(iter(shown)),
+        thing,
+    ):  # a distractor on the plate is no success; the task's own object is
+        data.qpos[positions(env, name)[:3]] = data.qpos[positions(env, plate)[:3]] + np.array(
+            [0, 0, 0.03]
+        )
         data.qvel[:] = 0
         for _ in range(12):
             simulator.step(0, WAIT)
@@ -156,31 +188,56 @@ def distracted(simulator: LiberoSimulator, severity: int, seed: int) -> dict[str
 
 def main() -> None:
     config = LiberoConfig(**OPTIONS)
-    options = {**simulator_options(config), "tasks": [files_of(task) for task in selected_tasks(config)], "renderer": ""}
+    options = {
+        **simulator_options(config),
+        "tasks": [files_of(task) for task in selected_tasks(config)],
+        "renderer": "",
+    }
     simulator = LiberoSimulator(options, slots=6)
     plain = Played(simulator, BASE)
     env = simulator.under_way(0)[0].env
     arm = [int(joint) for joint in env.robots[0]._ref_joint_pos_indexes]
-    starts = [env.sim.model.get_joint_qpos_addr(thing.joints[-1])[0] for thing in env.objects_dict.values()]
+    starts = [
+        env.sim.model.get_joint_qpos_addr(thing.joints[-1])[0]
+        for thing in env.objects_dict.values()
+    ]
     places = [int(start + axis) for start in starts for axis in (0, 1)]
     played = {name: Played(simulator, name) for name in NAMES}
-    drawn_from, options["stored_below"] = options["stored_below"], None  # as with init_states=official: the same state again
+    drawn_from, options["stored_below"] = (
+        options["stored_below"],
+        None,
+    )  # as with init_states=official: the same state again
     other = {name: Played(simulator, name, SEED + STORED) for name in NAMES}
     options["stored_below"] = drawn_from
     again = {name: Played(simulator, name).digests for name in NAMES}
     print(
         json.dumps(
             {
-                "changes": {name: changes(each, plain, arm, places) for name, each in played.items()},
+                "changes": {
+                    name: changes(each, plain, arm, places) for name, each in played.items()
+                },
                 "instructions": {name: each.instruction for name, each in played.items()},
                 "digests": {name: each.digests[:1] for name, each in played.items()},
                 "again": {name: again[name] == each.digests for name, each in played.items()},
-                "another seed": {name: other[name].digests != each.digests for name, each in played.items()},
-                "instructions of another seed": {name: each.instruction for name, each in other.items()},
+                "another seed": {
+                    name: other[name].digests != each.digests for name, each in played.items()
+                },
+                "instructions of another seed": {
+                    name: each.instruction for name, each in other.items()
+                },
                 "interleaved": interleaved(simulator),
                 "drifts": [drift(simulator, seed, places) for seed in (2, 4, 5)],
-                "drawn": changes(Played(simulator, f"{BASE}_plus_distractors_4", DRAWN), Played(simulator, BASE, DRAWN), arm, places),
-                "distracted": {f"{each}, {seed}": distracted(simulator, each, seed) for each in (2, 4) for seed in (SEED, DRAWN)},
+                "drawn": changes(
+                    Played(simulator, f"{BASE}_plus_distractors_4", DRAWN),
+                    Played(simulator, BASE, DRAWN),
+                    arm,
+                    places,
+                ),
+                "distracted": {
+                    f"{each}, {seed}": distracted(simulator, each, seed)
+                    for each in (2, 4)
+                    for seed in (SEED, DRAWN)
+                },
                 "listed": simulator.spec.instructions,
             }
         ),

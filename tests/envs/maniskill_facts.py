@@ -31,10 +31,14 @@ from rlinf_vla.envs.vector_env import ProcessVectorEnv
 
 
 def simulator(**config: Any) -> ManiSkillSimulator:
-    return ManiSkillSimulator({**simulator_options(ManiSkillConfig(**config)), "render_backend": "cpu"}, 1)
+    return ManiSkillSimulator(
+        {**simulator_options(ManiSkillConfig(**config)), "render_backend": "cpu"}, 1
+    )
 
 
-def expert_success(task: str, control_mode: str = "pd_ee_delta_pos", episodes: int = 5, noise: float = 0.0) -> float:
+def expert_success(
+    task: str, control_mode: str = "pd_ee_delta_pos", episodes: int = 5, noise: float = 0.0
+) -> float:
     """Share of episodes that the expert solves within the task's own limit, under Gaussian noise on every action."""
     sim = simulator(task=task, control_mode=control_mode)
     successes = 0
@@ -58,7 +62,11 @@ def after_a_success() -> dict[str, list[bool]]:
         sim.reset(0, 0, 0)
         steps = [sim.step(0, sim.expert(0)) for _ in range(50)]
         successes = [step for step in steps if step.success]
-        found[str(ends)] = [successes[0].terminated, any(step.terminated for step in steps), len(successes) > 1]
+        found[str(ends)] = [
+            successes[0].terminated,
+            any(step.terminated for step in steps),
+            len(successes) > 1,
+        ]
     return found
 
 
@@ -99,17 +107,28 @@ def trajectory(sim: ManiSkillSimulator, actions: NDArray[np.float32]) -> list[by
 
 def low_poly_is_the_same_physics() -> bool:
     actions = np.random.RandomState(0).normal(0.0, 0.5, (15, 4)).astype(np.float32)
-    low, stock = (simulator(task="PushCube", robot_visuals=visuals) for visuals in ("low_poly", "stock"))
+    low, stock = (
+        simulator(task="PushCube", robot_visuals=visuals) for visuals in ("low_poly", "stock")
+    )
     return trajectory(low, actions) == trajectory(stock, actions)
 
 
 def a_batch_of_one_is_the_cpu_backend() -> bool:
     config = {"task": "PushCube", "reward": "progress"}
     actions = torch.randn(1, 9, 4, generator=torch.Generator().manual_seed(0)) * 0.5
-    options = {**simulator_options(ManiSkillConfig(**config)), "sim_backend": "physx_cpu", "render_backend": "cpu"}
+    options = {
+        **simulator_options(ManiSkillConfig(**config)),
+        "sim_backend": "physx_cpu",
+        "render_backend": "cpu",
+    }
     program = ["-m", "rlinf_vla.envs.maniskill.batch"]
-    env = ProcessVectorEnv(SimulatorPool(program, options, slots=1, processes=1, episode_limit=8), ("PushCube",))
-    result = [env.reset(Episodes.first_attempts(torch.zeros(1).long(), torch.tensor([seed]))) for seed in (3, 4)] and env.step(actions)
+    env = ProcessVectorEnv(
+        SimulatorPool(program, options, slots=1, processes=1, episode_limit=8), ("PushCube",)
+    )
+    result = [
+        env.reset(Episodes.first_attempts(torch.zeros(1).long(), torch.tensor([seed])))
+        for seed in (3, 4)
+    ] and env.step(actions)
     seen = result.observation
     sim = simulator(**config)  # takes ManiSkill's fast paths, and the batch does not
     instruction = [sim.reset(0, seed, 0) for seed in (3, 4)][-1]
@@ -132,7 +151,10 @@ def a_batch_of_one_is_the_cpu_backend() -> bool:
 
 def reset_while_grasping() -> dict[str, float]:
     """Of a batch, whose scene is not rebuilt: what a new episode knows of the last one's grasp, and its first reward."""
-    options = {**simulator_options(ManiSkillConfig(task="PutOnPlate", reward="progress")), "sim_backend": "physx_cpu"}
+    options = {
+        **simulator_options(ManiSkillConfig(task="PutOnPlate", reward="progress")),
+        "sim_backend": "physx_cpu",
+    }
     batch = ManiSkillBatch(options, 1, "physx_cpu", "cpu")
 
     def grasping() -> float:
@@ -145,7 +167,11 @@ def reset_while_grasping() -> dict[str, float]:
         if before := grasping():
             break
     batch.reset([3], [0])
-    found = {"before": before, "after": grasping(), "reward": float(batch.step(torch.zeros(1, 4))[0])}
+    found = {
+        "before": before,
+        "after": grasping(),
+        "reward": float(batch.step(torch.zeros(1, 4))[0]),
+    }
     batch.close()
     return found
 
@@ -160,10 +186,17 @@ def targets_after_a_reset() -> dict[str, list[bool]]:
         controller.scene, controller.config = scene, SimpleNamespace(use_target=True)
         controller._start_qpos = controller._target_qpos = None
         controller.reset()
-        controller._target_qpos, controller._target_pose = torch.ones(3, 2), Pose(raw_pose=torch.ones(3, 7))
+        controller._target_qpos, controller._target_pose = (
+            torch.ones(3, 2),
+            Pose(raw_pose=torch.ones(3, 7)),
+        )
         with Targets(controller, scene).of_rows(torch.tensor([1])):
             controller.reset()
-        reached = controller._target_qpos if kind is PDJointPosController else controller._target_pose.raw_pose
+        reached = (
+            controller._target_qpos
+            if kind is PDJointPosController
+            else controller._target_pose.raw_pose
+        )
         began[kind.__name__] = (reached == 0).all(dim=1).tolist()
     return began | {"mask": scene._reset_mask.tolist()}
 
@@ -173,7 +206,11 @@ def quaternion_products(multiply: Callable[[Tensor, Tensor], Tensor]) -> list[by
     random = torch.Generator().manual_seed(0)
     zeros = torch.tensor([[0.0, -0.0, 0.0, -0.0], [-0.0, -0.0, 1.0, 0.0]])
     left = [torch.randn(500, 4, generator=random), torch.randn(1, 4, generator=random), zeros]
-    right = [torch.randn(500, 4, generator=random) * 1e3, torch.randn(3, 4, generator=random), zeros.flip(0)]
+    right = [
+        torch.randn(500, 4, generator=random) * 1e3,
+        torch.randn(3, 4, generator=random),
+        zeros.flip(0),
+    ]
     return [multiply(one, other).numpy().tobytes() for one, other in zip(left, right, strict=True)]
 
 
@@ -226,9 +263,14 @@ def progress_rewards() -> list[float]:
 
 def experts() -> dict[str, Any]:
     return {
-        "alone": {task: expert_success(task) for task in ("PushCube", "PickCube", "StackCube", "PutOnPlate")},
+        "alone": {
+            task: expert_success(task)
+            for task in ("PushCube", "PickCube", "StackCube", "PutOnPlate")
+        },
         "in_poses": expert_success("PutOnPlate", "pd_ee_delta_pose", episodes=2),
-        "under_noise": {task: expert_success(task, noise=0.3) for task in ("PushCube", "PutOnPlate")},
+        "under_noise": {
+            task: expert_success(task, noise=0.3) for task in ("PushCube", "PutOnPlate")
+        },
     }
 
 
@@ -246,9 +288,12 @@ def facts() -> dict[str, Any]:
         "a_batch_of_one_is_the_cpu_backend": a_batch_of_one_is_the_cpu_backend(),
         "reset_while_grasping": reset_while_grasping(),
         "targets_after_a_reset": targets_after_a_reset(),
-        "poses_have_the_same_bits": stock == quaternion_products(rotation_conversions.quaternion_raw_multiply) + pose_products(),
+        "poses_have_the_same_bits": stock
+        == quaternion_products(rotation_conversions.quaternion_raw_multiply) + pose_products(),
         "pictures_have_the_same_bits": stock_pictures == pictures(),
-        "kinematics": type(warm.slots[0].env.agent.controller.controllers["arm"].kinematics.pmodel).__module__,
+        "kinematics": type(
+            warm.slots[0].env.agent.controller.controllers["arm"].kinematics.pmodel
+        ).__module__,
         "layouts": layouts(),
         "instructions": instructions(),
         "progress_rewards": progress_rewards(),

@@ -14,7 +14,13 @@ from rlinf_vla.envs.vector_env import ProcessVectorEnv
 from rlinf_vla.testing.env import EPISODE_LIMIT, NUM_ENVS
 
 MISTAKES = (
-    *("gripper polarity", "gripper threshold at zero to one", "quaternion x y z w", "turns the other way round", "actions in millimetres"),
+    *(
+        "gripper polarity",
+        "gripper threshold at zero to one",
+        "quaternion x y z w",
+        "turns the other way round",
+        "actions in millimetres",
+    ),
     *(
         "mirrored base",
         "turns about the tool's own axes",
@@ -29,7 +35,9 @@ class PerfectArm:
     """Implements ``Batch``."""
 
     num_envs, device = NUM_ENVS, torch.device("cpu")
-    spec = SimulatorSpec(action_dim=7, state_dim=8, control_hz=20.0, images={}, picture=[2, 2], tool=[0.05, 0.25])
+    spec = SimulatorSpec(
+        action_dim=7, state_dim=8, control_hz=20.0, images={}, picture=[2, 2], tool=[0.05, 0.25]
+    )
 
     def __init__(self, mistake: str = "") -> None:
         assert mistake in ("", *MISTAKES)
@@ -45,13 +53,23 @@ class PerfectArm:
 
     def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         actions = actions.clamp(-1, 1)
-        times = {"four times the control rate": 4.0, "a tenth of the control rate": 0.1, "actions in millimetres": 0.001}.get(
-            self.mistake, 1.0
-        )
+        times = {
+            "four times the control rate": 4.0,
+            "a tenth of the control rate": 0.1,
+            "actions in millimetres": 0.001,
+        }.get(self.mistake, 1.0)
         move = 0.05 * times * actions[:, :3]
-        self.position = self.position + (move * torch.tensor([1.0, -1.0, 1.0]) if self.mistake == "mirrored base" else move)
-        turn = rotations.from_vector((-0.25 if self.mistake == "turns the other way round" else 0.25) * actions[:, 3:6])
-        pair = (self.quaternion, turn) if self.mistake == "turns about the tool's own axes" else (turn, self.quaternion)
+        self.position = self.position + (
+            move * torch.tensor([1.0, -1.0, 1.0]) if self.mistake == "mirrored base" else move
+        )
+        turn = rotations.from_vector(
+            (-0.25 if self.mistake == "turns the other way round" else 0.25) * actions[:, 3:6]
+        )
+        pair = (
+            (self.quaternion, turn)
+            if self.mistake == "turns about the tool's own axes"
+            else (turn, self.quaternion)
+        )
         self.quaternion = rotations.product(*pair)
         opens = -actions[:, 6] if self.mistake == "gripper polarity" else actions[:, 6]
         threshold = -1.5 if self.mistake == "gripper threshold at zero to one" else 0.0
@@ -71,12 +89,16 @@ class PerfectArm:
     def close(self) -> None: ...
 
     def _state(self) -> Tensor:
-        quaternion = self.quaternion.roll(-1, 1) if self.mistake == "quaternion x y z w" else self.quaternion
+        quaternion = (
+            self.quaternion.roll(-1, 1) if self.mistake == "quaternion x y z w" else self.quaternion
+        )
         return torch.cat([self.position, quaternion, self.finger[:, None]], dim=1)
 
 
 def perfect_arm(mistake: str = "") -> ProcessVectorEnv:
-    pool = SimulatorPool([__file__], {"mistake": mistake}, slots=NUM_ENVS, processes=1, episode_limit=EPISODE_LIMIT)
+    pool = SimulatorPool(
+        [__file__], {"mistake": mistake}, slots=NUM_ENVS, processes=1, episode_limit=EPISODE_LIMIT
+    )
     return ProcessVectorEnv(pool, ("Reach",))
 
 

@@ -11,9 +11,21 @@ from torch import Tensor
 
 from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.envs.vector_env import ProcessVectorEnv
-from rlinf_vla.testing.env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, assert_same, episodes, random_actions
+from rlinf_vla.testing.env import (
+    EPISODE_LIMIT,
+    NUM_ENVS,
+    VectorEnvConformance,
+    assert_same,
+    episodes,
+    random_actions,
+)
 
-PICK_CUBE = {"episode_limit": EPISODE_LIMIT, "control_mode": "ee_delta_pose", "reward": "progress", "image_size": 48}
+PICK_CUBE = {
+    "episode_limit": EPISODE_LIMIT,
+    "control_mode": "ee_delta_pose",
+    "reward": "progress",
+    "image_size": 48,
+}
 """Keys of the environment's config."""
 
 
@@ -37,7 +49,9 @@ class PickCubeConformance(VectorEnvConformance):
 
     def test_the_tool_starts_at_the_position_of_the_scene(self, env: VectorEnv) -> None:
         state = env.reset(episodes(1, 2, 3)).state
-        assert torch.allclose(state[:, :3], torch.tensor([0.45, 0.0, 0.3]).expand(NUM_ENVS, 3), atol=0.06)
+        assert torch.allclose(
+            state[:, :3], torch.tensor([0.45, 0.0, 0.3]).expand(NUM_ENVS, 3), atol=0.06
+        )
         assert (state[:, 4].abs() > 0.99).all(), "it points down"
         assert torch.allclose(state[:, 7], torch.full((NUM_ENVS,), 0.04), atol=1e-3)
 
@@ -85,9 +99,13 @@ class PutOnPlateTests:
         number = plates.spec.num_envs
         assert solved(plates, range(number), plates.expert_actions) >= 0.8
         generator = torch.Generator().manual_seed(0)
-        assert solved(plates, range(number), lambda: torch.randn(number, 4, generator=generator)) == 0
+        assert (
+            solved(plates, range(number), lambda: torch.randn(number, 4, generator=generator)) == 0
+        )
 
     def test_the_instruction_names_the_cube(self, plates: VectorEnv) -> None:
         told = set(plates.reset(episodes(*range(plates.spec.num_envs))).instruction)
-        assert told <= {f"put the {colour} cube on the plate" for colour in ("red", "green", "blue")}
+        assert told <= {
+            f"put the {colour} cube on the plate" for colour in ("red", "green", "blue")
+        }
         assert len(told) > 1

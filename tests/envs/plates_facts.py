@@ -26,7 +26,13 @@ SEED = 4
 
 
 def simulator(split: str, **config: Any) -> ManiSkillSimulator:
-    return ManiSkillSimulator({**simulator_options(ManiSkillConfig(task=NAMES[split], **config)), "render_backend": "cpu"}, 1)
+    return ManiSkillSimulator(
+        {
+            **simulator_options(ManiSkillConfig(task=NAMES[split], **config)),
+            "render_backend": "cpu",
+        },
+        1,
+    )
 
 
 def place(sim: ManiSkillSimulator) -> list[float]:
@@ -35,7 +41,9 @@ def place(sim: ManiSkillSimulator) -> list[float]:
     return where
 
 
-def compared_with_main(split: str, main: ManiSkillSimulator, sim: ManiSkillSimulator) -> dict[str, Any]:
+def compared_with_main(
+    split: str, main: ManiSkillSimulator, sim: ManiSkillSimulator
+) -> dict[str, Any]:
     """What differs at the start of an episode of the same seed."""
     texts = [each.reset(0, SEED, 0) for each in (main, sim)]
     expected, seen = main.observe(0), sim.observe(0)
@@ -46,7 +54,9 @@ def compared_with_main(split: str, main: ManiSkillSimulator, sim: ManiSkillSimul
         "state": expected.state.tobytes() != seen.state.tobytes(),
         "image": bool((one != other).any()),
         "changed": float((one != other).any(-1).mean()),
-        "is_a_blend": bool((np.abs(other - one * (1 - noise) - 127.5 * noise) <= 127.5 * noise + 0.51).all()),
+        "is_a_blend": bool(
+            (np.abs(other - one * (1 - noise) - 127.5 * noise) <= 127.5 * noise + 0.51).all()
+        ),
         "object": float(np.abs(np.subtract(place(main), place(sim))).max()),
     }
 
@@ -85,7 +95,10 @@ def moves(sim: ManiSkillSimulator) -> dict[str, Any]:
     for _ in range(MOVE_STEP + 2):
         sim.step(0, np.array([0, 0, 0.5, 1], np.float32))
         distances.append(float(np.linalg.norm(np.subtract(place(sim), first))))
-    return {"distances": distances, "from_the_end": float(np.linalg.norm(np.subtract(place(sim)[:2], should)))}
+    return {
+        "distances": distances,
+        "from_the_end": float(np.linalg.norm(np.subtract(place(sim)[:2], should))),
+    }
 
 
 def a_batch_of_one_is_the_cpu_backend(split: str, sim: ManiSkillSimulator) -> bool:
@@ -93,9 +106,14 @@ def a_batch_of_one_is_the_cpu_backend(split: str, sim: ManiSkillSimulator) -> bo
     actions = torch.randn(1, 9, 4, generator=torch.Generator().manual_seed(0)) * 0.5
     config = ManiSkillConfig(task=NAMES[split], reward="progress")
     options = {**simulator_options(config), "sim_backend": "physx_cpu", "render_backend": "cpu"}
-    pool = SimulatorPool(["-m", "rlinf_vla.envs.maniskill.batch"], options, slots=1, processes=1, episode_limit=9)
+    pool = SimulatorPool(
+        ["-m", "rlinf_vla.envs.maniskill.batch"], options, slots=1, processes=1, episode_limit=9
+    )
     env = ProcessVectorEnv(pool, (NAMES[split],))
-    result = [env.reset(Episodes.first_attempts(torch.zeros(1).long(), torch.tensor([seed]))) for seed in (3, SEED)] and env.step(actions)
+    result = [
+        env.reset(Episodes.first_attempts(torch.zeros(1).long(), torch.tensor([seed])))
+        for seed in (3, SEED)
+    ] and env.step(actions)
     env.close()
     instruction = sim.reset(0, SEED, 0)
     for action in actions[0]:
@@ -121,7 +139,9 @@ def facts() -> dict[str, Any]:
         found["splits"][name] = compared_with_main(name, main, sim)
         if name == "moved_object":
             found["moves"] = moves(sim)
-            found["a_batch_of_one_is_the_cpu_backend"] = a_batch_of_one_is_the_cpu_backend(name, sim)
+            found["a_batch_of_one_is_the_cpu_backend"] = a_batch_of_one_is_the_cpu_backend(
+                name, sim
+            )
     return found
 
 

@@ -20,7 +20,9 @@ from rlinf_vla.envs.shared_arrays import SimulatorSpec
 class PointBatch:
     """Points that move to their goals as one batch."""
 
-    spec = SimulatorSpec(action_dim=2, state_dim=2, control_hz=10.0, images={"map": [4, 6]}, picture=[2, 2])
+    spec = SimulatorSpec(
+        action_dim=2, state_dim=2, control_hz=10.0, images={"map": [4, 6]}, picture=[2, 2]
+    )
     device = torch.device("cpu")
 
     def __init__(self, num_envs: int) -> None:
@@ -29,7 +31,9 @@ class PointBatch:
 
     def reset(self, seeds: list[int], rows: list[int]) -> list[str]:
         for row in rows:
-            self.position[row], self.goal[row] = 2 * torch.rand(2, 2, generator=torch.Generator().manual_seed(seeds[row])) - 1
+            self.position[row], self.goal[row] = (
+                2 * torch.rand(2, 2, generator=torch.Generator().manual_seed(seeds[row])) - 1
+            )
         return ["go to the goal"] * self.num_envs
 
     def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:

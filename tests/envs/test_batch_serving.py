@@ -20,16 +20,27 @@ from rlinf_vla.core.types import StepResult
 from rlinf_vla.envs import frame_memory
 from rlinf_vla.envs.processes import SimulatorPool
 from rlinf_vla.envs.vector_env import ProcessVectorEnv
-from rlinf_vla.testing.env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, assert_same, episodes, random_actions
+from rlinf_vla.testing.env import (
+    EPISODE_LIMIT,
+    NUM_ENVS,
+    VectorEnvConformance,
+    assert_same,
+    episodes,
+    random_actions,
+)
 from tests.envs.point_batch import memory_of_a_gpu
 
 PROGRAM = [str(Path(__file__).with_name("point_batch.py"))]
 
 
-def make_env(processes: int = 1, spare: int = 0, device: torch.device | None = None) -> ProcessVectorEnv:
+def make_env(
+    processes: int = 1, spare: int = 0, device: torch.device | None = None
+) -> ProcessVectorEnv:
     """spare: environments of each process's batch beyond its slots."""
     sizes = {"slots": NUM_ENVS, "processes": processes, "episode_limit": EPISODE_LIMIT}
-    return ProcessVectorEnv(SimulatorPool(PROGRAM, {"spare": spare}, device=device, **sizes), ("walk",))
+    return ProcessVectorEnv(
+        SimulatorPool(PROGRAM, {"spare": spare}, device=device, **sizes), ("walk",)
+    )
 
 
 class TestConformance(VectorEnvConformance):
@@ -92,7 +103,9 @@ def test_memory_of_a_gpu_outlives_a_process(tmp_path: Path) -> None:
         found = result_of(env, kill=True)
     assert env.pool.restarts == 1
     assert_same(found, expected)
-    assert torch.equal(found.observation.jpeg["map"], through_jpeg(expected.observation.images["map"]))
+    assert torch.equal(
+        found.observation.jpeg["map"], through_jpeg(expected.observation.images["map"])
+    )
     assert found.observation.state.numpy().tobytes() in (tmp_path / "memory").read_bytes()
     assert not env.pool.arrays.state.any(), "nothing crossed host memory"
     host.close()
@@ -100,7 +113,9 @@ def test_memory_of_a_gpu_outlives_a_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_frames_cross_host_memory_where_a_process_cannot_map_the_gpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_frames_cross_host_memory_where_a_process_cannot_map_the_gpus(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     host = make_env()
     with memory_of_a_gpu(tmp_path / "memory", refused=True):
         env = make_env(device=CPU)
@@ -132,9 +147,15 @@ def test_a_handle_of_a_gpus_memory_is_json(monkeypatch: pytest.MonkeyPatch) -> N
     }
     signature, given = inspect.signature(reductions.rebuild_cuda_tensor), []
     monkeypatch.setattr(frame_memory, "reduce_tensor", lambda memory: (None, tuple(told.values())))
-    monkeypatch.setattr(frame_memory, "rebuild_cuda_tensor", lambda *values: given.append(signature.bind(*values).arguments))
+    monkeypatch.setattr(
+        frame_memory,
+        "rebuild_cuda_tensor",
+        lambda *values: given.append(signature.bind(*values).arguments),
+    )
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    frame_memory.opened(json.loads(json.dumps(frame_memory.exported(torch.zeros(24, dtype=torch.uint8)))))
+    frame_memory.opened(
+        json.loads(json.dumps(frame_memory.exported(torch.zeros(24, dtype=torch.uint8))))
+    )
     assert given == [told | {"storage_device": 0}]
 
 

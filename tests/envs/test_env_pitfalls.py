@@ -33,7 +33,10 @@ from tests.data.test_from_dataset import Sees, played, write
 from tests.envs.perfect_arm import MISTAKES, perfect_arm
 from tests.models.tiny_openvla import OFT_PLUS
 
-PHYSICAL = (VectorEnvConformance.test_the_tool_moves_the_way_it_is_told, VectorEnvConformance.test_the_gripper_opens_and_closes)
+PHYSICAL = (
+    VectorEnvConformance.test_the_tool_moves_the_way_it_is_told,
+    VectorEnvConformance.test_the_gripper_opens_and_closes,
+)
 
 
 def caught(mistake: str) -> list[str]:
@@ -68,7 +71,10 @@ def shorter_way(quaternion: NDArray[Any]) -> Sequence[float]:
 
 def jump(convert: Convert) -> float:
     """The largest change between neighbours while the tool, which points down, moves through pi."""
-    swaying = [np.array([math.cos(angle / 2), math.sin(angle / 2), 0.0, 0.0]) for angle in np.linspace(math.pi - 0.1, math.pi + 0.1, 21)]
+    swaying = [
+        np.array([math.cos(angle / 2), math.sin(angle / 2), 0.0, 0.0])
+        for angle in np.linspace(math.pi - 0.1, math.pi + 0.1, 21)
+    ]
     found = [np.array(convert(each)) for each in swaying]
     return max(float(np.abs(b - a).max()) for a, b in itertools.pairwise(found))
 
@@ -81,9 +87,16 @@ def test_the_antipodal_flip_of_axis_angle() -> None:
 @pytest.mark.parametrize("state", conventions.STATES)
 def test_the_order_of_the_state(state: str) -> None:
     """Each number is at its place in docs/libero.md; exchanging any two gives another state."""
-    position, quaternion, fingers = np.array([0.1, 0.2, 0.3]), np.array([0.1, 0.7, 0.1, 0.7]), np.array([0.03, -0.02])
+    position, quaternion, fingers = (
+        np.array([0.1, 0.2, 0.3]),
+        np.array([0.1, 0.7, 0.1, 0.7]),
+        np.array([0.03, -0.02]),
+    )
     turn = conventions.axis_angle(quaternion)
-    expected = {"quaternion": [*position, *quaternion, 0.03], "axis_angle": [*position, *turn, 0.03, -0.02]}[state]
+    expected = {
+        "quaternion": [*position, *quaternion, 0.03],
+        "axis_angle": [*position, *turn, 0.03, -0.02],
+    }[state]
     assert conventions.state_vector(position, quaternion, fingers, state) == pytest.approx(expected)
     mistaken = [
         conventions.state_vector(position, np.roll(quaternion, -1), fingers, state),  # x y z w
@@ -100,9 +113,14 @@ def test_images_upside_down_or_mirrored() -> None:
     raw = letter[::-1, :, None].repeat(3, axis=2)
     shown = {flip: conventions.flipped(raw, flip)[..., 0] for flip in conventions.FLIPS}
     assert np.array_equal(shown["upright"], letter)
-    assert np.array_equal(shown["rot180"], letter[:, ::-1]), "as in OpenVLA's data: upright, mirrored"
+    assert np.array_equal(shown["rot180"], letter[:, ::-1]), (
+        "as in OpenVLA's data: upright, mirrored"
+    )
     assert len({image.tobytes() for image in shown.values()}) == 3
-    presets = {name: simulator_options(LiberoConfig(convention=name))["flip"] for name in ("common", "openvla")}
+    presets = {
+        name: simulator_options(LiberoConfig(convention=name))["flip"]
+        for name in ("common", "openvla")
+    }
     assert presets == {"common": "upright", "openvla": "rot180"}
 
 
@@ -114,13 +132,17 @@ def test_cameras_are_selected_by_name_and_not_by_order() -> None:
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        policy = OpenVLAOFTPolicy.load(OFT_PLUS, OpenVLAOFTOptions(random_weights=True, images=["base", "wrist"]))
+        policy = OpenVLAOFTPolicy.load(
+            OFT_PLUS, OpenVLAOFTOptions(random_weights=True, images=["base", "wrist"])
+        )
     base, wrist = policy.spec.images
     seen = observations(policy, 2)
     reordered = replace(seen, images={wrist: seen.images[wrist], base: seen.images[base]})
     exchanged = replace(seen, images={base: seen.images[wrist], wrist: seen.images[base]})
 
-    log_probs = [act(policy, policy.prepare(each)).log_prob for each in (seen, reordered, exchanged)]
+    log_probs = [
+        act(policy, policy.prepare(each)).log_prob for each in (seen, reordered, exchanged)
+    ]
     assert torch.equal(log_probs[0], log_probs[1])
     assert not torch.equal(log_probs[0], log_probs[2])
 
@@ -139,7 +161,10 @@ def test_the_control_rate_of_libero(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_control_rate_of_genesis() -> None:
     assert pytest.approx(20.0) == genesis_batch.CONTROL_HZ
-    assert pytest.approx(1 / genesis_batch.CONTROL_HZ) == genesis_batch.SUBSTEPS * genesis_batch.PHYSICS_DT_S
+    assert (
+        pytest.approx(1 / genesis_batch.CONTROL_HZ)
+        == genesis_batch.SUBSTEPS * genesis_batch.PHYSICS_DT_S
+    )
 
 
 def test_demonstrations_recorded_at_another_rate_are_refused(tmp_path: Path) -> None:
@@ -153,10 +178,18 @@ def test_demonstrations_recorded_at_another_rate_are_refused(tmp_path: Path) -> 
         collect_demonstrations(Sees(), (env,), config, 0)
 
 
-PUBLISHED = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_10": 520, "libero_90": 400}
+PUBLISHED = {
+    "libero_spatial": 220,
+    "libero_object": 280,
+    "libero_goal": 300,
+    "libero_10": 520,
+    "libero_90": 400,
+}
 
 
-def test_the_horizon_is_the_published_one_without_waiting_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_horizon_is_the_published_one_without_waiting_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """500 instead of 600 steps cost another benchmark 10 points."""
     assert {suite: limit(suite) for suite in PUBLISHED} == PUBLISHED
     assert simulator_options(LiberoConfig())["wait_steps"] == 10
@@ -191,7 +224,15 @@ def test_a_result_names_differences_from_the_reference(
     monkeypatch.setattr(simulator, "version", lambda name: mujoco if name == "mujoco" else "1.0")
     found = simulator.stack(STACK | {"rendering": rendering})
     assert words_of_it in found["differs_from_reference"] and found["mujoco"] == mujoco
-    assert found.keys() >= {"renderer", "rendering", "convention", "wait_steps", "robosuite", "numpy", "python"}
+    assert found.keys() >= {
+        "renderer",
+        "rendering",
+        "convention",
+        "wait_steps",
+        "robosuite",
+        "numpy",
+        "python",
+    }
 
 
 def test_an_error_in_libero_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +242,11 @@ def test_an_error_in_libero_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) ->
 
     errors = ModuleType("robosuite.utils.errors")
     errors.RandomizationError = RandomizationError  # type: ignore[attr-defined]
-    for name, module in (("robosuite", ModuleType("robosuite")), ("robosuite.utils", ModuleType("utils")), (errors.__name__, errors)):
+    for name, module in (
+        ("robosuite", ModuleType("robosuite")),
+        ("robosuite.utils", ModuleType("utils")),
+        (errors.__name__, errors),
+    ):
         monkeypatch.setitem(__import__("sys").modules, name, module)
     attempts = iter([RandomizationError(), None])
 

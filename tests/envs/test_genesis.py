@@ -57,7 +57,9 @@ class TestPickCube(PickCubeConformance):
 
 @pytest.fixture(scope="module")
 def plates() -> Any:
-    (env,) = plugin.create(GenesisConfig(task="PutOnPlate", num_envs=10, backend="cpu", image_size=16), 1)
+    (env,) = plugin.create(
+        GenesisConfig(task="PutOnPlate", num_envs=10, backend="cpu", image_size=16), 1
+    )
     yield env
     env.close()
 
@@ -73,10 +75,18 @@ class TestBatchSizes:
 
     def test_a_rollout_does_not_depend_on_the_size_of_the_batches(self) -> None:
         """Observations, rewards and all else: in a batch of 4, in two of 2, and of one environment alone."""
-        actor = Actor(with_critic(LinearPolicy(LinearOptions())), Settings(run_seed=3, temperature=1.0, batch_size=1))
+        actor = Actor(
+            with_critic(LinearPolicy(LinearOptions())),
+            Settings(run_seed=3, temperature=1.0, batch_size=1),
+        )
 
         def rollout(num_envs: int, groups: int, first: int = 0) -> Trajectory:
-            envs = plugin.create(GenesisConfig(num_envs=num_envs, backend="cpu", episode_limit=10, reward="progress"), groups)
+            envs = plugin.create(
+                GenesisConfig(
+                    num_envs=num_envs, backend="cpu", episode_limit=10, reward="progress"
+                ),
+                groups,
+            )
             try:
                 return collect(actor, envs, 0, 0, 8, Timeline(), first=first, beside=state)
             finally:
@@ -107,7 +117,11 @@ def test_importing_the_plugin_imports_no_simulator() -> None:
     ("config", "groups", "message"),
     [
         ({"task": "PickCub"}, 1, "env.task=PickCub is unknown: did you mean PickCube?"),
-        ({"scene": "/nowhere/my.yaml"}, 1, "the scene file /nowhere/my.yaml cannot be read: No such file or directory"),
+        (
+            {"scene": "/nowhere/my.yaml"},
+            1,
+            "the scene file /nowhere/my.yaml cannot be read: No such file or directory",
+        ),
         ({"backend": "tpu"}, 1, "env.backend=tpu is not known: use auto, cpu or gpu"),
         ({"control_mode": "ee_delta"}, 1, "use ee_delta_pos or ee_delta_pose"),
         ({"reward": "spars"}, 1, "env.reward=spars is not known: use sparse or progress"),
@@ -121,7 +135,9 @@ def test_importing_the_plugin_imports_no_simulator() -> None:
         ({"num_envs": 6, "processes": 4}, 1, "=6 cannot be shared by 4 groups"),
     ],
 )
-def test_a_wrong_setting_is_named_with_its_fix(config: dict[str, Any], groups: int, message: str) -> None:
+def test_a_wrong_setting_is_named_with_its_fix(
+    config: dict[str, Any], groups: int, message: str
+) -> None:
     with pytest.raises(UserError) as error:
         check_values(GenesisConfig(**config), "env.")
         plugin.create(GenesisConfig(**config), groups)
@@ -136,7 +152,9 @@ def test_the_gpu_backend_needs_a_gpu() -> None:
         plugin.create(GenesisConfig(backend="gpu"), 1)
 
 
-def test_a_machine_without_opengl_gets_the_packages_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_opengl_gets_the_packages_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     module = sys.modules["rlinf_vla.envs.genesis.plugin"]
     monkeypatch.setattr(module, "gl", lambda: None)
     monkeypatch.setattr(options, "find_spec", lambda name: name)
@@ -162,8 +180,12 @@ def test_the_tasks_are_listed() -> None:
 def test_a_sweep_has_a_part_per_task() -> None:
     config = GenesisConfig(tasks=["PickCube", "PutOnPlate"], image_size=80)
     suites = plugin.suites(config)
-    assert [(part.tasks, part.config.task, part.config.image_size) for part in suites] == [((task,), task, 80) for task in config.tasks]
-    assert [part.tasks for part in plugin.suites(GenesisConfig(scene=str(SCENE)))] == [("everything",)]
+    assert [(part.tasks, part.config.task, part.config.image_size) for part in suites] == [
+        ((task,), task, 80) for task in config.tasks
+    ]
+    assert [part.tasks for part in plugin.suites(GenesisConfig(scene=str(SCENE)))] == [
+        ("everything",)
+    ]
     for wrong, words in (
         ({"tasks": ["PickCube", "PickCube"]}, "twice"),
         ({"tasks": ["PickCub"]}, "did you mean PickCube"),

@@ -27,14 +27,33 @@ GOOD: dict[str, Any] = {
     "episode_limit": 30,
     "robot": {"kind": "panda", "tool_m": [0.4, 0.0, 0.2], "jitter_rad": 0.0},
     "objects": {
-        "red_cube": {"shape": "box", "size_m": [0.04, 0.04, 0.04], "colour": "red", "region": {"x_m": [0.3, 0.6], "y_m": [-0.3, 0.0]}},
-        "ball": {"shape": "sphere", "radius_m": 0.02, "colour": [0, 0, 1], "region": {"x_m": [0.3, 0.6], "y_m": [-0.3, 0.0]}},
-        "tray": {"shape": "cylinder", "radius_m": 0.1, "height_m": 0.02, "position_m": [0.5, 0.2], "fixed": True},
+        "red_cube": {
+            "shape": "box",
+            "size_m": [0.04, 0.04, 0.04],
+            "colour": "red",
+            "region": {"x_m": [0.3, 0.6], "y_m": [-0.3, 0.0]},
+        },
+        "ball": {
+            "shape": "sphere",
+            "radius_m": 0.02,
+            "colour": [0, 0, 1],
+            "region": {"x_m": [0.3, 0.6], "y_m": [-0.3, 0.0]},
+        },
+        "tray": {
+            "shape": "cylinder",
+            "radius_m": 0.1,
+            "height_m": 0.02,
+            "position_m": [0.5, 0.2],
+            "fixed": True,
+        },
     },
     "cameras": {"base": {"eye_m": [1, 0, 0.5], "target_m": [0.4, 0, 0], "fov_deg": 45}},
     "target": ["red_cube", "ball"],
     "apart_m": 0.08,
-    "success": [{"on": ["target", "tray"]}, {"inside": {"object": "target", "region": {"x_m": [0.4, 0.6], "y_m": [0.1, 0.3]}}}],
+    "success": [
+        {"on": ["target", "tray"]},
+        {"inside": {"object": "target", "region": {"x_m": [0.4, 0.6], "y_m": [0.1, 0.3]}}},
+    ],
 }
 
 
@@ -69,47 +88,119 @@ def test_a_scene_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "corner.yaml"
     path.write_text(yaml.safe_dump(GOOD))
     found, document = read_scene(path)
-    assert (found.name, found.episode_limit, found.told(1)) == ("corner", 30, "put the ball into the corner")
+    assert (found.name, found.episode_limit, found.told(1)) == (
+        "corner",
+        30,
+        "put the ball into the corner",
+    )
     assert document == GOOD, "`on` is not parsed as a boolean"
 
 
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        (["objects", "ball", "colr"], "red", "my.yaml: objects.ball key=colr is unknown: did you mean colour?"),
+        (
+            ["objects", "ball", "colr"],
+            "red",
+            "my.yaml: objects.ball key=colr is unknown: did you mean colour?",
+        ),
         (["camera"], {}, "my.yaml key=camera is unknown: did you mean cameras?"),
         (["success"], None, "my.yaml lacks success"),
-        (["objects", "ball", "colour"], "redd", "my.yaml: objects.ball.colour=redd is unknown: did you mean red?"),
-        (["objects", "ball", "shape"], "hat", "my.yaml: objects.ball.shape=hat is unknown: one of box, sphere, cylinder, mesh"),
-        (["objects", "ball", "radius_m"], -1, "my.yaml: objects.ball.radius_m=-1 must be a number between 0.001 and 2"),
+        (
+            ["objects", "ball", "colour"],
+            "redd",
+            "my.yaml: objects.ball.colour=redd is unknown: did you mean red?",
+        ),
+        (
+            ["objects", "ball", "shape"],
+            "hat",
+            "my.yaml: objects.ball.shape=hat is unknown: one of box, sphere, cylinder, mesh",
+        ),
+        (
+            ["objects", "ball", "radius_m"],
+            -1,
+            "my.yaml: objects.ball.radius_m=-1 must be a number between 0.001 and 2",
+        ),
         (["objects", "ball", "radius_m"], None, "my.yaml: objects.ball lacks radius_m"),
-        (["objects", "ball", "size_m"], [1, 1, 1], "my.yaml: objects.ball key=size_m is unknown: did you mean position_m?"),
-        (["objects", "red_cube", "size_m"], [0.04, 0.04], "my.yaml: objects.red_cube.size_m=[0.04, 0.04] must be a list of 3 numbers"),
-        (["objects", "red_cube", "size_m", 2], "4 cm", "my.yaml: objects.red_cube.size_m[2]=4 cm must be a number between 0.001 and 2"),
-        (["objects", "red_cube", "region"], None, "my.yaml: objects.red_cube needs either position_m or region"),
-        (["objects", "red_cube", "region", "x_m"], [0.6, 0.3], "my.yaml: objects.red_cube.region.x_m=[0.6, 0.3] must be [low, high]"),
-        (["objects", "ball"], GOOD["objects"]["ball"] | {"collision": False, "fixed": False}, "my.yaml: objects.ball would fall through"),
+        (
+            ["objects", "ball", "size_m"],
+            [1, 1, 1],
+            "my.yaml: objects.ball key=size_m is unknown: did you mean position_m?",
+        ),
+        (
+            ["objects", "red_cube", "size_m"],
+            [0.04, 0.04],
+            "my.yaml: objects.red_cube.size_m=[0.04, 0.04] must be a list of 3 numbers",
+        ),
+        (
+            ["objects", "red_cube", "size_m", 2],
+            "4 cm",
+            "my.yaml: objects.red_cube.size_m[2]=4 cm must be a number between 0.001 and 2",
+        ),
+        (
+            ["objects", "red_cube", "region"],
+            None,
+            "my.yaml: objects.red_cube needs either position_m or region",
+        ),
+        (
+            ["objects", "red_cube", "region", "x_m"],
+            [0.6, 0.3],
+            "my.yaml: objects.red_cube.region.x_m=[0.6, 0.3] must be [low, high]",
+        ),
+        (
+            ["objects", "ball"],
+            GOOD["objects"]["ball"] | {"collision": False, "fixed": False},
+            "my.yaml: objects.ball would fall through",
+        ),
         (
             ["objects", "ball"],
             GOOD["objects"]["ball"] | {"collision": False},
             "my.yaml: target[1]=ball must be an object that is not fixed",
         ),
-        (["objects", "target"], GOOD["objects"]["ball"], "my.yaml: objects.target is not a valid name: letters, digits and _, not target"),
+        (
+            ["objects", "target"],
+            GOOD["objects"]["ball"],
+            "my.yaml: objects.target is not a valid name: letters, digits and _, not target",
+        ),
         (["objects"], {}, "my.yaml: objects names no object"),
         (["objects"], [1], "my.yaml: objects=[1] must be a mapping of keys to values"),
-        (["cameras", "base", "eye_m"], [0.4, 0, 0], "my.yaml: cameras.base has the same eye_m and target_m"),
+        (
+            ["cameras", "base", "eye_m"],
+            [0.4, 0, 0],
+            "my.yaml: cameras.base has the same eye_m and target_m",
+        ),
         (["robot", "kind"], "pand", "my.yaml: robot.kind=pand is unknown: did you mean panda?"),
         (["episode_limit"], 0, "my.yaml: episode_limit=0 must be a whole number, at least 1"),
         (["episode_limit"], True, "my.yaml: episode_limit=True must be a whole number, at least 1"),
         (["instruction"], 7, "my.yaml: instruction=7 must be a sentence"),
-        (["target"], None, "my.yaml: success[0].on[0]=target is unknown: one of red_cube, ball, tray"),
+        (
+            ["target"],
+            None,
+            "my.yaml: success[0].on[0]=target is unknown: one of red_cube, ball, tray",
+        ),
         (["target", 0], "red_cub", "my.yaml: target[0]=red_cub is unknown: did you mean red_cube?"),
-        (["success", 0, "on", 1], "try", "my.yaml: success[0].on[1]=try is unknown: did you mean tray?"),
-        (["success", 0, "on", 0], "tray", "my.yaml: success[0].on[0]=tray must be an object that is not fixed"),
+        (
+            ["success", 0, "on", 1],
+            "try",
+            "my.yaml: success[0].on[1]=try is unknown: did you mean tray?",
+        ),
+        (
+            ["success", 0, "on", 0],
+            "tray",
+            "my.yaml: success[0].on[0]=tray must be an object that is not fixed",
+        ),
         (["success", 0, "on"], ["ball"], "my.yaml: success[0].on=['ball'] must be [what, on what]"),
-        (["success", 0], {"onto": ["ball", "tray"]}, "my.yaml: success[0] key=onto is unknown: did you mean on?"),
+        (
+            ["success", 0],
+            {"onto": ["ball", "tray"]},
+            "my.yaml: success[0] key=onto is unknown: did you mean on?",
+        ),
         (["success"], [], "my.yaml: success names no predicate"),
-        (["apart_m"], 1.0, "my.yaml no layout keeps the objects 1.0 m apart: widen their regions or lower apart_m"),
+        (
+            ["apart_m"],
+            1.0,
+            "my.yaml no layout keeps the objects 1.0 m apart: widen their regions or lower apart_m",
+        ),
     ],
 )
 def test_each_mistake_is_one_line_with_its_place(path: list[Any], value: Any, message: str) -> None:
@@ -146,22 +237,39 @@ def test_invalid_yaml_is_refused(tmp_path: Path, text: str, message: str) -> Non
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Every path in a document."""
-    children = list(value.items()) if isinstance(value, dict) else list(enumerate(value)) if isinstance(value, list) else []
-    return [path] * bool(path) + [each for key, child in children for each in places(child, (*path, key))]
+    children = (
+        list(value.items())
+        if isinstance(value, dict)
+        else list(enumerate(value))
+        if isinstance(value, list)
+        else []
+    )
+    return [path] * bool(path) + [
+        each for key, child in children for each in places(child, (*path, key))
+    ]
 
 
 anything = st.recursive(
     st.one_of(
-        st.none(), st.booleans(), st.integers(-3, 3), st.floats(), st.text(max_size=5), st.sampled_from(["box", "red", "mesh", "on"])
+        st.none(),
+        st.booleans(),
+        st.integers(-3, 3),
+        st.floats(),
+        st.text(max_size=5),
+        st.sampled_from(["box", "red", "mesh", "on"]),
     ),
-    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=5), inner, max_size=3)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(places(GOOD)), anything)
-def test_any_content_of_a_scene_loads_or_is_refused_in_one_line(path: tuple[Any, ...], value: Any) -> None:
+def test_any_content_of_a_scene_loads_or_is_refused_in_one_line(
+    path: tuple[Any, ...], value: Any
+) -> None:
     try:
         draw(scene(changed(list(path), value)), 1)
     except UserError as error:
@@ -242,7 +350,9 @@ def test_the_height_of_an_object_on_its_side() -> None:
     standing = state(found, red_cube=[0.4, 0.0, 0.09])
     assert predicates.success(found, standing).tolist() == [False]
     lying = torch.tensor([[[0.5**0.5, 0.5**0.5, 0.0, 0.0]]]).expand(1, 3, 4)
-    assert predicates.success(found, replace(standing, quaternion=lying, up=rotations.third_axes(lying)[..., 1, :])).tolist() == [True]
+    assert predicates.success(
+        found, replace(standing, quaternion=lying, up=rotations.third_axes(lying)[..., 1, :])
+    ).tolist() == [True]
 
 
 def test_an_expert_names_what_it_cannot_grasp() -> None:
@@ -256,7 +366,10 @@ def test_an_expert_names_what_it_cannot_grasp() -> None:
 def test_the_expert_approaches_grasps_and_carries() -> None:
     found = scene()
     cube = [0.4, -0.2, 0.02]
-    above, at = state(found, red_cube=cube, tool=[0.4, -0.1, 0.2]), state(found, red_cube=cube, tool=cube)
+    above, at = (
+        state(found, red_cube=cube, tool=[0.4, -0.1, 0.2]),
+        state(found, red_cube=cube, tool=cube),
+    )
     approach, close = (expert_actions(found, each)[0] for each in (above, at))
     assert approach[1] < 0 and approach[3] == 1
     assert close[3] == -1
@@ -277,7 +390,9 @@ def test_a_mesh_is_measured(tmp_path: Path) -> None:
     box.apply_translation((0.0, 0.0, 20.0))
     box.export(tmp_path / "box.stl")
     shape = mesh_scene(tmp_path, file="box.stl", scale=0.001).things["ball"].shape
-    assert np.allclose(shape.size_m, (0.02, 0.03, 0.04)) and np.allclose(shape.middle_m, (0, 0, 0.02))
+    assert np.allclose(shape.size_m, (0.02, 0.03, 0.04)) and np.allclose(
+        shape.middle_m, (0, 0, 0.02)
+    )
     assert np.isclose(shape.volume_m3, 0.02 * 0.03 * 0.04)
     for keys, message in [
         ({"file": "box.stl"}, "20 x 30 x 40 m large: correct scale"),

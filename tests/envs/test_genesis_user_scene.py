@@ -28,7 +28,12 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def facts() -> dict[str, Any]:
-    command = [sys.executable, str(Path(__file__).with_name("genesis_facts.py")), str(cache_dir(None)), str(SCENE)]
+    command = [
+        sys.executable,
+        str(Path(__file__).with_name("genesis_facts.py")),
+        str(cache_dir(None)),
+        str(SCENE),
+    ]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -62,12 +67,17 @@ def test_predicates_hold_one_by_one(facts: dict[str, Any]) -> None:
 
 def test_the_expert_succeeds(facts: dict[str, Any]) -> None:
     assert sum(facts["solved"]) >= 3, facts["solved"]
-    assert set(facts["told"]) == {f"put the {name} at the right, and leave the ball on its stand" for name in ("wedge", "cube")}
+    assert set(facts["told"]) == {
+        f"put the {name} at the right, and leave the ball on its stand"
+        for name in ("wedge", "cube")
+    }
 
 
 def test_every_camera_sees_something(facts: dict[str, Any]) -> None:
     assert facts["images"].keys() == {"base", "side"}
-    assert all(shape == [2, 48, 48, 3] and contrast > 10 for shape, contrast in facts["images"].values())
+    assert all(
+        shape == [2, 48, 48, 3] and contrast > 10 for shape, contrast in facts["images"].values()
+    )
 
 
 def test_low_poly_visuals_are_the_same_physics(facts: dict[str, Any]) -> None:

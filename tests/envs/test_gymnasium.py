@@ -37,7 +37,12 @@ def here() -> Any:
 
 
 def make(groups: int = 1, **config: Any) -> list[VectorEnv]:
-    return plugin.create(GymnasiumConfig(**{"num_envs": groups * NUM_ENVS, "episode_limit": EPISODE_LIMIT, **config}), groups)
+    return plugin.create(
+        GymnasiumConfig(
+            **{"num_envs": groups * NUM_ENVS, "episode_limit": EPISODE_LIMIT, **config}
+        ),
+        groups,
+    )
 
 
 class TestTiny(VectorEnvConformance):
@@ -59,7 +64,9 @@ class TestTiny(VectorEnvConformance):
     def test_one_is_the_bound_of_the_action_space(self, env: VectorEnv) -> None:
         before = env.reset(episodes(1, 2, 3)).state
         after = env.step(torch.tensor([1.0, -3.0]).expand(NUM_ENVS, 1, 2)).observation.state
-        assert torch.allclose(after - before, torch.tensor([0.2, -0.2]).expand(NUM_ENVS, 2), atol=1e-6)
+        assert torch.allclose(
+            after - before, torch.tensor([0.2, -0.2]).expand(NUM_ENVS, 2), atol=1e-6
+        )
 
 
 class TestPendulum(VectorEnvConformance):
@@ -75,7 +82,9 @@ class TestPendulum(VectorEnvConformance):
 
 
 @pytest.mark.simulator
-@pytest.mark.skipif(find_spec("gymnasium_robotics") is None, reason="gymnasium-robotics is not installed")
+@pytest.mark.skipif(
+    find_spec("gymnasium_robotics") is None, reason="gymnasium-robotics is not installed"
+)
 class TestFetch(VectorEnvConformance):
     """docs/metaworld.md: tasks of gymnasium-robotics need no code."""
 
@@ -94,7 +103,9 @@ def test_asynchronous_environments_are_the_same() -> None:
         env.reset(episodes(4, 5, 6), torch.tensor([False, True, False]))
         seen.append(env.step(action).observation)
         env.close()
-    assert torch.equal(seen[0].state, seen[1].state) and torch.equal(seen[0].images["base"], seen[1].images["base"])
+    assert torch.equal(seen[0].state, seen[1].state) and torch.equal(
+        seen[0].images["base"], seen[1].images["base"]
+    )
 
 
 def test_a_rendered_frame_can_be_an_image() -> None:
@@ -112,9 +123,15 @@ def test_a_rendered_frame_can_be_an_image() -> None:
         ({"id": "CartPole-v1"}, "only continuous vectors"),
         ({"kwargs": {"size": 3}}, "cannot be made"),
         ({"vectorization": "vector_entry_point"}, "cannot be made"),
-        ({"vectorization": "asink"}, "env.vectorization=asink is not known: use sync, async or vector_entry_point"),
+        (
+            {"vectorization": "asink"},
+            "env.vectorization=asink is not known: use sync, async or vector_entry_point",
+        ),
         ({"images": {"base": "rgbd"}}, "env.images.base=rgbd is unknown: did you mean rgb?"),
-        ({"images": {"base": "depth"}}, "env.images.base=depth is float32 [6, 8], not uint8 [height, width, 3]"),
+        (
+            {"images": {"base": "depth"}},
+            "env.images.base=depth is float32 [6, 8], not uint8 [height, width, 3]",
+        ),
         ({"images": {"base": "@render"}}, "needs env.render=true"),
         ({"state": ["positon"]}, "env.state=positon is unknown: did you mean position?"),
         ({"images": {}, "state": []}, "observes depth, position, rgb: name some of it"),

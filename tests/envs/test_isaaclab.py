@@ -20,7 +20,15 @@ from rlinf_vla.envs.isaaclab.config import IsaacLabConfig
 from rlinf_vla.envs.isaaclab.plugin import INSTRUCTIONS, plugin, simulator_options
 from rlinf_vla.envs.isaaclab.simulator import IsaacLabBatch
 from rlinf_vla.envs.vector_env import ProcessVectorEnv
-from rlinf_vla.testing.env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, assert_same, assert_same_row, episodes, random_actions
+from rlinf_vla.testing.env import (
+    EPISODE_LIMIT,
+    NUM_ENVS,
+    VectorEnvConformance,
+    assert_same,
+    assert_same_row,
+    episodes,
+    random_actions,
+)
 
 STAND_IN = str(Path(__file__).with_name("isaaclab_stand_in"))
 LIFT = "Isaac-Lift-Cube-Franka-IK-Rel-v0"
@@ -29,7 +37,13 @@ EVERYTHING = ["eef_pos", "eef_quat", "gripper_pos", "cube_pos"]
 
 
 def configured(**config: Any) -> IsaacLabConfig:
-    common = {"num_envs": NUM_ENVS, "episode_limit": EPISODE_LIMIT, "image_size": 16, "device": "cpu", "python": sys.executable}
+    common = {
+        "num_envs": NUM_ENVS,
+        "episode_limit": EPISODE_LIMIT,
+        "image_size": 16,
+        "device": "cpu",
+        "python": sys.executable,
+    }
     return IsaacLabConfig(**common | config)
 
 
@@ -51,7 +65,14 @@ class TestConformanceOfVersion3(VectorEnvConformance):
 
     @classmethod
     def make(cls) -> list[VectorEnv]:
-        return make(groups=2, version="3.0.0", translation_m=0.05, rotation_rad=0.2, reward="dense", cameras=[])
+        return make(
+            groups=2,
+            version="3.0.0",
+            translation_m=0.05,
+            rotation_rad=0.2,
+            reward="dense",
+            cameras=[],
+        )
 
 
 def to_the_cube(env: VectorEnv, state: torch.Tensor, steps: int = 6) -> StepResult:
@@ -127,7 +148,11 @@ def test_a_lost_process_is_replaced_and_replayed(env: VectorEnv) -> None:
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The stand-in in this process, where it is started fast."""
     known = dict(sys.modules)
-    for name in [name for name in known if name.partition(".")[0] in ("gymnasium", "isaaclab", "isaaclab_tasks")]:
+    for name in [
+        name
+        for name in known
+        if name.partition(".")[0] in ("gymnasium", "isaaclab", "isaaclab_tasks")
+    ]:
         del sys.modules[name]
     handler = signal.getsignal(signal.SIGINT)
     monkeypatch.syspath_prepend(STAND_IN)
@@ -169,16 +194,25 @@ class TestBatch:
         """Control rate, images of the size asked for, and what it runs on."""
         env = batch(cameras=["base", "wrist_cam"])
         assert env.spec.control_hz == pytest.approx(20)
-        assert env.spec.images == {"base": [16, 16], "wrist_cam": [16, 16]} and env.render(1).shape == (16, 16, 3)
+        assert env.spec.images == {"base": [16, 16], "wrist_cam": [16, 16]} and env.render(
+            1
+        ).shape == (16, 16, 3)
         assert env.spec.instructions == [INSTRUCTIONS["Isaac-Stack-Cube-Franka-IK-Rel-Visuomotor"]]
         assert env.spec.stack["isaaclab"] == "2.3.0"
 
     def test_a_task_without_success_and_tool_state(self) -> None:
         """Its observations are one vector with noise: its terms are taken apart, without noise."""
-        env = batch(task=LIFT, success=None, reward="dense", cameras=[], state=["cube_pos", "eef_pos"])
-        assert env.reset([1, 2, 3], [0, 1, 2]) == ["lift the cube to the goal"] * NUM_ENVS and env.spec.tool is None
+        env = batch(
+            task=LIFT, success=None, reward="dense", cameras=[], state=["cube_pos", "eef_pos"]
+        )
+        assert (
+            env.reset([1, 2, 3], [0, 1, 2]) == ["lift the cube to the goal"] * NUM_ENVS
+            and env.spec.tool is None
+        )
         state, images = env.observe([0, 1, 2])
-        assert torch.allclose(state[:, 3:], torch.tensor([0.4, 0.0, 0.3]), atol=0.011) and not images
+        assert (
+            torch.allclose(state[:, 3:], torch.tensor([0.4, 0.0, 0.3]), atol=0.011) and not images
+        )
         reward, terminated, success = env.step(torch.zeros(NUM_ENVS, 7))
         assert (reward < 0).all() and not terminated.any() and not success.any()
         assert not env.render(0).any()
@@ -186,22 +220,51 @@ class TestBatch:
     @pytest.mark.parametrize(
         ("config", "message"),
         [
-            ({"task": "Isaac-Unknown-v0"}, "env.task=Isaac-Unknown-v0 has no instruction here: set env.instruction"),
-            ({"task": "Isaac-Unknown-v0", "instruction": "go"}, "env.task=Isaac-Unknown-v0 cannot be made: Environment"),
-            ({"task": "Isaac-Direct-v0", "instruction": "go"}, "env.task=Isaac-Direct-v0 is not a manager-based task"),
+            (
+                {"task": "Isaac-Unknown-v0"},
+                "env.task=Isaac-Unknown-v0 has no instruction here: set env.instruction",
+            ),
+            (
+                {"task": "Isaac-Unknown-v0", "instruction": "go"},
+                "env.task=Isaac-Unknown-v0 cannot be made: Environment",
+            ),
+            (
+                {"task": "Isaac-Direct-v0", "instruction": "go"},
+                "env.task=Isaac-Direct-v0 is not a manager-based task",
+            ),
             ({"module": "my_tasks"}, "cannot be made: No module named 'my_tasks'"),
-            ({"task": LIFT}, "env.success of Isaac-Lift-Cube-Franka-IK-Rel-v0=success is unknown: one of fell"),
-            ({"task": LIFT, "success": None, "reward": "dense"}, "has no tool state (set env.state): term=eef_quat is unknown"),
-            ({"success": "time_out"}, "env.success of Isaac-Stack-Cube-Franka-IK-Rel-Visuomotor-v0=time_out is unknown"),
-            ({"success": None}, "env.reward=sparse needs success: set env.success, or env.reward=dense"),
+            (
+                {"task": LIFT},
+                "env.success of Isaac-Lift-Cube-Franka-IK-Rel-v0=success is unknown: one of fell",
+            ),
+            (
+                {"task": LIFT, "success": None, "reward": "dense"},
+                "has no tool state (set env.state): term=eef_quat is unknown",
+            ),
+            (
+                {"success": "time_out"},
+                "env.success of Isaac-Stack-Cube-Franka-IK-Rel-Visuomotor-v0=time_out is unknown",
+            ),
+            (
+                {"success": None},
+                "env.reward=sparse needs success: set env.success, or env.reward=dense",
+            ),
             ({"state": ["eef_rot"]}, "env.state=eef_rot is unknown: did you mean eef_pos?"),
             ({"cameras": ["front"]}, "env.cameras=front is unknown"),
-            (JOINTS | {"translation_m": 0.1}, "has no relative inverse kinematics: unset env.translation_m"),
-            (JOINTS, "env.cameras: wrist is float32 [3], not uint8 [height, width, 3]: set the term's normalize=False"),
+            (
+                JOINTS | {"translation_m": 0.1},
+                "has no relative inverse kinematics: unset env.translation_m",
+            ),
+            (
+                JOINTS,
+                "env.cameras: wrist is float32 [3], not uint8 [height, width, 3]: set the term's normalize=False",
+            ),
             ({"reward": "shaped"}, "env.reward=shaped is not known: use sparse or dense"),
         ],
     )
-    def test_a_wrong_setting_is_named_with_its_fix(self, config: dict[str, Any], message: str) -> None:
+    def test_a_wrong_setting_is_named_with_its_fix(
+        self, config: dict[str, Any], message: str
+    ) -> None:
         with pytest.raises(UserError) as error:
             batch(**config)
         assert message in str(error.value) and "\n" not in str(error.value)
@@ -210,7 +273,10 @@ class TestBatch:
 @pytest.mark.parametrize(
     ("python", "message"),
     [
-        ("/nowhere/python", "env.python=/nowhere/python is not there: give the path of a Python program"),
+        (
+            "/nowhere/python",
+            "env.python=/nowhere/python is not there: give the path of a Python program",
+        ),
         (None, "Isaac Lab is not installed: pip install isaaclab in an environment of its own"),
         (sys.executable, "No module named 'isaaclab' in env.python: install Isaac Lab there"),
     ],

@@ -20,8 +20,12 @@ from rlinf_vla.envs.libero.config import LiberoConfig
 from rlinf_vla.envs.libero.plugin import plugin
 from tests.skips import needs
 
-FOLDER = Path(os.environ.get("LIBERO_RECORDINGS") or Path(__file__).parents[3] / "shared" / "libero_start").absolute()
-RECORDED: list[dict[str, Any]] = json.loads((FOLDER / "start_states.json").read_text()) if FOLDER.is_dir() else []
+FOLDER = Path(
+    os.environ.get("LIBERO_RECORDINGS") or Path(__file__).parents[3] / "shared" / "libero_start"
+).absolute()
+RECORDED: list[dict[str, Any]] = (
+    json.loads((FOLDER / "start_states.json").read_text()) if FOLDER.is_dir() else []
+)
 CASES = sorted({(row["suite"], row["wait_steps"], row["wait_gripper"]) for row in RECORDED})
 
 pytestmark = [
@@ -34,7 +38,11 @@ pytestmark = [
 
 @pytest.mark.parametrize(("suite", "steps", "gripper"), CASES)
 def test_the_first_observation_is_the_recorded_one(suite: str, steps: int, gripper: float) -> None:
-    rows = [row for row in RECORDED if (row["suite"], row["wait_steps"], row["wait_gripper"]) == (suite, steps, gripper)]
+    rows = [
+        row
+        for row in RECORDED
+        if (row["suite"], row["wait_steps"], row["wait_gripper"]) == (suite, steps, gripper)
+    ]
     tasks = sorted({row["task"] for row in rows})
     (env,) = plugin.create(
         LiberoConfig(
@@ -53,12 +61,16 @@ def test_the_first_observation_is_the_recorded_one(suite: str, steps: int, gripp
     )
     try:
         task_ids = torch.tensor([tasks.index(row["task"]) for row in rows])
-        seen = env.reset(Episodes.first_attempts(task_ids, torch.tensor([row["init_state"] for row in rows])))
+        seen = env.reset(
+            Episodes.first_attempts(task_ids, torch.tensor([row["init_state"] for row in rows]))
+        )
         for number, row in enumerate(rows):
             assert seen.state[number].tolist() == pytest.approx(row["state8"], abs=1e-4), row["key"]
             for camera, images in seen.images.items():
                 with Image.open(FOLDER / f"{row['key']}_{camera}.png") as picture:
-                    difference = np.abs(np.asarray(picture.convert("RGB"), int) - images[number].cpu().numpy())
+                    difference = np.abs(
+                        np.asarray(picture.convert("RGB"), int) - images[number].cpu().numpy()
+                    )
                 assert difference.mean() < 0.05, (row["key"], camera)
     finally:
         env.close()

@@ -28,7 +28,13 @@ def asked(name: str, *words: str) -> dict[str, Any]:
     assert driver is not None, "no Vulkan driver: run `rlinf-vla doctor --fix`"
     environment = {**os.environ, **driver.environment}
     script = Path(__file__).with_name(name)
-    done = subprocess.run([sys.executable, str(script), *words], env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, str(script), *words],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer
@@ -54,7 +60,9 @@ def test_the_experts_succeed() -> None:
 def test_a_positive_rotation_turns_in_the_positive_direction(facts: dict[str, Any]) -> None:
     for axis, turn in enumerate(facts["turns"]):
         assert turn[axis] > 0.15, facts["turns"]
-        assert all(abs(part) < 0.1 for other, part in enumerate(turn) if other != axis), facts["turns"]
+        assert all(abs(part) < 0.1 for other, part in enumerate(turn) if other != axis), facts[
+            "turns"
+        ]
 
 
 def test_an_episode_ends_with_its_success_unless_told_otherwise(facts: dict[str, Any]) -> None:
@@ -76,7 +84,11 @@ def test_a_batch_forgets_the_contacts_of_the_last_episode(facts: dict[str, Any])
 def test_a_reset_of_one_environment_keeps_the_targets_of_the_others(facts: dict[str, Any]) -> None:
     only_the_second = [False, True, False]
     every = [True] * 3
-    assert facts["targets_after_a_reset"] == {"PDJointPosController": only_the_second, "PDEEPoseController": only_the_second, "mask": every}
+    assert facts["targets_after_a_reset"] == {
+        "PDJointPosController": only_the_second,
+        "PDEEPoseController": only_the_second,
+        "mask": every,
+    }
 
 
 def test_fast_paths_have_the_bits_of_maniskill(facts: dict[str, Any]) -> None:
@@ -118,11 +130,19 @@ def test_the_expert_solves_every_split_of_put_on_plate_25() -> None:
 
 
 LOOKS_THE_SAME = {"main", "unseen_instruction", "moved_object"}
-SAYS_OTHERWISE = {"unseen_object", "unseen_receptacle", "unseen_instruction", "two_unseen_objects", "two_unseen_receptacles"}
+SAYS_OTHERWISE = {
+    "unseen_object",
+    "unseen_receptacle",
+    "unseen_instruction",
+    "two_unseen_objects",
+    "two_unseen_receptacles",
+}
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_a_split_of_put_on_plate_25_starts_as_training_does_but_for_its_change(plates: dict[str, Any], split: str) -> None:
+def test_a_split_of_put_on_plate_25_starts_as_training_does_but_for_its_change(
+    plates: dict[str, Any], split: str
+) -> None:
     seen = plates["splits"][split]
     assert seen["image"] == (split not in LOOKS_THE_SAME)
     assert seen["text"] == (split in SAYS_OTHERWISE)
@@ -133,7 +153,9 @@ def test_a_split_of_put_on_plate_25_starts_as_training_does_but_for_its_change(p
     elif split.startswith("texture"):
         assert 0.05 < seen["changed"] < 0.6, "robot, object and receptacle alone"
     moved = 0.0 if split != "position" else 0.04
-    assert moved <= seen["object"] <= moved + (0.011 if split != "position" else 0.4), "places are the same; heights of objects differ"
+    assert moved <= seen["object"] <= moved + (0.011 if split != "position" else 0.4), (
+        "places are the same; heights of objects differ"
+    )
 
 
 def test_an_episode_of_put_on_plate_25_repeats(plates: dict[str, Any]) -> None:

@@ -24,7 +24,14 @@ from rlinf_vla.envs.metaworld.config import MetaWorldConfig
 from rlinf_vla.envs.metaworld.conventions import to_common, to_world, tool_state
 from rlinf_vla.envs.metaworld.plugin import plugin
 from rlinf_vla.envs.metaworld.tasks import BENCHMARKS, INSTRUCTIONS, selected
-from rlinf_vla.testing.env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, assert_same_row, episodes, random_actions
+from rlinf_vla.testing.env import (
+    EPISODE_LIMIT,
+    NUM_ENVS,
+    VectorEnvConformance,
+    assert_same_row,
+    episodes,
+    random_actions,
+)
 from tests.envs.outlined import outlined
 from tests.skips import python_with_metaworld
 
@@ -32,7 +39,13 @@ FACTS = Path(__file__).with_name("metaworld_facts.py")
 
 
 def make(groups: int = 1, **config: Any) -> list[VectorEnv]:
-    common = {"num_envs": groups * NUM_ENVS, "processes": groups, "rendering": "fast", "image_size": 32, "python": python_with_metaworld()}
+    common = {
+        "num_envs": groups * NUM_ENVS,
+        "processes": groups,
+        "rendering": "fast",
+        "image_size": 32,
+        "python": python_with_metaworld(),
+    }
     return plugin.create(MetaWorldConfig(**common | config), groups)
 
 
@@ -43,7 +56,11 @@ class TestReach(VectorEnvConformance):
         return make(groups=2, episode_limit=EPISODE_LIMIT, action_repeat=5)
 
     def test_the_spec_is_known_before_it_starts(self, env: VectorEnv) -> None:
-        assert outlined(plugin, env, MetaWorldConfig(image_size=32, episode_limit=EPISODE_LIMIT, action_repeat=5))
+        assert outlined(
+            plugin,
+            env,
+            MetaWorldConfig(image_size=32, episode_limit=EPISODE_LIMIT, action_repeat=5),
+        )
 
 
 @pytest.mark.simulator
@@ -53,11 +70,24 @@ class TestDrawer(VectorEnvConformance):
     @classmethod
     def make(cls) -> list[VectorEnv]:
         tasks = ["drawer-close-v3", "push-v3"]
-        return make(groups=2, tasks=tasks, episode_limit=EPISODE_LIMIT, action_repeat=5, cameras=[], state="full", reward="progress")
+        return make(
+            groups=2,
+            tasks=tasks,
+            episode_limit=EPISODE_LIMIT,
+            action_repeat=5,
+            cameras=[],
+            state="full",
+            reward="progress",
+        )
 
     def test_the_spec_is_known_before_it_starts(self, env: VectorEnv) -> None:
         config = MetaWorldConfig(
-            tasks=["drawer-close-v3", "push-v3"], image_size=32, episode_limit=EPISODE_LIMIT, action_repeat=5, cameras=[], state="full"
+            tasks=["drawer-close-v3", "push-v3"],
+            image_size=32,
+            episode_limit=EPISODE_LIMIT,
+            action_repeat=5,
+            cameras=[],
+            state="full",
         )
         assert outlined(plugin, env, config)
 
@@ -72,7 +102,9 @@ def all_tasks() -> Iterator[VectorEnv]:
 def said(*arguments: str, **variables: str) -> bytes:
     """Output of the interpreter that has Meta-World."""
     command = [python_with_metaworld() or sys.executable, "-W", "ignore", *arguments]
-    return subprocess.run(command, stdout=subprocess.PIPE, check=True, env=os.environ | variables).stdout
+    return subprocess.run(
+        command, stdout=subprocess.PIPE, check=True, env=os.environ | variables
+    ).stdout
 
 
 def places(*numbers: tuple[int, int]) -> Episodes:
@@ -84,7 +116,9 @@ def places(*numbers: tuple[int, int]) -> Episodes:
 class TestTasks:
     def test_a_slot_changes_its_task(self, all_tasks: VectorEnv) -> None:
         """And the task it comes back to is as it was."""
-        reach, window = (all_tasks.spec.tasks.index(name) for name in ("reach-v3", "window-open-v3"))
+        reach, window = (
+            all_tasks.spec.tasks.index(name) for name in ("reach-v3", "window-open-v3")
+        )
         actions = random_actions(all_tasks, 4, seed=1)
         first = all_tasks.reset(places((reach, 1), (window, 2)))
         assert first.instruction == [INSTRUCTIONS["reach-v3"], INSTRUCTIONS["window-open-v3"]]
@@ -108,10 +142,16 @@ class TestTasks:
             actions = torch.tensor(facts["actions"]).float().expand(2, -1, -1)
             result = all_tasks.step(actions)
             ended = int(result.valid[0].sum())
-            assert result.reward[0, :ended].tolist() == torch.tensor(facts["rewards"][:ended]).float().tolist()
+            assert (
+                result.reward[0, :ended].tolist()
+                == torch.tensor(facts["rewards"][:ended]).float().tolist()
+            )
             assert result.success[0, :ended].tolist() == facts["successes"][:ended]
             if ended == len(facts["actions"]):
-                assert result.observation.state[0].tolist() == torch.tensor(facts["end"][:4]).float().tolist()
+                assert (
+                    result.observation.state[0].tolist()
+                    == torch.tensor(facts["end"][:4]).float().tolist()
+                )
 
     def test_the_names_are_those_of_the_package(self) -> None:
         code = "import json; from metaworld import env_dict as e; print(json.dumps([list(e.MT10_V3), list(e.MT50_V3)]))"
@@ -121,36 +161,60 @@ class TestTasks:
     @pytest.mark.slow
     def test_the_image_is_metaworlds_turned_upright(self) -> None:
         size, cameras = 48, ["base", "corner2", "topview"]
-        (env,) = make(num_envs=1, tasks=["button-press-v3"], rendering="exact", image_size=size, cameras=cameras)
+        (env,) = make(
+            num_envs=1,
+            tasks=["button-press-v3"],
+            rendering="exact",
+            image_size=size,
+            cameras=cameras,
+        )
         seen = env.reset(episodes(5)).images
         env.close()
         variables = mujoco_gl.environment(env.spec.stack["renderer"].partition(":")[0])
         shown = said(str(FACTS), "--images", str(size), "button-press-v3", **variables)
         own = torch.from_numpy(np.frombuffer(shown, np.uint8).copy()).view(3, size, size, 3)
-        assert torch.equal(seen["base"][0], own[0].flip(0, 1)), "corner2 where LeRobot's data have it, rotated"
+        assert torch.equal(seen["base"][0], own[0].flip(0, 1)), (
+            "corner2 where LeRobot's data have it, rotated"
+        )
         assert torch.equal(seen["corner2"][0], own[1].flip(0, 1))
         assert torch.equal(seen["topview"][0], own[2])
 
 
 @pytest.mark.parametrize(
     ("visible", "chosen", "expected"),
-    [("2,3", None, "2"), ("2,3", "5", "5"), ("", None, None), ("GPU-0a", None, None), (None, None, None), (None, "5", "5")],
+    [
+        ("2,3", None, "2"),
+        ("2,3", "5", "5"),
+        ("", None, None),
+        ("GPU-0a", None, None),
+        (None, None, None),
+        (None, "5", "5"),
+    ],
 )
 def test_egl_renders_on_the_first_visible_gpu(
     monkeypatch: pytest.MonkeyPatch, visible: str | None, chosen: str | None, expected: str | None
 ) -> None:
     for name, value in (("CUDA_VISIBLE_DEVICES", visible), ("MUJOCO_EGL_DEVICE_ID", chosen)):
-        monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
-    assert child_process.environment(mujoco_gl.environment("egl")).get("MUJOCO_EGL_DEVICE_ID") == expected
+        monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(
+            name, value
+        )
+    assert (
+        child_process.environment(mujoco_gl.environment("egl")).get("MUJOCO_EGL_DEVICE_ID")
+        == expected
+    )
     assert "MUJOCO_EGL_DEVICE_ID" not in mujoco_gl.environment("none")
 
 
 def test_axes_and_gripper_are_those_of_the_conventions() -> None:
-    assert to_world(np.array([1, 2, 3, 1])).tolist() == [-2, 1, 3, -1], "forward is Meta-World's y, and left its -x"
+    assert to_world(np.array([1, 2, 3, 1])).tolist() == [-2, 1, 3, -1], (
+        "forward is Meta-World's y, and left its -x"
+    )
     assert to_common(to_world(np.array([1.0, 2.0, 3.0, 1.0]))).tolist() == [1, 2, 3, 1]
     half = 0.5**0.5
     state = tool_state(np.array([0.1, 0.6, 0.2]), np.array([half, 0, 0, half]), 0.03)
-    assert np.allclose(state, [0.6, -0.1, 0.2, 1, 0, 0, 0, 0.03]), "a tool that faces forward is not turned"
+    assert np.allclose(state, [0.6, -0.1, 0.2, 1, 0, 0, 0, 0.03]), (
+        "a tool that faces forward is not turned"
+    )
 
 
 def test_every_task_has_an_instruction_of_its_own_sense() -> None:

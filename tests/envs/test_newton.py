@@ -59,7 +59,9 @@ class TestPutOnPlate(PutOnPlateTests):
             seen = (colour > 100) & (colour > 2 * others[0]) & (colour > 2 * others[1])
             assert (seen.flatten(1).sum(1) > 5).sum() >= 4, "the arm may hide one"
         plate = (image > 180).all(-1)[:, 20:, 40:]
-        assert (plate.flatten(1).sum(1) > 30).all(), "white, to the right: the camera looks at the robot"
+        assert (plate.flatten(1).sum(1) > 30).all(), (
+            "white, to the right: the camera looks at the robot"
+        )
 
 
 class TestBatchSizes:
@@ -71,7 +73,9 @@ class TestBatchSizes:
             actions = random_actions(several, 10, seed=2)
             several.reset(episodes(7, 8, 9))
             alone.reset(episodes(8))
-            assert_same_row(several.step(actions).observation, 1, alone.step(actions[1:2]).observation, 0)
+            assert_same_row(
+                several.step(actions).observation, 1, alone.step(actions[1:2]).observation, 0
+            )
         finally:
             several.close()
             alone.close()
@@ -91,7 +95,9 @@ def test_importing_the_plugin_imports_no_simulator() -> None:
         ({"tasks": ["PickCube", "PutOnPlate"]}, 1, "choose one with"),
     ],
 )
-def test_a_wrong_setting_is_named_with_its_fix(config: dict[str, Any], groups: int, message: str) -> None:
+def test_a_wrong_setting_is_named_with_its_fix(
+    config: dict[str, Any], groups: int, message: str
+) -> None:
     with pytest.raises(UserError) as error:
         plugin.create(NewtonConfig(**config), groups)
     assert message in str(error.value)
@@ -99,7 +105,10 @@ def test_a_wrong_setting_is_named_with_its_fix(config: dict[str, Any], groups: i
 
 
 def test_the_tasks_are_listed_and_a_sweep_has_a_part_per_task() -> None:
-    assert {task.name: task.has_expert for task in plugin.tasks()} == {"PickCube": True, "PutOnPlate": True}
+    assert {task.name: task.has_expert for task in plugin.tasks()} == {
+        "PickCube": True,
+        "PutOnPlate": True,
+    }
     parts = plugin.suites(NewtonConfig(tasks=["PickCube", "PutOnPlate"]))
     assert [part.tasks for part in parts] == [("PickCube",), ("PutOnPlate",)]
 
@@ -111,16 +120,23 @@ def test_the_panda_has_the_numbers_of_a_published_model() -> None:
     assert maniskill is not None
     own, published = (
         ElementTree.parse(str(package_files("rlinf_vla.envs.newton").joinpath("panda.xml"))),
-        ElementTree.parse(Path(str(maniskill.origin)).parent / "assets" / "robots" / "panda" / "panda_v2.urdf"),
+        ElementTree.parse(
+            Path(str(maniskill.origin)).parent / "assets" / "robots" / "panda" / "panda_v2.urdf"
+        ),
     )
     for name in [f"link{i}" for i in range(8)] + ["hand"]:
         body = own.find(f".//body[@name='{name}']")
         assert body is not None
         mass = published.find(f"./link[@name='panda_{name}']/inertial/mass")
         assert mass is not None
-        assert sum(float(geom.attrib["mass"]) for geom in body.findall("geom")) == pytest.approx(float(mass.attrib["value"]), abs=1e-6)
+        assert sum(float(geom.attrib["mass"]) for geom in body.findall("geom")) == pytest.approx(
+            float(mass.attrib["value"]), abs=1e-6
+        )
     for i in range(1, 8):
-        body, joint = own.find(f".//body[@name='link{i}']"), published.find(f"./joint[@name='panda_joint{i}']")
+        body, joint = (
+            own.find(f".//body[@name='link{i}']"),
+            published.find(f"./joint[@name='panda_joint{i}']"),
+        )
         assert body is not None and joint is not None
         place, limit, hinge = joint.find("origin"), joint.find("limit"), body.find("joint")
         assert place is not None and limit is not None and hinge is not None
@@ -128,7 +144,10 @@ def test_the_panda_has_the_numbers_of_a_published_model() -> None:
         roll = float(place.attrib["rpy"].split()[0])
         w, x, *rest = numbers(body.get("quat", "1 0 0 0"))
         assert 2 * math.atan2(x, w) == pytest.approx(roll) and rest == [0, 0]
-        assert numbers(hinge.attrib["range"]) == [float(limit.attrib["lower"]), float(limit.attrib["upper"])]
+        assert numbers(hinge.attrib["range"]) == [
+            float(limit.attrib["lower"]),
+            float(limit.attrib["upper"]),
+        ]
         assert numbers(hinge.attrib["actuatorfrcrange"])[1] == float(limit.attrib["effort"])
 
 

@@ -8,7 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlinf_vla.envs.maniskill.plates_parts import OBJECTS, RECEPTACLES, SEEN_OBJECTS, SEEN_RECEPTACLES
+from rlinf_vla.envs.maniskill.plates_parts import (
+    OBJECTS,
+    RECEPTACLES,
+    SEEN_OBJECTS,
+    SEEN_RECEPTACLES,
+)
 from rlinf_vla.envs.maniskill.plates_splits import (
     OBJECTS_APART,
     RECEPTACLE_APART,
@@ -23,7 +28,13 @@ from rlinf_vla.envs.maniskill.plates_splits import (
     pairs,
     places,
 )
-from rlinf_vla.envs.maniskill.plates_tables import OVERLAYS, SEEN_TABLES, TABLES, overlay, table_texture
+from rlinf_vla.envs.maniskill.plates_tables import (
+    OVERLAYS,
+    SEEN_TABLES,
+    TABLES,
+    overlay,
+    table_texture,
+)
 from rlinf_vla.envs.maniskill.tasks import TASKS
 
 PLACES = {"object_place", "receptacle_place", "third_place", "yaw"}
@@ -49,11 +60,17 @@ CHANGES = {
 
 
 def drawn(split: str, count: int = 300, start: int = 0) -> list[Episode]:
-    return [draw(SPLITS[split], np.random.RandomState(seed)) for seed in range(start, start + count)]
+    return [
+        draw(SPLITS[split], np.random.RandomState(seed)) for seed in range(start, start + count)
+    ]
 
 
 def differences(one: Episode, other: Episode) -> set[str]:
-    return {field.name for field in fields(Episode) if not np.array_equal(getattr(one, field.name), getattr(other, field.name))}
+    return {
+        field.name
+        for field in fields(Episode)
+        if not np.array_equal(getattr(one, field.name), getattr(other, field.name))
+    }
 
 
 def test_the_sets_have_the_sizes_of_the_papers() -> None:
@@ -67,7 +84,15 @@ def test_the_sets_have_the_sizes_of_the_papers() -> None:
 
 def test_everything_looks_different_and_has_a_name_of_its_own() -> None:
     assert len({thing.name for thing in (*OBJECTS, *RECEPTACLES)}) == 42
-    assert len({tuple(sorted((part.shape, part.size, part.colour) for part in thing.parts)) for thing in (*OBJECTS, *RECEPTACLES)}) == 42
+    assert (
+        len(
+            {
+                tuple(sorted((part.shape, part.size, part.colour) for part in thing.parts))
+                for thing in (*OBJECTS, *RECEPTACLES)
+            }
+        )
+        == 42
+    )
     assert len({table_texture(table).tobytes() for table in range(TABLES)}) == TABLES
     assert len({overlay(index, 16, 16).tobytes() for index in range(OVERLAYS)}) == OVERLAYS
 
@@ -82,7 +107,9 @@ def test_an_object_stands_on_the_table_and_fits_between_the_fingers(thing: Any) 
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_a_split_changes_what_it_says_and_nothing_else(split: str) -> None:
-    changed = [differences(one, other) for one, other in zip(drawn(split), drawn("main"), strict=True)]
+    changed = [
+        differences(one, other) for one, other in zip(drawn(split), drawn("main"), strict=True)
+    ]
     assert set().union(*changed) == CHANGES[split]
     always = CHANGES[split] - {"third_place", "object_place", "receptacle_place"}
     assert all(always <= each for each in changed)
@@ -91,8 +118,16 @@ def test_a_split_changes_what_it_says_and_nothing_else(split: str) -> None:
 def test_only_its_split_moves_the_object_or_changes_the_image() -> None:
     assert [name for name, split in SPLITS.items() if split.moves] == ["moved_object"]
     noise = {name: split.noise for name, split in SPLITS.items() if split.noise}
-    assert noise == {"noise_weak": 0.3, "noise_strong": 0.5, "texture_weak": 0.3, "texture_strong": 0.5}
-    assert {name for name, split in SPLITS.items() if split.foreground} == {"texture_weak", "texture_strong"}
+    assert noise == {
+        "noise_weak": 0.3,
+        "noise_strong": 0.5,
+        "texture_weak": 0.3,
+        "texture_strong": 0.5,
+    }
+    assert {name for name, split in SPLITS.items() if split.foreground} == {
+        "texture_weak",
+        "texture_strong",
+    }
 
 
 @pytest.mark.parametrize(
@@ -111,7 +146,9 @@ def test_only_its_split_moves_the_object_or_changes_the_image() -> None:
     ],
 )
 def test_training_shows_nothing_of_an_evaluation(split: str, attribute: str) -> None:
-    seen_in_main = {getattr(each, attribute.removeprefix("second_")) for each in drawn("main", 1000)}
+    seen_in_main = {
+        getattr(each, attribute.removeprefix("second_")) for each in drawn("main", 1000)
+    }
     evaluated = {getattr(each, attribute) for each in drawn(split, 1000)}
     assert not seen_in_main & evaluated
 
@@ -157,7 +194,9 @@ def test_every_value_is_drawn_equally_often(split: str, attribute: str, values: 
     counts = np.array([found.count(value) for value in values])
     assert counts.sum() == 3000
     expected = 3000 / len(values)
-    assert ((counts - expected) ** 2 / expected).sum() < len(values) + 4 * np.sqrt(2 * len(values)), counts
+    assert ((counts - expected) ** 2 / expected).sum() < len(values) + 4 * np.sqrt(
+        2 * len(values)
+    ), counts
 
 
 @pytest.mark.parametrize(("split", "unseen"), [("main", False), ("position", True)])
@@ -167,7 +206,14 @@ def test_every_pair_of_places_is_drawn(split: str, unseen: bool) -> None:
 
 
 def test_the_instruction_names_the_object_and_the_receptacle() -> None:
-    for split in ("main", "unseen_object", "unseen_receptacle", "unseen_instruction", "two_objects", "two_receptacles"):
+    for split in (
+        "main",
+        "unseen_object",
+        "unseen_receptacle",
+        "unseen_instruction",
+        "two_objects",
+        "two_receptacles",
+    ):
         for each in drawn(split, 50):
             assert OBJECTS[each.object].name in each.instruction
             assert RECEPTACLES[each.receptacle].name in each.instruction

@@ -23,13 +23,22 @@ from rlinf_vla.core.types import EXCEPTION_FAULT, LOST_FAULT, StepResult
 from rlinf_vla.envs import shared_arrays
 from rlinf_vla.envs.processes import SimulatorPool
 from rlinf_vla.envs.vector_env import ProcessVectorEnv
-from rlinf_vla.testing.env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance, assert_same, episodes, random_actions
+from rlinf_vla.testing.env import (
+    EPISODE_LIMIT,
+    NUM_ENVS,
+    VectorEnvConformance,
+    assert_same,
+    episodes,
+    random_actions,
+)
 
 PROGRAM = [str(Path(__file__).with_name("point_simulator.py"))]
 
 
 def make_env(slots: int = NUM_ENVS, processes: int = 2, **options: Any) -> ProcessVectorEnv:
-    pool = SimulatorPool(PROGRAM, options, slots=slots, processes=processes, episode_limit=EPISODE_LIMIT)
+    pool = SimulatorPool(
+        PROGRAM, options, slots=slots, processes=processes, episode_limit=EPISODE_LIMIT
+    )
     return ProcessVectorEnv(pool, ("walk",))
 
 
@@ -46,7 +55,9 @@ def env() -> Iterator[ProcessVectorEnv]:
     env.close()
 
 
-def play(env: ProcessVectorEnv, between: Any = lambda: None, during: Any = lambda: None) -> list[StepResult]:
+def play(
+    env: ProcessVectorEnv, between: Any = lambda: None, during: Any = lambda: None
+) -> list[StepResult]:
     """A rollout with a partial reset in it; ``between`` happens between calls and ``during`` while calls are under way."""
     results = []
     between()
@@ -71,15 +82,22 @@ def assert_all_same(a: list[StepResult], b: list[StepResult]) -> None:
         assert_same(one, other)
 
 
-def test_round_trips_through_jpeg_are_made_in_the_simulators_processes(env: ProcessVectorEnv, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_round_trips_through_jpeg_are_made_in_the_simulators_processes(
+    env: ProcessVectorEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They show the same bits as this process would make, also after a process was replaced."""
     env.add_jpeg(["map"])
     monkeypatch.setattr(shared_arrays, "round_trip", None)  # not here
     shown = [result.observation for result in play(env)]
-    again = [result.observation for result in play(env, during=lambda: os.kill(env.pool.pids[0], signal.SIGKILL))]
+    again = [
+        result.observation
+        for result in play(env, during=lambda: os.kill(env.pool.pids[0], signal.SIGKILL))
+    ]
     assert env.pool.restarts > 0
     for one, other in zip(shown, again, strict=True):
-        assert torch.equal(one.jpeg["map"], through_jpeg(one.images["map"])) and torch.equal(one.jpeg["map"], other.jpeg["map"])
+        assert torch.equal(one.jpeg["map"], through_jpeg(one.images["map"])) and torch.equal(
+            one.jpeg["map"], other.jpeg["map"]
+        )
     env.add_jpeg([])
     assert env.reset(episodes(1, 2, 3)).jpeg == {}
 
@@ -114,12 +132,16 @@ def test_an_expert_and_a_picture_survive_a_kill(env: ProcessVectorEnv) -> None:
     assert torch.equal(env.render(0), picture)
 
 
-def test_a_hanging_process_is_replaced(env: ProcessVectorEnv, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_process_is_replaced(
+    env: ProcessVectorEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected = play(env)
     env.reset(episodes(1, 2, 3))
     os.kill(env.pool.pids[1], signal.SIGSTOP)
     asked, allow = list[Child](), Child.allow
-    monkeypatch.setattr(Child, "allow", lambda child, seconds: (asked.append(child), allow(child, seconds))[1])
+    monkeypatch.setattr(
+        Child, "allow", lambda child, seconds: (asked.append(child), allow(child, seconds))[1]
+    )
     env.step_async(random_actions(env, 3, seed=0))
     asked[1].allow(2.0)  # the other one and the one that replaces it have as much time as ever
     assert_same(env.step_wait(), expected[0])
@@ -135,7 +157,9 @@ def assert_cut(result: StepResult, faults: list[int]) -> None:
 
 
 @pytest.mark.slow
-def test_an_episode_in_which_processes_hang_again_and_again_is_cut(env: ProcessVectorEnv, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_episode_in_which_processes_hang_again_and_again_is_cut(
+    env: ProcessVectorEnv, capfd: pytest.CaptureFixture[str]
+) -> None:
     env.reset(episodes(1, 2, 3))
     env.pool.step_timeout = 1.0
     assert_cut(env.step(torch.full((NUM_ENVS, 1, 2), 60.0)), [LOST_FAULT] * 3)
@@ -152,7 +176,9 @@ def test_a_process_killed_while_it_starts_is_replaced() -> None:
     assert pool.restarts == 1
 
 
-def test_an_action_that_always_kills_costs_its_episode(env: ProcessVectorEnv, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_action_that_always_kills_costs_its_episode(
+    env: ProcessVectorEnv, capfd: pytest.CaptureFixture[str]
+) -> None:
     killing = torch.zeros(NUM_ENVS, 2, 2)
     killing[0, 1] = 101.0
     env.reset(episodes(1, 2, 3))
@@ -191,7 +217,9 @@ def test_an_episode_in_which_processes_get_no_further_is_cut(lives: str, tmp_pat
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_an_exception_in_a_reset_ends_only_its_episode(first: bool, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_exception_in_a_reset_ends_only_its_episode(
+    first: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
     env = make_env(no_start_from=5)
     if not first:
         env.reset(episodes(1, 3, 4))
@@ -201,9 +229,13 @@ def test_an_exception_in_a_reset_ends_only_its_episode(first: bool, capfd: pytes
     result = env.step(actions)
     assert_cut(result, [0, EXCEPTION_FAULT, 0])
     told = capfd.readouterr().err
-    assert "FileNotFoundError: no drawing" in told and told.endswith("are cut: an exception in the simulator\n")
+    assert "FileNotFoundError: no drawing" in told and told.endswith(
+        "are cut: an exception in the simulator\n"
+    )
     only_second = torch.tensor([False, True, False])
-    assert torch.equal(env.reset(episodes(0, 4, 0), only_second).state[::2], result.observation.state[::2])
+    assert torch.equal(
+        env.reset(episodes(0, 4, 0), only_second).state[::2], result.observation.state[::2]
+    )
     whole = make_env()
     whole.reset(episodes(1, 4, 2))
     whole.step(actions)
@@ -217,7 +249,9 @@ def test_an_exception_in_a_reset_ends_only_its_episode(first: bool, capfd: pytes
     whole.close()
 
 
-def test_an_exception_of_the_expert_ends_only_its_episode(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_exception_of_the_expert_ends_only_its_episode(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     env = make_env(no_advice_from=5)
     env.reset(episodes(1, 5, 2))
     assert env.expert_actions().isfinite().all()
@@ -226,12 +260,18 @@ def test_an_exception_of_the_expert_ends_only_its_episode(capfd: pytest.CaptureF
     env.expert_actions()
     env.step_async(random_actions(env, 1, seed=0), skip_ended=True)
     again = env.step_wait()
-    assert again.valid[:, 0].tolist() == [True, False, True] and again.fault is not None and not again.fault.any()
+    assert (
+        again.valid[:, 0].tolist() == [True, False, True]
+        and again.fault is not None
+        and not again.fault.any()
+    )
     assert capfd.readouterr().err.count("are cut") == 1
     env.close()
 
 
-def test_an_exception_in_a_step_ends_only_its_episode(env: ProcessVectorEnv, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_exception_in_a_step_ends_only_its_episode(
+    env: ProcessVectorEnv, capfd: pytest.CaptureFixture[str]
+) -> None:
     actions = random_actions(env, 3, seed=0)
     env.reset(episodes(1, 2, 3))
     expected = [env.step(actions), env.step(actions)]
@@ -241,7 +281,9 @@ def test_an_exception_in_a_step_ends_only_its_episode(env: ProcessVectorEnv, cap
     first = env.step(failing)
     assert_cut(first, [EXCEPTION_FAULT, 0, 0])
     assert torch.equal(first.observation.state[0], shown[0]), "what was seen before"
-    for found, whole in zip((first, env.step_async(actions, True) or env.step_wait()), expected, strict=True):
+    for found, whole in zip(
+        (first, env.step_async(actions, True) or env.step_wait()), expected, strict=True
+    ):
         for name, value in found.outcome.items():
             assert torch.equal(value[1:], whole.outcome[name][1:]), name
         assert torch.equal(found.observation.state[1:], whole.observation.state[1:])
@@ -255,7 +297,9 @@ def test_an_exception_in_a_step_ends_only_its_episode(env: ProcessVectorEnv, cap
 
 
 def test_a_process_that_cannot_start_is_reported() -> None:
-    with pytest.raises(RuntimeError, match=r"(?s)3 times in a row.*exit code 7 while it started.*no ink left"):
+    with pytest.raises(
+        RuntimeError, match=r"(?s)3 times in a row.*exit code 7 while it started.*no ink left"
+    ):
         make_env(dies_at_start=True)
 
 
@@ -281,7 +325,9 @@ pool.spec
 print(*pool.pids, flush=True)
 time.sleep(100)
 """
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
+    ) as parent:
         assert parent.stdout is not None
         pids = [int(pid) for pid in parent.stdout.readline().split()]
         assert len(pids) == 2

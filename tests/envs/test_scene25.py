@@ -28,7 +28,10 @@ MAIN = "PutOnPlateInScene25Main-v3"
 
 
 def configured(folder: Path | None = None, task: str = MAIN, **keys: object) -> ManiSkillConfig:
-    return ManiSkillConfig(**{"task": task, "control_mode": WIDOWX_MODES[0], "asset_dir": folder and str(folder)} | keys)
+    return ManiSkillConfig(
+        **{"task": task, "control_mode": WIDOWX_MODES[0], "asset_dir": folder and str(folder)}
+        | keys
+    )
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -38,7 +41,11 @@ def test_every_id_is_an_episode_and_every_episode_has_an_id(task: str, data: st.
     number = data.draw(st.integers(0, len(episodes) - 1))
     episode = episodes[number]
     assert episodes[number + len(episodes)] == episode
-    assert episode.object in episodes.objects and episode.plate in episodes.plates and episode.table in episodes.tables
+    assert (
+        episode.object in episodes.objects
+        and episode.plate in episodes.plates
+        and episode.table in episodes.tables
+    )
     assert episode.pair in episodes.pairs and episode.turn in episodes.turns
     other = data.draw(st.integers(0, len(episodes) - 1))
     assert (episodes[other] == episode) == (other == number)
@@ -49,13 +56,26 @@ def test_rewards_are_the_changes_of_what_was_reached() -> None:
     every = torch.tensor([True, True])
     levels = [
         progress.level(torch.tensor([False, success])).tolist()
-        for grasping, success in [(1, 0), (1, 0), (0, 0), (1, 0), (1, 0), (1, 0), (1, 0), (1, 0), (0, 1), (0, 0)]
+        for grasping, success in [
+            (1, 0),
+            (1, 0),
+            (0, 0),
+            (1, 0),
+            (1, 0),
+            (1, 0),
+            (1, 0),
+            (1, 0),
+            (0, 1),
+            (0, 0),
+        ]
         if progress.count(every, torch.tensor([False, bool(grasping)])) is None
     ]
     assert [row[0] for row in levels] == [0.0] * 10
     assert [row[1] for row in levels] == pytest.approx([0.1] * 7 + [0.2, 1.2, 0.2])
     progress.begin(torch.tensor([1]))
-    assert progress.level(torch.tensor([True, True])).tolist() == [0.0, 0.0], "success without a grasp pays nothing"
+    assert progress.level(torch.tensor([True, True])).tolist() == [0.0, 0.0], (
+        "success without a grasp pays nothing"
+    )
     assert progress.step.tolist() == [10, 0]
 
 
@@ -72,27 +92,42 @@ def test_a_question_is_answered_by_what_is_chosen_in_each_row() -> None:
 
 def test_a_picture_that_shows_nothing_is_the_photograph() -> None:
     size = (scene25_pictures.HEIGHT, scene25_pictures.WIDTH)
-    picture, nothing = torch.full((*size, 3), 7, dtype=torch.uint8), torch.zeros(size, dtype=torch.bool)
+    picture, nothing = (
+        torch.full((*size, 3), 7, dtype=torch.uint8),
+        torch.zeros(size, dtype=torch.bool),
+    )
     texture = torch.full((2 * size[0], 2 * size[1], 3), 200, dtype=torch.uint8)
     assert torch.equal(scene25_pictures.with_texture(picture, nothing, texture, 0.5), picture)
     assert torch.equal(scene25_pictures.with_window(picture, nothing, texture, 0.5), picture)
     corner = nothing.clone()
     corner[-1, -1] = True
-    assert scene25_pictures.with_window(picture, corner, texture, 0.5).unique().tolist() == [103], "the window stays in the texture"
+    assert scene25_pictures.with_window(picture, corner, texture, 0.5).unique().tolist() == [103], (
+        "the window stays in the texture"
+    )
 
 
 def test_every_published_task_can_be_named() -> None:
     names = {name for name, entry in ALL_TASKS.items() if entry.scene25}
     assert len(names) == len(TASKS) * len(OBJECT_SETS)
-    assert {MAIN, "PutOnPlateInScene25VisionImage-v1-test", "PutOnPlateInScene25MultiPlate-v1-all"} <= names
+    assert {
+        MAIN,
+        "PutOnPlateInScene25VisionImage-v1-test",
+        "PutOnPlateInScene25MultiPlate-v1-all",
+    } <= names
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (configured(), r"needs assets .*hf download --repo-type dataset RLinf/maniskill_assets --local-dir"),
+        (
+            configured(),
+            r"needs assets .*hf download --repo-type dataset RLinf/maniskill_assets --local-dir",
+        ),
         (configured(task="PutOnPlateInScene25Main-v2"), "did you mean PutOnPlateInScene25Main-v3"),
-        (ManiSkillConfig(version="rl4vla"), "env.version=rl4vla is of the tasks PutOnPlateInScene25"),
+        (
+            ManiSkillConfig(version="rl4vla"),
+            "env.version=rl4vla is of the tasks PutOnPlateInScene25",
+        ),
         (ManiSkillConfig(image_size=None), "env.image_size=null is the size of a photograph"),
     ],
 )
@@ -114,12 +149,22 @@ def test_the_gpu_backend_plays_it_unscaled(monkeypatch: pytest.MonkeyPatch) -> N
 class TestAssets:
     def test_the_outline_lists_every_instruction(self, tmp_path: Path) -> None:
         folder = published_folder(tmp_path)
-        for task, count in ((MAIN, 16), ("PutOnPlateInScene25Main-v3-test", 9), ("PutOnPlateInScene25Instruct-v1-test", 16 * 16)):
+        for task, count in (
+            (MAIN, 16),
+            ("PutOnPlateInScene25Main-v3-test", 9),
+            ("PutOnPlateInScene25Instruct-v1-test", 16 * 16),
+        ):
             known = plugin.outline(configured(folder, task, image_size=None, state="qpos"))
             assert known is not None
-            assert (known.images, known.state_dim, len(known.instructions)) == ({"base": (480, 640)}, 8, count)
+            assert (known.images, known.state_dim, len(known.instructions)) == (
+                {"base": (480, 640)},
+                8,
+                count,
+            )
 
-    @pytest.mark.parametrize("damage", ["no list", "no box", "no mesh", "no photograph", "another number"])
+    @pytest.mark.parametrize(
+        "damage", ["no list", "no box", "no mesh", "no photograph", "another number"]
+    )
     def test_a_damaged_folder_is_refused(self, damage: str, tmp_path: Path) -> None:
         folder = published_folder(tmp_path)
         objects = scene25_assets.database(folder / "carrot", scene25_assets.OBJECTS)
@@ -142,7 +187,9 @@ class TestAssets:
         with pytest.raises(UserError, match=str(folder)):
             plugin.create(configured(folder), 1)
 
-    def test_the_published_variable_names_the_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_published_variable_names_the_folder(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         folder = published_folder(tmp_path)
         elsewhere = tmp_path / "elsewhere"
         elsewhere.mkdir()
@@ -156,12 +203,16 @@ class TestAssets:
 class TestRecordings:
     """As `make scene25-recordings`, whose page has the numbers."""
 
-    @pytest.mark.parametrize("folder", [KEPT, pytest.param(RECORDINGS, marks=needs_recordings)], ids=["kept", "all"])
+    @pytest.mark.parametrize(
+        "folder", [KEPT, pytest.param(RECORDINGS, marks=needs_recordings)], ids=["kept", "all"]
+    )
     def test_without_a_simulator(self, folder: Path) -> None:
         from tools.scene25_recordings import without_simulator
 
         compared = without_simulator(folder)
-        assert compared and all(row.count and row.largest <= row.limit for row in compared), compared
+        assert compared and all(row.count and row.largest <= row.limit for row in compared), (
+            compared
+        )
 
     @needs_recordings
     @pytest.mark.simulator
@@ -172,7 +223,9 @@ class TestRecordings:
         from tools.scene25_recordings import with_simulator
 
         compared = with_simulator(RECORDINGS)
-        assert compared and all(row.count and row.largest <= row.limit for row in compared), compared
+        assert compared and all(row.count and row.largest <= row.limit for row in compared), (
+            compared
+        )
 
 
 def test_a_mixture_is_cut_and_not_rounded() -> None:

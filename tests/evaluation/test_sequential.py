@@ -41,7 +41,9 @@ def test_paired_evidence_is_the_average_wealth_of_fixed_bets() -> None:
     assert len(paired_evidence(gains)) == 5
 
 
-@pytest.mark.parametrize("cells", [(0.3, 0.2, 0.2, 0.3), (0.0, 0.5, 0.5, 0.0), (0.86, 0.02, 0.02, 0.1)])
+@pytest.mark.parametrize(
+    "cells", [(0.3, 0.2, 0.2, 0.3), (0.0, 0.5, 0.5, 0.0), (0.86, 0.02, 0.02, 0.1)]
+)
 def test_paired_errors_under_continuous_peeking(cells: tuple[float, float, float, float]) -> None:
     before, after = simulated(cells, seed=5)
     wrong = ever(paired_evidence(after - before)) | ever(paired_evidence(before - after))
@@ -59,7 +61,10 @@ def test_a_repeated_mcnemar_test_is_wrong_far_more_often() -> None:
     """What the evidence protects from: the same peeking, every ten episodes, at p < 0.05."""
     before, after = simulated((0.0, 0.5, 0.5, 0.0), seed=5)
     looks = range(10, LENGTH + 1, 10)
-    wrong = [any(mcnemar_exact(a[:n] > 0, b[:n] > 0) < 0.05 for n in looks) for a, b in zip(before[:300], after[:300], strict=True)]
+    wrong = [
+        any(mcnemar_exact(a[:n] > 0, b[:n] > 0) < 0.05 for n in looks)
+        for a, b in zip(before[:300], after[:300], strict=True)
+    ]
     assert np.mean(wrong) > 0.15
 
 
@@ -70,7 +75,10 @@ def test_means_of_several_tasks_are_tested_together() -> None:
     drawn = (generator.random((REPEATS, LENGTH, 2, 2)) < rates).astype(float)
     gains = (drawn[:, :, 1] - drawn[:, :, 0]).mean(-1)
     assert abs(rates.mean(1) @ np.array([-1, 1]) + 0.1) < 1e-9, "the second is worse by 0.1"
-    assert ever(paired_evidence(gains)).mean() <= MOST_FALSE and ever(paired_evidence(-gains)).mean() > 0.7
+    assert (
+        ever(paired_evidence(gains)).mean() <= MOST_FALSE
+        and ever(paired_evidence(-gains)).mean() > 0.7
+    )
 
 
 def test_a_difference_is_found_with_fewer_episodes() -> None:
@@ -90,7 +98,9 @@ def test_the_first_direction_to_reach_the_level_decides() -> None:
     assert (decide(rising, late).better, decide(rising, late).rounds) == ("second", 3)
     assert (decide(late, rising).better, decide(late, rising).rounds) == ("first", 3)
     none = decide(late - 1, late - 1)
-    assert none.better is None and none.rounds is None and none.p_value == pytest.approx(ALPHA * np.e)
+    assert (
+        none.better is None and none.rounds is None and none.p_value == pytest.approx(ALPHA * np.e)
+    )
     assert decide(np.array([]), np.array([])).p_value == 1.0
     assert decide(rising, late).p_value == pytest.approx(2 * np.exp(-9.0))
 
@@ -104,7 +114,9 @@ def test_decisions_do_not_change_with_later_episodes() -> None:
 
 
 @given(st.lists(st.sampled_from([-1.0, -0.5, 0.0, 0.5, 1.0]), max_size=40))
-def test_a_confidence_sequence_contains_the_mean_and_agrees_with_the_decision(gains: list[float]) -> None:
+def test_a_confidence_sequence_contains_the_mean_and_agrees_with_the_decision(
+    gains: list[float],
+) -> None:
     values = np.array(gains)
     low, high = confidence_sequence(values)
     assert -1 <= low < high <= 1
@@ -122,7 +134,9 @@ def test_a_confidence_sequence_covers_the_truth_at_all_times() -> None:
     assert (above | below).mean() <= MOST_FALSE
     for row in range(20):
         low, high = confidence_sequence(gains[row])
-        assert (low <= truth + 1e-5) == (not above[row]) and (high >= truth - 1e-5) == (not below[row])
+        assert (low <= truth + 1e-5) == (not above[row]) and (high >= truth - 1e-5) == (
+            not below[row]
+        )
         assert high - low < 0.5
 
 
@@ -144,7 +158,11 @@ def test_the_worse_policy_is_not_named_when_tasks_differ(
     first: list[float], second: list[float], tasks: int, count: int, shared: bool
 ) -> None:
     """The first policy is ahead in the tasks whose names come first, and on average not better; tasks have different numbers of seeds."""
-    generator, wrong, names = np.random.default_rng(1), 0, [f"task {number:02d}" for number in range(tasks)]
+    generator, wrong, names = (
+        np.random.default_rng(1),
+        0,
+        [f"task {number:02d}" for number in range(tasks)],
+    )
     rates = [np.repeat(each, tasks // 2) for each in (first, second)]
     repeats = 4000 // (tasks * count) + 20
     for _ in range(repeats):
@@ -160,30 +178,56 @@ def test_the_worse_policy_is_not_named_when_tasks_differ(
         ]
         found = anytime_comparison(*played)
         assert found["n_rounds"] == count
-        wrong += found["better"] == "before" or (found["better"] == "after" and np.mean(first) == np.mean(second))
+        wrong += found["better"] == "before" or (
+            found["better"] == "after" and np.mean(first) == np.mean(second)
+        )
     assert wrong <= 0.05 * repeats + 3 * (0.05 * 0.95 * repeats) ** 0.5
 
 
 def test_a_round_is_a_seed_in_all_tasks() -> None:
     """In whatever order the file lists them; a seed that some task lacks is left out."""
     before = episodes({(task, seed): False for task in ("push", "pull") for seed in range(20)})
-    after = episodes({(task, seed): task == "push" for task in ("push", "pull") for seed in range(20)} | {("push", 20): True})
+    after = episodes(
+        {(task, seed): task == "push" for task in ("push", "pull") for seed in range(20)}
+        | {("push", 20): True}
+    )
     found = paired_episodes([*before, *episodes({("push", 20): True})], after)["anytime"]
     assert found["n_rounds"] == 20 and found == paired_episodes(before[::-1], after)["anytime"]
     expected = decide_paired(np.full(20, 0.5))
-    assert (found["better"], found["decided_after"], found["p_value"]) == ("after", expected.rounds, expected.p_value)
-    assert found["pc_difference_ci95"] == pytest.approx([100 * each for each in confidence_sequence(np.full(20, 0.5))])
+    assert (found["better"], found["decided_after"], found["p_value"]) == (
+        "after",
+        expected.rounds,
+        expected.p_value,
+    )
+    assert found["pc_difference_ci95"] == pytest.approx(
+        [100 * each for each in confidence_sequence(np.full(20, 0.5))]
+    )
     assert paired_episodes(after[::-1], before)["anytime"]["better"] == "before"
 
 
 def test_every_round_has_one_episode_of_each_task() -> None:
     """Also where tasks have other seeds and other numbers of them: the fewest count, and seeds of all tasks come first."""
-    before = episodes({("push", seed): False for seed in range(30)} | {("pull", seed): True for seed in range(5, 25)})
-    after = episodes({("push", seed): True for seed in range(100, 112)} | {("pull", seed): seed < 205 for seed in range(200, 260)})
+    before = episodes(
+        {("push", seed): False for seed in range(30)}
+        | {("pull", seed): True for seed in range(5, 25)}
+    )
+    after = episodes(
+        {("push", seed): True for seed in range(100, 112)}
+        | {("pull", seed): seed < 205 for seed in range(200, 260)}
+    )
     found = anytime_comparison(before, after)
-    expected = np.array([0.5] * 5 + [0.0] * 7)  # push is always gained; pull, from its sixth seed on, lost
+    expected = np.array(
+        [0.5] * 5 + [0.0] * 7
+    )  # push is always gained; pull, from its sixth seed on, lost
     assert found["n_rounds"] == 12 and found["p_value"] == decide_paired(expected).p_value
-    first = episodes({("push", seed): seed % 2 == 0 for seed in range(1, 41)} | {("pull", seed): seed % 2 == 0 for seed in range(40)})
+    first = episodes(
+        {("push", seed): seed % 2 == 0 for seed in range(1, 41)}
+        | {("pull", seed): seed % 2 == 0 for seed in range(40)}
+    )
     none = episodes({(task, seed): False for task in ("push", "pull") for seed in range(41)})
-    rounds = np.array([float(seed % 2 == 0) for seed in range(1, 40)])  # the same outcome in both tasks, so no round is in between
-    assert anytime_comparison(none, first)["p_value"] == pytest.approx(decide_paired(np.append(rounds, 1.0)).p_value)
+    rounds = np.array(
+        [float(seed % 2 == 0) for seed in range(1, 40)]
+    )  # the same outcome in both tasks, so no round is in between
+    assert anytime_comparison(none, first)["p_value"] == pytest.approx(
+        decide_paired(np.append(rounds, 1.0)).p_value
+    )

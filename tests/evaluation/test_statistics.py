@@ -9,21 +9,38 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_vla.evaluation.statistics import Episode, compare, mcnemar_exact, paired_difference, summary, wilson_interval
+from rlinf_vla.evaluation.statistics import (
+    Episode,
+    compare,
+    mcnemar_exact,
+    paired_difference,
+    summary,
+    wilson_interval,
+)
 
 counts = st.integers(0, 400).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
 pairs = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=60)
 
 
 def table(both: int, lost: int, gained: int, neither: int) -> tuple[list[bool], list[bool]]:
-    outcomes = [(True, True)] * both + [(True, False)] * lost + [(False, True)] * gained + [(False, False)] * neither
+    outcomes = (
+        [(True, True)] * both
+        + [(True, False)] * lost
+        + [(False, True)] * gained
+        + [(False, False)] * neither
+    )
     return [first for first, _ in outcomes], [second for _, second in outcomes]
 
 
 @pytest.mark.parametrize(
     ("successes", "n", "low", "high"),
     # Newcombe, Statistics in Medicine 17 (1998) 857-872, Table I, method 3.
-    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
+    [
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0.0, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+    ],
 )
 def test_wilson_published(successes: int, n: int, low: float, high: float) -> None:
     assert wilson_interval(successes, n) == pytest.approx((low, high), abs=5e-5)
@@ -39,7 +56,9 @@ def test_wilson_contains_the_rate_and_is_symmetric(count: tuple[int, int]) -> No
 
 
 @given(st.integers(1, 300).flatmap(lambda n: st.tuples(st.integers(0, n - 1), st.just(n))))
-def test_wilson_grows_with_successes_and_shrinks_with_less_confidence(count: tuple[int, int]) -> None:
+def test_wilson_grows_with_successes_and_shrinks_with_less_confidence(
+    count: tuple[int, int],
+) -> None:
     successes, n = count
     low, high = wilson_interval(successes, n)
     more_low, more_high = wilson_interval(successes + 1, n)
@@ -67,12 +86,17 @@ def test_mcnemar_against_enumeration() -> None:
     """With n changed episodes, all 2**n outcomes are equally likely."""
     for gained, lost in itertools.product(range(6), range(6)):
         n = gained + lost
-        extreme = sum(abs(2 * sum(way) - n) >= abs(gained - lost) for way in itertools.product((0, 1), repeat=n))
+        extreme = sum(
+            abs(2 * sum(way) - n) >= abs(gained - lost)
+            for way in itertools.product((0, 1), repeat=n)
+        )
         assert mcnemar_exact(*table(3, lost, gained, 2)) == pytest.approx(extreme / 2**n)
 
 
 @given(pairs)
-def test_mcnemar_is_symmetric_and_depends_only_on_changes(outcomes: list[tuple[bool, bool]]) -> None:
+def test_mcnemar_is_symmetric_and_depends_only_on_changes(
+    outcomes: list[tuple[bool, bool]],
+) -> None:
     before, after = [first for first, _ in outcomes], [second for _, second in outcomes]
     p = mcnemar_exact(before, after)
     assert 0 < p <= 1
@@ -97,7 +121,9 @@ def test_mcnemar_with_many_episodes() -> None:
         (14, 0, 5, 22, 0.122, 0.011, 0.226),
     ],
 )
-def test_paired_difference_published(both: int, lost: int, gained: int, neither: int, difference: float, low: float, high: float) -> None:
+def test_paired_difference_published(
+    both: int, lost: int, gained: int, neither: int, difference: float, low: float, high: float
+) -> None:
     found, interval = paired_difference(*table(both, lost, gained, neither))
     assert found == pytest.approx(difference, abs=5e-4)
     assert interval == pytest.approx((low, high), abs=5e-4)
@@ -127,7 +153,10 @@ def test_paired_difference_covers_the_truth() -> None:
 
 def test_summary() -> None:
     def played(*outcomes: bool, tasks: str = "") -> list[Episode]:
-        return [{"success": won, "task": task} for won, task in itertools.zip_longest(outcomes, tasks.split())]
+        return [
+            {"success": won, "task": task}
+            for won, task in itertools.zip_longest(outcomes, tasks.split())
+        ]
 
     result = summary(played(True, True, False, True, tasks="push pull push push"), "task")
     assert (result["n_episodes"], result["n_success"], result["pc_success"]) == (4, 3, 75.0)
@@ -142,14 +171,25 @@ def test_summary() -> None:
 
 def test_compare_pairs_by_episode_and_not_by_position() -> None:
     def block(outcomes: dict[int, bool]) -> dict[str, object]:
-        return {"episodes": [{"task": "push", "seed": seed, "success": won} for seed, won in outcomes.items()]}
+        return {
+            "episodes": [
+                {"task": "push", "seed": seed, "success": won} for seed, won in outcomes.items()
+            ]
+        }
 
     before = {"greedy": block({1: False, 2: True, 3: False, 9: True}), "sampled": block({1: True})}
     after = {"greedy": block({3: True, 2: True, 1: False, 8: False}), "checkpoint": "x"}
     result = compare(before, after)
     assert list(result) == ["greedy"]
     greedy = result["greedy"]
-    assert (greedy["n_pairs"], greedy["n_gained"], greedy["n_lost"], greedy["p_value"]) == (3, 1, 0, 1.0)
+    assert (greedy["n_pairs"], greedy["n_gained"], greedy["n_lost"], greedy["p_value"]) == (
+        3,
+        1,
+        0,
+        1.0,
+    )
     assert greedy["pc_difference"] == pytest.approx(100 / 3)
-    assert math.isclose(greedy["pc_difference_ci95"][1], 100 * paired_difference(*table(1, 0, 1, 1))[1][1])
+    assert math.isclose(
+        greedy["pc_difference_ci95"][1], 100 * paired_difference(*table(1, 0, 1, 1))[1][1]
+    )
     assert compare(before, {"greedy": block({77: True})}) == {}

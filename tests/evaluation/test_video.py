@@ -64,4 +64,6 @@ def test_annotate_writes_at_the_bottom_of_a_copy() -> None:
 
 
 def test_annotate_never_fails_for_lack_of_space() -> None:
-    assert annotate(np.zeros((16, 16, 3), np.uint8), ["a very long instruction indeed", "step 1", ""]).shape == (16, 16, 3)
+    assert annotate(
+        np.zeros((16, 16, 3), np.uint8), ["a very long instruction indeed", "step 1", ""]
+    ).shape == (16, 16, 3)

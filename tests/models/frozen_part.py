@@ -10,7 +10,9 @@ from rlinf_vla.core.protocols import Policy
 from rlinf_vla.testing.policy_calls import act, gradients, observations, with_critic
 
 
-def assert_computed_once(policy: Policy, network: type, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def assert_computed_once(
+    policy: Policy, network: type, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Epochs on what was kept find the same numbers and gradients, without the ``method`` of ``network``."""
     inputs = with_critic(policy).prepare(observations(policy, 5))
     latent = act(policy, inputs).latent
@@ -21,7 +23,9 @@ def assert_computed_once(policy: Policy, network: type, method: str, monkeypatch
     kept = precompute_frozen(policy, inputs, rows=2)
     assert all(len(value) == 5 and not value.requires_grad for value in kept.values())
     read = getattr(policy.options, "value_on", None) != "expert"  # type: ignore[union-attr]
-    assert "prefix.keys" not in kept or ("prefix.states" in kept) == read, "the critic alone reads the states"
+    assert "prefix.keys" not in kept or ("prefix.states" in kept) == read, (
+        "the critic alone reads the states"
+    )
     monkeypatch.delattr(network, method)
     for _epoch in range(2):
         policy.zero_grad()

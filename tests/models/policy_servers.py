@@ -24,7 +24,12 @@ def packed(message: Any) -> bytes:
 
     def encoded(value: Any) -> Any:
         assert isinstance(value, np.ndarray) and value.dtype.kind not in "VOc"
-        return {b"__ndarray__": True, b"data": value.tobytes(), b"dtype": value.dtype.str, b"shape": value.shape}
+        return {
+            b"__ndarray__": True,
+            b"data": value.tobytes(),
+            b"dtype": value.dtype.str,
+            b"shape": value.shape,
+        }
 
     return msgpack.packb(message, default=encoded)
 
@@ -34,7 +39,9 @@ def unpacked(data: bytes) -> Any:
 
     def decoded(fields: dict[Any, Any]) -> Any:
         if b"__ndarray__" in fields:
-            return np.ndarray(buffer=fields[b"data"], dtype=np.dtype(fields[b"dtype"]), shape=fields[b"shape"])
+            return np.ndarray(
+                buffer=fields[b"data"], dtype=np.dtype(fields[b"dtype"]), shape=fields[b"shape"]
+            )
         return fields
 
     return msgpack.unpackb(data, object_hook=decoded)
@@ -58,7 +65,9 @@ class PolicyServer:
             self.connections += 1
             self.headers.append(connection.request.headers)
             self.paths.append(connection.request.path)
-        connection.send(self.metadata if isinstance(self.metadata, bytes | str) else packed(self.metadata))
+        connection.send(
+            self.metadata if isinstance(self.metadata, bytes | str) else packed(self.metadata)
+        )
         for data in connection:
             assert isinstance(data, bytes)
             observation = unpacked(data)
@@ -69,13 +78,17 @@ class PolicyServer:
                 return
             connection.send(reply if isinstance(reply, bytes | str) else packed(reply))
             if isinstance(reply, str):  # a traceback, as openpi's server sends it
-                connection.close(self.closing, "Internal server error. Traceback included in previous frame.")
+                connection.close(
+                    self.closing, "Internal server error. Traceback included in previous frame."
+                )
 
 
 @contextmanager
 def serving(server: PolicyServer, **settings: Any) -> Iterator[str]:
     """Yields the address of ``server``."""
-    with serve(server, "127.0.0.1", 0, **{"compression": None, "max_size": None} | settings) as listener:
+    with serve(
+        server, "127.0.0.1", 0, **{"compression": None, "max_size": None} | settings
+    ) as listener:
         thread = threading.Thread(target=listener.serve_forever)
         thread.start()
         scheme = "wss" if "ssl" in settings else "ws"

@@ -43,7 +43,9 @@ class TestCausalLM(DiscretePolicyConformance):
     def reload(self, policy: CausalLMPolicy, directory: Path) -> CausalLMPolicy:
         directory.mkdir()
         policy.save(directory)
-        return CausalLMPolicy.load(directory, CausalLMOptions(prompt_length=48, alphabet="0123456789"))
+        return CausalLMPolicy.load(
+            directory, CausalLMOptions(prompt_length=48, alphabet="0123456789")
+        )
 
     def choices(self, latent: dict[str, Tensor]) -> Tensor:
         tokens = latent["tokens"]
@@ -59,7 +61,10 @@ def test_dropout_is_off(tmp_path: Path, random_weights: bool) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"attention_dropout": 0.5}))
     torch.manual_seed(0)
-    policy = CausalLMPolicy.load(folder, CausalLMOptions(random_weights=random_weights, prompt_length=48, alphabet="0123456789"))
+    policy = CausalLMPolicy.load(
+        folder,
+        CausalLMOptions(random_weights=random_weights, prompt_length=48, alphabet="0123456789"),
+    )
     inputs = policy.prepare(Observation({}, torch.zeros(2, 0), ["1+2=", "3+4="]))
     first, second = (policy.encode(inputs).logits for _ in range(2))
     assert torch.equal(first, second)
@@ -70,28 +75,44 @@ def test_what_ends_an_answer_is_one_token(tmp_path: Path, ends: object) -> None:
     folder = Path(shutil.copytree(TINY, tmp_path / "lm"))
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": ends}))
-    with pytest.raises(UserError, match=r"eos_token_id is .*: write there the one token that ends an answer"):
+    with pytest.raises(
+        UserError, match=r"eos_token_id is .*: write there the one token that ends an answer"
+    ):
         tiny(folder, prompt_length=48)
 
 
 class TestSums(VectorEnvConformance):
     @classmethod
     def make(cls) -> list[VectorEnv]:
-        return plugin.create(DialogueConfig(num_envs=2 * NUM_ENVS, episode_limit=EPISODE_LIMIT, answer_tokens=9), groups=2)
+        return plugin.create(
+            DialogueConfig(num_envs=2 * NUM_ENVS, episode_limit=EPISODE_LIMIT, answer_tokens=9),
+            groups=2,
+        )
 
 
 class TestSearch(VectorEnvConformance):
     @classmethod
     def make(cls) -> list[VectorEnv]:
-        config = DialogueConfig(task="search", num_envs=2 * NUM_ENVS, episode_limit=EPISODE_LIMIT, answer_tokens=9, token_bytes=2)
+        config = DialogueConfig(
+            task="search",
+            num_envs=2 * NUM_ENVS,
+            episode_limit=EPISODE_LIMIT,
+            answer_tokens=9,
+            token_bytes=2,
+        )
         return plugin.create(config, groups=2)
 
 
 def written(*answers: str, width: int = 1) -> Tensor:
     """Actions ``[B, C, width]`` that write an answer in each environment."""
     length = max(map(len, answers)) + 1
-    rows = [[ord(letter) for letter in answer + "\n"] + [0] * (length - len(answer) - 1) for answer in answers]
-    return torch.nn.functional.pad(torch.tensor(rows, dtype=torch.float32)[..., None], (0, width - 1))
+    rows = [
+        [ord(letter) for letter in answer + "\n"] + [0] * (length - len(answer) - 1)
+        for answer in answers
+    ]
+    return torch.nn.functional.pad(
+        torch.tensor(rows, dtype=torch.float32)[..., None], (0, width - 1)
+    )
 
 
 def test_a_right_sum_is_rewarded() -> None:
@@ -105,7 +126,9 @@ def test_a_right_sum_is_rewarded() -> None:
 
 def test_a_lead_adds_what_its_workers_found() -> None:
     """Agents see only their own prompts; the whole tree is one episode, with one outcome."""
-    (env,) = plugin.create(DialogueConfig(task="search", num_envs=1, episode_limit=40, answer_tokens=3), groups=1)
+    (env,) = plugin.create(
+        DialogueConfig(task="search", num_envs=1, episode_limit=40, answer_tokens=3), groups=1
+    )
     prompt = env.reset(episodes(5)).instruction[0]
     first, second = prompt.removeprefix("lead ").removesuffix(": ask ").split("+")
     seen, found = [], []
@@ -121,17 +144,24 @@ def test_a_lead_adds_what_its_workers_found() -> None:
 
 
 def test_a_worker_finds_only_what_is_in_the_corpus() -> None:
-    (env,) = plugin.create(DialogueConfig(task="search", num_envs=1, episode_limit=40, answer_tokens=3), groups=1)
+    (env,) = plugin.create(
+        DialogueConfig(task="search", num_envs=1, episode_limit=40, answer_tokens=3), groups=1
+    )
     env.reset(episodes(5))
     assert env.step(written("z")).observation.instruction == ["worker z: find "]
-    assert env.step(written("z")).observation.instruction == ["worker z: nothing is "] and "z" not in KEYS
+    assert (
+        env.step(written("z")).observation.instruction == ["worker z: nothing is "]
+        and "z" not in KEYS
+    )
     assert env.step(written("1")).observation.instruction[0].endswith(": 1=")
 
 
 def test_an_answer_ends_by_itself() -> None:
     (env,) = plugin.create(DialogueConfig(num_envs=1, answer_tokens=2, episode_limit=9), groups=1)
     env.reset(episodes(1))
-    assert env.step(torch.full((1, 1, 1), float(ord("1")))).observation.instruction[0].endswith("=1")
+    assert (
+        env.step(torch.full((1, 1, 1), float(ord("1")))).observation.instruction[0].endswith("=1")
+    )
     assert env.step(torch.full((1, 1, 1), float(ord("1")))).terminated.all()
 
 
@@ -158,7 +188,12 @@ def test_long_tokens_are_written_in_one_action(tmp_path: Path) -> None:
     policy = tiny(tmp_path, alphabet="né")
     assert policy.spec.action_dim == 3 == policy.spec.env["token_bytes"]
     sample = act(policy, policy.prepare(Observation({}, torch.zeros(8, 0), ["1+1="] * 8)))
-    assert {bytes(row) for chunk in sample.actions.int().tolist() for row in chunk} <= {"né".encode(), b"n\0\0", b"\n\0\0", b"\0\0\0"}
+    assert {bytes(row) for chunk in sample.actions.int().tolist() for row in chunk} <= {
+        "né".encode(),
+        b"n\0\0",
+        b"\n\0\0",
+        b"\0\0\0",
+    }
     assert torch.equal(policy.vocabulary.tokens(sample.actions), sample.latent["tokens"])
     assert not sample.log_prob[..., 1:].any()
 
@@ -187,11 +222,24 @@ PROMPTS = ("model.options.prompt_length=24",)
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("algorithm", ["grpo", "dapo"])
-def test_its_answers_get_better(algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_answers_get_better(
+    algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    more = [] if algorithm == "grpo" else ["algorithm=dapo", "algorithm.granularity=action", "algorithm.resample=1"]
-    assert cli.run(["train", "recipe=dialogue_grpo", *more, *SHORT, "iterations=30", "run_dir=run"]) == 0
-    success = [line["rollout/success_once"] for line in read_metrics(tmp_path / "run") if "rollout/success_once" in line]
+    more = (
+        []
+        if algorithm == "grpo"
+        else ["algorithm=dapo", "algorithm.granularity=action", "algorithm.resample=1"]
+    )
+    assert (
+        cli.run(["train", "recipe=dialogue_grpo", *more, *SHORT, "iterations=30", "run_dir=run"])
+        == 0
+    )
+    success = [
+        line["rollout/success_once"]
+        for line in read_metrics(tmp_path / "run")
+        if "rollout/success_once" in line
+    ]
     assert sum(success[-5:]) / 5 > sum(success[:5]) / 5 + 0.03
 
 
@@ -209,8 +257,25 @@ def test_a_whole_tree_shares_its_advantage(tmp_path: Path, monkeypatch: pytest.M
 
     original = GRPO.advantages
     monkeypatch.setattr(GRPO, "advantages", advantages)
-    words = ("env.task=search", "env.episode_limit=12", "model.options.alphabet=0123456789abcdef", "algorithm.minibatch_size=64")
+    words = (
+        "env.task=search",
+        "env.episode_limit=12",
+        "model.options.alphabet=0123456789abcdef",
+        "algorithm.minibatch_size=64",
+    )
     assert (
-        cli.run(["train", "recipe=dialogue_grpo", *SHORT, *words, "algorithm.episodes=256", *PROMPTS, "iterations=2", "run_dir=run"]) == 0
+        cli.run(
+            [
+                "train",
+                "recipe=dialogue_grpo",
+                *SHORT,
+                *words,
+                "algorithm.episodes=256",
+                *PROMPTS,
+                "iterations=2",
+                "run_dir=run",
+            ]
+        )
+        == 0
     )
     assert {count for count, _ in seen} >= {2, 6} and {advantages for _, advantages in seen} == {1}

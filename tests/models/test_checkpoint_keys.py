@@ -21,7 +21,10 @@ from tests.models.tiny_openvla import ASSETS
 MODELS = Path(__file__).parents[2] / "models"
 FIXTURES = Path(__file__).parents[1] / "parity" / "fixtures"
 PATH = Path("somewhere/config.json")
-FEATURES = {"input_features": {"observation.state": {"type": "STATE", "shape": [8]}}, "output_features": {"action": {"shape": [7]}}}
+FEATURES = {
+    "input_features": {"observation.state": {"type": "STATE", "shape": [8]}},
+    "output_features": {"action": {"shape": [7]}},
+}
 LEROBOT: dict[str, Any] = {
     "n_obs_steps": 1,
     "device": "cuda",
@@ -83,29 +86,62 @@ OFFICIAL: dict[str, tuple[Table, Any]] = {
     "pi0 of 2025": (
         pi0.table_of(PI0, 224),
         LEROBOT
-        | {"type": "pi0", "resize_imgs_with_padding": [224, 224], "adapt_to_pi_aloha": False, "use_delta_joint_actions_aloha": False}
-        | {"proj_width": 1024, "num_steps": 10, "use_cache": True, "attention_implementation": "eager", "train_state_proj": True},
+        | {
+            "type": "pi0",
+            "resize_imgs_with_padding": [224, 224],
+            "adapt_to_pi_aloha": False,
+            "use_delta_joint_actions_aloha": False,
+        }
+        | {
+            "proj_width": 1024,
+            "num_steps": 10,
+            "use_cache": True,
+            "attention_implementation": "eager",
+            "train_state_proj": True,
+        },
     ),
     "pi05": (
         pi0.table_of(PI0, 224),
         PI0
-        | {"type": "pi05", "use_visual_memory": False, "use_proprioceptive_memory": False, "memory_frames": 6, "memory_stride": 30}
+        | {
+            "type": "pi05",
+            "use_visual_memory": False,
+            "use_proprioceptive_memory": False,
+            "memory_frames": 6,
+            "memory_stride": 30,
+        }
         | {"memory_temporal_attention_every": 4},
     ),
     "openpi": (
         pi0.table_of({}, 224),
-        {"action_dim": 32, "action_horizon": 50, "paligemma_variant": "gemma_2b", "action_expert_variant": "gemma_300m"}
+        {
+            "action_dim": 32,
+            "action_horizon": 50,
+            "paligemma_variant": "gemma_2b",
+            "action_expert_variant": "gemma_300m",
+        }
         | {"precision": "bfloat16"},
     ),
     "smolvla": (
         smolvla.TABLE,
-        json.loads((FIXTURES / "smolvla_tiny" / "config.json").read_text()) | {"fine_tune_vision_encoder": False} | LEROBOT,
+        json.loads((FIXTURES / "smolvla_tiny" / "config.json").read_text())
+        | {"fine_tune_vision_encoder": False}
+        | LEROBOT,
     ),
     "gr00t": (gr00t.KEYS, json.loads((FIXTURES / "gr00t_tiny" / "config.json").read_text())),
-    "openvla": (KEYS, json.loads((FIXTURES / "manifests" / "openvla_7b_config_reconstructed.json").read_text())),
+    "openvla": (
+        KEYS,
+        json.loads((FIXTURES / "manifests" / "openvla_7b_config_reconstructed.json").read_text()),
+    ),
     "openvla of transformers": (
         KEYS,
-        {name: v for name, v in json.loads((FIXTURES / "openvla_tiny" / "config.json").read_text()).items() if name != "oracle_vit"},
+        {
+            name: v
+            for name, v in json.loads(
+                (FIXTURES / "openvla_tiny" / "config.json").read_text()
+            ).items()
+            if name != "oracle_vit"
+        },
     ),
 }
 """Official configurations, with the keys that their programs write."""
@@ -127,24 +163,42 @@ def test_every_key_of_an_official_configuration_is_known(layout: str) -> None:
 
 @pytest.mark.parametrize("asset", list(OURS))
 def test_every_key_of_our_own_files_is_known(asset: str) -> None:
-    assert check_keys(json.loads((ASSETS / asset / "config.json").read_text()), OURS[asset], PATH) == []
+    assert (
+        check_keys(json.loads((ASSETS / asset / "config.json").read_text()), OURS[asset], PATH)
+        == []
+    )
 
 
 def test_every_key_of_the_stand_ins_is_known() -> None:
-    kinds = {stand_in.kind: name for name, stand_in in stand_ins.STAND_INS.items() if stand_in.kind not in ("adapter", "tokenizer")}
+    kinds = {
+        stand_in.kind: name
+        for name, stand_in in stand_ins.STAND_INS.items()
+        if stand_in.kind not in ("adapter", "tokenizer")
+    }
     assert len(kinds) >= 8
     for kind, name in kinds.items():
         document = json.loads(stand_ins.files(name)["config.json"])
-        table = OFT_KEYS if kind.startswith("openvla") else pi0.table_of(document, document.get("vision", {}).get("image_size", 224))
+        table = (
+            OFT_KEYS
+            if kind.startswith("openvla")
+            else pi0.table_of(document, document.get("vision", {}).get("image_size", 224))
+        )
         assert check_keys(document, table, PATH) == [], name
 
 
 @pytest.mark.parametrize("layout", list(OFFICIAL))
 def test_another_key_is_listed_once_at_any_depth(layout: str) -> None:
     table, document = OFFICIAL[layout]
-    nested = {name: value | {"new_key": 1} for name, value in document.items() if isinstance(table[name], Mapping) and value}
+    nested = {
+        name: value | {"new_key": 1}
+        for name, value in document.items()
+        if isinstance(table[name], Mapping) and value
+    }
     (line,) = check_keys(document | nested | {"brand_new\x1b": True}, table, PATH)
-    assert line.startswith("config.json has keys that are not known and have no effect: ") and r"brand_new\x1b" in line
+    assert (
+        line.startswith("config.json has keys that are not known and have no effect: ")
+        and r"brand_new\x1b" in line
+    )
     assert all(f"{name}.new_key" in line for name in nested)
 
 
@@ -173,7 +227,10 @@ def test_a_value_that_is_not_supported_is_refused(layout: str) -> None:
             for part in above:
                 node = node.setdefault(part, {})
             node[name] = value
-            with pytest.raises(UserError, match=f"{'.'.join([*above, name])}=.* is not supported, .* is: choose another") as caught:
+            with pytest.raises(
+                UserError,
+                match=f"{'.'.join([*above, name])}=.* is not supported, .* is: choose another",
+            ) as caught:
                 check_keys(changed, table, PATH)
             assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
 
@@ -188,11 +245,24 @@ def read_keys(table: Table) -> Iterator[str]:
 
 @pytest.mark.parametrize(
     ("family", "table"),
-    [("openvla", OFT_KEYS), ("pi0", OFFICIAL["pi05"][0]), ("smolvla", smolvla.TABLE), ("gr00t", gr00t.KEYS)],
+    [
+        ("openvla", OFT_KEYS),
+        ("pi0", OFFICIAL["pi05"][0]),
+        ("smolvla", smolvla.TABLE),
+        ("gr00t", gr00t.KEYS),
+    ],
 )
 def test_what_is_said_to_be_read_is_read(family: str, table: Table) -> None:
-    code = "".join(path.read_text() for path in (*MODELS.glob("*.py"), *(MODELS / family).glob("*.py")) if path.stem != "keys")
-    assert [name for name in read_keys(table) if f'"{name}"' not in code and not name.endswith("_variant")] == []
+    code = "".join(
+        path.read_text()
+        for path in (*MODELS.glob("*.py"), *(MODELS / family).glob("*.py"))
+        if path.stem != "keys"
+    )
+    assert [
+        name
+        for name in read_keys(table)
+        if f'"{name}"' not in code and not name.endswith("_variant")
+    ] == []
 
 
 def test_the_text_model_s_keys_are_those_of_transformers() -> None:

@@ -28,7 +28,10 @@ Change = Callable[[list[Any]], list[Any]]
 CHANGES: dict[str, tuple[Change, str]] = {
     "NaN": (lambda values: [float("nan"), *values[1:]], "has NaN or infinite numbers"),
     "infinite": (lambda values: [*values[:-1], float("inf")], "has NaN or infinite numbers"),
-    "longer": (lambda values: [*values, 1.0], r"has \d+ numbers, \w+ has \d+|differ in length|has shape|has \d+ numbers"),
+    "longer": (
+        lambda values: [*values, 1.0],
+        r"has \d+ numbers, \w+ has \d+|differ in length|has shape|has \d+ numbers",
+    ),
     "text": (lambda values: ["a", *values[1:]], "is not a list of numbers"),
     "empty": (lambda values: [], "is not a list of numbers|differ in length"),
     "nested": (lambda values: [values], "is not a list of numbers|differ in length"),
@@ -45,12 +48,16 @@ def edited(path: Path, place: tuple[str, ...], change: Change) -> None:
 
 
 def openvla(path: Path, change: Change) -> None:
-    edited(smaller_directory(path) / "dataset_statistics.json", ("maniskill", "action", "q99"), change)
+    edited(
+        smaller_directory(path) / "dataset_statistics.json", ("maniskill", "action", "q99"), change
+    )
     OpenVLAPolicy.load(path, OpenVLAOptions(random_weights=True))
 
 
 def oft(path: Path, change: Change) -> None:
-    edited(smaller_directory(path) / "dataset_statistics.json", ("maniskill", "proprio", "q01"), change)
+    edited(
+        smaller_directory(path) / "dataset_statistics.json", ("maniskill", "proprio", "q01"), change
+    )
     OpenVLAOFTPolicy.load(path, OpenVLAOFTOptions(random_weights=True, proprio=True))
 
 
@@ -60,20 +67,28 @@ def pi0(path: Path, change: Change) -> None:
 
 
 def pi05(path: Path, change: Change) -> None:
-    edited(test_pi0.directory(path, pi05=True) / "norm_stats.json", ("norm_stats", "state", "q99"), change)
+    edited(
+        test_pi0.directory(path, pi05=True) / "norm_stats.json",
+        ("norm_stats", "state", "q99"),
+        change,
+    )
     Pi0Policy.load(path, Pi0Options(random_weights=True))
 
 
 def gr00t(path: Path, change: Change) -> None:
     edited(
-        test_gr00t.directory(path) / "experiment_cfg" / "metadata.json", ("new_embodiment", "statistics", "action", "arm", "max"), change
+        test_gr00t.directory(path) / "experiment_cfg" / "metadata.json",
+        ("new_embodiment", "statistics", "action", "arm", "max"),
+        change,
     )
     GR00TPolicy.load(path, GR00TOptions(random_weights=True))
 
 
 @pytest.mark.parametrize("kind", list(CHANGES))
 @pytest.mark.parametrize("load", [openvla, oft, pi0, pi05, gr00t])
-def test_statistics_that_are_no_numbers_are_refused(tmp_path: Path, load: Callable[[Path, Change], None], kind: str) -> None:
+def test_statistics_that_are_no_numbers_are_refused(
+    tmp_path: Path, load: Callable[[Path, Change], None], kind: str
+) -> None:
     load(tmp_path / "unchanged", lambda values: values)
     change, words = CHANGES[kind]
     with pytest.raises(UserError, match=words) as caught:
@@ -82,13 +97,20 @@ def test_statistics_that_are_no_numbers_are_refused(tmp_path: Path, load: Callab
 
 
 @pytest.mark.parametrize("load", [openvla, pi05, gr00t])
-def test_bounds_in_the_wrong_order_are_refused(tmp_path: Path, load: Callable[[Path, Change], None]) -> None:
+def test_bounds_in_the_wrong_order_are_refused(
+    tmp_path: Path, load: Callable[[Path, Change], None]
+) -> None:
     with pytest.raises(UserError, match=r"(q01|min)=[-.\d]+ is above (q99|max)=-99 in dimension 1"):
         load(tmp_path / "model", lambda values: [values[0], -99.0, *values[2:]])
 
 
 @pytest.mark.parametrize(
-    ("value", "words"), [(float("nan"), "NaN or infinite"), (float("inf"), "NaN or infinite"), (-1.0, "std has negative")]
+    ("value", "words"),
+    [
+        (float("nan"), "NaN or infinite"),
+        (float("inf"), "NaN or infinite"),
+        (-1.0, "std has negative"),
+    ],
 )
 def test_statistics_in_processors_are_refused(tmp_path: Path, value: float, words: str) -> None:
     path = test_smolvla.directory(tmp_path / "small")
@@ -129,5 +151,8 @@ def test_an_openvla_of_other_parts_is_refused(tmp_path: Path, key: str, value: A
     path = smaller_directory(tmp_path / "small")
     document = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(document | {key: value}))
-    with pytest.raises(UserError, match=rf"config\.json: {key}=.* is not supported, .* is: choose another model\.checkpoint"):
+    with pytest.raises(
+        UserError,
+        match=rf"config\.json: {key}=.* is not supported, .* is: choose another model\.checkpoint",
+    ):
         OpenVLAPolicy.load(path, OpenVLAOptions(random_weights=True))

@@ -21,7 +21,9 @@ from tests.models.tiny_openvla import ASSETS
 def compact(**options: object) -> CompactPolicy:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return CompactPolicy.load(ASSETS / "compact", CompactOptions(random_weights=True, **options))  # type: ignore[arg-type]
+        return CompactPolicy.load(
+            ASSETS / "compact", CompactOptions(random_weights=True, **options)
+        )  # type: ignore[arg-type]
 
 
 class TestCompactPolicy(PolicyConformance):
@@ -62,7 +64,11 @@ class TestSoftPolicy(PolicyConformance):
         directory.mkdir()
         policy.save(directory)
         again = SAC(SACConfig()).wrap(CompactPolicy.load(directory, CompactOptions()), 0)
-        heads = {name: value for name, value in policy.state_dict().items() if name.startswith(("actor", "critics", "value_head"))}
+        heads = {
+            name: value
+            for name, value in policy.state_dict().items()
+            if name.startswith(("actor", "critics", "value_head"))
+        }
         again.load_state_dict(heads, strict=False)
         return again
 
@@ -79,14 +85,28 @@ def test_an_invalid_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="choose conv or timm:NAME"):
         compact(encoder="mlp")
     monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(UserError, match="timm is not installed; it needs the torchvision that matches your torch"):
+    with pytest.raises(
+        UserError, match="timm is not installed; it needs the torchvision that matches your torch"
+    ):
         compact(encoder="timm:resnet10t")
 
 
 def test_the_replay_of_a_frozen_backbone_stores_features() -> None:
     policy = SAC(SACConfig(frozen_backbone=True)).wrap(compact(), 0)
-    learns = {name.split(".")[0] for name, parameter in policy.named_parameters() if parameter.requires_grad}
-    assert policy.frozen and learns == {"value_head", "actor", "log_alpha", "feature_mean", "feature_spread"}
+    learns = {
+        name.split(".")[0]
+        for name, parameter in policy.named_parameters()
+        if parameter.requires_grad
+    }
+    assert policy.frozen and learns == {
+        "value_head",
+        "actor",
+        "log_alpha",
+        "feature_mean",
+        "feature_spread",
+    }
     inputs = policy.prepare(observations(policy, 3))
     fixed = policy.precompute(inputs)
-    assert list(fixed) == ["features"] and torch.equal(policy.encode(fixed).pooled, policy.encode(inputs).pooled)
+    assert list(fixed) == ["features"] and torch.equal(
+        policy.encode(fixed).pooled, policy.encode(inputs).pooled
+    )

@@ -16,11 +16,19 @@ from rlinf_vla.core import plugins
 from rlinf_vla.models.config_file import NODES, OPTIONAL, SHARES, SIZES
 from rlinf_vla.runtime import recipes
 
-ASSETS = {"compact": "compact", "openvla": "openvla_tiny", "openvla_oft": "openvla_oft_plus_tiny", "pi0": "pi0_tiny"} | {
+ASSETS = {
+    "compact": "compact",
+    "openvla": "openvla_tiny",
+    "openvla_oft": "openvla_oft_plus_tiny",
+    "pi0": "pi0_tiny",
+} | {
     "smolvla": "smolvla_tiny",
     "gr00t": "gr00t_tiny",
 }
-DOCUMENTS = {name: json.loads((recipes.asset_path(f"asset://{asset}") / "config.json").read_text()) for name, asset in ASSETS.items()}
+DOCUMENTS = {
+    name: json.loads((recipes.asset_path(f"asset://{asset}") / "config.json").read_text())
+    for name, asset in ASSETS.items()
+}
 
 
 def keys(node: dict[str, Any], prefix: str = "") -> Iterator[str]:
@@ -48,17 +56,42 @@ def without(model: str, key: str, value: Any, folder: Path) -> str:
     return str(error.value)
 
 
-NUMBERS = [(model, key) for model, document in DOCUMENTS.items() for key in keys(document) if key.rpartition(".")[2] in SIZES]
-PARTS = [(model, key) for model, document in DOCUMENTS.items() for key in keys(document) if key.rpartition(".")[2] in NODES]
+NUMBERS = [
+    (model, key)
+    for model, document in DOCUMENTS.items()
+    for key in keys(document)
+    if key.rpartition(".")[2] in SIZES
+]
+PARTS = [
+    (model, key)
+    for model, document in DOCUMENTS.items()
+    for key in keys(document)
+    if key.rpartition(".")[2] in NODES
+]
 
 
 def test_the_sizes_are_known() -> None:
     """Each integer of our own files that determines a size."""
-    other = {"max_position_embeddings", "bos_token_id", "eos_token_id", "pad_token_id", "empty_token_id", "proprio_dim"}
-    other |= {"num_vlm_layers", "num_expert_layers", "self_attn_every_n_layers"}  # not positive: all of them, or none
+    other = {
+        "max_position_embeddings",
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+        "empty_token_id",
+        "proprio_dim",
+    }
+    other |= {
+        "num_vlm_layers",
+        "num_expert_layers",
+        "self_attn_every_n_layers",
+    }  # not positive: all of them, or none
     for document in DOCUMENTS.values():
         named = dict(zip(keys(document), values(document), strict=True))
-        whole = {key.rpartition(".")[2] for key, value in named.items() if isinstance(value, int) and not isinstance(value, bool)}
+        whole = {
+            key.rpartition(".")[2]
+            for key, value in named.items()
+            if isinstance(value, int) and not isinstance(value, bool)
+        }
         assert whole <= SIZES.keys() | SHARES.keys() | other
 
 
@@ -74,18 +107,24 @@ def test_a_size_is_bounded(model: str, key: str, tmp_path: Path) -> None:
     for i, value in enumerate((2**21, -1, 1.5, "many", None, math.nan)):
         if value is None and key.rpartition(".")[2] in OPTIONAL:
             continue  # another number determines it
-        assert f"{key}={json.dumps(value)} is not valid" in without(model, key, value, tmp_path / str(i))
+        assert f"{key}={json.dumps(value)} is not valid" in without(
+            model, key, value, tmp_path / str(i)
+        )
 
 
 @pytest.mark.parametrize(("model", "key"), PARTS)
 def test_a_section_is_an_object(model: str, key: str, tmp_path: Path) -> None:
     for i, value in enumerate((None, 5)):
-        assert f"{key}={json.dumps(value)} is not valid, an object is expected" in without(model, key, value, tmp_path / str(i))
+        assert f"{key}={json.dumps(value)} is not valid, an object is expected" in without(
+            model, key, value, tmp_path / str(i)
+        )
 
 
 @pytest.mark.parametrize("low", [[0.0] * 7, [math.nan] * 8, [1.0] * 8, [[0.0]] * 8])
 def test_an_invalid_range_of_the_state(low: list[Any], tmp_path: Path) -> None:
-    assert "state_range" in without("compact", "state_range", {"low": low, "high": [1.0] * 8}, tmp_path)
+    assert "state_range" in without(
+        "compact", "state_range", {"low": low, "high": [1.0] * 8}, tmp_path
+    )
 
 
 @pytest.mark.parametrize("model", ["openvla", "openvla_oft"])
@@ -95,6 +134,8 @@ def test_inconsistent_sizes(model: str, tmp_path: Path) -> None:
     document = DOCUMENTS[model] | {"vision_config": {"featurizer": {"embed_dim": 96}}}
     (directory / "config.json").write_text(json.dumps(document))
     plugin = plugins.models()[model]
-    with pytest.raises(UserError, match=r"no model can be built from config\.json.*copy the checkpoint again") as error:
+    with pytest.raises(
+        UserError, match=r"no model can be built from config\.json.*copy the checkpoint again"
+    ) as error:
         plugin.without_weights(directory, plugin.Config())
     assert "\n" not in str(error.value)

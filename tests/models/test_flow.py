@@ -40,13 +40,17 @@ def test_samples_have_the_distribution_of_the_actions(stochastic: bool) -> None:
     level=st.floats(0.05, 1.0),
     steps=st.integers(1, 20),
 )
-def test_a_stochastic_step_is_that_of_euler_and_maruyama(t: float, x: float, v: float, level: float, steps: int) -> None:
+def test_a_stochastic_step_is_that_of_euler_and_maruyama(
+    t: float, x: float, v: float, level: float, steps: int
+) -> None:
     """``dx = (v - sigma**2 / 2 * score) dt + sigma dw``, backwards in time."""
     delta = 1 / steps
     remaining = delta if t >= 1 - 0.5 * delta else 1 - t
     sigma = level * (t / remaining) ** 0.5
     score = -(x + (1 - t) * v) / t
-    mean, std = flow.sde_step(*(torch.tensor([value], dtype=torch.float64) for value in (x, v, t)), steps, level)
+    mean, std = flow.sde_step(
+        *(torch.tensor([value], dtype=torch.float64) for value in (x, v, t)), steps, level
+    )
     assert float(mean) == pytest.approx(x - delta * (v - sigma**2 / 2 * score), rel=1e-6, abs=1e-6)
     assert float(std) == pytest.approx(sigma * delta**0.5, rel=1e-6)
 
@@ -69,17 +73,24 @@ def test_a_step_without_noise_is_eulers() -> None:
 def test_densities_integrate_to_one_and_entropy_is_their_mean(mean: float, std: float) -> None:
     grid = torch.linspace(mean - 8 * std, mean + 8 * std, 4001, dtype=torch.float64)
     width = grid[1] - grid[0]
-    log_prob = flow.gaussian_log_prob(grid, torch.full_like(grid, mean), torch.tensor(std, dtype=torch.float64))
+    log_prob = flow.gaussian_log_prob(
+        grid, torch.full_like(grid, mean), torch.tensor(std, dtype=torch.float64)
+    )
     assert float(log_prob.exp().sum() * width) == pytest.approx(1, abs=1e-6)
     entropy = flow.gaussian_entropy(torch.tensor(std, dtype=torch.float64))
-    assert float(-(log_prob.exp() * log_prob).sum() * width) == pytest.approx(float(entropy), abs=1e-6)
+    assert float(-(log_prob.exp() * log_prob).sum() * width) == pytest.approx(
+        float(entropy), abs=1e-6
+    )
 
 
 def test_a_deterministic_step_adds_nothing_and_has_no_nan_gradient() -> None:
     mean = torch.randn(3, requires_grad=True)
     std = torch.tensor([0.0, 0.5, 0.0])
     log_prob = flow.gaussian_log_prob(mean.detach() + 0.1, mean, std)
-    assert log_prob[[0, 2]].tolist() == [0, 0] and flow.gaussian_entropy(std)[[0, 2]].tolist() == [0, 0]
+    assert log_prob[[0, 2]].tolist() == [0, 0] and flow.gaussian_entropy(std)[[0, 2]].tolist() == [
+        0,
+        0,
+    ]
     log_prob.sum().backward()
     assert mean.grad is not None and mean.grad[[0, 2]].tolist() == [0, 0] and mean.grad[1] != 0
 
@@ -101,7 +112,11 @@ def test_training_times_are_those_of_openpi() -> None:
 
 
 def test_interpolation_and_its_velocity() -> None:
-    actions, noise, time = torch.randn(3, 2, 4), torch.randn(3, 2, 4), torch.tensor([0.0, 0.25, 1.0])
+    actions, noise, time = (
+        torch.randn(3, 2, 4),
+        torch.randn(3, 2, 4),
+        torch.tensor([0.0, 0.25, 1.0]),
+    )
     x, v = flow.interpolate(actions, noise, time)
     torch.testing.assert_close(x[0], actions[0])
     torch.testing.assert_close(x[2], noise[2])

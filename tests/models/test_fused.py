@@ -34,13 +34,21 @@ class Kernels:
         return type(name, (), {"apply": staticmethod(getattr(self, module))})
 
     @staticmethod
-    def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float, mode: str, in_place: bool) -> Tensor:
+    def rms_norm(
+        x: Tensor, weight: Tensor, eps: float, offset: float, mode: str, in_place: bool
+    ) -> Tensor:
         assert not in_place and mode == ("gemma" if offset else "llama")
         normed = x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + eps)
-        return normed.to(x.dtype) * weight if mode == "llama" else (normed * (offset + weight.float())).to(x.dtype)
+        return (
+            normed.to(x.dtype) * weight
+            if mode == "llama"
+            else (normed * (offset + weight.float())).to(x.dtype)
+        )
 
     @staticmethod
-    def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, _positions: None, unsqueeze: int, width: int) -> tuple[Tensor, Tensor]:
+    def rope(
+        q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, _positions: None, unsqueeze: int, width: int
+    ) -> tuple[Tensor, Tensor]:
         assert unsqueeze == 1 and width == q.shape[-1]
         rotation = torch.stack([cos[..., : width // 2], sin[..., : width // 2]])[:, :, None]
         return rotate(q, *rotation), rotate(k, *rotation)
@@ -66,13 +74,19 @@ def openvla() -> OpenVLAPolicy:
 
 
 def pi0() -> Pi0Policy:
-    return Pi0Policy.load(ASSETS / "pi0_tiny", Pi0Options(random_weights=True, denoise_steps=2, frozen_vlm=False))
+    return Pi0Policy.load(
+        ASSETS / "pi0_tiny", Pi0Options(random_weights=True, denoise_steps=2, frozen_vlm=False)
+    )
 
 
 @pytest.mark.parametrize(
-    ("build", "parts"), [(openvla, {"rms_norm", "rope", "swiglu"}), (pi0, {"rms_norm", "rope", "geglu"})], ids=["openvla", "pi0"]
+    ("build", "parts"),
+    [(openvla, {"rms_norm", "rope", "swiglu"}), (pi0, {"rms_norm", "rope", "geglu"})],
+    ids=["openvla", "pi0"],
 )
-def test_a_policy_computes_the_same_with_them(build: Any, parts: set[str], kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_computes_the_same_with_them(
+    build: Any, parts: set[str], kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
     policy = build()
     inputs = policy.prepare(observations(policy, 2))
     with torch.no_grad():
@@ -112,11 +126,15 @@ def test_attention_of_few_queries_is_attention(kv_heads: int) -> None:
         torch.randn(3, heads, count, 16, generator=generator, dtype=torch.float64)
         for heads, count in ((4, 5), (kv_heads, 13), (kv_heads, 5), (kv_heads, 13), (kv_heads, 5))
     )
-    mask = torch.zeros(3, 1, 5, 18, dtype=torch.float64).masked_fill_(torch.rand(3, 1, 5, 18, generator=generator) < 0.3, float("-inf"))
+    mask = torch.zeros(3, 1, 5, 18, dtype=torch.float64).masked_fill_(
+        torch.rand(3, 1, 5, 18, generator=generator) < 0.3, float("-inf")
+    )
     kept = mask.clone()
     found = few_queries_attention(q, (before, k), (v_before, v), mask)
     keys, values = torch.cat([before, k], 2), torch.cat([v_before, v], 2)
-    torch.testing.assert_close(found, F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=True))
+    torch.testing.assert_close(
+        found, F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=True)
+    )
     assert torch.equal(mask, kept)
 
 
@@ -126,13 +144,20 @@ def test_rotating_both_is_rotating_each(kernels: Kernels, monkeypatch: pytest.Mo
     expected = rotate(q, *rotation), rotate(k, *rotation)
     for usable in (False, True):
         monkeypatch.setattr(fused, "usable", lambda x, usable=usable: usable)
-        for found, each in zip(flow_network.rotate_both(q.clone(), k.clone(), rotation), expected, strict=True):
+        for found, each in zip(
+            flow_network.rotate_both(q.clone(), k.clone(), rotation), expected, strict=True
+        ):
             torch.testing.assert_close(found, each)
 
 
-def test_on_the_meta_device_they_allocate_what_they_do_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_the_meta_device_they_allocate_what_they_do_on_cuda(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(fused, "installed", lambda: True)
-    x, up = (torch.empty(2, 3, 16, dtype=torch.bfloat16, device="meta", requires_grad=True) for _ in range(2))
+    x, up = (
+        torch.empty(2, 3, 16, dtype=torch.bfloat16, device="meta", requires_grad=True)
+        for _ in range(2)
+    )
     weight = torch.empty(16, device="meta", requires_grad=True)
     assert not fused.usable(x), "elsewhere, meta tensors are not on CUDA"
     with meta_tensors_as("cuda"), Allocations() as norm:
@@ -143,13 +168,20 @@ def test_on_the_meta_device_they_allocate_what_they_do_on_cuda(monkeypatch: pyte
         found = fused.silu_times(x, up)
     assert product.now == 2 * x.numel()
     with Allocations() as backward:
-        torch.autograd.backward([normed, found], [torch.empty_like(normed), torch.empty_like(found)])
+        torch.autograd.backward(
+            [normed, found], [torch.empty_like(normed), torch.empty_like(found)]
+        )
     assert x.grad is not None and backward.now < 6 * 2 * x.numel()
 
 
 def test_a_run_with_them_is_counted_with_less_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """For openvla-7b 71.7 GB were counted and 71.5 GB measured: docs/results/gpu_findings.md."""
-    keys = ["recipe=maniskill_ppo", "cluster.device=cuda", "algorithm.minibatch_size=4", "cluster.micro_batch_size=4"]
+    keys = [
+        "recipe=maniskill_ppo",
+        "cluster.device=cuda",
+        "algorithm.minibatch_size=4",
+        "cluster.micro_batch_size=4",
+    ]
     counted = []
     for installed in (False, True):
         monkeypatch.setattr(fused, "installed", lambda installed=installed: installed)

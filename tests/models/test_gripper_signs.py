@@ -19,9 +19,13 @@ from rlinf_vla.testing.policy_calls import act, noise, observations
 from tests.models.test_pi0 import directory
 
 
-@pytest.mark.parametrize(("gripper", "open_", "closed"), [("open_positive", 1.0, -1.0), ("close_positive", -1.0, 1.0)])
+@pytest.mark.parametrize(
+    ("gripper", "open_", "closed"), [("open_positive", 1.0, -1.0), ("close_positive", -1.0, 1.0)]
+)
 def test_above_one_half_opens(gripper: str, open_: float, closed: float) -> None:
-    dataset = torch.tensor([[0.3, -0.2, 0.51], [0.3, -0.2, 1.4], [0.3, -0.2, 0.49], [0.3, -0.2, -0.2]])
+    dataset = torch.tensor(
+        [[0.3, -0.2, 0.51], [0.3, -0.2, 1.4], [0.3, -0.2, 0.49], [0.3, -0.2, -0.2]]
+    )
     expected = torch.tensor([open_, open_, closed, closed])
     found = to_environment(dataset, GRIPPERS[gripper])
     assert torch.equal(found[:, -1], expected) and torch.equal(found[:, :-1], dataset[:, :-1])
@@ -30,7 +34,9 @@ def test_above_one_half_opens(gripper: str, open_: float, closed: float) -> None
 @given(st.sampled_from(sorted(GRIPPERS)), st.lists(st.booleans(), min_size=1))
 def test_a_dataset_s_numbers_return(gripper: str, opens: list[bool]) -> None:
     dataset = torch.stack([torch.zeros(len(opens)), torch.tensor(opens).float()], dim=1)
-    assert torch.equal(to_dataset(to_environment(dataset, GRIPPERS[gripper]), GRIPPERS[gripper]), dataset)
+    assert torch.equal(
+        to_dataset(to_environment(dataset, GRIPPERS[gripper]), GRIPPERS[gripper]), dataset
+    )
 
 
 def flow(path: Path, gripper: str | None) -> Pi0Policy:
@@ -40,21 +46,33 @@ def flow(path: Path, gripper: str | None) -> Pi0Policy:
     (path / "norm_stats.json").write_text(json.dumps(statistics))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        options = Pi0Options(random_weights=True, denoise_steps=2, prompt_length=32, gripper=gripper)
+        options = Pi0Options(
+            random_weights=True, denoise_steps=2, prompt_length=32, gripper=gripper
+        )
         return Pi0Policy.load(path, options)
 
 
 def test_signs_are_not_taken_for_numbers_from_0_to_1(tmp_path: Path) -> None:
     """LIBERO's data are ±1 already, and the message of a gripper of the opposite sign names this option."""
     path = directory(tmp_path)
-    options = Pi0Options(random_weights=True, card="pi0_libero", gripper="open_positive", chunk=4, delta_mask=[])
-    with pytest.raises(UserError, match=r"model\.options\.gripper=open_positive: .* are signs already \(close_positive\), not from 0 to 1"):
+    options = Pi0Options(
+        random_weights=True, card="pi0_libero", gripper="open_positive", chunk=4, delta_mask=[]
+    )
+    with pytest.raises(
+        UserError,
+        match=r"model\.options\.gripper=open_positive: .* are signs already \(close_positive\), not from 0 to 1",
+    ):
         Pi0Policy.load(path, options)
-    assert Pi0Policy.load(path, replace(options, gripper="raw")).spec.convention.gripper == "close_positive"
+    assert (
+        Pi0Policy.load(path, replace(options, gripper="raw")).spec.convention.gripper
+        == "close_positive"
+    )
 
 
 @pytest.mark.parametrize(("gripper", "sign"), [("open_positive", 1), ("close_positive", -1)])
-def test_a_flow_policy_opens_above_one_half_and_learns_from_signs(tmp_path: Path, gripper: str, sign: int) -> None:
+def test_a_flow_policy_opens_above_one_half_and_learns_from_signs(
+    tmp_path: Path, gripper: str, sign: int
+) -> None:
     plain, signed = flow(tmp_path / "plain", None), flow(tmp_path / "signed", gripper)
     assert plain.spec.convention.gripper is None and signed.spec.convention.gripper == gripper
     inputs = plain.prepare(observations(plain, 6))
@@ -65,5 +83,8 @@ def test_a_flow_policy_opens_above_one_half_and_learns_from_signs(tmp_path: Path
     demonstrated = dataset.clone()
     demonstrated[..., -1] = (dataset[..., -1] > 0.5).float()
     learnt = ((plain, demonstrated), (signed, to_environment(demonstrated, sign)))
-    losses = [policy.supervised_loss(inputs, actions, noise(torch.arange(6))) for policy, actions in learnt]
+    losses = [
+        policy.supervised_loss(inputs, actions, noise(torch.arange(6)))
+        for policy, actions in learnt
+    ]
     torch.testing.assert_close(*losses)

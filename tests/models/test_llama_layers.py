@@ -24,9 +24,13 @@ def angles(width: int) -> tuple[Tensor, Tensor]:
 
 def test_the_rotation_and_its_gradient_have_the_bits_of_transformers() -> None:
     cos, sin = angles(8)
-    q, k, weight = (torch.randn(2, 3, 5, 8, generator=torch.Generator().manual_seed(seed)) for seed in range(3))
+    q, k, weight = (
+        torch.randn(2, 3, 5, 8, generator=torch.Generator().manual_seed(seed)) for seed in range(3)
+    )
     q.requires_grad_()
-    expected, expected_k = (x * cos[:, None] + modeling_llama.rotate_half(x) * sin[:, None] for x in (q, k))
+    expected, expected_k = (
+        x * cos[:, None] + modeling_llama.rotate_half(x) * sin[:, None] for x in (q, k)
+    )
     found, found_k = fused_llama.rotary(q, k, cos, sin)
     assert torch.equal(found, expected) and torch.equal(found_k, expected_k)
     gradients = [torch.autograd.grad((each * weight).sum(), q)[0] for each in (found, expected)]

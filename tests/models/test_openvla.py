@@ -45,14 +45,21 @@ class TestSmallerOpenVLA(DiscretePolicyConformance):
         inputs = policy.prepare(observations(policy, 3))
         policy.evaluate(inputs, act(policy, inputs).latent, 1.0).log_prob.sum().backward()
         learning = gradients(policy.backbone)
-        for part in ("vision_backbone.featurizer.", "vision_backbone.fused_featurizer.", "projector.", "language_model.model.layers."):
+        for part in (
+            "vision_backbone.featurizer.",
+            "vision_backbone.fused_featurizer.",
+            "projector.",
+            "language_model.model.layers.",
+        ):
             assert any(name.startswith(part) for name in learning)
         assert "language_model.lm_head.weight" in learning
 
     def test_actions_follow_the_image_and_the_instruction(self, policy: OpenVLAPolicy) -> None:
         observed = observations(policy, 2)
         same = Observation(observed.images, observed.state, [observed.instruction[0]] * 2)
-        both = policy.prepare(observed) | {"image.base": policy.prepare(observed)["image.base"][[0, 0]]}
+        both = policy.prepare(observed) | {
+            "image.base": policy.prepare(observed)["image.base"][[0, 0]]
+        }
         for inputs in (policy.prepare(same), both):
             log_prob = policy.evaluate(inputs, {"token_ids": torch.full((2, 8), 506)}, 1.0).log_prob
             assert (log_prob[0] - log_prob[1]).abs().max() > 1e-3
@@ -61,12 +68,26 @@ class TestSmallerOpenVLA(DiscretePolicyConformance):
 # the action tokenizer, against the lines of the official code in numpy
 
 
-def official_encode(actions: np.ndarray, vocabulary: int, bins: int, low: np.ndarray, high: np.ndarray, mask: np.ndarray) -> np.ndarray:
+def official_encode(
+    actions: np.ndarray,
+    vocabulary: int,
+    bins: int,
+    low: np.ndarray,
+    high: np.ndarray,
+    mask: np.ndarray,
+) -> np.ndarray:
     normalised = np.where(mask, 2 * (actions - low) / (high - low) - 1, actions)
     return vocabulary - np.digitize(np.clip(normalised, -1.0, 1.0), np.linspace(-1, 1, bins))
 
 
-def official_decode(token_ids: np.ndarray, vocabulary: int, bins: int, low: np.ndarray, high: np.ndarray, mask: np.ndarray) -> np.ndarray:
+def official_decode(
+    token_ids: np.ndarray,
+    vocabulary: int,
+    bins: int,
+    low: np.ndarray,
+    high: np.ndarray,
+    mask: np.ndarray,
+) -> np.ndarray:
     edges = np.linspace(-1, 1, bins)
     centres = (edges[:-1] + edges[1:]) / 2
     normalised = centres[np.clip(vocabulary - token_ids - 1, 0, len(centres) - 1)]
@@ -85,14 +106,23 @@ def tokenizers(draw: st.DrawFn) -> tuple[ActionTokenizer, tuple[Any, ...]]:
 
 
 @given(tokenizers(), st.integers(0, 2**32 - 1))
-def test_action_tokens_against_the_official_code(drawn: tuple[ActionTokenizer, tuple[Any, ...]], seed: int) -> None:
+def test_action_tokens_against_the_official_code(
+    drawn: tuple[ActionTokenizer, tuple[Any, ...]], seed: int
+) -> None:
     tokenizer, official = drawn
     vocabulary, bins, *_ = official
     generator = np.random.default_rng(seed)
-    ids = generator.integers(vocabulary - bins - 3, vocabulary + 3, (20, tokenizer.action_dim))  # also beside the block: clipped
-    np.testing.assert_allclose(tokenizer.decode(torch.tensor(ids)).numpy(), official_decode(ids, *official), atol=2e-6)
+    ids = generator.integers(
+        vocabulary - bins - 3, vocabulary + 3, (20, tokenizer.action_dim)
+    )  # also beside the block: clipped
+    np.testing.assert_allclose(
+        tokenizer.decode(torch.tensor(ids)).numpy(), official_decode(ids, *official), atol=2e-6
+    )
     actions = generator.uniform(-8, 8, (40, tokenizer.action_dim)).astype(np.float32)
-    found, expected = tokenizer.encode(torch.tensor(actions)).numpy(), official_encode(actions.astype(np.float64), *official)
+    found, expected = (
+        tokenizer.encode(torch.tensor(actions)).numpy(),
+        official_encode(actions.astype(np.float64), *official),
+    )
     np.testing.assert_array_equal(found, expected)
     assert found.min() >= vocabulary - bins and found.max() < vocabulary
 
@@ -109,11 +139,18 @@ def test_a_decoded_action_keeps_its_token(drawn: tuple[ActionTokenizer, tuple[An
 
 def test_edges_of_the_action_range() -> None:
     tokenizer = ActionTokenizer(32000, 256, {"q01": [-1.0], "q99": [1.0]})
-    assert tokenizer.encode(torch.tensor([[1.0], [9.0], [-1.0], [-9.0]])).flatten().tolist() == [31744, 31744, 31999, 31999]
+    assert tokenizer.encode(torch.tensor([[1.0], [9.0], [-1.0], [-9.0]])).flatten().tolist() == [
+        31744,
+        31744,
+        31999,
+        31999,
+    ]
 
 
 def test_the_gripper_outside_the_mask_is_not_scaled() -> None:
-    tokenizer = ActionTokenizer(32000, 256, {"q01": [-5.0, 0.0], "q99": [5.0, 1.0], "mask": [True, False]})
+    tokenizer = ActionTokenizer(
+        32000, 256, {"q01": [-5.0, 0.0], "q99": [5.0, 1.0], "mask": [True, False]}
+    )
     actions = tokenizer.decode(torch.tensor([[31745, 31745]]))
     assert actions.tolist() == [[pytest.approx(5 * 127 / 127.5), pytest.approx(127 / 127.5)]]
 
@@ -124,11 +161,21 @@ def test_the_gripper_outside_the_mask_is_not_scaled() -> None:
 def test_prompts_keep_the_beginning_in_column_0_and_end_in_the_empty_token() -> None:
     policy = tiny()
     ids, mask = policy.prompts(["push the cube", "Stack the RED cube on the green cube"])
-    assert ids.shape == mask.shape == (2, 32) and ids.dtype == torch.int64 and mask.dtype == torch.bool
-    assert ids[:, 0].tolist() == [1, 1] and mask[:, 0].all() and ids[:, -1].tolist() == [4, 4] and mask[:, -1].all()
+    assert (
+        ids.shape == mask.shape == (2, 32) and ids.dtype == torch.int64 and mask.dtype == torch.bool
+    )
+    assert (
+        ids[:, 0].tolist() == [1, 1]
+        and mask[:, 0].all()
+        and ids[:, -1].tolist() == [4, 4]
+        and mask[:, -1].all()
+    )
     assert (ids[~mask] == 3).all() and not mask[0, 1] and (mask[:, 1:].int().diff(dim=1) >= 0).all()
     text = policy.prompts.tokenizer.decode(ids[1][mask[1]][1:-1].tolist())
-    assert text == "In: What action should the robot take to stack the red cube on the green cube?\nOut:"
+    assert (
+        text
+        == "In: What action should the robot take to stack the red cube on the green cube?\nOut:"
+    )
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -153,7 +200,15 @@ def test_a_prompt_that_is_too_long_names_the_key() -> None:
 def test_images_are_resized_as_pil_does_and_normalised_twice() -> None:
     policy = tiny()
     observed = Observation(
-        {"base": torch.randint(0, 256, (2, 80, 100, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))},
+        {
+            "base": torch.randint(
+                0,
+                256,
+                (2, 80, 100, 3),
+                dtype=torch.uint8,
+                generator=torch.Generator().manual_seed(0),
+            )
+        },
         torch.zeros(2, 0),
         ["push the cube"] * 2,
     )
@@ -161,8 +216,13 @@ def test_images_are_resized_as_pil_does_and_normalised_twice() -> None:
     assert image.shape == (2, 3, 64, 64) and image.dtype == torch.uint8
     flat = torch.full((1, 3, 2, 2), 128, dtype=torch.uint8)
     six = PixelNormalizer()(flat)[0, :, 0, 0]
-    means, stds = [0.484375, 0.455078125, 0.40625, 0.5, 0.5, 0.5], [0.228515625, 0.2236328125, 0.224609375, 0.5, 0.5, 0.5]
-    assert six.tolist() == pytest.approx([(128 / 255 - mean) / std for mean, std in zip(means, stds, strict=True)], abs=1e-6)
+    means, stds = (
+        [0.484375, 0.455078125, 0.40625, 0.5, 0.5, 0.5],
+        [0.228515625, 0.2236328125, 0.224609375, 0.5, 0.5, 0.5],
+    )
+    assert six.tolist() == pytest.approx(
+        [(128 / 255 - mean) / std for mean, std in zip(means, stds, strict=True)], abs=1e-6
+    )
 
 
 # names and sizes of the published model
@@ -174,13 +234,30 @@ FULL_SIZE = {
     "language_model": 6_738_939_904,
 }
 BLOCK = {
-    f"blocks.N.{layer}.{kind}" for layer in ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2") for kind in ("weight", "bias")
+    f"blocks.N.{layer}.{kind}"
+    for layer in ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")
+    for kind in ("weight", "bias")
 }
-TOWER = BLOCK | {"pos_embed", "patch_embed.proj.weight", "patch_embed.proj.bias", "norm.weight", "norm.bias"}
+TOWER = BLOCK | {
+    "pos_embed",
+    "patch_embed.proj.weight",
+    "patch_embed.proj.bias",
+    "norm.weight",
+    "norm.bias",
+}
 DINO = TOWER | {"cls_token", "reg_token", "blocks.N.ls1.scale_factor", "blocks.N.ls2.scale_factor"}
-POOL = {f"attn_pool.{layer}.{kind}" for layer in ("q", "kv", "proj", "norm", "mlp.fc1", "mlp.fc2") for kind in ("weight", "bias")}
-LLAMA_LAYER = {f"self_attn.{name}_proj" for name in "qkvo"} | {f"mlp.{name}_proj" for name in ("gate", "up", "down")}
-LLAMA = {f"model.layers.N.{name}.weight" for name in LLAMA_LAYER | {"input_layernorm", "post_attention_layernorm"}}
+POOL = {
+    f"attn_pool.{layer}.{kind}"
+    for layer in ("q", "kv", "proj", "norm", "mlp.fc1", "mlp.fc2")
+    for kind in ("weight", "bias")
+}
+LLAMA_LAYER = {f"self_attn.{name}_proj" for name in "qkvo"} | {
+    f"mlp.{name}_proj" for name in ("gate", "up", "down")
+}
+LLAMA = {
+    f"model.layers.N.{name}.weight"
+    for name in LLAMA_LAYER | {"input_layernorm", "post_attention_layernorm"}
+}
 FAMILIES = {
     "vision_backbone.featurizer": DINO,
     "vision_backbone.fused_featurizer": TOWER | POOL | {"attn_pool.latent"},
@@ -193,7 +270,11 @@ def families(model: PrismaticVLA) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {part: set() for part in FAMILIES}
     for key in model.state_dict():
         part = next(part for part in FAMILIES if key.startswith(f"{part}."))
-        found[part].add(".".join("N" if word.isdigit() else word for word in key.removeprefix(f"{part}.").split(".")))
+        found[part].add(
+            ".".join(
+                "N" if word.isdigit() else word for word in key.removeprefix(f"{part}.").split(".")
+            )
+        )
     return found
 
 
@@ -203,23 +284,37 @@ def test_weights_carry_the_published_names() -> None:
 
 def test_the_published_configuration_gives_the_published_sizes() -> None:
     config = {
-        "timm_model_ids": ["vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip_224"],
-        "text_config": {"model_type": "llama", "pad_token_id": 32000, "torch_dtype": "bfloat16", "vocab_size": 32064},
+        "timm_model_ids": [
+            "vit_large_patch14_reg4_dinov2.lvd142m",
+            "vit_so400m_patch14_siglip_224",
+        ],
+        "text_config": {
+            "model_type": "llama",
+            "pad_token_id": 32000,
+            "torch_dtype": "bfloat16",
+            "vocab_size": 32064,
+        },
     }
     with torch.device("meta"):
         model = PrismaticVLA(config)
     assert families(model) == FAMILIES and len(model.state_dict()) == 982
-    assert {part: sum(p.numel() for p in model.get_submodule(part).parameters()) for part in FULL_SIZE} == FULL_SIZE
+    assert {
+        part: sum(p.numel() for p in model.get_submodule(part).parameters()) for part in FULL_SIZE
+    } == FULL_SIZE
     assert model.prefix_length == 256 and model.hidden_size == 4096
     assert model.language_model.config.rms_norm_eps == 1e-6
 
 
 @pytest.mark.parametrize(("asset", "oft_plus"), [(ASSET, False), (OFT_PLUS, True)])
-def test_the_packaged_assets_are_what_the_module_writes(tmp_path: Path, asset: Path, oft_plus: bool) -> None:
+def test_the_packaged_assets_are_what_the_module_writes(
+    tmp_path: Path, asset: Path, oft_plus: bool
+) -> None:
     write_openvla(tmp_path, oft_plus)
     for name in ("config.json", "tokenizer.json"):
         assert (tmp_path / name).read_text() == (asset / name).read_text()
-    written, packaged = (json.loads((folder / "dataset_statistics.json").read_text()) for folder in (tmp_path, asset))
+    written, packaged = (
+        json.loads((folder / "dataset_statistics.json").read_text()) for folder in (tmp_path, asset)
+    )
     assert written["maniskill"]["action"] == packaged["maniskill"]["action"]
 
 
@@ -229,7 +324,9 @@ def test_the_packaged_assets_are_what_the_module_writes(tmp_path: Path, asset: P
 def stirred(module: torch.nn.Module) -> None:
     with torch.no_grad():
         for parameter in module.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.3)
+            parameter.add_(
+                torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.3
+            )
 
 
 @pytest.fixture
@@ -244,10 +341,16 @@ PIXELS = torch.randn(2, 6, 32, 32, generator=torch.Generator().manual_seed(2))
 
 @torch.no_grad()
 @pytest.mark.parametrize("tower", ["featurizer", "fused_featurizer"])
-def test_features_come_from_the_second_to_last_block_without_a_norm(vla: PrismaticVLA, tower: str) -> None:
+def test_features_come_from_the_second_to_last_block_without_a_norm(
+    vla: PrismaticVLA, tower: str
+) -> None:
     part = vla.vision_backbone.get_submodule(tower)
     before = vla.vision_backbone(PIXELS)
-    for unused in (part.blocks[-1], part.norm, *([part.attn_pool] if tower == "fused_featurizer" else [])):
+    for unused in (
+        part.blocks[-1],
+        part.norm,
+        *([part.attn_pool] if tower == "fused_featurizer" else []),
+    ):
         stirred(unused)
         assert torch.equal(vla.vision_backbone(PIXELS), before)
     stirred(part.blocks[-2])
@@ -264,9 +367,13 @@ def test_features_are_those_of_the_patches(vla: PrismaticVLA) -> None:
             for last in (block.attn.proj, block.mlp.fc2):
                 torch.nn.init.zeros_(last.weight)
                 torch.nn.init.zeros_(last.bias)
-        patches = torch.nn.functional.conv2d(pixels, tower.patch_embed.proj.weight, tower.patch_embed.proj.bias, stride=16)
+        patches = torch.nn.functional.conv2d(
+            pixels, tower.patch_embed.proj.weight, tower.patch_embed.proj.bias, stride=16
+        )
         expected.append(patches.flatten(2).transpose(1, 2) + tower.pos_embed)
-    torch.testing.assert_close(vla.vision_backbone(PIXELS), torch.cat(expected, dim=2), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        vla.vision_backbone(PIXELS), torch.cat(expected, dim=2), rtol=0, atol=1e-5
+    )
 
 
 @torch.no_grad()
@@ -274,9 +381,16 @@ def test_the_prompt_follows_the_image_and_the_image_the_beginning(vla: Prismatic
     ids = torch.tensor([[1, 7, 8, 9], [1, 3, 8, 4]])
     token_mask = torch.tensor([[True, False, True, True], [True, True, True, True]])
     embeds, mask = vla.embed_prompt(vla.encode_images(PIXELS, ids, token_mask), ids, token_mask)
-    assert mask[0].tolist() == [True] * (1 + vla.prefix_length) + [False, True, True] and mask[1].all()
-    table, patches = vla.language_model.model.embed_tokens.weight, vla.projector(vla.vision_backbone(PIXELS))
-    torch.testing.assert_close(embeds, torch.cat([table[ids[:, :1]], patches, table[ids[:, 1:]]], dim=1))
+    assert (
+        mask[0].tolist() == [True] * (1 + vla.prefix_length) + [False, True, True] and mask[1].all()
+    )
+    table, patches = (
+        vla.language_model.model.embed_tokens.weight,
+        vla.projector(vla.vision_backbone(PIXELS)),
+    )
+    torch.testing.assert_close(
+        embeds, torch.cat([table[ids[:, :1]], patches, table[ids[:, 1:]]], dim=1)
+    )
 
 
 @torch.no_grad()
@@ -284,7 +398,12 @@ def test_the_language_model_runs_as_transformers_runs_it(vla: PrismaticVLA) -> N
     """Without padding: a plain causal language model."""
     ids = torch.tensor([[1, 7, 8, 9, 30], [1, 5, 8, 4, 31]])
     hidden = vla.hidden_states(vla.embed_tokens(ids), torch.ones(2, 5, dtype=torch.bool))
-    torch.testing.assert_close(vla.language_model.lm_head(hidden), vla.language_model(input_ids=ids).logits, rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        vla.language_model.lm_head(hidden),
+        vla.language_model(input_ids=ids).logits,
+        rtol=0,
+        atol=1e-5,
+    )
 
 
 @torch.no_grad()
@@ -348,7 +467,9 @@ def shard(directory: Path, present: int) -> None:
     """Two shards and their index, of which ``present`` shards are there."""
     state = load_file(directory / "model.safetensors")
     (directory / "model.safetensors").unlink()
-    parts = {f"model-0000{i + 1}-of-00002.safetensors": dict(list(state.items())[i::2]) for i in range(2)}
+    parts = {
+        f"model-0000{i + 1}-of-00002.safetensors": dict(list(state.items())[i::2]) for i in range(2)
+    }
     for name, part in list(parts.items())[:present]:
         save_file(part, directory / name)
     index = {"weight_map": {key: name for name, part in parts.items() for key in part}}
@@ -382,7 +503,10 @@ def load(directory: Path, **options: Any) -> OpenVLAPolicy:
     [
         (edit_weights(lambda state: state.pop(HEAD)), f"missing.*{HEAD}"),
         (edit_weights(lambda state: state.update(surplus=torch.zeros(1))), "unexpected.*surplus"),
-        (edit_weights(lambda state: state.update({HEAD: torch.zeros(3, 32)})), f"{HEAD}.*\\[3, 32\\].*\\[512, 32\\]"),
+        (
+            edit_weights(lambda state: state.update({HEAD: torch.zeros(3, 32)})),
+            f"{HEAD}.*\\[3, 32\\].*\\[512, 32\\]",
+        ),
         (edit_weights(lambda state: state[HEAD].fill_(float("nan"))), f"{HEAD}.*NaN"),
         (edit_weights(lambda state: state[HEAD][0].fill_(float("inf"))), f"{HEAD}.*infinite"),
         (truncate, "model.safetensors"),
@@ -397,12 +521,26 @@ def load(directory: Path, **options: Any) -> OpenVLAPolicy:
         (edit_json("config.json", lambda config: config.pop("n_action_bins")), "n_action_bins"),
         (edit_json("config.json", lambda config: config.pop("text_config")), "text_config"),
         (edit_json("config.json", lambda config: config.pop("vision_config")), "timm_model_ids"),
-        (edit_json("dataset_statistics.json", lambda statistics: statistics.update(bridge=statistics["maniskill"])), "unnorm_key.*bridge"),
+        (
+            edit_json(
+                "dataset_statistics.json",
+                lambda statistics: statistics.update(bridge=statistics["maniskill"]),
+            ),
+            "unnorm_key.*bridge",
+        ),
         (edit_json("dataset_statistics.json", lambda statistics: statistics.clear()), "unnorm_key"),
-        (edit_json("dataset_statistics.json", lambda statistics: statistics["maniskill"]["action"].pop("q01")), "q01"),
+        (
+            edit_json(
+                "dataset_statistics.json",
+                lambda statistics: statistics["maniskill"]["action"].pop("q01"),
+            ),
+            "q01",
+        ),
     ],
 )
-def test_a_bad_checkpoint_is_one_line_that_names_the_fault(checkpoint: Path, spoil: Callable[[Path], None], named: str) -> None:
+def test_a_bad_checkpoint_is_one_line_that_names_the_fault(
+    checkpoint: Path, spoil: Callable[[Path], None], named: str
+) -> None:
     load(checkpoint)
     spoil(checkpoint)
     with pytest.raises(UserError, match=named) as error:
@@ -426,8 +564,13 @@ def test_a_sharded_checkpoint_is_the_same_policy(checkpoint: Path) -> None:
 def test_statistics_may_stand_in_the_configuration(checkpoint: Path) -> None:
     statistics = json.loads((checkpoint / "dataset_statistics.json").read_text())
     expected = load(checkpoint).action_tokens.scale
-    edit_json("config.json", lambda config: config.update(norm_stats=statistics | {"other": statistics["maniskill"]}))(checkpoint)
-    assert torch.equal(load(checkpoint).action_tokens.scale, expected), "a fine-tune's dataset_statistics.json replaces norm_stats"
+    edit_json(
+        "config.json",
+        lambda config: config.update(norm_stats=statistics | {"other": statistics["maniskill"]}),
+    )(checkpoint)
+    assert torch.equal(load(checkpoint).action_tokens.scale, expected), (
+        "a fine-tune's dataset_statistics.json replaces norm_stats"
+    )
     (checkpoint / "dataset_statistics.json").unlink()
     assert torch.equal(load(checkpoint, unnorm_key="maniskill").action_tokens.scale, expected)
 

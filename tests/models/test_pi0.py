@@ -47,7 +47,12 @@ def directory(path: Path, pi05: bool = False) -> Path:
         "bos_token_id": 1,
     }
     statistics = {
-        name: {"mean": [0.1] * count, "std": [0.5] * count, "q01": [-1.0] * count, "q99": [1.0] * count}
+        name: {
+            "mean": [0.1] * count,
+            "std": [0.5] * count,
+            "q01": [-1.0] * count,
+            "q99": [1.0] * count,
+        }
         for name, count in (("state", 5), ("actions", 4))
     }
     path.mkdir(parents=True, exist_ok=True)
@@ -67,7 +72,11 @@ def test_the_packaged_asset_is_that_of_the_module(tmp_path: Path) -> None:
 def small(path: Path, pi05: bool = False, **options: Any) -> Pi0Policy:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        options = {"denoise_steps": 3, "frozen_vlm": False, "prompt_length": 64 if pi05 else 32} | options
+        options = {
+            "denoise_steps": 3,
+            "frozen_vlm": False,
+            "prompt_length": 64 if pi05 else 32,
+        } | options
         policy = Pi0Policy.load(directory(path, pi05), Pi0Options(random_weights=True, **options))
         for name, parameter in policy.backbone.named_parameters():
             if ".dense." in name:  # of adaRMS, whose gates are zero at first
@@ -119,10 +128,17 @@ class Pi0(PolicyConformance):
     def test_greedily_it_follows_the_flow_from_drawn_noise(self, policy: Pi0Policy) -> None:
         """As openpi does, whatever the sampler; a low temperature tends to it."""
         inputs = policy.prepare(observations(policy, 3))
-        features, drawn = policy.encode(inputs), SameForEachAction(torch.randn(3, 6, generator=torch.Generator().manual_seed(0)))
+        features, drawn = (
+            policy.encode(inputs),
+            SameForEachAction(torch.randn(3, 6, generator=torch.Generator().manual_seed(0))),
+        )
         found = policy.act(features, drawn, 0.0).actions
-        torch.testing.assert_close(found, policy.act_from_noise(features, drawn.start), rtol=0, atol=1e-5)
-        torch.testing.assert_close(policy.act(features, drawn, 1e-4).actions, found, rtol=0, atol=1e-2)
+        torch.testing.assert_close(
+            found, policy.act_from_noise(features, drawn.start), rtol=0, atol=1e-5
+        )
+        torch.testing.assert_close(
+            policy.act(features, drawn, 1e-4).actions, found, rtol=0, atol=1e-2
+        )
 
 
 class TestPi0(Pi0):
@@ -140,10 +156,18 @@ def test_steering_starts_from_the_given_noise(tmp_path: Path) -> None:
     noise = torch.randn(3, 6, generator=torch.Generator().manual_seed(0))
     x = noise[:, None].repeat(1, 4, 1)
     for time in (1.0, 2 / 3, 1 / 3):
-        x = x - policy.backbone.velocity(features.prefix, features.state, x, torch.full((3,), time))[0] / 3
+        x = (
+            x
+            - policy.backbone.velocity(features.prefix, features.state, x, torch.full((3,), time))[
+                0
+            ]
+            / 3
+        )
     expected = policy.action_normalizer.inverse(x[:, :, :4])
     torch.testing.assert_close(policy.act_from_noise(features, noise), expected, rtol=0, atol=1e-5)
-    torch.testing.assert_close(policy.act_from_noise(features, torch.zeros(3, 6)), policy.act(features, None, 0.0).actions)
+    torch.testing.assert_close(
+        policy.act_from_noise(features, torch.zeros(3, 6)), policy.act(features, None, 0.0).actions
+    )
 
 
 class TestPi05(Pi0):
@@ -176,9 +200,16 @@ def test_the_output_layer_that_nothing_reads_is_not_trained(tmp_path: Path) -> N
         assert frozen == ["backbone.paligemma_with_expert.gemma_expert.lm_head.weight"]
 
 
-@pytest.mark.parametrize("options", [{}, {"pi05": True}, {"value_on": "vlm", "sampler": "flow_sde_all"}, {"value_on": "both"}])
-def test_the_frozen_part_is_computed_once_for_all_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
-    assert_computed_once(small(tmp_path / "small", frozen_vlm=True, **options), Pi0Network, "prefix", monkeypatch)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"pi05": True}, {"value_on": "vlm", "sampler": "flow_sde_all"}, {"value_on": "both"}],
+)
+def test_the_frozen_part_is_computed_once_for_all_epochs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    assert_computed_once(
+        small(tmp_path / "small", frozen_vlm=True, **options), Pi0Network, "prefix", monkeypatch
+    )
 
 
 def test_a_critic_on_both_reads_what_each_of_the_others_reads(tmp_path: Path) -> None:
@@ -194,7 +225,9 @@ def test_a_critic_on_both_reads_what_each_of_the_others_reads(tmp_path: Path) ->
 def test_a_detached_critic_trains_its_head_alone(tmp_path: Path, value_on: str) -> None:
     learning = {}
     for detached in (False, True):
-        policy = with_critic(small(tmp_path / str(detached), value_on=value_on, detach_critic=detached))
+        policy = with_critic(
+            small(tmp_path / str(detached), value_on=value_on, detach_critic=detached)
+        )
         inputs = policy.prepare(observations(policy, 2))
         policy.evaluate(inputs, act(policy, inputs).latent, 1.0).value.sum().backward()
         learning[detached] = (bool(gradients(policy.backbone)), bool(gradients(policy.value_head)))
@@ -202,8 +235,12 @@ def test_a_detached_critic_trains_its_head_alone(tmp_path: Path, value_on: str) 
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("sampler", "draws"), [("flow_sde", 1), ("flow_sde_all", 4), ("flow_noise", 4)])
-def test_the_mean_over_a_chain_is_its_sum_over_the_draws(tmp_path: Path, sampler: str, draws: int) -> None:
+@pytest.mark.parametrize(
+    ("sampler", "draws"), [("flow_sde", 1), ("flow_sde_all", 4), ("flow_noise", 4)]
+)
+def test_the_mean_over_a_chain_is_its_sum_over_the_draws(
+    tmp_path: Path, sampler: str, draws: int
+) -> None:
     found = {}
     for kind in ("sum", "mean"):
         policy = small(tmp_path / kind, sampler=sampler, chain_log_prob=kind)
@@ -227,7 +264,11 @@ def test_the_state_reaches_pi0_as_a_token_and_pi05_as_text(tmp_path: Path) -> No
         observed = observations(policy, 2)
         inputs = policy.prepare(observed)
         observed.state[0] += 0.7
-        changed = {name for name, value in policy.prepare(observed).items() if not torch.equal(value, inputs[name])}
+        changed = {
+            name
+            for name, value in policy.prepare(observed).items()
+            if not torch.equal(value, inputs[name])
+        }
         assert changed >= ({"state", "token_ids"} if pi05 else {"state"})
         first, second = act(policy, inputs).actions, act(policy, policy.prepare(observed)).actions
         assert not torch.equal(first[0], second[0]) and torch.equal(first[1], second[1])
@@ -260,7 +301,9 @@ def test_lerobot_names_and_the_tied_embedding_are_read(tmp_path: Path) -> None:
     state = load_file(saved / "model.safetensors")
     tied = state.pop("paligemma_with_expert.paligemma.lm_head.weight")
     state["paligemma_with_expert.paligemma.model.language_model.embed_tokens.weight"] = tied
-    save_file({f"model.{name}": value for name, value in state.items()}, saved / "model.safetensors")
+    save_file(
+        {f"model.{name}": value for name, value in state.items()}, saved / "model.safetensors"
+    )
     loaded = Pi0Policy.load(saved, Pi0Options(denoise_steps=3, frozen_vlm=False, prompt_length=32))
     inputs = policy.prepare(observations(policy, 2))
     found: ActionSample = act(loaded, inputs)

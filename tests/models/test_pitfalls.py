@@ -58,14 +58,20 @@ def mean_difference(actual: Tensor, expected: Tensor) -> float:
 
 
 def test_no_centre_crop(prismatic: Fixture, evaluated: Arrays) -> None:
-    image, expected = images(prismatic.inputs["c_224x224"]), images(evaluated["center_crop_c_224x224"])
+    image, expected = (
+        images(prismatic.inputs["c_224x224"]),
+        images(evaluated["center_crop_c_224x224"]),
+    )
     assert mean_difference(center_crop(image), expected) <= 1e-4
     assert mean_difference(image, expected) > 1
 
 
 def test_a_crop_of_nine_tenths_of_each_side(prismatic: Fixture, evaluated: Arrays) -> None:
     """The official crop keeps nine tenths of the area."""
-    image, expected = images(prismatic.inputs["c_224x224"]), images(evaluated["center_crop_c_224x224"])
+    image, expected = (
+        images(prismatic.inputs["c_224x224"]),
+        images(evaluated["center_crop_c_224x224"]),
+    )
     inner = image[..., 11:213, 11:213].permute(0, 2, 3, 1)
     assert mean_difference(resize(inner, SIZE), expected) > 1
 
@@ -92,9 +98,16 @@ def test_an_official_fine_tune_is_cropped_by_default(tmp_path: Path) -> None:
         "bounds": "q99",
     }
     (tmp_path / "dataset_statistics.json").write_text("{}")
-    assert read_conventions(tmp_path, base, OpenVLAOptions()) == {"center_crop": True, "resize": "rlds", "gripper": "raw", "bounds": "q99"}
+    assert read_conventions(tmp_path, base, OpenVLAOptions()) == {
+        "center_crop": True,
+        "resize": "rlds",
+        "gripper": "raw",
+        "bounds": "q99",
+    }
     assert not read_conventions(tmp_path, base, OpenVLAOptions(center_crop=False))["center_crop"]
-    assert not read_conventions(tmp_path, base | {"center_crop": False}, OpenVLAOptions())["center_crop"]
+    assert not read_conventions(tmp_path, base | {"center_crop": False}, OpenVLAOptions())[
+        "center_crop"
+    ]
     assert not read_conventions(tmp_path, {}, OpenVLAOptions())["center_crop"]  # ours
     with pytest.raises(UserError, match="resize=bilinear: choose processor or rlds"):
         read_conventions(tmp_path, base, OpenVLAOptions(resize="bilinear"))
@@ -105,14 +118,25 @@ def test_the_crop_is_configured_and_stored_in_the_checkpoint(tmp_path: Path) -> 
     observed = observations(plain, 2)
     seen = observed.images["base"]
     assert torch.equal(plain.prepare(observed)["image.base"], resize(seen, (64, 64)))
-    assert torch.equal(cropping.prepare(observed)["image.base"], center_crop(lanczos(through_jpeg(seen), (64, 64))))
-    for policy in (plain, cropping):  # the environment may have made the round trip, here of other images
+    assert torch.equal(
+        cropping.prepare(observed)["image.base"], center_crop(lanczos(through_jpeg(seen), (64, 64)))
+    )
+    for policy in (
+        plain,
+        cropping,
+    ):  # the environment may have made the round trip, here of other images
         shown = replace(observed, jpeg={"base": 255 - seen})
-        expected = resize(seen, (64, 64)) if policy is plain else center_crop(lanczos(255 - seen, (64, 64)))
+        expected = (
+            resize(seen, (64, 64))
+            if policy is plain
+            else center_crop(lanczos(255 - seen, (64, 64)))
+        )
         assert torch.equal(policy.prepare(shown)["image.base"], expected)
     cropping.save(tmp_path)
     again = OpenVLAPolicy.load(tmp_path, OpenVLAOptions())
-    assert torch.equal(again.prepare(observed)["image.base"], cropping.prepare(observed)["image.base"])
+    assert torch.equal(
+        again.prepare(observed)["image.base"], cropping.prepare(observed)["image.base"]
+    )
 
 
 STATISTICS = {"q01": [-1.0, 0.0], "q99": [1.0, 1.0], "mask": [True, False]}
@@ -151,11 +175,16 @@ def test_a_gripper_outside_the_mask_is_not_unnormalised() -> None:
 
 
 def test_the_statistics_of_another_dataset(tmp_path: Path) -> None:
-    both = {name: {"action": {"q01": [-scale], "q99": [scale]}} for name, scale in (("mine", 0.05), ("bridge_orig", 1.0))}
+    both = {
+        name: {"action": {"q01": [-scale], "q99": [scale]}}
+        for name, scale in (("mine", 0.05), ("bridge_orig", 1.0))
+    }
     (tmp_path / "dataset_statistics.json").write_text(json.dumps({"mine": both["mine"]}))
     fine_tuned = read_statistics(tmp_path, {"norm_stats": both}, None, None)
     assert fine_tuned.name == "mine"
-    assert ActionTokenizer(32000, 256, fine_tuned.statistics["action"]).denormalise(torch.ones(1)) == pytest.approx(0.05)
+    assert ActionTokenizer(32000, 256, fine_tuned.statistics["action"]).denormalise(
+        torch.ones(1)
+    ) == pytest.approx(0.05)
     (tmp_path / "dataset_statistics.json").unlink()
     for wrong in (None, "libero"):
         with pytest.raises(UserError, match=r"'bridge_orig', 'mine'.*choose one"):
@@ -165,18 +194,28 @@ def test_the_statistics_of_another_dataset(tmp_path: Path) -> None:
 def test_minimum_and_maximum_instead_of_quantiles() -> None:
     """OpenVLA: ``q01 + (a + 1) / 2 (q99 - q01)``; datasets contain min and max, too."""
     statistics = {"q01": [-0.1], "q99": [0.3], "min": [-2.0], "max": [2.0]}
-    assert ActionTokenizer(32000, 256, statistics).denormalise(torch.tensor([0.5])) == pytest.approx(0.2)
-    assert ActionTokenizer(32000, 256, {"q01": [-2.0], "q99": [2.0]}).denormalise(torch.tensor([0.5])) == pytest.approx(1.0)
+    assert ActionTokenizer(32000, 256, statistics).denormalise(
+        torch.tensor([0.5])
+    ) == pytest.approx(0.2)
+    assert ActionTokenizer(32000, 256, {"q01": [-2.0], "q99": [2.0]}).denormalise(
+        torch.tensor([0.5])
+    ) == pytest.approx(1.0)
     proprio = ProprioNormalizer(statistics)
     assert proprio(torch.tensor([0.2])) == pytest.approx(0.5) and proprio(torch.tensor([2.0])) == 1
-    assert ActionTokenizer(32000, 256, statistics, bounds="min_max").denormalise(torch.tensor([0.5])) == pytest.approx(1.0)
+    assert ActionTokenizer(32000, 256, statistics, bounds="min_max").denormalise(
+        torch.tensor([0.5])
+    ) == pytest.approx(1.0)
     assert ProprioNormalizer(statistics, "min_max")(torch.tensor([0.2])) == pytest.approx(0.1)
 
 
 def test_proprioception_outside_the_mask_is_only_clipped() -> None:
     """OFT: ``np.clip(np.where(mask, scaled, proprio), -1, 1)``."""
-    proprio = ProprioNormalizer({"q01": [-0.2, -0.2, -0.2], "q99": [0.2, 0.2, 0.2], "mask": [True, False, False]})
-    torch.testing.assert_close(proprio(torch.tensor([0.1, 0.1, -3.0])), torch.tensor([0.5, 0.1, -1.0]))
+    proprio = ProprioNormalizer(
+        {"q01": [-0.2, -0.2, -0.2], "q99": [0.2, 0.2, 0.2], "mask": [True, False, False]}
+    )
+    torch.testing.assert_close(
+        proprio(torch.tensor([0.1, 0.1, -3.0])), torch.tensor([0.5, 0.1, -1.0])
+    )
 
 
 def test_targets_are_clipped_and_constant_dimensions_are_zero() -> None:
@@ -191,11 +230,20 @@ def test_targets_are_clipped_and_constant_dimensions_are_zero() -> None:
 def test_pi05_uses_quantiles_and_pi0_standard_deviations(tmp_path: Path) -> None:
     fixture = Fixture("openpi_preproc")
     statistics = fixture.json("norm_stats.json")["norm_stats"]["actions"]
-    for quantiles, mode, other in ((False, "MEAN_STD", "QUANTILES"), (True, "QUANTILES", "MEAN_STD")):
-        expected, actions = fixture.expected[f"norm_actions_q{int(quantiles)}"], fixture.inputs["actions"]
+    for quantiles, mode, other in (
+        (False, "MEAN_STD", "QUANTILES"),
+        (True, "QUANTILES", "MEAN_STD"),
+    ):
+        expected, actions = (
+            fixture.expected[f"norm_actions_q{int(quantiles)}"],
+            fixture.inputs["actions"],
+        )
         assert difference(Normalizer(statistics, mode)(actions), expected) <= 1e-12
         assert difference(Normalizer(statistics, other)(actions), expected) > 0.5
-        assert small_pi0(tmp_path / str(quantiles), pi05=quantiles).action_normalizer.to_range == quantiles
+        assert (
+            small_pi0(tmp_path / str(quantiles), pi05=quantiles).action_normalizer.to_range
+            == quantiles
+        )
 
 
 @torch.no_grad()
@@ -244,14 +292,22 @@ def test_pi0_adds_the_robots_state_and_not_the_normalised_one(tmp_path: Path) ->
     plain, delta = small_pi0(tmp_path / "plain"), small_pi0(tmp_path / "delta", delta_mask=[3, -1])
     observed = observations(plain, 2)
     inputs = plain.prepare(observed)
-    expected = act(plain, inputs).actions + torch.cat([observed.state[:, :3], torch.zeros(2, 1)], dim=1)[:, None]
+    expected = (
+        act(plain, inputs).actions
+        + torch.cat([observed.state[:, :3], torch.zeros(2, 1)], dim=1)[:, None]
+    )
     found = act(delta, inputs).actions
     assert difference(found, expected) <= 1e-5
     assert difference(found, act(plain, inputs).actions + inputs["state"][:, None, :4]) > 0.1
     # the imitation loss is that of the same deltas
-    losses = [policy.supervised_loss(inputs, actions, noise(torch.arange(2))) for policy, actions in ((plain, found), (delta, found))]
+    losses = [
+        policy.supervised_loss(inputs, actions, noise(torch.arange(2)))
+        for policy, actions in ((plain, found), (delta, found))
+    ]
     deltas = act(plain, inputs).actions
-    assert difference(losses[1], plain.supervised_loss(inputs, deltas, noise(torch.arange(2)))) <= 1e-4
+    assert (
+        difference(losses[1], plain.supervised_loss(inputs, deltas, noise(torch.arange(2)))) <= 1e-4
+    )
     assert difference(losses[0], losses[1]) > 1e-2
 
 
@@ -270,9 +326,17 @@ def test_proprioception_by_the_statistics_of_actions(tmp_path: Path) -> None:
     policy = OpenVLAOFTPolicy.load(directory, OpenVLAOFTOptions(random_weights=True, proprio=True))
     statistics = json.loads((directory / "dataset_statistics.json").read_text())["maniskill"]
     observed = observations(policy, 2)
-    state, low, high = (np.asarray(x) for x in (observed.state, statistics["proprio"]["q01"], statistics["proprio"]["q99"]))
+    state, low, high = (
+        np.asarray(x)
+        for x in (observed.state, statistics["proprio"]["q01"], statistics["proprio"]["q99"])
+    )
     expected = torch.from_numpy(np.clip(2 * (state - low) / (high - low + 1e-8) - 1, -1, 1))
     found = policy.prepare(observed)["proprio"]
     assert difference(found, expected) <= 1e-6
     width = policy.spec.action_dim
-    assert difference(ProprioNormalizer(statistics["action"])(observed.state[:, :width]), expected[:, :width]) > 0.1
+    assert (
+        difference(
+            ProprioNormalizer(statistics["action"])(observed.state[:, :width]), expected[:, :width]
+        )
+        > 0.1
+    )

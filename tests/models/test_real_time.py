@@ -50,7 +50,11 @@ def sample(velocity_at: real_time.Velocity, count: int, steps: int) -> Tensor:
 
 
 def onto(target: Tensor, committed: int, frozen: int) -> real_time.Velocity:
-    return real_time.guided_velocity(velocity, target[None, :, None], real_time.prefix_weights(committed, frozen, HORIZON)[:, None])
+    return real_time.guided_velocity(
+        velocity,
+        target[None, :, None],
+        real_time.prefix_weights(committed, frozen, HORIZON)[:, None],
+    )
 
 
 @given(st.integers(0, 12), st.integers(0, 12))
@@ -60,14 +64,18 @@ def test_weights_are_those_of_the_paper(committed: int, frozen: int) -> None:
     for place, found in enumerate(real_time.prefix_weights(committed, frozen, HORIZON).tolist()):
         c = (committed - place) / (committed - frozen + 1)
         soft = c * (math.exp(c) - 1) / (math.e - 1)
-        assert found == pytest.approx(1 if place < frozen else soft if place < committed else 0, abs=1e-6)
+        assert found == pytest.approx(
+            1 if place < frozen else soft if place < committed else 0, abs=1e-6
+        )
 
 
 @given(st.floats(0.001, 0.999))
 def test_guidance_is_that_of_the_paper(t: float) -> None:
     tau = 1 - t
     r2 = (1 - tau) ** 2 / (tau**2 + (1 - tau) ** 2)
-    assert float(real_time.guidance(torch.tensor(t, dtype=torch.float64))) == pytest.approx(min(5, (1 - tau) / (tau * r2)), rel=1e-6)
+    assert float(real_time.guidance(torch.tensor(t, dtype=torch.float64))) == pytest.approx(
+        min(5, (1 - tau) / (tau * r2)), rel=1e-6
+    )
 
 
 def test_guidance_is_bounded_for_pure_noise() -> None:
@@ -84,7 +92,9 @@ def test_a_guided_step_in_closed_form() -> None:
         jacobian = torch.eye(HORIZON) - t * slope
         error = weights * (target - (x[..., 0] @ jacobian.T - t * offset))
         expected = velocity(x, t)[0][..., 0] - real_time.guidance(t) * error @ jacobian
-        torch.testing.assert_close(onto(target, 8, 3)(x, t)[0][..., 0], expected, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(
+            onto(target, 8, 3)(x, t)[0][..., 0], expected, atol=1e-5, rtol=1e-4
+        )
 
 
 def test_without_a_prefix_the_flow_is_unchanged() -> None:
@@ -92,7 +102,11 @@ def test_without_a_prefix_the_flow_is_unchanged() -> None:
 
 
 def test_the_prefix_is_kept_and_the_rest_continues_it() -> None:
-    before = torch.linalg.cholesky(COVARIANCE) @ torch.randn(HORIZON, generator=torch.Generator().manual_seed(3)) + MEAN
+    before = (
+        torch.linalg.cholesky(COVARIANCE)
+        @ torch.randn(HORIZON, generator=torch.Generator().manual_seed(3))
+        + MEAN
+    )
     frozen = 5
     target = torch.where(PLACE < 9, before, 0)
     free, kept = sample(velocity, 2000, 40), sample(onto(target, 9, frozen), 2000, 40)
@@ -105,7 +119,9 @@ def test_the_prefix_is_kept_and_the_rest_continues_it() -> None:
     assert (kept[:, frozen].mean() - following).abs() < 0.1, "the next step is almost certain"
     jumps = (free[:, frozen] - prefix[-1]).abs().mean(), (kept[:, frozen] - prefix[-1]).abs().mean()
     natural = (before[1:] - before[:-1]).abs().max()
-    assert jumps[1] < natural < jumps[0], "a chunk that is spliced onto the prefix jumps; this one does not"
+    assert jumps[1] < natural < jumps[0], (
+        "a chunk that is spliced onto the prefix jumps; this one does not"
+    )
     assert kept[:, -1].std() > 0.5, "distant steps are not constrained"
 
 
@@ -117,7 +133,9 @@ def noise(count: int) -> Noise:
 @pytest.mark.parametrize("sampler", ["flow_sde", "flow_sde_all", "flow_noise"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @torch.no_grad()
-def test_pi0_with_an_empty_prefix_acts_as_without(tmp_path: Path, sampler: str, temperature: float) -> None:
+def test_pi0_with_an_empty_prefix_acts_as_without(
+    tmp_path: Path, sampler: str, temperature: float
+) -> None:
     policy = small(tmp_path / "pi0", sampler=sampler)
     assert isinstance(policy, RealTimeChunking)
     features = policy.encode(policy.prepare(observations(policy, 3)))
@@ -137,7 +155,9 @@ def test_pi0_continues_the_committed_actions(tmp_path: Path, pi05: bool) -> None
     assert torch.equal(found[:, :2], committed[:, :2])
     distance, before = ((each[:, 2] - committed[:, 2]).abs().mean() for each in (found, plain))
     assert distance < 0.8 * before
-    assert not torch.equal(found[:, 3], plain[:, 3]), "later actions depend on it through the network"
+    assert not torch.equal(found[:, 3], plain[:, 3]), (
+        "later actions depend on it through the network"
+    )
     assert policy.backbone.action_out_proj.weight.grad is None
 
 
@@ -147,7 +167,9 @@ def test_simulated_delays_are_equally_frequent(longest: int, time: float) -> Non
     times = real_time.simulated_times(torch.full((9000,), time), uniform, longest, HORIZON)
     delays = (times == 0).sum(1)
     assert torch.equal(times, torch.where(delays[:, None] > PLACE, 0.0, torch.tensor(time)))
-    assert delays.bincount().tolist() == pytest.approx([9000 / (longest + 1)] * (longest + 1), abs=1)
+    assert delays.bincount().tolist() == pytest.approx(
+        [9000 / (longest + 1)] * (longest + 1), abs=1
+    )
 
 
 @pytest.mark.parametrize("pi05", [False, True])
@@ -157,12 +179,20 @@ def test_equal_times_of_all_actions_are_one_time(tmp_path: Path, pi05: bool) -> 
     features = policy.encode(policy.prepare(observations(policy, 3)))
     x = torch.randn(3, policy.config.horizon, policy.config.action_dim)
     time = torch.tensor([0.2, 0.5, 1.0])
-    one, each = (policy.backbone.velocity(features.prefix, features.state, x, t)[0] for t in (time, time[:, None].expand(x.shape[:2])))
+    one, each = (
+        policy.backbone.velocity(features.prefix, features.state, x, t)[0]
+        for t in (time, time[:, None].expand(x.shape[:2]))
+    )
     torch.testing.assert_close(each, one, atol=1e-6, rtol=1e-5)
     changed = policy.backbone.velocity(
-        features.prefix, features.state, x, torch.cat([time[:, None] / 2, time[:, None].expand(3, x.shape[1] - 1)], 1)
+        features.prefix,
+        features.state,
+        x,
+        torch.cat([time[:, None] / 2, time[:, None].expand(3, x.shape[1] - 1)], 1),
     )[0]
-    assert (changed - one).abs().amax(dim=2).gt(1e-6).all(), "the time of one action reaches all through attention"
+    assert (changed - one).abs().amax(dim=2).gt(1e-6).all(), (
+        "the time of one action reaches all through attention"
+    )
 
 
 @pytest.mark.parametrize("pi05", [False, True])
@@ -193,7 +223,9 @@ def test_the_loss_leaves_out_given_actions(tmp_path: Path, pi05: bool) -> None:
 
 @pytest.mark.parametrize("pi05", [False, True])
 @torch.no_grad()
-def test_a_policy_of_simulated_delays_is_given_the_committed_actions(tmp_path: Path, pi05: bool) -> None:
+def test_a_policy_of_simulated_delays_is_given_the_committed_actions(
+    tmp_path: Path, pi05: bool
+) -> None:
     """Its chunk depends on the frozen actions and on nothing else of what is committed."""
     policy = with_live_conditions(small(tmp_path / "pi0", pi05, simulated_delay=2))
     features = policy.encode(policy.prepare(observations(policy, 4)))
@@ -210,7 +242,9 @@ def test_a_policy_of_simulated_delays_is_given_the_committed_actions(tmp_path: P
     within[:, 1] += 0.3
     assert torch.equal(rest(beyond, 2), rest(committed, 2))
     assert not torch.equal(rest(within, 2), rest(committed, 2))
-    assert torch.equal(rest(beyond, 3), rest(committed, 3)), "a longer delay counts as the longest simulated one"
+    assert torch.equal(rest(beyond, 3), rest(committed, 3)), (
+        "a longer delay counts as the longest simulated one"
+    )
 
 
 def test_a_simulated_delay_is_stored_in_the_checkpoint_and_must_fit(tmp_path: Path) -> None:
@@ -227,5 +261,7 @@ def with_live_conditions(policy: Pi0Policy) -> Pi0Policy:
     """Give adaRMS weights: a new network has zeros, which ignore the time."""
     for module in policy.modules():
         if isinstance(module, RMSNorm) and module.adaptive:
-            torch.nn.init.normal_(module.dense.weight, std=0.2, generator=torch.Generator().manual_seed(1))
+            torch.nn.init.normal_(
+                module.dense.weight, std=0.2, generator=torch.Generator().manual_seed(1)
+            )
     return policy

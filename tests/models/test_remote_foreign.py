@@ -39,12 +39,20 @@ def chunk_of(observation: dict[str, Any], dimensions: int = 7) -> dict[str, Any]
     """Actions that depend on all that a policy reads."""
     found = np.arange(HORIZON * dimensions, dtype=np.float32).reshape(HORIZON, dimensions) / 100
     for value in observation.values():
-        found = found + np.float32(value.mean() if isinstance(value, np.ndarray) else len(str(value)))
-    return {"actions": found, "policy_timing": {"infer_ms": 3.0}, "server_timing": {"infer_ms": 4.0}}
+        found = found + np.float32(
+            value.mean() if isinstance(value, np.ndarray) else len(str(value))
+        )
+    return {
+        "actions": found,
+        "policy_timing": {"infer_ms": 3.0},
+        "server_timing": {"infer_ms": 4.0},
+    }
 
 
 def remote(url: str, **options: Any) -> RemotePolicy:
-    chosen = RemoteOptions(url=url, **{"keys": "libero", "chunk": 5, "timeout_s": 60.0, "retries": 0} | options)
+    chosen = RemoteOptions(
+        url=url, **{"keys": "libero", "chunk": 5, "timeout_s": 60.0, "retries": 0} | options
+    )
     return RemotePolicy.load(Path(NO_MODEL), chosen)
 
 
@@ -54,23 +62,38 @@ def test_libero_gets_the_keys_of_openpis_example() -> None:
         policy = remote(url)
         assert policy.spec.images == {"base": (224, 224), "wrist": (224, 224)}
         assert (policy.spec.chunk, policy.spec.action_dim, policy.spec.state_dim) == (5, 7, 8)
-        assert policy.spec.convention == LIBERO_CONVENTION and policy.spec.env == {"convention": "openvla", "cameras": ["base", "wrist"]}
+        assert policy.spec.convention == LIBERO_CONVENTION and policy.spec.env == {
+            "convention": "openvla",
+            "cameras": ["base", "wrist"],
+        }
         seen = large(policy, 2)
         sample = act(policy, policy.prepare(seen))
     assert [set(each) for each in server.seen] == [
         {"observation/image", "observation/wrist_image", "observation/state", "prompt"},
     ] * 2
     row = next(each for each in server.seen if each["prompt"] == seen.instruction[1])
-    assert np.array_equal(row["observation/wrist_image"], padded(seen.images["wrist"], (224, 224))[1].numpy())
-    assert row["observation/state"].dtype == np.float32 and np.array_equal(row["observation/state"], seen.state[1].numpy())
+    assert np.array_equal(
+        row["observation/wrist_image"], padded(seen.images["wrist"], (224, 224))[1].numpy()
+    )
+    assert row["observation/state"].dtype == np.float32 and np.array_equal(
+        row["observation/state"], seen.state[1].numpy()
+    )
     assert torch.equal(sample.actions[1], torch.from_numpy(chunk_of(row)["actions"][:5]))
-    assert sample.log_prob.isnan().all() and sample.value.isnan().all(), "a server does not tell them"
+    assert sample.log_prob.isnan().all() and sample.value.isnan().all(), (
+        "a server does not tell them"
+    )
 
 
 def large(policy: Policy, batch: int) -> Observation:
     """An observation whose images are larger than the policy's, and not square."""
     found = observations(policy, batch)
-    return replace(found, images={name: torch.randint(0, 256, (batch, 300, 256, 3), dtype=torch.uint8) for name in found.images})
+    return replace(
+        found,
+        images={
+            name: torch.randint(0, 256, (batch, 300, 256, 3), dtype=torch.uint8)
+            for name in found.images
+        },
+    )
 
 
 def test_droid_gets_joints_and_gripper_apart() -> None:
@@ -88,9 +111,17 @@ def test_droid_gets_joints_and_gripper_apart() -> None:
 def test_sglang_is_known_by_its_path() -> None:
     server = PolicyServer(chunk_of)
     with serving(server) as url:
-        policy = remote(f"{url}/openpi/policy", keys=None, images={"front": "observation.images.cam"}, action_dim=7, state_dim=3)
+        policy = remote(
+            f"{url}/openpi/policy",
+            keys=None,
+            images={"front": "observation.images.cam"},
+            action_dim=7,
+            state_dim=3,
+        )
         act(policy, policy.prepare(observations(policy, 1)))
-    assert set(server.seen[0]) == {"observation.images.cam", "observation.state", "task"} and set(server.paths) == {"/openpi/policy"}
+    assert set(server.seen[0]) == {"observation.images.cam", "observation.state", "task"} and set(
+        server.paths
+    ) == {"/openpi/policy"}
 
 
 def test_vllm_omni_gets_a_seed_that_belongs_to_the_row() -> None:
@@ -103,7 +134,9 @@ def test_vllm_omni_gets_a_seed_that_belongs_to_the_row() -> None:
         act(policy, inputs, temperature=0.0)
     assert first.actions.shape == (3, 5, 7), "a bare array"
     seeds = [each.get("seed") for each in server.seen]
-    assert len(set(seeds[:3])) == 3 and seeds == seeds[:3] * 3, "greedily, too: a flow starts from noise"
+    assert len(set(seeds[:3])) == 3 and seeds == seeds[:3] * 3, (
+        "greedily, too: a flow starts from noise"
+    )
     assert all(each["endpoint"] == "infer" for each in server.seen)
 
 
@@ -113,16 +146,27 @@ def test_rows_keep_their_order_over_any_number_of_connections(connections: int) 
     with serving(server) as url:
         policy = remote(url, connections=connections)
         inputs = policy.prepare(observations(policy, 5))
-        alone = [act(policy, {name: value[row : row + 1] for name, value in inputs.items()}).actions for row in range(5)]
-        assert torch.equal(act(policy, inputs).actions, torch.cat(alone)) and len(torch.cat(alone)[:, 0, 0].unique()) == 5
-    assert server.connections == 1 + min(connections, 5), "one for the metadata, and those of the rows"
+        alone = [
+            act(policy, {name: value[row : row + 1] for name, value in inputs.items()}).actions
+            for row in range(5)
+        ]
+        assert (
+            torch.equal(act(policy, inputs).actions, torch.cat(alone))
+            and len(torch.cat(alone)[:, 0, 0].unique()) == 5
+        )
+    assert server.connections == 1 + min(connections, 5), (
+        "one for the metadata, and those of the rows"
+    )
 
 
 @pytest.mark.parametrize(
     ("answer", "complaint"),
     [
         (b"\xc1 garbage", "sends what cannot be read"),
-        ("Traceback (most recent call last):\n  File x\nValueError: no such \x1b[2Jkey", r"refuses: ValueError: no such \\x1b\[2Jkey"),
+        (
+            "Traceback (most recent call last):\n  File x\nValueError: no such \x1b[2Jkey",
+            r"refuses: ValueError: no such \\x1b\[2Jkey",
+        ),
         ({"actions": np.zeros((10, 6), np.float32)}, "shape 10x6, 5x7 or a longer chunk is needed"),
         ({"actions": np.zeros((4, 7), np.float32)}, "shape 4x7"),
         ({"actions": np.zeros((1, 10, 7), np.float32)}, "shape 1x10x7"),
@@ -141,11 +185,15 @@ def test_an_answer_that_is_none(answer: Any, complaint: str) -> None:
         policy = remote(url, retries=3)
         with pytest.raises(Failure, match=complaint) as raised:
             act(policy, policy.prepare(observations(policy, 1)))
-    assert "\n" not in str(raised.value) and url in str(raised.value) and len(server.seen) == 1, "it is not asked again"
+    assert "\n" not in str(raised.value) and url in str(raised.value) and len(server.seen) == 1, (
+        "it is not asked again"
+    )
 
 
 def test_an_array_of_objects_is_not_decoded() -> None:
-    frame = packed({"actions": {b"__ndarray__": True, b"data": b"x" * 8, b"dtype": "|O", b"shape": [1]}})
+    frame = packed(
+        {"actions": {b"__ndarray__": True, b"data": b"x" * 8, b"dtype": "|O", b"shape": [1]}}
+    )
     with serving(PolicyServer(lambda observation: frame)) as url:
         policy = remote(url)
         with pytest.raises(Failure, match=r"dtype '\|O'"):
@@ -171,7 +219,9 @@ def test_a_lost_connection_is_made_again_so_often(monkeypatch: pytest.MonkeyPatc
         inputs = policy.prepare(observations(policy, 3))
         assert torch.equal(act(policy, inputs).actions, act(policy, inputs).actions)
         server.answer = dropping(3)
-        with pytest.raises(Failure, match="does not answer in 3 attempts: the connection was closed"):
+        with pytest.raises(
+            Failure, match="does not answer in 3 attempts: the connection was closed"
+        ):
             act(policy, inputs)
         assert act(policy, inputs).actions.isfinite().all(), "the next call connects again"
 
@@ -187,7 +237,9 @@ def test_a_control_loop_waits_for_no_second_attempt() -> None:
         assert len(server.seen) == 1
 
 
-def test_a_control_loop_gives_up_a_silent_connection_soon_once_it_has_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_control_loop_gives_up_a_silent_connection_soon_once_it_has_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Not before: the server may have to compile."""
     limit, limits = Connection.limit, list[float]()
     silent, goes_on = threading.Event(), threading.Event()
@@ -257,9 +309,13 @@ def test_a_late_answer(monkeypatch: pytest.MonkeyPatch) -> None:
         send(connection, message)
         ahead.append(59.9)
 
-    with serving(PolicyServer(lambda observation: (asked.wait(60), chunk_of(observation))[1])) as url:
+    with serving(
+        PolicyServer(lambda observation: (asked.wait(60), chunk_of(observation))[1])
+    ) as url:
         policy = remote(url, timeout_s=60.0)
-        monkeypatch.setattr(policy_server, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[-1]))
+        monkeypatch.setattr(
+            policy_server, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[-1])
+        )
         monkeypatch.setattr(Connection, "send", soon_due)
         with pytest.raises(Failure, match=r"no answer within 60 s \(model\.options\.timeout_s\)"):
             act(policy, policy.prepare(observations(policy, 1)))
@@ -269,23 +325,34 @@ def test_a_late_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"keys": None}, "does not describe its policy.*model.options.keys=libero, droid or lerobot"),
+        (
+            {"keys": None},
+            "does not describe its policy.*model.options.keys=libero, droid or lerobot",
+        ),
         ({"chunk": None}, "set model.options.chunk"),
         ({"keys": "lerobot"}, "set model.options.action_dim"),
         ({"keys": "lerobot", "action_dim": 7}, "set model.options.state_dim"),
         ({"state_dim": 7}, "state of 8 numbers"),
-        ({"token_env": "NOT_SET_ANYWHERE"}, "token_env=NOT_SET_ANYWHERE: set this environment variable"),
+        (
+            {"token_env": "NOT_SET_ANYWHERE"},
+            "token_env=NOT_SET_ANYWHERE: set this environment variable",
+        ),
         ({"ca_file": "/x.pem"}, "ca_file=/x.pem is for wss://"),
     ],
 )
 def test_what_is_missing_is_named(options: dict[str, Any], complaint: str) -> None:
-    with serving(PolicyServer(chunk_of)) as url, pytest.raises(UserError, match=complaint) as raised:
+    with (
+        serving(PolicyServer(chunk_of)) as url,
+        pytest.raises(UserError, match=complaint) as raised,
+    ):
         remote(url, **options)
     assert "\n" not in str(raised.value)
 
 
 def test_no_server_and_no_address() -> None:
-    with pytest.raises(UserError, match=r"model\.options\.url=ws://127\.0\.0\.1:1: .*start the server first"):
+    with pytest.raises(
+        UserError, match=r"model\.options\.url=ws://127\.0\.0\.1:1: .*start the server first"
+    ):
         remote("ws://127.0.0.1:1")
     with pytest.raises(UserError, match=r"model\.options\.url has no value"):
         RemotePolicy.load(Path(NO_MODEL), RemoteOptions())
@@ -293,7 +360,10 @@ def test_no_server_and_no_address() -> None:
 
 @pytest.mark.parametrize("metadata", ["welcome", b"\x93\x01\x02\x03", b"\xff\xff"])
 def test_what_speaks_but_is_no_policy_server(metadata: Any) -> None:
-    with serving(PolicyServer(chunk_of, metadata)) as url, pytest.raises(UserError, match=r"model\.options\.url=") as raised:
+    with (
+        serving(PolicyServer(chunk_of, metadata)) as url,
+        pytest.raises(UserError, match=r"model\.options\.url=") as raised,
+    ):
         remote(url)
     assert "\n" not in str(raised.value)
 
@@ -323,12 +393,22 @@ def test_a_server_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
             act(policy, policy.prepare(observations(policy, 1)))
 
 
-numbers = st.sampled_from([np.float32, np.float64, np.float16, np.int64, np.uint8, np.bool_]).flatmap(
+numbers = st.sampled_from(
+    [np.float32, np.float64, np.float16, np.int64, np.uint8, np.bool_]
+).flatmap(
     lambda dtype: st.lists(st.integers(0, 10), max_size=3).map(lambda shape: np.ones(shape, dtype))
 )
 answers = st.binary(max_size=40) | st.recursive(
-    st.none() | st.integers(-9, 9) | st.floats() | st.text(max_size=5) | numbers | st.just(np.ones((6, 7))),
-    lambda each: st.lists(each, max_size=2) | st.dictionaries(st.sampled_from(["actions", "error", "type", "x"]), each, max_size=3),
+    st.none()
+    | st.integers(-9, 9)
+    | st.floats()
+    | st.text(max_size=5)
+    | numbers
+    | st.just(np.ones((6, 7))),
+    lambda each: (
+        st.lists(each, max_size=2)
+        | st.dictionaries(st.sampled_from(["actions", "error", "type", "x"]), each, max_size=3)
+    ),
     max_leaves=4,
 )
 

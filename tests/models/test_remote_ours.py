@@ -57,16 +57,23 @@ def metadata(**changed: Any) -> dict[str, Any]:
 
 
 def remote(url: str, **options: Any) -> RemotePolicy:
-    return RemotePolicy.load(Path(NO_MODEL), RemoteOptions(url=url, **{"timeout_s": 60.0, "retries": 0} | options))
+    return RemotePolicy.load(
+        Path(NO_MODEL), RemoteOptions(url=url, **{"timeout_s": 60.0, "retries": 0} | options)
+    )
 
 
 def test_the_spec_is_the_servers_as_far_as_a_server_may_say() -> None:
     spec, chunk = spec_of(SPEC, RemoteOptions(chunk=2))
-    assert (spec.chunk, chunk, spec.action_dim, spec.state_dim) == (2, 4, 7, 8) and spec.images == {"base": (16, 24), "wrist": (16, 16)}
-    assert spec.convention == Convention(ToolUnits(0.05, 0.5), "close_positive", "axis_angle", "rot180"), (
-        "the server passes images through JPEG"
+    assert (spec.chunk, chunk, spec.action_dim, spec.state_dim) == (2, 4, 7, 8) and spec.images == {
+        "base": (16, 24),
+        "wrist": (16, 16),
+    }
+    assert spec.convention == Convention(
+        ToolUnits(0.05, 0.5), "close_positive", "axis_angle", "rot180"
+    ), "the server passes images through JPEG"
+    assert spec.env == {"convention": "openvla", "cameras": ["base", "wrist"]}, (
+        "no program, and the cameras of its images"
     )
-    assert spec.env == {"convention": "openvla", "cameras": ["base", "wrist"]}, "no program, and the cameras of its images"
     assert spec.remarks == (r"assumed: \x1b[2J nothing",)
 
 
@@ -76,13 +83,28 @@ def test_one_request_per_call_with_the_keys_of_its_noise() -> None:
         policy = remote(url)
         seen = observations(policy, 3)
         inputs = policy.prepare(seen)
-        noise = CounterNoise(5, torch.tensor([1, 2 + 3 * 65536, 4]), torch.tensor([7, 8, 2**32 - 1]), torch.tensor([0, 10, 20]))
+        noise = CounterNoise(
+            5,
+            torch.tensor([1, 2 + 3 * 65536, 4]),
+            torch.tensor([7, 8, 2**32 - 1]),
+            torch.tensor([0, 10, 20]),
+        )
         sample = policy.act(policy.encode(inputs), noise, 0.7)
         policy.act(policy.encode(inputs), None, 0.0)
-    assert torch.equal(sample.actions, torch.from_numpy(answer({"instruction": "abc"})["actions"])) and server.connections == 2
+    assert (
+        torch.equal(sample.actions, torch.from_numpy(answer({"instruction": "abc"})["actions"]))
+        and server.connections == 2
+    )
     keyed, greedy = server.seen
-    assert keyed["instruction"] == seen.instruction and keyed["temperature"] == 0.7 and keyed["run_seed"] == 5
-    assert all(np.array_equal(keyed["images"][name], seen.images[name].numpy()) for name in ("base", "wrist"))
+    assert (
+        keyed["instruction"] == seen.instruction
+        and keyed["temperature"] == 0.7
+        and keyed["run_seed"] == 5
+    )
+    assert all(
+        np.array_equal(keyed["images"][name], seen.images[name].numpy())
+        for name in ("base", "wrist")
+    )
     assert np.array_equal(keyed["state"], seen.state.numpy())
     assert {name: value.tolist() for name, value in keyed["episode"].items()} == {
         "task": [1, 2, 4],
@@ -100,7 +122,10 @@ def test_committed_actions_travel_if_the_policy_continues_them() -> None:
         assert isinstance(policy, RealTimeChunking)
         committed = torch.rand(1, 2, 7)
         policy.act_with_prefix(policy.prepare(observations(policy, 1)), None, 0.0, committed, 1)
-    assert np.array_equal(server.seen[0]["committed"], committed.numpy()) and server.seen[0]["frozen"] == 1
+    assert (
+        np.array_equal(server.seen[0]["committed"], committed.numpy())
+        and server.seen[0]["frozen"] == 1
+    )
     with serving(PolicyServer(answer, metadata())) as url:
         assert not isinstance(remote(url), RealTimeChunking)
 
@@ -129,7 +154,9 @@ def test_rows_are_not_divided_because_that_changes_the_last_bits() -> None:
     server = PolicyServer(answer, metadata())
     with serving(server) as url:
         policy = remote(url)
-        with pytest.raises(UserError, match=r"takes 3 rows of a policy call, not 4: set rollout\.batch_size=3"):
+        with pytest.raises(
+            UserError, match=r"takes 3 rows of a policy call, not 4: set rollout\.batch_size=3"
+        ):
             act(policy, policy.prepare(observations(policy, 4)))
     assert server.seen == []
 
@@ -148,7 +175,11 @@ def test_a_server_that_was_replaced() -> None:
 
 def test_its_provenance() -> None:
     with serving(PolicyServer(answer, metadata())) as url:
-        assert RemotePolicy.provenance(RemoteOptions(url=url)) == {"sha256": "12ab", "device": "cpu", "server": OURS["policy"]}
+        assert RemotePolicy.provenance(RemoteOptions(url=url)) == {
+            "sha256": "12ab",
+            "device": "cpu",
+            "server": OURS["policy"],
+        }
     with serving(PolicyServer(answer)) as url:
         assert RemotePolicy.provenance(RemoteOptions(url=url)) == {"sha256": None, "device": None}
 
@@ -162,7 +193,8 @@ def test_an_instruction_that_is_too_long() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "complaint"), [({"chunk": 5}, "gives 4 actions"), ({"action_dim": 6}, "has 7"), ({"state_dim": 0}, "has 8")]
+    ("options", "complaint"),
+    [({"chunk": 5}, "gives 4 actions"), ({"action_dim": 6}, "has 7"), ({"state_dim": 0}, "has 8")],
 )
 def test_options_that_contradict_the_server(options: dict[str, int], complaint: str) -> None:
     with pytest.raises(UserError, match=complaint):
@@ -170,14 +202,35 @@ def test_options_that_contradict_the_server(options: dict[str, int], complaint: 
 
 
 anything = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just(np.zeros((2, 2))),
-    lambda each: st.lists(each, max_size=3) | st.dictionaries(st.text(max_size=8) | st.sampled_from(list(SPEC)), each, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.just(np.zeros((2, 2))),
+    lambda each: (
+        st.lists(each, max_size=3)
+        | st.dictionaries(st.text(max_size=8) | st.sampled_from(list(SPEC)), each, max_size=3)
+    ),
     max_leaves=6,
 )
 
 
-@given(st.sampled_from([(), *((name,) for name in SPEC), ("convention", "tool"), ("convention", "gripper"), ("images", "base")]), anything)
-def test_whatever_a_server_says_ends_in_a_spec_or_in_one_line(path: tuple[str, ...], value: Any) -> None:
+@given(
+    st.sampled_from(
+        [
+            (),
+            *((name,) for name in SPEC),
+            ("convention", "tool"),
+            ("convention", "gripper"),
+            ("images", "base"),
+        ]
+    ),
+    anything,
+)
+def test_whatever_a_server_says_ends_in_a_spec_or_in_one_line(
+    path: tuple[str, ...], value: Any
+) -> None:
     said: Any = value
     if path:
         said = {**SPEC, "convention": dict(SPEC["convention"]), "images": dict(SPEC["images"])}
@@ -190,24 +243,34 @@ def test_whatever_a_server_says_ends_in_a_spec_or_in_one_line(path: tuple[str, .
     except UserError as error:
         assert "describes its policy wrongly" in str(error) and "\n" not in str(error)
     else:
-        assert 1 <= spec.chunk <= 1024 and spec.env.keys() <= {"convention", "cameras"} and all(map(str.isprintable, spec.remarks))
+        assert (
+            1 <= spec.chunk <= 1024
+            and spec.env.keys() <= {"convention", "cameras"}
+            and all(map(str.isprintable, spec.remarks))
+        )
 
 
 def test_a_busy_server_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlinf_vla.core.policy_server.FIRST_PAUSE_S", 0.0)
     replies: list[Any] = ["busy: 64 requests are waiting"] * 2
-    server = PolicyServer(lambda message: replies.pop() if replies else answer(message), metadata(), closing=1013)
+    server = PolicyServer(
+        lambda message: replies.pop() if replies else answer(message), metadata(), closing=1013
+    )
     with serving(server) as url:
         policy = remote(url, retries=2)
         inputs = policy.prepare(observations(policy, 1))
         assert act(policy, inputs).actions.shape == (1, 4, 7) and len(server.seen) == 3
         replies += ["busy: 64 requests are waiting"] * 3
-        with pytest.raises(Failure, match="does not answer in 3 attempts: busy: 64 requests are waiting"):
+        with pytest.raises(
+            Failure, match="does not answer in 3 attempts: busy: 64 requests are waiting"
+        ):
             act(policy, inputs)
 
 
 def test_a_message_that_is_too_large_for_the_server() -> None:
     with serving(PolicyServer(answer, metadata()), max_size=1000) as url:
         policy = remote(url, retries=3)
-        with pytest.raises(Failure, match=r"takes no message of \d+ bytes: lower rollout\.batch_size"):
+        with pytest.raises(
+            Failure, match=r"takes no message of \d+ bytes: lower rollout\.batch_size"
+        ):
             act(policy, policy.prepare(observations(policy, 1)))

@@ -44,7 +44,9 @@ def test_success_is_judged_after_the_last_valid_step(ends: bool) -> None:
         expected = torch.zeros(4)
         expected[last] = float(result.observation.state[row, 0] >= 1)
         assert torch.equal(scored.reward[row], expected)
-        assert bool(scored.terminated[row, last]) == (bool(result.terminated[row, last]) or (ends and bool(expected[last])))
+        assert bool(scored.terminated[row, last]) == (
+            bool(result.terminated[row, last]) or (ends and bool(expected[last]))
+        )
     assert scored.reward.any() and torch.equal(scored.success, result.success)
 
 
@@ -72,9 +74,13 @@ class TestClassifier(RewardConformance):
         ({"checkpoint": "HERE", "images": ["base", "base2"]}, "base2|head"),
     ],
 )
-def test_an_invalid_classifier_is_refused(tmp_path: Path, options: dict[str, Any], said: str) -> None:
+def test_an_invalid_classifier_is_refused(
+    tmp_path: Path, options: dict[str, Any], said: str
+) -> None:
     directory = saved(tmp_path / "classifier")
-    options = options | ({"checkpoint": str(directory)} if options.get("checkpoint") == "HERE" else {})
+    options = options | (
+        {"checkpoint": str(directory)} if options.get("checkpoint") == "HERE" else {}
+    )
     with pytest.raises(UserError, match=said) as error:
         plugin.create(ClassifierOptions(**options), CounterWorld(1).spec, torch.device("cpu"))
     assert "\n" not in str(error.value)
@@ -83,4 +89,6 @@ def test_an_invalid_classifier_is_refused(tmp_path: Path, options: dict[str, Any
 def test_an_image_of_another_size_is_refused(tmp_path: Path) -> None:
     directory = saved(tmp_path / "classifier", image_size=32)
     with pytest.raises(UserError, match=r"needs image 'base' of \(32, 32\)"):
-        plugin.create(ClassifierOptions(checkpoint=str(directory)), CounterWorld(1).spec, torch.device("cpu"))
+        plugin.create(
+            ClassifierOptions(checkpoint=str(directory)), CounterWorld(1).spec, torch.device("cpu")
+        )

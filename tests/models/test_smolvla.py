@@ -19,15 +19,30 @@ from tools.tiny_checkpoints import write_smolvla
 
 TINY = ASSETS / "smolvla_tiny"
 VLM = {
-    "text_config": {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8},
-    "vision_config": {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 1, "image_size": 32},
+    "text_config": {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+    },
+    "vision_config": {
+        "hidden_size": 24,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "image_size": 32,
+    },
 }
 
 
 def directory(path: Path, vlm: dict[str, Any] | None = None, **config: Any) -> Path:
     """A checkpoint without weights: 32-pixel images, two layers, a horizon of four actions of six numbers."""
     write_smolvla(path)
-    sizes = {"num_vlm_layers": 2, "max_action_dim": 6, "resize_imgs_with_padding": [32, 32]} | config
+    sizes = {
+        "num_vlm_layers": 2,
+        "max_action_dim": 6,
+        "resize_imgs_with_padding": [32, 32],
+    } | config
     edit(path / "config.json", sizes)
     edit(path / "vlm_config.json", VLM if vlm is None else vlm)
     return path
@@ -91,7 +106,10 @@ def test_a_frozen_vlm_is_computed_once_and_the_state_is_still_trained(
     policy = small(tmp_path / "small", frozen_vlm=True, value_on=value_on)
     assert_computed_once(policy, SmolVLANetwork, "prefix", monkeypatch)
     learning = gradients(policy.backbone)
-    assert not any(".vlm." in name for name in learning) and {"state_proj.weight", "action_in_proj.weight"} <= learning.keys()
+    assert (
+        not any(".vlm." in name for name in learning)
+        and {"state_proj.weight", "action_in_proj.weight"} <= learning.keys()
+    )
 
 
 def test_steering_starts_from_the_given_noise(tmp_path: Path) -> None:
@@ -116,7 +134,10 @@ def test_other_names_of_the_same_weights_are_read(tmp_path: Path) -> None:
     state = load_file(saved / "model.safetensors")
     assert all(name.startswith("model.") for name in state)
     del state["model.vlm_with_expert.vlm.lm_head.weight"]
-    save_file({name.replace("model.", "model._orig_mod.", 1): value for name, value in state.items()}, saved / "model.safetensors")
+    save_file(
+        {name.replace("model.", "model._orig_mod.", 1): value for name, value in state.items()},
+        saved / "model.safetensors",
+    )
     loaded = SmolVLAPolicy.load(saved, replace(policy.options, random_weights=False))
     inputs = policy.prepare(observations(policy, 2))
     assert torch.equal(act(loaded, inputs).actions, act(policy, inputs).actions)
@@ -134,7 +155,10 @@ def test_a_checkpoint_without_statistics_is_refused(tmp_path: Path) -> None:
 
 @torch.no_grad()
 def test_padding_of_the_prompt_changes_nothing(tmp_path: Path) -> None:
-    short, long = small(tmp_path / "short", prompt_length=20), small(tmp_path / "long", prompt_length=60)
+    short, long = (
+        small(tmp_path / "short", prompt_length=20),
+        small(tmp_path / "long", prompt_length=60),
+    )
     seen = observations(short, 3)
     found = [act(policy, policy.prepare(seen)).actions for policy in (short, long)]
     torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-5)
@@ -151,14 +175,19 @@ def test_a_prompt_ends_with_one_new_line(tmp_path: Path) -> None:
         ({"type": "pi0"}, "type is 'pi0', not 'smolvla'"),
         ({"add_image_special_tokens": True}, "add_image_special_tokens=true is not supported"),
         ({"num_expert_layers": 1}, "num_expert_layers=1 is not supported, 2 is"),
-        ({"resize_imgs_with_padding": [64, 64]}, r"resize_imgs_with_padding=\[64, 64\] is not supported, \[32, 32\] is"),
+        (
+            {"resize_imgs_with_padding": [64, 64]},
+            r"resize_imgs_with_padding=\[64, 64\] is not supported, \[32, 32\] is",
+        ),
         ({"chunk_size": 0}, "chunk_size=0 is not valid"),
         ({"num_steps": None}, "num_steps=null is not valid"),
         ({"expert_width_multiplier": "wide"}, 'expert_width_multiplier="wide" is not valid'),
         ({"num_vlm_layers": "all"}, "no model can be built"),
     ],
 )
-def test_other_config_files_are_refused_in_one_line(tmp_path: Path, config: dict[str, Any], words: str) -> None:
+def test_other_config_files_are_refused_in_one_line(
+    tmp_path: Path, config: dict[str, Any], words: str
+) -> None:
     path = directory(tmp_path / "small", **config)
     with pytest.raises(UserError, match=words) as caught:
         SmolVLAPolicy.load(path, SmolVLAOptions(random_weights=True))
@@ -166,12 +195,25 @@ def test_other_config_files_are_refused_in_one_line(tmp_path: Path, config: dict
 
 
 def test_cameras_of_a_checkpoint_are_not_dropped_silently(tmp_path: Path) -> None:
-    features = {f"observation.images.{name}": {"type": "VISUAL", "shape": [3, 32, 32]} for name in ("base", "image2", "empty_camera_0")}
+    features = {
+        f"observation.images.{name}": {"type": "VISUAL", "shape": [3, 32, 32]}
+        for name in ("base", "image2", "empty_camera_0")
+    }
     path = directory(tmp_path / "two", input_features=features)
     edit(path / "config.json", {"empty_cameras": 1})
-    with pytest.raises(UserError, match=r"was trained with observation\.images\.base, observation\.images\.image2: set model"):
+    with pytest.raises(
+        UserError,
+        match=r"was trained with observation\.images\.base, observation\.images\.image2: set model",
+    ):
         SmolVLAPolicy.load(path, SmolVLAOptions(random_weights=True))
-    assert len(SmolVLAPolicy.load(path, SmolVLAOptions(random_weights=True, images=["base", "wrist"])).spec.images) == 2
+    assert (
+        len(
+            SmolVLAPolicy.load(
+                path, SmolVLAOptions(random_weights=True, images=["base", "wrist"])
+            ).spec.images
+        )
+        == 2
+    )
     document = json.loads((path / "config.json").read_text())
     del document["input_features"]["observation.images.image2"]
     (path / "config.json").write_text(json.dumps(document))
@@ -181,15 +223,26 @@ def test_cameras_of_a_checkpoint_are_not_dropped_silently(tmp_path: Path) -> Non
 def test_sizes_of_an_unknown_language_model_are_asked_for(tmp_path: Path) -> None:
     path = directory(tmp_path / "small")
     (path / "vlm_config.json").unlink()
-    with pytest.raises(UserError, match=r"vlm_model_name 'tiny' is not known: copy that model's config.json .* as vlm_config.json"):
+    with pytest.raises(
+        UserError,
+        match=r"vlm_model_name 'tiny' is not known: copy that model's config.json .* as vlm_config.json",
+    ):
         SmolVLAPolicy.load(path, SmolVLAOptions(random_weights=True))
 
 
 def test_the_published_sizes_have_450_million_weights(tmp_path: Path) -> None:
     """Those of lerobot/smolvla_base; its config.json was not seen here, lerobot's defaults are."""
     name = "HuggingFaceTB/SmolVLM2-500M-Video-Instruct"
-    sizes = {"max_state_dim": 32, "max_action_dim": 32, "chunk_size": 50, "n_action_steps": 50, "num_vlm_layers": 16}
-    path = directory(tmp_path / "full", vlm_model_name=name, resize_imgs_with_padding=[512, 512], **sizes)
+    sizes = {
+        "max_state_dim": 32,
+        "max_action_dim": 32,
+        "chunk_size": 50,
+        "n_action_steps": 50,
+        "num_vlm_layers": 16,
+    }
+    path = directory(
+        tmp_path / "full", vlm_model_name=name, resize_imgs_with_padding=[512, 512], **sizes
+    )
     (path / "vlm_config.json").unlink()
     policy = SmolVLAPolicy.without_weights(path, SmolVLAOptions())
     expert = sum(p.numel() for p in policy.backbone.vlm_with_expert.lm_expert.parameters())

@@ -27,12 +27,24 @@ def tiny(seed: int = 0, directory: Path = ASSET, **options: Any) -> OpenVLAPolic
 def smaller_config() -> dict[str, Any]:
     """Eight action bins, 32-pixel images, 2 layers; a pooling head as SigLIP has it; chunks of two actions."""
     config = json.loads((ASSET / "config.json").read_text())
-    tower = {"embed_dim": 24, "depth": 2, "num_heads": 2, "patch_size": 16, "img_size": 32, "mlp_ratio": 2.0}
+    tower = {
+        "embed_dim": 24,
+        "depth": 2,
+        "num_heads": 2,
+        "patch_size": 16,
+        "img_size": 32,
+        "mlp_ratio": 2.0,
+    }
     config["vision_config"] = {
         "featurizer": tower | {"class_token": True, "reg_tokens": 4, "layer_scale": True},
         "fused_featurizer": tower | {"attn_pool": True},
     }
-    config["text_config"] |= {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config["text_config"] |= {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
     config["text_config"] |= {"num_key_value_heads": 2, "initializer_range": 0.15}
     return config | {"image_sizes": [32, 32], "n_action_bins": 8, "chunk": 2}
 

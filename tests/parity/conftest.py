@@ -15,8 +15,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     def place(item: pytest.Item) -> tuple[int, str, bool]:
         callspec = getattr(item, "callspec", None)
-        return modules[item.path], str(callspec.params.get("fixture")) if callspec else "None", item.name.startswith(LAST)
+        return (
+            modules[item.path],
+            str(callspec.params.get("fixture")) if callspec else "None",
+            item.name.startswith(LAST),
+        )
 
-    here = [number for number, item in enumerate(items) if item.path.is_relative_to(Path(__file__).parent)]
-    for number, item in zip(here, sorted((items[number] for number in here), key=place), strict=True):
+    here = [
+        number
+        for number, item in enumerate(items)
+        if item.path.is_relative_to(Path(__file__).parent)
+    ]
+    for number, item in zip(
+        here, sorted((items[number] for number in here), key=place), strict=True
+    ):
         items[number] = item

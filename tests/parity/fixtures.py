@@ -29,7 +29,13 @@ class Arrays(dict[str, Tensor]):
 
     def __init__(self, path: Path) -> None:
         stored = np.load(path)
-        super().__init__({name: torch.from_numpy(stored[name]) for name in stored.files if stored[name].dtype.kind != "U"})
+        super().__init__(
+            {
+                name: torch.from_numpy(stored[name])
+                for name in stored.files
+                if stored[name].dtype.kind != "U"
+            }
+        )
         self.used: set[str] = set()
 
     def __getitem__(self, name: str) -> Tensor:
@@ -50,7 +56,9 @@ class Fixture:
         if "oracle_vit" in config:
             pooled = any(".attn_pool." in name for name in self.weights)
             towers = config["oracle_vit"]
-            config["vision_config"] = towers | {"fused_featurizer": towers["fused_featurizer"] | {"attn_pool": pooled}}
+            config["vision_config"] = towers | {
+                "fused_featurizer": towers["fused_featurizer"] | {"attn_pool": pooled}
+            }
         return config
 
     @cached_property

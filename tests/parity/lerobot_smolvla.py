@@ -25,17 +25,51 @@ TASKS = ["push the red cube to the target", "pull it\n"]
 SIZES: dict[str, dict[str, Any]] = {
     "smolvla_tiny": {
         "seed": 0,
-        "text": {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8},
-        "vision": {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_hidden_layers": 2, "image_size": 32},
+        "text": {
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+        },
+        "vision": {
+            "hidden_size": 16,
+            "intermediate_size": 24,
+            "num_attention_heads": 2,
+            "num_hidden_layers": 2,
+            "image_size": 32,
+        },
         "patch_size": 8,
         "scale_factor": 2,
-        "policy": {"num_vlm_layers": 4, "chunk_size": 5, "n_action_steps": 3, "max_state_dim": 8, "max_action_dim": 6, "num_steps": 10},
-        "cameras": {"observation.images.front": (3, 24, 40), "observation.images.wrist": (3, 48, 20)},
+        "policy": {
+            "num_vlm_layers": 4,
+            "chunk_size": 5,
+            "n_action_steps": 3,
+            "max_state_dim": 8,
+            "max_action_dim": 6,
+            "num_steps": 10,
+        },
+        "cameras": {
+            "observation.images.front": (3, 24, 40),
+            "observation.images.wrist": (3, 48, 20),
+        },
     },
     "smolvla_tiny_all": {
         "seed": 1,
-        "text": {"hidden_size": 48, "intermediate_size": 40, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 16},
-        "vision": {"hidden_size": 24, "intermediate_size": 32, "num_attention_heads": 3, "num_hidden_layers": 1, "image_size": 64},
+        "text": {
+            "hidden_size": 48,
+            "intermediate_size": 40,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "head_dim": 16,
+        },
+        "vision": {
+            "hidden_size": 24,
+            "intermediate_size": 32,
+            "num_attention_heads": 3,
+            "num_hidden_layers": 1,
+            "image_size": 64,
+        },
         "patch_size": 16,
         "scale_factor": 4,
         "policy": {
@@ -60,15 +94,29 @@ SIZES: dict[str, dict[str, Any]] = {
 def small_vlm(sizes: dict[str, Any]) -> Any:
     from transformers import SmolVLMConfig
 
-    text = sizes["text"] | {"model_type": "llama", "vocab_size": 512, "num_hidden_layers": 5, "rms_norm_eps": 1e-5, "pad_token_id": 3}
+    text = sizes["text"] | {
+        "model_type": "llama",
+        "vocab_size": 512,
+        "num_hidden_layers": 5,
+        "rms_norm_eps": 1e-5,
+        "pad_token_id": 3,
+    }
     vision = sizes["vision"] | {"patch_size": sizes["patch_size"]}
-    return SmolVLMConfig(text_config=text, vision_config=vision, scale_factor=sizes["scale_factor"], image_token_id=5, pad_token_id=3)
+    return SmolVLMConfig(
+        text_config=text,
+        vision_config=vision,
+        scale_factor=sizes["scale_factor"],
+        image_token_id=5,
+        pad_token_id=3,
+    )
 
 
 def processor() -> Any:
     from transformers import PreTrainedTokenizerFast
 
-    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(ASSETS / "openvla_tiny" / "tokenizer.json"), pad_token="<pad>")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(ASSETS / "openvla_tiny" / "tokenizer.json"), pad_token="<pad>"
+    )
     tokenizer.fake_image_token_id, tokenizer.global_image_token_id = 5, 6
     return SimpleNamespace(tokenizer=tokenizer)
 
@@ -84,9 +132,13 @@ def make(directory: Path, sizes: dict[str, Any]) -> None:
 
     vlm = small_vlm(sizes)
     smolvlm_with_expert.AutoConfig = SimpleNamespace(from_pretrained=lambda name: vlm)
-    smolvlm_with_expert.AutoProcessor = modeling_smolvla.AutoProcessor = SimpleNamespace(from_pretrained=lambda name: processor())
+    smolvlm_with_expert.AutoProcessor = modeling_smolvla.AutoProcessor = SimpleNamespace(
+        from_pretrained=lambda name: processor()
+    )
     size = sizes["vision"]["image_size"]
-    cameras = {name: PolicyFeature(FeatureType.VISUAL, shape) for name, shape in sizes["cameras"].items()}
+    cameras = {
+        name: PolicyFeature(FeatureType.VISUAL, shape) for name, shape in sizes["cameras"].items()
+    }
     config = SmolVLAConfig(
         input_features={"observation.state": PolicyFeature(FeatureType.STATE, (5,)), **cameras},
         output_features={"action": PolicyFeature(FeatureType.ACTION, (4,))},
@@ -102,21 +154,33 @@ def make(directory: Path, sizes: dict[str, Any]) -> None:
     policy = modeling_smolvla.SmolVLAPolicy(config, statistics).eval()
     generator = torch.Generator().manual_seed(sizes["seed"])
     for name, parameter in policy.named_parameters():
-        if parameter.ndim > 1:  # larger than at the start of a training, so that every part has an effect
+        if (
+            parameter.ndim > 1
+        ):  # larger than at the start of a training, so that every part has an effect
             scale = 1.0 if "embed" in name else 1.2 * parameter[0].numel() ** -0.5
             parameter.data = torch.randn(parameter.shape, generator=generator) * scale
         elif not name.startswith(("normalize", "unnormalize")):
             parameter.data += 0.2 * torch.randn(parameter.shape, generator=generator)
         if not name.startswith(("normalize", "unnormalize")):
             parameter.data = parameter.data.bfloat16().float()
-    images = {name: torch.randint(256, (2, *shape), generator=generator, dtype=torch.uint8) for name, shape in sizes["cameras"].items()}
+    images = {
+        name: torch.randint(256, (2, *shape), generator=generator, dtype=torch.uint8)
+        for name, shape in sizes["cameras"].items()
+    }
     state = torch.randn(2, 5, generator=generator)
     shape = (2, config.chunk_size, config.max_action_dim)
-    actions, noise = torch.randn(2, config.chunk_size, 4, generator=generator), torch.randn(shape, generator=generator)
+    actions, noise = (
+        torch.randn(2, config.chunk_size, 4, generator=generator),
+        torch.randn(shape, generator=generator),
+    )
     time = torch.tensor([0.3, 0.85])
 
     def batch() -> dict[str, Any]:
-        return {"observation.state": state.clone(), "task": list(TASKS), **{name: value.float() / 255 for name, value in images.items()}}
+        return {
+            "observation.state": state.clone(),
+            "task": list(TASKS),
+            **{name: value.float() / 255 for name, value in images.items()},
+        }
 
     expected: dict[str, torch.Tensor] = {}
     ready = policy.normalize_inputs(batch())
@@ -134,33 +198,61 @@ def make(directory: Path, sizes: dict[str, Any]) -> None:
         )
         expected |= {"prefix_embeds": embeds, "prefix_mask": mask, "prefix_states": states}
         for layer in (0, 1):
-            expected |= {f"{kind}_{layer}": cache[layer][f"{kind}_states"] for kind in ("key", "value")}
+            expected |= {
+                f"{kind}_{layer}": cache[layer][f"{kind}_states"] for kind in ("key", "value")
+            }
         expected["suffix_embeds"] = model.embed_suffix(noise, time)[0]
         expected["velocity"] = model.denoise_step(mask, cache, noise, time)
-        expected["denoised"] = model.sample_actions(pixels, masks, tokens, token_mask, padded, noise=noise.clone())
+        expected["denoised"] = model.sample_actions(
+            pixels, masks, tokens, token_mask, padded, noise=noise.clone()
+        )
     expected["actions"] = policy.predict_action_chunk(batch(), noise=noise.clone())
     for parameter in policy.parameters():
         parameter.requires_grad_(parameter.is_floating_point())
     loss, parts = policy.forward(batch() | {"action": actions.clone()}, noise=noise, time=time)
     expected |= {"losses": parts["losses_after_forward"], "loss": loss}
     loss.backward()
-    gradients = {name: float(p.grad.norm()) for name, p in policy.named_parameters() if p.grad is not None and float(p.grad.norm()) > 0}
+    gradients = {
+        name: float(p.grad.norm())
+        for name, p in policy.named_parameters()
+        if p.grad is not None and float(p.grad.norm()) > 0
+    }
 
     directory.mkdir(parents=True)
     config._save_pretrained(directory)
     document = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(document, indent=1) + "\n")
-    names = ("model_type", "text_config", "vision_config", "scale_factor", "tie_word_embeddings", "image_token_id")
+    names = (
+        "model_type",
+        "text_config",
+        "vision_config",
+        "scale_factor",
+        "tie_word_embeddings",
+        "image_token_id",
+    )
     kept = {name: vlm.to_dict()[name] for name in names}
     for part, given in (("text_config", "text"), ("vision_config", "vision")):
-        wanted = {*sizes[given], "model_type", "vocab_size", "num_hidden_layers", "rms_norm_eps", "patch_size"}
+        wanted = {
+            *sizes[given],
+            "model_type",
+            "vocab_size",
+            "num_hidden_layers",
+            "rms_norm_eps",
+            "patch_size",
+        }
         kept[part] = {name: value for name, value in kept[part].items() if name in wanted}
     (directory / "vlm_config.json").write_text(json.dumps(kept, indent=1) + "\n")
     stored = {name: value for name, value in policy.state_dict().items() if "normalize" not in name}
     bits = {name: value.bfloat16().contiguous().clone() for name, value in stored.items()}
     (directory / "weights.safetensors.gz").write_bytes(gzip.compress(save(bits), mtime=0))
-    save_file({n: v.clone() for n, v in policy.state_dict().items() if "normalize" in n}, directory / "statistics.safetensors")
-    np.savez_compressed(directory / "inputs.npz", **numpy({**images, "state": state, "actions": actions, "noise": noise, "time": time}))
+    save_file(
+        {n: v.clone() for n, v in policy.state_dict().items() if "normalize" in n},
+        directory / "statistics.safetensors",
+    )
+    np.savez_compressed(
+        directory / "inputs.npz",
+        **numpy({**images, "state": state, "actions": actions, "noise": noise, "time": time}),
+    )
     np.savez_compressed(directory / "expected.npz", **numpy(expected))
     (directory / "grad_norms.json").write_text(json.dumps(gradients, indent=0) + "\n")
     print(directory, sum(value.numel() for value in stored.values()), "weights")

@@ -45,7 +45,12 @@ def shapes(pi05: bool) -> dict[str, tuple[int, ...]]:
         found[f"PaliGemma/img/Transformer/encoder_norm/{part}"] = (VISION,)
         found |= {f"{BLOCK}/LayerNorm_{i}/{part}": (VISION_DEPTH, VISION) for i in (0, 1)}
     for name in ("query", "key", "value"):
-        found[f"{ATTENTION}/{name}/kernel"] = (VISION_DEPTH, VISION, VISION_HEADS, VISION // VISION_HEADS)
+        found[f"{ATTENTION}/{name}/kernel"] = (
+            VISION_DEPTH,
+            VISION,
+            VISION_HEADS,
+            VISION // VISION_HEADS,
+        )
         found[f"{ATTENTION}/{name}/bias"] = (VISION_DEPTH, VISION_HEADS, VISION // VISION_HEADS)
     for suffix, width, mlp in (("", WIDTH, MLP), ("_1", EXPERT, EXPERT_MLP)):
         found[f"{LAYERS}/attn/q_einsum{suffix}/w"] = (DEPTH, HEADS, width, HEAD)
@@ -53,17 +58,26 @@ def shapes(pi05: bool) -> dict[str, tuple[int, ...]]:
         found[f"{LAYERS}/attn/attn_vec_einsum{suffix}/w"] = (DEPTH, HEADS, HEAD, width)
         found[f"{LAYERS}/mlp{suffix}/gating_einsum"] = (DEPTH, 2, width, mlp)
         found[f"{LAYERS}/mlp{suffix}/linear"] = (DEPTH, mlp, width)
-        norms = {f"{LAYERS}/{name}{suffix}": (DEPTH,) for name in ("pre_attention_norm", "pre_ffw_norm")}
+        norms = {
+            f"{LAYERS}/{name}{suffix}": (DEPTH,) for name in ("pre_attention_norm", "pre_ffw_norm")
+        }
         for name, stack in (norms | {f"PaliGemma/llm/final_norm{suffix}": ()}).items():
             if pi05 and suffix:
-                found |= {f"{name}/Dense_0/kernel": (*stack, width, 3 * width), f"{name}/Dense_0/bias": (*stack, 3 * width)}
+                found |= {
+                    f"{name}/Dense_0/kernel": (*stack, width, 3 * width),
+                    f"{name}/Dense_0/bias": (*stack, 3 * width),
+                }
             else:
                 found[f"{name}/scale"] = (*stack, width)
     linear = {"action_in_proj": (ACTIONS, EXPERT), "action_out_proj": (EXPERT, ACTIONS)}
     if pi05:
         linear |= {"time_mlp_in": (EXPERT, EXPERT), "time_mlp_out": (EXPERT, EXPERT)}
     else:
-        linear |= {"state_proj": (ACTIONS, EXPERT), "action_time_mlp_in": (2 * EXPERT, EXPERT), "action_time_mlp_out": (EXPERT, EXPERT)}
+        linear |= {
+            "state_proj": (ACTIONS, EXPERT),
+            "action_time_mlp_in": (2 * EXPERT, EXPERT),
+            "action_time_mlp_out": (EXPERT, EXPERT),
+        }
     for name, shape in linear.items():
         found |= {f"{name}/kernel": shape, f"{name}/bias": shape[1:]}
     return found
@@ -82,28 +96,48 @@ def images_of(arrays: Arrays, pixels: NDArray[Any]) -> NDArray[Any]:
     """SigLIP and the projection to PaliGemma; ``pixels``: ``[B, H, W, 3]`` in [-1, 1]."""
     batch, side = len(pixels), pixels.shape[1] // PATCH
     patches = pixels.reshape(batch, side, PATCH, side, PATCH, 3)
-    x = np.einsum("bypxqc,pqcd->byxd", patches, arrays["PaliGemma/img/embedding/kernel"]).reshape(batch, side * side, -1)
+    x = np.einsum("bypxqc,pqcd->byxd", patches, arrays["PaliGemma/img/embedding/kernel"]).reshape(
+        batch, side * side, -1
+    )
     x = x + arrays["PaliGemma/img/embedding/bias"] + arrays["PaliGemma/img/pos_embedding"]
     for i in range(VISION_DEPTH):
-        block = {name.removeprefix(f"{BLOCK}/"): value[i] for name, value in arrays.items() if name.startswith(BLOCK)}
+        block = {
+            name.removeprefix(f"{BLOCK}/"): value[i]
+            for name, value in arrays.items()
+            if name.startswith(BLOCK)
+        }
         attention = "MultiHeadDotProductAttention_0"
         normed = layer_norm(x, block["LayerNorm_0/scale"], block["LayerNorm_0/bias"])
         q, k, v = (
-            np.einsum("btd,dnh->btnh", normed, block[f"{attention}/{name}/kernel"]) + block[f"{attention}/{name}/bias"]
+            np.einsum("btd,dnh->btnh", normed, block[f"{attention}/{name}/kernel"])
+            + block[f"{attention}/{name}/bias"]
             for name in ("query", "key", "value")
         )
         weights = softmax(np.einsum("btnh,bsnh->bnts", q, k) / q.shape[-1] ** 0.5)
         heads = np.einsum("bnts,bsnh->btnh", weights, v)
-        x = x + np.einsum("btnh,nhd->btd", heads, block[f"{attention}/out/kernel"]) + block[f"{attention}/out/bias"]
+        x = (
+            x
+            + np.einsum("btnh,nhd->btd", heads, block[f"{attention}/out/kernel"])
+            + block[f"{attention}/out/bias"]
+        )
         normed = layer_norm(x, block["LayerNorm_1/scale"], block["LayerNorm_1/bias"])
-        hidden = gelu(normed @ block["MlpBlock_0/Dense_0/kernel"] + block["MlpBlock_0/Dense_0/bias"])
+        hidden = gelu(
+            normed @ block["MlpBlock_0/Dense_0/kernel"] + block["MlpBlock_0/Dense_0/bias"]
+        )
         x = x + hidden @ block["MlpBlock_0/Dense_1/kernel"] + block["MlpBlock_0/Dense_1/bias"]
     norm = "PaliGemma/img/Transformer/encoder_norm"
     x = layer_norm(x, arrays[f"{norm}/scale"], arrays[f"{norm}/bias"])
     return x @ arrays["PaliGemma/img/head/kernel"] + arrays["PaliGemma/img/head/bias"]
 
 
-def velocity(arrays: Arrays, pixels: NDArray[Any], tokens: NDArray[Any], state: NDArray[Any], x: NDArray[Any], time: float) -> NDArray[Any]:
+def velocity(
+    arrays: Arrays,
+    pixels: NDArray[Any],
+    tokens: NDArray[Any],
+    state: NDArray[Any],
+    x: NDArray[Any],
+    time: float,
+) -> NDArray[Any]:
     """``v(x, t)`` of a batch without padding; one image, both streams in one pass."""
     pi05 = "time_mlp_in/kernel" in arrays
     text = arrays["PaliGemma/llm/embedder/input_embedding"][tokens] * WIDTH**0.5
@@ -113,11 +147,15 @@ def velocity(arrays: Arrays, pixels: NDArray[Any], tokens: NDArray[Any], state: 
     embedded = np.broadcast_to(np.concatenate([np.sin(angle), np.cos(angle)]), (len(x), EXPERT))
     actions, condition = dense(arrays, "action_in_proj", x), None
     if pi05:
-        condition = silu(dense(arrays, "time_mlp_out", silu(dense(arrays, "time_mlp_in", embedded))))
+        condition = silu(
+            dense(arrays, "time_mlp_out", silu(dense(arrays, "time_mlp_in", embedded)))
+        )
         suffix = actions
     else:
         mixed = np.concatenate([actions, np.repeat(embedded[:, None], HORIZON, axis=1)], axis=-1)
-        mixed = dense(arrays, "action_time_mlp_out", silu(dense(arrays, "action_time_mlp_in", mixed)))
+        mixed = dense(
+            arrays, "action_time_mlp_out", silu(dense(arrays, "action_time_mlp_in", mixed))
+        )
         suffix = np.concatenate([dense(arrays, "state_proj", state)[:, None], mixed], axis=1)
     starts = [0] * prefix.shape[1] + [1] + ([] if pi05 else [1]) + [0] * (HORIZON - 1)
     blocks = np.cumsum(starts)
@@ -126,14 +164,25 @@ def velocity(arrays: Arrays, pixels: NDArray[Any], tokens: NDArray[Any], state: 
     return dense(arrays, "action_out_proj", out[:, -HORIZON:])
 
 
-def gemma(arrays: Arrays, streams: list[NDArray[Any]], visible: NDArray[Any], condition: NDArray[Any] | None) -> NDArray[Any]:
+def gemma(
+    arrays: Arrays,
+    streams: list[NDArray[Any]],
+    visible: NDArray[Any],
+    condition: NDArray[Any] | None,
+) -> NDArray[Any]:
     """The expert's last states of a joint pass through both streams."""
     ends = [0, streams[0].shape[1], streams[0].shape[1] + streams[1].shape[1]]
     for i in range(DEPTH):
-        layer = {name.removeprefix(f"{LAYERS}/"): value[i] for name, value in arrays.items() if name.startswith(LAYERS)}
+        layer = {
+            name.removeprefix(f"{LAYERS}/"): value[i]
+            for name, value in arrays.items()
+            if name.startswith(LAYERS)
+        }
         queries, keys, values, gates = [], [], [], []
         for suffix, x in zip(("", "_1"), streams, strict=True):
-            normed, gate = rms_norm(layer, f"pre_attention_norm{suffix}", x, condition if suffix else None)
+            normed, gate = rms_norm(
+                layer, f"pre_attention_norm{suffix}", x, condition if suffix else None
+            )
             queries.append(np.einsum("btd,ndh->btnh", normed, layer[f"attn/q_einsum{suffix}/w"]))
             k, v = np.einsum("bsd,ckdh->cbskh", normed, layer[f"attn/kv_einsum{suffix}/w"])
             keys.append(k)
@@ -147,16 +196,28 @@ def gemma(arrays: Arrays, streams: list[NDArray[Any]], visible: NDArray[Any], co
         heads = heads.reshape(*heads.shape[:2], HEADS, HEAD)
         after = []
         for j, (suffix, x) in enumerate(zip(("", "_1"), streams, strict=True)):
-            attended = np.einsum("btnh,nhd->btd", heads[:, ends[j] : ends[j + 1]], layer[f"attn/attn_vec_einsum{suffix}/w"])
+            attended = np.einsum(
+                "btnh,nhd->btd",
+                heads[:, ends[j] : ends[j + 1]],
+                layer[f"attn/attn_vec_einsum{suffix}/w"],
+            )
             x = x + gates[j] * attended
-            normed, gate = rms_norm(layer, f"pre_ffw_norm{suffix}", x, condition if suffix else None)
+            normed, gate = rms_norm(
+                layer, f"pre_ffw_norm{suffix}", x, condition if suffix else None
+            )
             gating = layer[f"mlp{suffix}/gating_einsum"]
-            after.append(x + gate * ((gelu(normed @ gating[0]) * (normed @ gating[1])) @ layer[f"mlp{suffix}/linear"]))
+            after.append(
+                x
+                + gate
+                * ((gelu(normed @ gating[0]) * (normed @ gating[1])) @ layer[f"mlp{suffix}/linear"])
+            )
         streams = after
     return rms_norm(arrays, "PaliGemma/llm/final_norm_1", streams[1], condition)[0]
 
 
-def rms_norm(arrays: Arrays, name: str, x: NDArray[Any], condition: NDArray[Any] | None) -> tuple[NDArray[Any], NDArray[Any]]:
+def rms_norm(
+    arrays: Arrays, name: str, x: NDArray[Any], condition: NDArray[Any] | None
+) -> tuple[NDArray[Any], NDArray[Any]]:
     normed = x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + 1e-6)
     if condition is None:
         return normed * (1 + arrays[f"{name}/scale"]), np.ones(1)
@@ -169,7 +230,13 @@ def rope(x: NDArray[Any]) -> NDArray[Any]:
     period = 10_000 ** (2 / x.shape[-1] * np.arange(x.shape[-1] // 2))
     angle = np.arange(x.shape[1])[:, None, None] / period
     first, second = np.split(x, 2, axis=-1)
-    return np.concatenate([first * np.cos(angle) - second * np.sin(angle), second * np.cos(angle) + first * np.sin(angle)], axis=-1)
+    return np.concatenate(
+        [
+            first * np.cos(angle) - second * np.sin(angle),
+            second * np.cos(angle) + first * np.sin(angle),
+        ],
+        axis=-1,
+    )
 
 
 def dense(arrays: Arrays, name: str, x: NDArray[Any]) -> NDArray[Any]:

@@ -75,7 +75,13 @@ class Exact(TorchFunctionMode):
         if func in (F.relu, torch.relu):
             return self._relu(args[0])
         args = [torch.float64 if each is torch.float32 else each for each in args]
-        return func(*args, **{key: torch.float64 if value is torch.float32 else value for key, value in (kwargs or {}).items()})
+        return func(
+            *args,
+            **{
+                key: torch.float64 if value is torch.float32 else value
+                for key, value in (kwargs or {}).items()
+            },
+        )
 
     def _relu(self, x: Tensor) -> Tensor:
         positive = x.detach() > 0
@@ -126,7 +132,11 @@ def agree(compute: Compute, expected: Mapping[str, Tensor]) -> None:
     for name, value in exact.items():
         official = expected[name].double()
         assert official.shape == value.shape, (name, official.shape, value.shape)
-        _accept(name, _largest(official - value), max(worst if value.numel() <= FEW else relative[name], EPS) * _largest(value))
+        _accept(
+            name,
+            _largest(official - value),
+            max(worst if value.numel() <= FEW else relative[name], EPS) * _largest(value),
+        )
 
 
 def gradients_agree(compute: Compute, norms: Mapping[str, float]) -> None:
@@ -141,18 +151,33 @@ def gradients_agree(compute: Compute, norms: Mapping[str, float]) -> None:
     kinks = [
         (call, place)
         for call, (here, there) in enumerate(zip(rounded.inputs, exact.inputs, strict=True))
-        for place in (there.abs() <= FACTOR * _largest(here - there)).view(-1).nonzero()[:, 0].tolist()
+        for place in (there.abs() <= FACTOR * _largest(here - there))
+        .view(-1)
+        .nonzero()[:, 0]
+        .tolist()
     ]
-    assert len(kinks) <= KINKS, f"{len(kinks)} ReLUs are within rounding of zero: these inputs decide nothing"
+    assert len(kinks) <= KINKS, (
+        f"{len(kinks)} ReLUs are within rounding of zero: these inputs decide nothing"
+    )
     if kinks:
         sides = itertools.product((False, True), repeat=len(kinks))
         candidates = [_run(compute, Exact(dict(zip(kinks, each, strict=True)))) for each in sides]
-    nearest = min(candidates, key=lambda each: sum(float((found[name] - each[name]).norm()) for name in norms))
-    rounding = {name: float((found[name] - nearest[name]).norm()) + EPS * float(nearest[name].norm()) for name in norms}
-    assert sum(rounding.values()) <= ULPS * EPS * sum(float(nearest[name].norm()) for name in norms), "more than rounding in float32"
+    nearest = min(
+        candidates, key=lambda each: sum(float((found[name] - each[name]).norm()) for name in norms)
+    )
+    rounding = {
+        name: float((found[name] - nearest[name]).norm()) + EPS * float(nearest[name].norm())
+        for name in norms
+    }
+    assert sum(rounding.values()) <= ULPS * EPS * sum(
+        float(nearest[name].norm()) for name in norms
+    ), "more than rounding in float32"
 
     def worst(candidate: Mapping[str, Tensor]) -> float:
-        return max(_ratio(abs(float(candidate[name].norm()) - norm), rounding[name]) for name, norm in norms.items())
+        return max(
+            _ratio(abs(float(candidate[name].norm()) - norm), rounding[name])
+            for name, norm in norms.items()
+        )
 
     official = min(candidates, key=worst)
     for name, norm in norms.items():
@@ -161,7 +186,9 @@ def gradients_agree(compute: Compute, norms: Mapping[str, float]) -> None:
 
 def _accept(name: str, off: float, rounding: float) -> None:
     ratio = _ratio(off, rounding)
-    assert ratio <= FACTOR, f"{name}: {off:.2e} off, {ratio:.1f} times this machine's rounding of {rounding:.2e}"
+    assert ratio <= FACTOR, (
+        f"{name}: {off:.2e} off, {ratio:.1f} times this machine's rounding of {rounding:.2e}"
+    )
     ratios[name] = max(ratios.get(name, 0.0), ratio)
 
 

@@ -38,15 +38,23 @@ def policy(fixture: Fixture, tmp_path_factory: pytest.TempPathFactory) -> GR00TP
     """Loaded from the directory that NVIDIA's code would write, in two shards."""
     directory = tmp_path_factory.mktemp("gr00t")
     (directory / METADATA).parent.mkdir()
-    for name, target in (("config.json", "config.json"), ("eagle_config.json", "eagle_config.json"), ("metadata.json", METADATA)):
+    for name, target in (
+        ("config.json", "config.json"),
+        ("eagle_config.json", "eagle_config.json"),
+        ("metadata.json", METADATA),
+    ):
         shutil.copyfile(fixture.path / name, directory / target)
     shutil.copyfile(ASSET / "tokenizer.json", directory / "tokenizer.json")
     names = sorted(fixture.weights)
     for shard, part in zip(SHARDS, (names[::2], names[1::2]), strict=True):
         save_file({name: fixture.weights[name] for name in part}, directory / shard)
     places = {name: SHARDS[i % 2] for i, name in enumerate(names)}
-    (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
-    options = GR00TOptions(images=[f"camera_{i}" for i in range(cameras(fixture))], projector=PROJECTOR, crop=1.0)
+    (directory / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": places})
+    )
+    options = GR00TOptions(
+        images=[f"camera_{i}" for i in range(cameras(fixture))], projector=PROJECTOR, crop=1.0
+    )
     return GR00TPolicy.load(directory, options)
 
 
@@ -64,7 +72,9 @@ def observation(fixture: Fixture) -> Observation:
     return Observation(images, fixture.inputs["state"], list(TASKS))
 
 
-def encoded(at: Precision, fixture: Fixture, policy: GR00TPolicy, network: GR00TNetwork, inputs: Inputs) -> Prefix:
+def encoded(
+    at: Precision, fixture: Fixture, policy: GR00TPolicy, network: GR00TNetwork, inputs: Inputs
+) -> Prefix:
     """Of both rows, padded; the official code encoded each by itself."""
     before = policy.opening_ids.expand(len(TASKS), -1)
     ids = torch.cat([before, inputs["token_ids"]], dim=1)
@@ -73,7 +83,9 @@ def encoded(at: Precision, fixture: Fixture, policy: GR00TPolicy, network: GR00T
 
 
 def refined(at: Precision, fixture: Fixture, policy: GR00TPolicy, network: GR00TNetwork) -> Prefix:
-    return at(network).refined(encoded(at, fixture, policy, network, policy.prepare(observation(fixture))))
+    return at(network).refined(
+        encoded(at, fixture, policy, network, policy.prepare(observation(fixture)))
+    )
 
 
 def test_prepared_inputs(fixture: Fixture, policy: GR00TPolicy) -> None:
@@ -83,8 +95,14 @@ def test_prepared_inputs(fixture: Fixture, policy: GR00TPolicy) -> None:
         assert torch.equal(found, fixture.expected[f"token_ids_{row}"])
 
     def compute(at: Precision) -> dict[str, Tensor]:
-        images = [cropped(inputs[f"image.{name}"], size, policy.options.crop) for name, size in policy.spec.images.items()]
-        target = F.pad(policy.action_normalizer(at(fixture.inputs["actions"])), (0, policy.noise_dim - policy.spec.action_dim))
+        images = [
+            cropped(inputs[f"image.{name}"], size, policy.options.crop)
+            for name, size in policy.spec.images.items()
+        ]
+        target = F.pad(
+            policy.action_normalizer(at(fixture.inputs["actions"])),
+            (0, policy.noise_dim - policy.spec.action_dim),
+        )
         state = policy.state_normalizer(at(fixture.inputs["state"]))
         state = F.pad(state, (0, policy.config.state_dim - state.shape[1]))
         return {"pixels": at(torch.stack(images, dim=1)), "state": state, "target": target}
@@ -93,14 +111,20 @@ def test_prepared_inputs(fixture: Fixture, policy: GR00TPolicy) -> None:
 
 
 @torch.no_grad()
-def test_features_of_images_and_text(fixture: Fixture, policy: GR00TPolicy, network: GR00TNetwork) -> None:
+def test_features_of_images_and_text(
+    fixture: Fixture, policy: GR00TPolicy, network: GR00TNetwork
+) -> None:
     inputs = policy.prepare(observation(fixture))
 
     def compute(at: Precision) -> dict[str, Tensor]:
         prefix = encoded(at, fixture, policy, network, inputs)
         after = at(network).refined(prefix)
-        found = {f"features_{row}": prefix.states[row][mask] for row, mask in enumerate(prefix.mask)}
-        return found | {f"refined_{row}": after.states[row][mask] for row, mask in enumerate(prefix.mask)}
+        found = {
+            f"features_{row}": prefix.states[row][mask] for row, mask in enumerate(prefix.mask)
+        }
+        return found | {
+            f"refined_{row}": after.states[row][mask] for row, mask in enumerate(prefix.mask)
+        }
 
     agree(compute, fixture.expected)
 
@@ -112,9 +136,15 @@ def test_denoising(fixture: Fixture, policy: GR00TPolicy, network: GR00TNetwork)
     assert policy.options.denoise_steps == steps
 
     def compute(at: Precision) -> dict[str, Tensor]:
-        prefix, state, x = refined(at, fixture, policy, network), at(fixture.expected["state"]), at(fixture.inputs["noise"])
+        prefix, state, x = (
+            refined(at, fixture, policy, network),
+            at(fixture.expected["state"]),
+            at(fixture.inputs["noise"]),
+        )
         for time in flow.times(steps):
-            x = flow.ode_step(x, at(network).velocity(prefix, state, x, at(time).expand(len(x)))[0], steps)
+            x = flow.ode_step(
+                x, at(network).velocity(prefix, state, x, at(time).expand(len(x)))[0], steps
+            )
         return {"denoised": x, "actions": policy.action_normalizer.inverse(x[..., :4])}
 
     agree(compute, fixture.expected)
@@ -126,25 +156,42 @@ def test_the_policy_from_an_observation_to_actions(fixture: Fixture, policy: GR0
     x, steps = fixture.inputs["noise"], policy.options.denoise_steps
     assert steps is not None
     for time in flow.times(steps):
-        x = flow.ode_step(x, policy.backbone.velocity(features.prefix, features.state, x, time.expand(len(x)))[0], steps)
+        x = flow.ode_step(
+            x,
+            policy.backbone.velocity(features.prefix, features.state, x, time.expand(len(x)))[0],
+            steps,
+        )
     expected = fixture.expected["actions"]
-    torch.testing.assert_close(policy.action_normalizer.inverse(x[..., :4]), expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
+    torch.testing.assert_close(
+        policy.action_normalizer.inverse(x[..., :4]),
+        expected,
+        rtol=0,
+        atol=1e-4 * float(expected.abs().max()),
+    )
 
 
 def test_loss_and_gradients(fixture: Fixture, policy: GR00TPolicy, network: GR00TNetwork) -> None:
     inputs, norms = fixture.inputs, fixture.json("grad_norms.json")
 
     def forward(at: Precision) -> dict[str, Tensor]:
-        noise, state, target = at(inputs["noise"]), at(fixture.expected["state"]), at(fixture.expected["target"])
+        noise, state, target = (
+            at(inputs["noise"]),
+            at(fixture.expected["state"]),
+            at(fixture.expected["target"]),
+        )
         x, wanted = flow.interpolate(target, noise, 1 - at(inputs["time"]))
-        found, _ = at(network).velocity(refined(at, fixture, policy, network), state, x, 1 - at(inputs["time"]))
+        found, _ = at(network).velocity(
+            refined(at, fixture, policy, network), state, x, 1 - at(inputs["time"])
+        )
         count = policy.spec.action_dim
         losses = flow.matching_loss(found[..., :count], wanted[..., :count], at(inputs["time"]))
         return {"velocity": -found, "loss": losses}
 
     def gradients(at: Precision) -> dict[str, Tensor]:
         named = dict(at(network).named_parameters())
-        found = torch.autograd.grad(forward(at)["loss"].mean(), [named[name] for name in norms], materialize_grads=True)
+        found = torch.autograd.grad(
+            forward(at)["loss"].mean(), [named[name] for name in norms], materialize_grads=True
+        )
         return dict(zip(norms, found, strict=True))
 
     agree(forward, fixture.expected)
@@ -155,7 +202,9 @@ def test_everything_was_compared(fixture: Fixture) -> None:
     assert fixture.expected.keys() == fixture.expected.used
 
 
-def test_a_saved_directory_has_the_files_and_names_of_nvidia(policy: GR00TPolicy, fixture: Fixture, tmp_path: Path) -> None:
+def test_a_saved_directory_has_the_files_and_names_of_nvidia(
+    policy: GR00TPolicy, fixture: Fixture, tmp_path: Path
+) -> None:
     """Other embodiments' projectors and unused layers are those that were loaded."""
     policy.save(tmp_path, torch.float32)
     written = load_file(tmp_path / "model.safetensors")

@@ -52,14 +52,26 @@ def test_openvla_7b() -> None:
 
 @pytest.mark.parametrize("name", ["pi0", "pi05"])
 def test_pi0(name: str) -> None:
-    config = Pi0Config(GEMMA["gemma_2b"], GEMMA["gemma_300m"], SIGLIP, PALIGEMMA_VOCABULARY, 32, 50, pi05=name == "pi05")
+    config = Pi0Config(
+        GEMMA["gemma_2b"],
+        GEMMA["gemma_300m"],
+        SIGLIP,
+        PALIGEMMA_VOCABULARY,
+        32,
+        50,
+        pi05=name == "pi05",
+    )
     with torch.device("meta"):
         network = Pi0Network(config)
-    assert shapes(network) == {key: shape for key, (shape, _) in manifest(f"{name}_openpi_pytorch_keys.json").items()}
+    assert shapes(network) == {
+        key: shape for key, (shape, _) in manifest(f"{name}_openpi_pytorch_keys.json").items()
+    }
 
 
 @pytest.mark.parametrize("name", ["pi0", "pi05"])
-def test_full_size_arrays_of_jax_become_all_published_tensors(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_full_size_arrays_of_jax_become_all_published_tensors(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     for each, size in JAX_SIZES.items():
         monkeypatch.setattr(openpi_jax, each, size)
     found = {}
@@ -67,6 +79,12 @@ def test_full_size_arrays_of_jax_become_all_published_tensors(monkeypatch: pytes
         array = torch.empty(shape, device="meta")
         for ours, change in layout(name == "pi05")[jax].items():
             for layer in range(len(array)) if "{}" in ours else [None]:
-                found[ours.format(layer)] = list(change(array if layer is None else array[layer]).shape)
-    published = {key: shape for key, (shape, _) in manifest(f"{name}_openpi_pytorch_keys.json").items() if key != UNUSED_HEAD}
+                found[ours.format(layer)] = list(
+                    change(array if layer is None else array[layer]).shape
+                )
+    published = {
+        key: shape
+        for key, (shape, _) in manifest(f"{name}_openpi_pytorch_keys.json").items()
+        if key != UNUSED_HEAD
+    }
     assert found == published

@@ -38,7 +38,10 @@ def network(fixture: Fixture, **switches: Any) -> PrismaticVLA:
     result = PrismaticVLA(fixture.config, bidirectional=True, **switches)
     weights = dict(fixture.weights)
     if switches.get("proprio_dim"):
-        weights |= {f"proprio_projector.{name}": value for name, value in fixture.component("proprio_projector").items()}
+        weights |= {
+            f"proprio_projector.{name}": value
+            for name, value in fixture.component("proprio_projector").items()
+        }
     result.load_state_dict(weights)
     return result
 
@@ -76,9 +79,13 @@ Prompt = tuple[Tensor, Tensor]
 """Embeddings and their mask."""
 
 
-def embedded(at: Precision, network: PrismaticVLA, pixels: Tensor, ids: Tensor, proprio: Tensor | None = None) -> Prompt:
+def embedded(
+    at: Precision, network: PrismaticVLA, pixels: Tensor, ids: Tensor, proprio: Tensor | None = None
+) -> Prompt:
     proprio, mask = None if proprio is None else at(proprio), torch.ones_like(ids, dtype=torch.bool)
-    return at(network).embed_prompt(at(network).encode_images(at(pixels), ids, mask), ids, mask, proprio)
+    return at(network).embed_prompt(
+        at(network).encode_images(at(pixels), ids, mask), ids, mask, proprio
+    )
 
 
 @torch.no_grad()
@@ -87,8 +94,14 @@ def test_embeddings(fixture: Fixture, one_image: PrismaticVLA) -> None:
     for i, ids in enumerate(prompts(fixture)):
         name, length = f"llm_input_embeds_{i}", one_image.prefix_length + ids.shape[1]
 
-        def compute(at: Precision, i: int = i, ids: Tensor = ids, name: str = name) -> dict[str, Tensor]:
-            return {name: embedded(at, one_image, fixture.inputs["pixel_values_1img"][i : i + 1], ids)[0][0]}
+        def compute(
+            at: Precision, i: int = i, ids: Tensor = ids, name: str = name
+        ) -> dict[str, Tensor]:
+            return {
+                name: embedded(at, one_image, fixture.inputs["pixel_values_1img"][i : i + 1], ids)[
+                    0
+                ][0]
+            }
 
         agree(compute, {name: fixture.expected[name][:length]})
 
@@ -96,16 +109,24 @@ def test_embeddings(fixture: Fixture, one_image: PrismaticVLA) -> None:
 @torch.no_grad()
 def test_discrete_actions(fixture: Fixture, one_image: PrismaticVLA) -> None:
     expected, action_dim = fixture.expected, fixture.inputs["train_actions"].shape[2]
-    tokenizer = ActionTokenizer(FIRST + BINS, BINS, fixture.json("dataset_statistics.json")["toy_ds"]["action"])
+    tokenizer = ActionTokenizer(
+        FIRST + BINS, BINS, fixture.json("dataset_statistics.json")["toy_ds"]["action"]
+    )
     for i, ids in enumerate(prompts(fixture)):
         tokens = expected[f"discrete1_tokens_{i}"]
 
-        def compute(at: Precision, i: int = i, ids: Tensor = ids, tokens: Tensor = tokens) -> dict[str, Tensor]:
-            embeds, mask = embedded(at, one_image, fixture.inputs["pixel_values_1img"][i : i + 1], ids)
+        def compute(
+            at: Precision, i: int = i, ids: Tensor = ids, tokens: Tensor = tokens
+        ) -> dict[str, Tensor]:
+            embeds, mask = embedded(
+                at, one_image, fixture.inputs["pixel_values_1img"][i : i + 1], ids
+            )
             states = slot_states(at(one_image), embeds, mask, slots_of(fixture), STOP)[0]
             logits = at(one_image).language_model.lm_head(states)
             assert logits.argmax(-1).tolist() == tokens.tolist()
-            chosen = torch.log_softmax(logits[:, FIRST : FIRST + BINS], -1).gather(1, (tokens - FIRST)[:, None])[:, 0]
+            chosen = torch.log_softmax(logits[:, FIRST : FIRST + BINS], -1).gather(
+                1, (tokens - FIRST)[:, None]
+            )[:, 0]
             return {
                 f"discrete1_action_hidden_{i}": states,
                 f"discrete1_logits_{i}": logits[:, expected["logit_columns"]],
@@ -113,30 +134,46 @@ def test_discrete_actions(fixture: Fixture, one_image: PrismaticVLA) -> None:
             }
 
         agree(compute, expected)
-        assert difference(tokenizer.decode(tokens.view(-1, action_dim)), expected[f"discrete1_actions_{i}"]) <= 4 * EPS
+        assert (
+            difference(
+                tokenizer.decode(tokens.view(-1, action_dim)), expected[f"discrete1_actions_{i}"]
+            )
+            <= 4 * EPS
+        )
 
 
 @torch.no_grad()
-def test_the_language_model_from_the_official_embeddings(fixture: Fixture, one_image: PrismaticVLA) -> None:
+def test_the_language_model_from_the_official_embeddings(
+    fixture: Fixture, one_image: PrismaticVLA
+) -> None:
     for i in range(len(prompts(fixture))):
 
         def compute(at: Precision, i: int = i) -> dict[str, Tensor]:
             official = at(fixture.expected[f"llm_input_embeds_{i}"][None])
             before = official.shape[1] - slots_of(fixture) - 1
             embeds, mask = official[:, :before], torch.ones(1, before, dtype=torch.bool)
-            return {f"discrete1_action_hidden_{i}": slot_states(at(one_image), embeds, mask, slots_of(fixture), STOP)[0]}
+            return {
+                f"discrete1_action_hidden_{i}": slot_states(
+                    at(one_image), embeds, mask, slots_of(fixture), STOP
+                )[0]
+            }
 
         agree(compute, fixture.expected)
 
 
 @torch.no_grad()
-def test_regression_with_two_images_and_proprioception(fixture: Fixture, two_images: PrismaticVLA, head: L1RegressionHead) -> None:
+def test_regression_with_two_images_and_proprioception(
+    fixture: Fixture, two_images: PrismaticVLA, head: L1RegressionHead
+) -> None:
     statistics = fixture.json("dataset_statistics.json")["toy_ds"]["action"]
     tokenizer = ActionTokenizer(FIRST + BINS, BINS, statistics)
     for i, ids in enumerate(prompts(fixture)):
 
         def compute(at: Precision, i: int = i, ids: Tensor = ids) -> dict[str, Tensor]:
-            pixels, proprio = fixture.inputs["pixel_values_2img"][i : i + 1], fixture.inputs["proprio"][i : i + 1]
+            pixels, proprio = (
+                fixture.inputs["pixel_values_2img"][i : i + 1],
+                fixture.inputs["proprio"][i : i + 1],
+            )
             embeds, mask = embedded(at, two_images, pixels, ids, proprio)
             states = slot_states(at(two_images), embeds, mask, slots_of(fixture), STOP)
             actions = at(head)(states)[0]
@@ -153,21 +190,31 @@ def test_regression_with_two_images_and_proprioception(fixture: Fixture, two_ima
 def test_log_probabilities_as_rlinf(fixture: Fixture, one_image: PrismaticVLA, rl: Arrays) -> None:
     """Left-padded batch, no stop token."""
     inputs = Arrays(fixture.path / "rl_inputs.npz")
-    weights = {name: rl[f"value_head/mlp.{name}"] for name in ("0.weight", "0.bias", "2.weight", "2.bias", "4.weight")}
+    weights = {
+        name: rl[f"value_head/mlp.{name}"]
+        for name in ("0.weight", "0.bias", "2.weight", "2.bias", "4.weight")
+    }
 
     def compute(at: Precision) -> dict[str, Tensor]:
         pixels = at(fixture.inputs["pixel_values_1img"])
         prompt = inputs["input_ids"], inputs["attention_mask"]
-        embeds, mask = at(one_image).embed_prompt(at(one_image).encode_images(pixels, *prompt), *prompt)
+        embeds, mask = at(one_image).embed_prompt(
+            at(one_image).encode_images(pixels, *prompt), *prompt
+        )
         states = slot_states(at(one_image), embeds, mask, slots_of(fixture), None)
         logits = at(one_image).language_model.lm_head(states)[..., FIRST : FIRST + BINS]
         value = F.gelu(F.linear(states[:, 0], at(weights["0.weight"]), at(weights["0.bias"])))
-        value = F.linear(F.gelu(F.linear(value, at(weights["2.weight"]), at(weights["2.bias"]))), at(weights["4.weight"]))
+        value = F.linear(
+            F.gelu(F.linear(value, at(weights["2.weight"]), at(weights["2.bias"]))),
+            at(weights["4.weight"]),
+        )
         assert (logits.argmax(-1) + FIRST).tolist() == rl["greedy_tokens"].flatten(1).tolist()
         found = {"greedy_logprobs": torch.log_softmax(logits, -1).amax(-1), "greedy_values": value}
         for temperature in (1.0, 1.6):
             log_prob = torch.log_softmax(logits / temperature, -1)
-            chosen = log_prob.gather(-1, (inputs["action_tokens"].flatten(1) - FIRST)[..., None])[..., 0]
+            chosen = log_prob.gather(-1, (inputs["action_tokens"].flatten(1) - FIRST)[..., None])[
+                ..., 0
+            ]
             found[f"logprobs_T{temperature}"] = chosen
             found[f"entropy_T{temperature}"] = -(log_prob.exp() * log_prob).sum(-1)
             found[f"values_T{temperature}"] = value
@@ -196,15 +243,25 @@ def training_states(at: Precision, fixture: Fixture, model: PrismaticVLA) -> Ten
     rows = []
     for i, ids in enumerate(inputs["train_ids"]):
         prompt = ids[: int((labels[i] != -100).nonzero()[0])][None]
-        embeds, mask = embedded(at, model, inputs["pixel_values_2img"][i : i + 1], prompt, inputs["proprio"][i : i + 1])
-        parts = [embeds, embeds.new_zeros(1, slots_of(fixture), embeds.shape[2]), at(model).embed_tokens(torch.tensor([[STOP]]))]
-        states = at(model).hidden_states(torch.cat(parts, dim=1), F.pad(mask, (0, slots_of(fixture) + 1), value=True))
+        embeds, mask = embedded(
+            at, model, inputs["pixel_values_2img"][i : i + 1], prompt, inputs["proprio"][i : i + 1]
+        )
+        parts = [
+            embeds,
+            embeds.new_zeros(1, slots_of(fixture), embeds.shape[2]),
+            at(model).embed_tokens(torch.tensor([[STOP]])),
+        ]
+        states = at(model).hidden_states(
+            torch.cat(parts, dim=1), F.pad(mask, (0, slots_of(fixture) + 1), value=True)
+        )
         rows.append(states[:, embeds.shape[1] - 1 : -1])
     return torch.cat(rows)
 
 
 @pytest.mark.parametrize("kind", ["discrete", "l1"])
-def test_training_and_gradients(fixture: Fixture, two_images: PrismaticVLA, head: L1RegressionHead, kind: str) -> None:
+def test_training_and_gradients(
+    fixture: Fixture, two_images: PrismaticVLA, head: L1RegressionHead, kind: str
+) -> None:
     """The stop token is learnt too."""
     inputs, expected, labels = fixture.inputs, fixture.expected, fixture.inputs["train_labels"]
 
@@ -212,24 +269,45 @@ def test_training_and_gradients(fixture: Fixture, two_images: PrismaticVLA, head
         states = training_states(at, fixture, two_images)
         if kind == "discrete":
             return {
-                "train_discrete_loss": F.cross_entropy(at(two_images).language_model.lm_head(states).flatten(0, 1), labels[labels != -100])
+                "train_discrete_loss": F.cross_entropy(
+                    at(two_images).language_model.lm_head(states).flatten(0, 1),
+                    labels[labels != -100],
+                )
             }
         actions = at(head)(states[:, :-1])
         loss = (actions - at(inputs["train_actions"])).abs().mean()
-        return {"train_action_hidden": states[:, :-1], "train_l1_normalized": actions, "train_l1_loss_check": loss}
+        return {
+            "train_action_hidden": states[:, :-1],
+            "train_l1_normalized": actions,
+            "train_l1_loss_check": loss,
+        }
 
-    norms = {name.removeprefix(f"{kind}/"): norm for name, norm in fixture.json("grad_norms.json").items() if name.startswith(kind)}
+    norms = {
+        name.removeprefix(f"{kind}/"): norm
+        for name, norm in fixture.json("grad_norms.json").items()
+        if name.startswith(kind)
+    }
 
     def gradients(at: Precision) -> dict[str, Tensor]:
         loss = list(forward(at).values())[-1]
-        named = dict(at(two_images).named_parameters()) | {f"action_head.{name}": p for name, p in at(head).named_parameters()}
-        return dict(zip(norms, torch.autograd.grad(loss, [named[name] for name in norms], materialize_grads=True), strict=True))
+        named = dict(at(two_images).named_parameters()) | {
+            f"action_head.{name}": p for name, p in at(head).named_parameters()
+        }
+        return dict(
+            zip(
+                norms,
+                torch.autograd.grad(loss, [named[name] for name in norms], materialize_grads=True),
+                strict=True,
+            )
+        )
 
     agree(forward, expected)
     gradients_agree(gradients, norms)
 
 
 def test_everything_was_compared(fixture: Fixture, film: Fixture, rl: Arrays) -> None:
-    assert fixture.expected.keys() - fixture.expected.used == {"train_discrete_loss_check"}  # the same number
+    assert fixture.expected.keys() - fixture.expected.used == {
+        "train_discrete_loss_check"
+    }  # the same number
     assert film.expected.keys() - film.expected.used == {"logit_columns", "actions"}
     assert rl.keys() - rl.used == {"greedy_actions"}

@@ -30,7 +30,9 @@ def network(fixture: Fixture) -> PrismaticVLA:
     return network
 
 
-def teacher_forced(at: Precision, network: PrismaticVLA, pixels: Tensor, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+def teacher_forced(
+    at: Precision, network: PrismaticVLA, pixels: Tensor, ids: Tensor, mask: Tensor | None = None
+) -> Tensor:
     """Last states ``[B, patches + L, d]``."""
     mask = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
     patches = at(network).encode_images(at(pixels), ids, mask)
@@ -53,13 +55,17 @@ def test_patches(fixture: Fixture, network: PrismaticVLA) -> None:
 @torch.no_grad()
 def test_states_and_logits(fixture: Fixture, network: PrismaticVLA) -> None:
     config, expected = fixture.config, fixture.expected
-    first = config["text_config"]["vocab_size"] - config["pad_to_multiple_of"] - config["n_action_bins"]
+    first = (
+        config["text_config"]["vocab_size"] - config["pad_to_multiple_of"] - config["n_action_bins"]
+    )
     for i, prompt in enumerate(prompts(fixture)):
         ids = expected[f"generated_ids_{i}"][None]
         assert (ids[:, : prompt.shape[1]] == prompt).all()
         count = ids.shape[1] - prompt.shape[1]
 
-        def compute(at: Precision, i: int = i, ids: Tensor = ids, count: int = count) -> dict[str, Tensor]:
+        def compute(
+            at: Precision, i: int = i, ids: Tensor = ids, count: int = count
+        ) -> dict[str, Tensor]:
             states = teacher_forced(at, network, fixture.inputs["pixel_values"][i : i + 1], ids)
             logits = at(network).language_model.lm_head(states)[0]
             actions, slots = ids[0, -count:, None], logits[-count - 1 : -1]
@@ -78,20 +84,33 @@ def test_states_and_logits(fixture: Fixture, network: PrismaticVLA) -> None:
 def test_greedy_decoding(fixture: Fixture, network: PrismaticVLA) -> None:
     config = fixture.config
     statistics = config["norm_stats"]["toy_ds"]["action"]
-    tokenizer = ActionTokenizer(config["text_config"]["vocab_size"] - config["pad_to_multiple_of"], config["n_action_bins"], statistics)
+    tokenizer = ActionTokenizer(
+        config["text_config"]["vocab_size"] - config["pad_to_multiple_of"],
+        config["n_action_bins"],
+        statistics,
+    )
     assert difference(tokenizer.centres, fixture.expected["bin_centers"]) <= EPS
     for i, prompt in enumerate(prompts(fixture)):
         mask = torch.ones_like(prompt, dtype=torch.bool)
         patches = network.encode_images(fixture.inputs["pixel_values"][i : i + 1], prompt, mask)
         embeds, mask = network.embed_prompt(patches, prompt, mask)
         cache = StaticCache(mask.shape[1] + tokenizer.action_dim - 1)
-        tokens = [network.language_model.lm_head(network.hidden_states(embeds, mask, cache)[:, -1]).argmax(-1)]
+        tokens = [
+            network.language_model.lm_head(
+                network.hidden_states(embeds, mask, cache)[:, -1]
+            ).argmax(-1)
+        ]
         decoder = Decoder(network, cache, mask)
         for index in range(tokenizer.action_dim - 1):
-            tokens.append(network.language_model.lm_head(decoder.step(index, tokens[-1])).argmax(-1))
+            tokens.append(
+                network.language_model.lm_head(decoder.step(index, tokens[-1])).argmax(-1)
+            )
         ids = torch.cat([prompt[0], *tokens])
         assert ids.tolist() == fixture.expected[f"generated_ids_{i}"].tolist()
-        assert difference(tokenizer.decode(torch.cat(tokens)), fixture.expected[f"actions_{i}"]) <= 4 * EPS
+        assert (
+            difference(tokenizer.decode(torch.cat(tokens)), fixture.expected[f"actions_{i}"])
+            <= 4 * EPS
+        )
 
 
 def test_a_padded_batch_its_loss_and_gradients(fixture: Fixture, network: PrismaticVLA) -> None:
@@ -100,7 +119,9 @@ def test_a_padded_batch_its_loss_and_gradients(fixture: Fixture, network: Prisma
     labels = F.pad(inputs["batch_labels"][:, 1:], (network.prefix_length + 1, 0), value=-100)
 
     def forward(at: Precision) -> dict[str, Tensor]:
-        states = teacher_forced(at, network, inputs["pixel_values"], inputs["batch_ids"], inputs["batch_mask"])
+        states = teacher_forced(
+            at, network, inputs["pixel_values"], inputs["batch_ids"], inputs["batch_mask"]
+        )
         logits = at(network).language_model.lm_head(states)
         loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
         return {"batch_logits": logits[..., expected["logit_columns"]][counts], "batch_loss": loss}
@@ -108,9 +129,18 @@ def test_a_padded_batch_its_loss_and_gradients(fixture: Fixture, network: Prisma
     def gradients(at: Precision) -> dict[str, Tensor]:
         named = dict(at(network).named_parameters())
         loss = forward(at)["batch_loss"]
-        return dict(zip(norms, torch.autograd.grad(loss, [named[name] for name in norms], materialize_grads=True), strict=True))
+        return dict(
+            zip(
+                norms,
+                torch.autograd.grad(loss, [named[name] for name in norms], materialize_grads=True),
+                strict=True,
+            )
+        )
 
-    agree(forward, {"batch_logits": expected["batch_logits"][counts], "batch_loss": expected["batch_loss"]})
+    agree(
+        forward,
+        {"batch_logits": expected["batch_logits"][counts], "batch_loss": expected["batch_loss"]},
+    )
     gradients_agree(gradients, norms)
 
 
@@ -122,14 +152,24 @@ def test_an_adapter_of_the_official_script(fixture: Fixture, tmp_path: Path) -> 
 
     network = PrismaticVLA(fixture.config)
     network.load_state_dict(fixture.weights)
-    shutil.copyfile(fixture.path / "lora_adapter" / "adapter_config.json", tmp_path / "adapter_config.json")
-    save_file(fixture.tensors("lora_adapter/adapter_model.safetensors.gz"), tmp_path / "adapter_model.safetensors")
+    shutil.copyfile(
+        fixture.path / "lora_adapter" / "adapter_config.json", tmp_path / "adapter_config.json"
+    )
+    save_file(
+        fixture.tensors("lora_adapter/adapter_model.safetensors.gz"),
+        tmp_path / "adapter_model.safetensors",
+    )
     adapted = PeftModel.from_pretrained(network, str(tmp_path))
     expected = fixture.expected
     lora = Arrays(fixture.path / "expected_lora.npz")
 
     def logits(at: Precision, model: PrismaticVLA, i: int) -> Tensor:
-        states = teacher_forced(at, model, fixture.inputs["pixel_values"][i : i + 1], expected[f"generated_ids_{i}"][None])
+        states = teacher_forced(
+            at,
+            model,
+            fixture.inputs["pixel_values"][i : i + 1],
+            expected[f"generated_ids_{i}"][None],
+        )
         return at(model).language_model.lm_head(states)[0][:, expected["logit_columns"]]
 
     agree(lambda at: {f"lora_logits_{i}": logits(at, network, i) for i in range(2)}, lora)

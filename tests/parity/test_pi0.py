@@ -26,7 +26,8 @@ def fixture(request: pytest.FixtureRequest) -> Fixture:
 def network(fixture: Fixture) -> Pi0Network:
     config = fixture.config
     gemma, expert = (
-        GemmaConfig(**{key: value for key, value in config[name].items() if key != "vocab_size"}) for name in ("paligemma", "action_expert")
+        GemmaConfig(**{key: value for key, value in config[name].items() if key != "vocab_size"})
+        for name in ("paligemma", "action_expert")
     )
     sizes = Pi0Config(
         gemma,
@@ -73,8 +74,12 @@ def test_prefix(fixture: Fixture, network: Pi0Network) -> None:
         }
 
     counted = {"prefix_out": expected["prefix_out"][mask]}
-    counted |= {name: expected[name].transpose(1, 2)[mask] for name in ("kv_k_layer0", "kv_v_layer2")}
-    agree(compute, {name: expected[name] for name in ("prefix_embs", "image_features_base")} | counted)
+    counted |= {
+        name: expected[name].transpose(1, 2)[mask] for name in ("kv_k_layer0", "kv_v_layer2")
+    }
+    agree(
+        compute, {name: expected[name] for name in ("prefix_embs", "image_features_base")} | counted
+    )
 
 
 @torch.no_grad()
@@ -89,7 +94,9 @@ def test_suffix(fixture: Fixture, network: Pi0Network) -> None:
         found = {
             "suffix_embs": embeds,
             "time_emb": time_embedding(time, embeds.shape[-1]),
-            "velocity_at_noise_time": at(network).velocity(prefix_of(at, fixture, network), state, x, time)[0],
+            "velocity_at_noise_time": at(network).velocity(
+                prefix_of(at, fixture, network), state, x, time
+            )[0],
         }
         return found if condition is None else found | {"adarms_cond": condition}
 
@@ -103,8 +110,12 @@ def test_masked_cameras_may_be_left_out(fixture: Fixture, network: Pi0Network) -
         rows = []
         for row, seen in enumerate(masks):
             one = slice(row, row + 1)
-            state, noise, time = (at(fixture.inputs[name][one]) for name in ("state", "noise", "time"))
-            short = at(network).prefix(images[one][:, seen], masks[one][:, seen], ids[one], token_mask[one])
+            state, noise, time = (
+                at(fixture.inputs[name][one]) for name in ("state", "noise", "time")
+            )
+            short = at(network).prefix(
+                images[one][:, seen], masks[one][:, seen], ids[one], token_mask[one]
+            )
             rows.append(at(network).velocity(short, state, noise, time)[0])
         return {"velocity_at_noise_time": torch.cat(rows)}
 
@@ -115,9 +126,15 @@ def test_masked_cameras_may_be_left_out(fixture: Fixture, network: Pi0Network) -
 @pytest.mark.parametrize("steps", [4, 10])
 def test_sampling(fixture: Fixture, network: Pi0Network, steps: int) -> None:
     def compute(at: Precision) -> dict[str, Tensor]:
-        prefix, state, x = prefix_of(at, fixture, network), at(fixture.inputs["state"]), at(fixture.inputs["noise"])
+        prefix, state, x = (
+            prefix_of(at, fixture, network),
+            at(fixture.inputs["state"]),
+            at(fixture.inputs["noise"]),
+        )
         for time in flow.times(steps):
-            x = flow.ode_step(x, at(network).velocity(prefix, state, x, time.expand(len(x)))[0], steps)
+            x = flow.ode_step(
+                x, at(network).velocity(prefix, state, x, time.expand(len(x)))[0], steps
+            )
         return {f"sample_actions_{steps}": x}
 
     agree(compute, fixture.expected)
@@ -127,7 +144,9 @@ def test_loss_and_gradients(fixture: Fixture, network: Pi0Network) -> None:
     inputs, norms = fixture.inputs, fixture.json("grad_norms.json")
 
     def forward(at: Precision) -> dict[str, Tensor]:
-        actions, noise, time, state = (at(inputs[name]) for name in ("actions", "noise", "time", "state"))
+        actions, noise, time, state = (
+            at(inputs[name]) for name in ("actions", "noise", "time", "state")
+        )
         x, target = flow.interpolate(actions, noise, time)
         velocity, _ = at(network).velocity(prefix_of(at, fixture, network), state, x, time)
         return {"velocity_train_xt": velocity, "loss_elementwise": (velocity - target) ** 2}
@@ -136,7 +155,13 @@ def test_loss_and_gradients(fixture: Fixture, network: Pi0Network) -> None:
         named = dict(at(network).named_parameters())
         named[TIED] = named["paligemma_with_expert.paligemma.lm_head.weight"]
         loss = forward(at)["loss_elementwise"].mean()
-        return dict(zip(norms, torch.autograd.grad(loss, [named[name] for name in norms], materialize_grads=True), strict=True))
+        return dict(
+            zip(
+                norms,
+                torch.autograd.grad(loss, [named[name] for name in norms], materialize_grads=True),
+                strict=True,
+            )
+        )
 
     agree(forward, fixture.expected)
     gradients_agree(gradients, norms)
@@ -150,18 +175,28 @@ def rlinf_times(steps: int) -> Tensor:
 
 @torch.no_grad()
 def test_transitions_as_rlinf(fixture: Fixture, network: Pi0Network) -> None:
-    inputs, expected = Arrays(fixture.path / "rl_inputs.npz"), Arrays(fixture.path / "rl_expected.npz")
+    inputs, expected = (
+        Arrays(fixture.path / "rl_inputs.npz"),
+        Arrays(fixture.path / "rl_expected.npz"),
+    )
     steps = int(inputs["num_steps"])
     times = rlinf_times(steps)
 
     def compute(at: Precision) -> dict[str, Tensor]:
-        prefix, state, x = prefix_of(at, fixture, network), at(fixture.inputs["state"]), at(inputs["x_t"])
+        prefix, state, x = (
+            prefix_of(at, fixture, network),
+            at(fixture.inputs["state"]),
+            at(inputs["x_t"]),
+        )
         found = {}
         for i, index in enumerate(inputs["denoise_idx"]):
             time = at(times[index])
             velocity, _ = at(network).velocity(prefix, state, x, time)
             mean, std = flow.sde_step(x, velocity, time, steps, 0.5)
-            found |= {f"velocity_{i}": velocity, f"flow_ode_mean_{i}": flow.ode_step(x, velocity, steps)}
+            found |= {
+                f"velocity_{i}": velocity,
+                f"flow_ode_mean_{i}": flow.ode_step(x, velocity, steps),
+            }
             found |= {f"flow_sde_mean_{i}": mean, f"flow_sde_std_{i}": std.expand_as(mean)}
             found[f"flow_sde_logprob_{i}"] = flow.gaussian_log_prob(at(inputs["x_next"]), mean, std)
         return found
@@ -171,43 +206,82 @@ def test_transitions_as_rlinf(fixture: Fixture, network: Pi0Network) -> None:
 
 @torch.no_grad()
 def test_learnt_noise_as_rlinf(fixture: Fixture, network: Pi0Network) -> None:
-    inputs, expected = Arrays(fixture.path / "rl_inputs.npz"), Arrays(fixture.path / "rl_expected.npz")
-    low, high = ((0.5 * expected[f"noise_head/logvar_{bound}"]).exp().item() for bound in ("min", "max"))
+    inputs, expected = (
+        Arrays(fixture.path / "rl_inputs.npz"),
+        Arrays(fixture.path / "rl_expected.npz"),
+    )
+    low, high = (
+        (0.5 * expected[f"noise_head/logvar_{bound}"]).exp().item() for bound in ("min", "max")
+    )
     head = NoiseHead(network.config.expert.width, network.config.action_dim, low, high)
-    theirs = {f"{2 * i}.{kind}": f"{i}.linear_1.{kind}" for i in range(3) for kind in ("weight", "bias")}
-    head.mlp.load_state_dict({ours: expected[f"noise_head/mlp_logvar.moduleList.{name}"] for ours, name in theirs.items()})
+    theirs = {
+        f"{2 * i}.{kind}": f"{i}.linear_1.{kind}" for i in range(3) for kind in ("weight", "bias")
+    }
+    head.mlp.load_state_dict(
+        {
+            ours: expected[f"noise_head/mlp_logvar.moduleList.{name}"]
+            for ours, name in theirs.items()
+        }
+    )
     steps = int(inputs["num_steps"])
     times = rlinf_times(steps)
 
     def compute(at: Precision) -> dict[str, Tensor]:
-        prefix, state, x = prefix_of(at, fixture, network), at(fixture.inputs["state"]), at(inputs["x_t"])
+        prefix, state, x = (
+            prefix_of(at, fixture, network),
+            at(fixture.inputs["state"]),
+            at(inputs["x_t"]),
+        )
         found = {}
         for i, index in enumerate(inputs["denoise_idx"]):
             velocity, states = at(network).velocity(prefix, state, x, at(times[index]))
             mean, std = flow.ode_step(x, velocity, steps), at(head)(states)
             found |= {f"flow_noise_mean_{i}": mean, f"flow_noise_std_{i}": std}
-            found[f"flow_noise_logprob_{i}"] = flow.gaussian_log_prob(at(inputs["x_next"]), mean, std)
+            found[f"flow_noise_logprob_{i}"] = flow.gaussian_log_prob(
+                at(inputs["x_next"]), mean, std
+            )
         chain = at(inputs["chains"])
-        log_probs, entropies = [flow.standard_log_prob(chain[:, 0])], [flow.gaussian_entropy(torch.ones_like(chain[:, 0]))]
+        log_probs, entropies = (
+            [flow.standard_log_prob(chain[:, 0])],
+            [flow.gaussian_entropy(torch.ones_like(chain[:, 0]))],
+        )
         for i, time in enumerate(at(times)):
-            velocity, states = at(network).velocity(prefix, state, chain[:, i], time.expand(len(chain)))
+            velocity, states = at(network).velocity(
+                prefix, state, chain[:, i], time.expand(len(chain))
+            )
             std = at(head)(states)
-            log_probs.append(flow.gaussian_log_prob(chain[:, i + 1], flow.ode_step(chain[:, i], velocity, steps), std))
+            log_probs.append(
+                flow.gaussian_log_prob(
+                    chain[:, i + 1], flow.ode_step(chain[:, i], velocity, steps), std
+                )
+            )
             entropies.append(flow.gaussian_entropy(std))
-        return found | {"flow_noise_chain_logprob": torch.stack(log_probs, 1), "flow_noise_chain_entropy": torch.stack(entropies, 1)}
+        return found | {
+            "flow_noise_chain_logprob": torch.stack(log_probs, 1),
+            "flow_noise_chain_entropy": torch.stack(entropies, 1),
+        }
 
     agree(compute, expected)
 
 
 @torch.no_grad()
 def test_chains_of_flow_sde_as_rlinf(fixture: Fixture, network: Pi0Network) -> None:
-    inputs, expected = Arrays(fixture.path / "rl_inputs.npz"), Arrays(fixture.path / "rl_expected.npz")
-    chain, steps, index = inputs["chains"], int(inputs["num_steps"]), inputs["flow_sde_denoise_inds"][:, 0]
+    inputs, expected = (
+        Arrays(fixture.path / "rl_inputs.npz"),
+        Arrays(fixture.path / "rl_expected.npz"),
+    )
+    chain, steps, index = (
+        inputs["chains"],
+        int(inputs["num_steps"]),
+        inputs["flow_sde_denoise_inds"][:, 0],
+    )
     rows, time = torch.arange(len(chain)), rlinf_times(steps)[index]
 
     def compute(at: Precision) -> dict[str, Tensor]:
         before, after = at(chain[rows, index]), at(chain[rows, index + 1])
-        velocity, _ = at(network).velocity(prefix_of(at, fixture, network), at(fixture.inputs["state"]), before, at(time))
+        velocity, _ = at(network).velocity(
+            prefix_of(at, fixture, network), at(fixture.inputs["state"]), before, at(time)
+        )
         mean, std = flow.sde_step(before, velocity, at(time), steps, 0.5)
         return {"flow_sde_chain_logprob": flow.gaussian_log_prob(after, mean, std)}
 

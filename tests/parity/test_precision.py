@@ -37,7 +37,12 @@ def compare(fixture: Fixture, network: PrismaticVLA) -> None:
         mask = torch.ones_like(ids, dtype=torch.bool)
         patches = at(network).encode_images(at(fixture.inputs["pixel_values"][:1]), ids, mask)
         states = at(network).hidden_states(*at(network).embed_prompt(patches, ids, mask))
-        return {"tf_last_hidden_0": states[0], "tf_logits_0": at(network).language_model.lm_head(states)[0][:, expected["logit_columns"]]}
+        return {
+            "tf_last_hidden_0": states[0],
+            "tf_logits_0": at(network).language_model.lm_head(states)[0][
+                :, expected["logit_columns"]
+            ],
+        }
 
     agree(compute, expected)
 
@@ -87,8 +92,12 @@ def one_layer_in_bfloat16(network: PrismaticVLA) -> None:
     network.projector.fc3 = Bfloat16(network.projector.fc3)
 
 
-@pytest.mark.parametrize("mistake", [tanh, layer_norm_eps, rms_norm_eps, rotary_base, one_weight, one_layer_in_bfloat16])
-def test_a_mistake(fixture: Fixture, network: PrismaticVLA, mistake: Callable[[PrismaticVLA], None]) -> None:
+@pytest.mark.parametrize(
+    "mistake", [tanh, layer_norm_eps, rms_norm_eps, rotary_base, one_weight, one_layer_in_bfloat16]
+)
+def test_a_mistake(
+    fixture: Fixture, network: PrismaticVLA, mistake: Callable[[PrismaticVLA], None]
+) -> None:
     mistake(network)
     with pytest.raises(AssertionError, match="times this machine's rounding"):
         compare(fixture, network)
@@ -99,7 +108,9 @@ def test_less_than_float32_is_no_rounding(fixture: Fixture, network: PrismaticVL
 
     def compute(at: Precision) -> dict[str, Tensor]:
         x = at(fixture.expected["tf_last_hidden_0"])
-        return {"tf_last_hidden_0": x.to(torch.bfloat16).to(x.dtype) if at.dtype == torch.float32 else x}
+        return {
+            "tf_last_hidden_0": x.to(torch.bfloat16).to(x.dtype) if at.dtype == torch.float32 else x
+        }
 
     with pytest.raises(AssertionError, match="more than rounding in float32"):
         agree(compute, fixture.expected)
@@ -116,7 +127,9 @@ def kinked(weight: Tensor, x: Tensor) -> Callable[[Precision], dict[str, Tensor]
 def test_a_relu_within_rounding_of_zero_has_two_right_gradients() -> None:
     torch.manual_seed(0)
     weight, x = torch.randn(64), torch.randn(20, 64)
-    x[0] -= weight * (x[0] @ weight) / weight.square().sum()  # orthogonal to the weight up to rounding
+    x[0] -= (
+        weight * (x[0] @ weight) / weight.square().sum()
+    )  # orthogonal to the weight up to rounding
     positive = x.double() @ weight.double() > 0
     norms = []
     for side in (False, True):
@@ -138,9 +151,15 @@ def test_a_gradient_that_is_wrong(fixture: Fixture) -> None:
 
     def gradients(at: Precision, layer: nn.Module = layer) -> dict[str, Tensor]:
         names, parameters = zip(*at(layer).named_parameters(), strict=True)
-        return dict(zip(names, torch.autograd.grad(at(layer)(at(x)).square().sum(), parameters), strict=True))
+        return dict(
+            zip(
+                names, torch.autograd.grad(at(layer)(at(x)).square().sum(), parameters), strict=True
+            )
+        )
 
-    norms = {name: float(value.norm()) for name, value in gradients(Precision(torch.float32)).items()}
+    norms = {
+        name: float(value.norm()) for name, value in gradients(Precision(torch.float32)).items()
+    }
     gradients_agree(gradients, norms)
     with pytest.raises(AssertionError, match="gradient of"):
         gradients_agree(lambda at: gradients(at, wrong), norms)

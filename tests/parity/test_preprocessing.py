@@ -33,7 +33,9 @@ def test_openvla_images(prismatic: Fixture) -> None:
         if strategy not in openvla.STRATEGIES:
             continue
         size, _, image = rest.partition("_")
-        pixels = openvla.PixelNormalizer()(openvla.resize(prismatic.inputs[image][None], (int(size), int(size)), strategy))[0]
+        pixels = openvla.PixelNormalizer()(
+            openvla.resize(prismatic.inputs[image][None], (int(size), int(size)), strategy)
+        )[0]
         every = 5 if int(size) == 224 else 1
         assert difference(pixels[:, ::every, ::every], prismatic.expected[name]) <= 1e-6, name
         compared += 1
@@ -53,7 +55,9 @@ def test_the_images_of_the_official_evaluation(prismatic: Fixture) -> None:
         else:
             found = openvla.lanczos(source, (224, 224))[..., ::3, ::3]
         off = (found[0].permute(1, 2, 0).double() - expected[name].double()).abs()
-        worst, mean = {"center_crop": (1, 1e-4), "resized": (8, 1.7), "resized_nojpeg": (0, 0)}[kind]
+        worst, mean = {"center_crop": (1, 1e-4), "resized": (8, 1.7), "resized_nojpeg": (0, 0)}[
+            kind
+        ]
         assert off.max() <= worst and off.mean() <= mean, (name, off.max(), off.mean())
     assert expected.keys() == expected.used
 
@@ -61,8 +65,16 @@ def test_the_images_of_the_official_evaluation(prismatic: Fixture) -> None:
 def test_openvla_action_tokens(prismatic: Fixture) -> None:
     inputs, expected = prismatic.inputs, prismatic.expected
     tokenizer = ActionTokenizer(32000, 256, {"q01": [-1.0], "q99": [1.0]})
-    assert tokenizer.encode(inputs["actions"][:, None])[:, 0].tolist() == expected["action_token_ids"].tolist()
-    assert difference(tokenizer.decode(inputs["token_ids"][:, None])[:, 0], expected["decoded_actions"]) <= 1e-7
+    assert (
+        tokenizer.encode(inputs["actions"][:, None])[:, 0].tolist()
+        == expected["action_token_ids"].tolist()
+    )
+    assert (
+        difference(
+            tokenizer.decode(inputs["token_ids"][:, None])[:, 0], expected["decoded_actions"]
+        )
+        <= 1e-7
+    )
     assert difference(tokenizer.centres, expected["bin_centers"]) <= 1e-7
 
 
@@ -70,12 +82,21 @@ def test_openvla_action_tokens(prismatic: Fixture) -> None:
 def test_openpi_normalisation(openpi: Fixture, quantiles: bool) -> None:
     inputs, expected, kind = openpi.inputs, openpi.expected, f"q{int(quantiles)}"
     statistics = openpi.json("norm_stats.json")["norm_stats"]
-    state, actions = (Normalizer(statistics[name], "QUANTILES" if quantiles else "MEAN_STD") for name in ("state", "actions"))
+    state, actions = (
+        Normalizer(statistics[name], "QUANTILES" if quantiles else "MEAN_STD")
+        for name in ("state", "actions")
+    )
     for name, normalizer in (("state", state), ("actions", actions)):
         normalised = normalizer(inputs[name])
         assert difference(normalised, expected[f"norm_{name}_{kind}"]) <= 1e-12
         padded = expected[f"padded_{name}_{kind}"]
-        assert difference(torch.nn.functional.pad(normalised, (0, padded.shape[-1] - normalised.shape[-1])), padded) <= 1e-12
+        assert (
+            difference(
+                torch.nn.functional.pad(normalised, (0, padded.shape[-1] - normalised.shape[-1])),
+                padded,
+            )
+            <= 1e-12
+        )
     dims = expected[f"libero_actions_{kind}"].shape[-1]
     found = actions.inverse(inputs["model_actions"][..., :dims])
     assert difference(found, expected[f"libero_actions_{kind}"]) <= 1e-12
@@ -119,7 +140,9 @@ def test_openpi_prompts(openpi: Fixture, kind: str) -> None:
     encoder = PromptEncoder(tokenizer, expected["len"], bos_id=2, with_state=kind == "pi05")  # type: ignore[arg-type]
     ids, mask = encoder(["Pick_up the red\nblock "], openpi.inputs["pi05_state"][None])
     assert tokenizer.asked == [text for text, _ in expected["encode_calls"]]
-    assert [add_bos for _, add_bos in expected["encode_calls"]] == [i == 0 for i in range(len(tokenizer.asked))]
+    assert [add_bos for _, add_bos in expected["encode_calls"]] == [
+        i == 0 for i in range(len(tokenizer.asked))
+    ]
     assert ids.shape == mask.shape == (1, expected["len"]) and ids[0, 0] == 2
     assert set(ids[0, ~mask[0]].tolist()) == {expected["pad_id"]}
 

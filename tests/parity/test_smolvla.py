@@ -30,7 +30,11 @@ def fixture(request: pytest.FixtureRequest) -> Fixture:
 
 
 def cameras(fixture: Fixture) -> list[str]:
-    return [name for name, feature in fixture.config["input_features"].items() if feature["type"] == "VISUAL"]
+    return [
+        name
+        for name, feature in fixture.config["input_features"].items()
+        if feature["type"] == "VISUAL"
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +44,10 @@ def policy(fixture: Fixture, tmp_path_factory: pytest.TempPathFactory) -> SmolVL
     for name in ("config.json", "vlm_config.json"):
         shutil.copyfile(fixture.path / name, directory / name)
     shutil.copyfile(ASSET / "tokenizer.json", directory / "tokenizer.json")
-    save_file({**fixture.weights, **load_file(fixture.path / "statistics.safetensors")}, directory / "model.safetensors")
+    save_file(
+        {**fixture.weights, **load_file(fixture.path / "statistics.safetensors")},
+        directory / "model.safetensors",
+    )
     return SmolVLAPolicy.load(directory, SmolVLAOptions(images=cameras(fixture)))
 
 
@@ -55,23 +62,34 @@ def observation(fixture: Fixture) -> Observation:
 
 
 def prefix_inputs(at: Precision, fixture: Fixture) -> tuple[Tensor, Tensor, Tensor]:
-    images = torch.stack([fixture.expected[f"pixels_{i}"] for i in range(len(cameras(fixture)))], dim=1)
+    images = torch.stack(
+        [fixture.expected[f"pixels_{i}"] for i in range(len(cameras(fixture)))], dim=1
+    )
     return at(images), fixture.expected["token_ids"], fixture.expected["token_mask"]
 
 
 def prefix_of(at: Precision, fixture: Fixture, network: SmolVLANetwork) -> Prefix:
-    return at(network).with_state(at(network).prefix(*prefix_inputs(at, fixture)), at(fixture.expected["state"]))
+    return at(network).with_state(
+        at(network).prefix(*prefix_inputs(at, fixture)), at(fixture.expected["state"])
+    )
 
 
 def test_prepared_inputs(fixture: Fixture, policy: SmolVLAPolicy) -> None:
     inputs, expected = policy.prepare(observation(fixture)), fixture.expected
     width = expected["token_ids"].shape[1]
-    assert torch.equal(inputs["token_mask"][:, :width], expected["token_mask"]) and not inputs["token_mask"][:, width:].any()
-    assert torch.equal(inputs["token_ids"][:, :width][expected["token_mask"]], expected["token_ids"][expected["token_mask"]])
+    assert (
+        torch.equal(inputs["token_mask"][:, :width], expected["token_mask"])
+        and not inputs["token_mask"][:, width:].any()
+    )
+    assert torch.equal(
+        inputs["token_ids"][:, :width][expected["token_mask"]],
+        expected["token_ids"][expected["token_mask"]],
+    )
 
     def compute(at: Precision) -> dict[str, Tensor]:
         found = {
-            f"pixels_{i}": resize_with_pad(inputs[f"image.{name}"], policy.spec.images[name]) for i, name in enumerate(cameras(fixture))
+            f"pixels_{i}": resize_with_pad(inputs[f"image.{name}"], policy.spec.images[name])
+            for i, name in enumerate(cameras(fixture))
         }
         return {"state": at(inputs["state"])} | found
 
@@ -81,10 +99,17 @@ def test_prepared_inputs(fixture: Fixture, policy: SmolVLAPolicy) -> None:
 @torch.no_grad()
 def test_prefix(fixture: Fixture, network: SmolVLANetwork) -> None:
     expected = fixture.expected
-    count = len(expected["prefix_mask"][0]) - int((~expected["prefix_mask"].any(0)).flip(0).cumprod(0).sum())
+    count = len(expected["prefix_mask"][0]) - int(
+        (~expected["prefix_mask"].any(0)).flip(0).cumprod(0).sum()
+    )
     mask = expected["prefix_mask"][:, :count]  # lerobot pads behind the state to prefix_length
-    kept = {"prefix_states": expected["prefix_states"][:, :count][mask], "prefix_embeds": expected["prefix_embeds"][:, : count - 1]}
-    kept |= {name: expected[name][:, :count][mask] for name in ("key_0", "key_1", "value_0", "value_1")}
+    kept = {
+        "prefix_states": expected["prefix_states"][:, :count][mask],
+        "prefix_embeds": expected["prefix_embeds"][:, : count - 1],
+    }
+    kept |= {
+        name: expected[name][:, :count][mask] for name in ("key_0", "key_1", "value_0", "value_1")
+    }
 
     def compute(at: Precision) -> dict[str, Tensor]:
         embeds, _ = at(network).embed_prefix(*prefix_inputs(at, fixture))
@@ -114,9 +139,15 @@ def test_denoising(fixture: Fixture, network: SmolVLANetwork) -> None:
     steps = fixture.config["num_steps"]
 
     def compute(at: Precision) -> dict[str, Tensor]:
-        prefix, state, x = prefix_of(at, fixture, network), at(fixture.inputs["state"]), at(fixture.inputs["noise"])
+        prefix, state, x = (
+            prefix_of(at, fixture, network),
+            at(fixture.inputs["state"]),
+            at(fixture.inputs["noise"]),
+        )
         for time in flow.times(steps):
-            x = flow.ode_step(x, at(network).velocity(prefix, state, x, at(time).expand(len(x)))[0], steps)
+            x = flow.ode_step(
+                x, at(network).velocity(prefix, state, x, at(time).expand(len(x)))[0], steps
+            )
         return {"denoised": x}
 
     agree(compute, fixture.expected)
@@ -129,26 +160,43 @@ def test_the_policy_from_an_observation_to_actions(fixture: Fixture, policy: Smo
     x, steps = fixture.inputs["noise"], policy.options.denoise_steps
     assert steps == fixture.config["num_steps"]
     for time in flow.times(steps):
-        x = flow.ode_step(x, policy.backbone.velocity(features.prefix, features.state, x, time.expand(len(x)))[0], steps)
+        x = flow.ode_step(
+            x,
+            policy.backbone.velocity(features.prefix, features.state, x, time.expand(len(x)))[0],
+            steps,
+        )
     found = policy.action_normalizer.inverse(x[:, :, :4])
     torch.testing.assert_close(found, fixture.expected["actions"], rtol=0, atol=2e-4)
 
 
-def test_loss_and_gradients(fixture: Fixture, policy: SmolVLAPolicy, network: SmolVLANetwork) -> None:
+def test_loss_and_gradients(
+    fixture: Fixture, policy: SmolVLAPolicy, network: SmolVLANetwork
+) -> None:
     inputs, norms = fixture.inputs, fixture.json("grad_norms.json")
     normalized = policy.action_normalizer(inputs["actions"])
-    target = torch.nn.functional.pad(normalized, (0, inputs["noise"].shape[-1] - normalized.shape[-1]))
+    target = torch.nn.functional.pad(
+        normalized, (0, inputs["noise"].shape[-1] - normalized.shape[-1])
+    )
 
     def forward(at: Precision) -> dict[str, Tensor]:
         noise, time, state = (at(inputs[name]) for name in ("noise", "time", "state"))
         x, velocity = flow.interpolate(at(target), noise, time)
         found, _ = at(network).velocity(prefix_of(at, fixture, network), state, x, time)
-        return {"losses": (found - velocity) ** 2, "loss": flow.matching_loss(found, velocity, time).mean()}
+        return {
+            "losses": (found - velocity) ** 2,
+            "loss": flow.matching_loss(found, velocity, time).mean(),
+        }
 
     def gradients(at: Precision) -> dict[str, Tensor]:
         named = dict(at(network).named_parameters())
         wanted = [named[name.removeprefix("model.")] for name in norms]
-        return dict(zip(norms, torch.autograd.grad(forward(at)["loss"], wanted, materialize_grads=True), strict=True))
+        return dict(
+            zip(
+                norms,
+                torch.autograd.grad(forward(at)["loss"], wanted, materialize_grads=True),
+                strict=True,
+            )
+        )
 
     agree(forward, fixture.expected)
     gradients_agree(gradients, norms)
@@ -158,9 +206,13 @@ def test_everything_was_compared(fixture: Fixture) -> None:
     assert fixture.expected.keys() == fixture.expected.used
 
 
-def test_a_saved_directory_has_the_files_and_names_of_lerobot(policy: SmolVLAPolicy, fixture: Fixture, tmp_path: Path) -> None:
+def test_a_saved_directory_has_the_files_and_names_of_lerobot(
+    policy: SmolVLAPolicy, fixture: Fixture, tmp_path: Path
+) -> None:
     policy.save(tmp_path, torch.float32)
     written = load_file(tmp_path / "model.safetensors")
     given = load_file(policy.directory / "model.safetensors")
-    assert written.keys() == given.keys() and all(torch.equal(written[name], value) for name, value in given.items())
+    assert written.keys() == given.keys() and all(
+        torch.equal(written[name], value) for name, value in given.items()
+    )
     assert json.loads((tmp_path / "config.json").read_text()) == fixture.config

@@ -29,24 +29,34 @@ BYTES = Bytes(weights=4e9, trained=1e9, activations=1e6, call=1e4, inputs=1e4, p
 
 
 def profile(device: str = "cpu", **changes: Any) -> Profile:
-    return replace(Profile(device, 2, dict(COSTS), BYTES, chunk=2, episode_limit=8, note="made up"), **changes)
+    return replace(
+        Profile(device, 2, dict(COSTS), BYTES, chunk=2, episode_limit=8, note="made up"), **changes
+    )
 
 
 def on_gpu(device: str, factor: float = 1.0, **changes: Any) -> Profile:
     """A GPU that runs the policy ``factor`` times as fast as the CPU."""
     made = profile(device, **changes)
-    policy = {name: replace(cost.times(1 / factor), on=GPU, cores=1.0) for name, cost in made.operations.items() if name in POLICY}
+    policy = {
+        name: replace(cost.times(1 / factor), on=GPU, cores=1.0)
+        for name, cost in made.operations.items()
+        if name in POLICY
+    }
     return replace(made, operations=made.operations | policy)
 
 
 def cluster(count: int = 1, **node: Any) -> Cluster:
-    machine = NodeConfig(**{"name": "node", "cpus": 64, "memory_gb": 1000.0, "latency_ms": 0.0} | node)
+    machine = NodeConfig(
+        **{"name": "node", "cpus": 64, "memory_gb": 1000.0, "latency_ms": 0.0} | node
+    )
     return Cluster("made_up", (replace(machine, count=count),))
 
 
 def workload(**changes: Any) -> Workload:
     """PPO: 8 environments, two episodes of 4 policy calls each, one epoch of two minibatches."""
-    plain = Workload(envs=8, batch_size=8, minibatch_size=32, epochs=1, episode_calls=4, chunk=2, calls=8)
+    plain = Workload(
+        envs=8, batch_size=8, minibatch_size=32, epochs=1, episode_calls=4, chunk=2, calls=8
+    )
     return replace(plain, **changes)
 
 
@@ -61,4 +71,10 @@ def problem(
     graph: Graph | None = None,
     micro_batch_size: int = 320,
 ) -> Problem:
-    return Problem(graph or ppo(), load or workload(), machines or cluster(), profiles or {"cpu": profile()}, micro_batch_size)
+    return Problem(
+        graph or ppo(),
+        load or workload(),
+        machines or cluster(),
+        profiles or {"cpu": profile()},
+        micro_batch_size,
+    )

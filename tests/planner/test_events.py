@@ -18,7 +18,14 @@ def tasks(draw: st.DrawFn) -> list[Task]:
     found: list[Task] = []
     for number in range(draw(st.integers(1, 12))):
         after = draw(st.sets(st.integers(0, number - 1), max_size=3)) if number else set()
-        found.append(task(draw(st.sampled_from(["", "a", "b"])), draw(WORK), *sorted(after), width=draw(st.floats(0.5, 3.0))))
+        found.append(
+            task(
+                draw(st.sampled_from(["", "a", "b"])),
+                draw(WORK),
+                *sorted(after),
+                width=draw(st.floats(0.5, 3.0)),
+            )
+        )
     return found
 
 
@@ -56,34 +63,58 @@ def test_nothing_is_lost_and_nothing_is_overbooked(listed: list[Task]) -> None:
         work = sum(each.work for each in listed if each.resource == name)
         assert played.busy[name] == pytest.approx(work, abs=1e-6), "no unit is slower than another"
     for number, each in enumerate(listed):
-        assert played.start[number] == pytest.approx(max((played.end[earlier] for earlier in each.after), default=0.0))
-        assert played.end[number] - played.start[number] >= each.work / (each.width if each.resource else 1.0) - 1e-6
+        assert played.start[number] == pytest.approx(
+            max((played.end[earlier] for earlier in each.after), default=0.0)
+        )
+        assert (
+            played.end[number] - played.start[number]
+            >= each.work / (each.width if each.resource else 1.0) - 1e-6
+        )
 
 
 def least(listed: list[Task]) -> float:
     """The longest chain without shared resources."""
     end: list[float] = []
     for each in listed:
-        alone = each.work / (min(each.width, RESOURCES[each.resource].capacity) if each.resource else 1.0)
+        alone = each.work / (
+            min(each.width, RESOURCES[each.resource].capacity) if each.resource else 1.0
+        )
         end.append(max((end[earlier] for earlier in each.after), default=0.0) + alone)
     return max(end)
 
 
 @given(tasks())
-def test_no_faster_than_the_longest_chain_and_no_slower_than_one_after_the_other(listed: list[Task]) -> None:
+def test_no_faster_than_the_longest_chain_and_no_slower_than_one_after_the_other(
+    listed: list[Task],
+) -> None:
     wall = max(run_events(listed, RESOURCES).end)
-    serial = sum(each.work / (min(each.width, RESOURCES[each.resource].capacity) if each.resource else 1.0) for each in listed)
+    serial = sum(
+        each.work / (min(each.width, RESOURCES[each.resource].capacity) if each.resource else 1.0)
+        for each in listed
+    )
     assert least(listed) - 1e-6 <= wall <= serial + 1e-6
 
 
-@given(st.lists(st.tuples(st.sampled_from(["", "a", "b"]), WORK), min_size=1, max_size=8), st.floats(1.0, 4.0), st.data())
+@given(
+    st.lists(st.tuples(st.sampled_from(["", "a", "b"]), WORK), min_size=1, max_size=8),
+    st.floats(1.0, 4.0),
+    st.data(),
+)
 def test_a_chain_is_never_slower_for_less_work_or_faster_resources(
     parts: list[tuple[str, float]], factor: float, data: st.DataObject
 ) -> None:
-    chain = [task(name, work, *([number - 1] if number else [])) for number, (name, work) in enumerate(parts)]
+    chain = [
+        task(name, work, *([number - 1] if number else []))
+        for number, (name, work) in enumerate(parts)
+    ]
     wall = max(run_events(chain, RESOURCES).end)
     index = data.draw(st.integers(0, len(chain) - 1))
-    lighter = [each._replace(work=each.work / factor) if number == index else each for number, each in enumerate(chain)]
+    lighter = [
+        each._replace(work=each.work / factor) if number == index else each
+        for number, each in enumerate(chain)
+    ]
     assert max(run_events(lighter, RESOURCES).end) <= wall + 1e-9
-    faster = [each._replace(work=each.work / factor) if each.resource == "a" else each for each in chain]
+    faster = [
+        each._replace(work=each.work / factor) if each.resource == "a" else each for each in chain
+    ]
     assert max(run_events(faster, RESOURCES).end) <= wall + 1e-9

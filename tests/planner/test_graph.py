@@ -39,7 +39,10 @@ def test_ppo_waits_for_all_rollouts_before_its_update() -> None:
 def test_the_reference_policy_is_in_the_graph_if_it_is_used() -> None:
     graph = trace(PPO(PPOConfig(kl_coef=0.1), 1.0))
     assert "reference" in graph and "reference" not in trace(PPO(PPOConfig(), 1.0))
-    assert edges(graph)["score", "reference"] == "stream" and edges(graph)["reference", "update"] == "barrier"
+    assert (
+        edges(graph)["score", "reference"] == "stream"
+        and edges(graph)["reference", "update"] == "barrier"
+    )
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 3])
@@ -92,14 +95,21 @@ def test_sac() -> None:
 
 @pytest.mark.parametrize(
     ("algorithm", "pair"),
-    [(SFT(SFTConfig(), 10), ("demonstrate", "imitate")), (ClassifierTraining(ClassifierConfig(), 10), ("label", "classify"))],
+    [
+        (SFT(SFTConfig(), 10), ("demonstrate", "imitate")),
+        (ClassifierTraining(ClassifierConfig(), 10), ("label", "classify")),
+    ],
 )
-def test_the_graph_shows_the_inputs_of_each_operation(algorithm: Any, pair: tuple[str, str]) -> None:
+def test_the_graph_shows_the_inputs_of_each_operation(
+    algorithm: Any, pair: tuple[str, str]
+) -> None:
     assert edges(trace(algorithm)) == {pair: "barrier"}
 
 
 def test_a_graph_is_read_line_by_line() -> None:
-    lines = trace(PPO(PPOConfig(kl_coef=0.1, staleness=1, decoupled=True), 1.0)).render().splitlines()
+    lines = (
+        trace(PPO(PPOConfig(kl_coef=0.1, staleness=1, decoupled=True), 1.0)).render().splitlines()
+    )
     assert lines[0].startswith("macro flow of ppo")
     assert lines[1].split() == ["collect", "rollout", "~>", "score"]
     assert lines[3].split() == ["reference", "reference", "=>", "update"]

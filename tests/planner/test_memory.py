@@ -38,7 +38,12 @@ TINY = {
     "openvla_oft, all weights": ["recipe=maniskill_ppo", "model=openvla_oft", "model.lora.rank=0"],
     "pi0": ["recipe=maniskill_ppo", "model=pi0"],
     "pi0, bfloat16": ["recipe=maniskill_ppo", "model=pi0", "model.options.dtype=bfloat16"],
-    "pi0, one pass": ["recipe=maniskill_ppo", "model=pi0", "model.options.frozen_vlm=false", "cluster.reuse_frozen=false"],
+    "pi0, one pass": [
+        "recipe=maniskill_ppo",
+        "model=pi0",
+        "model.options.frozen_vlm=false",
+        "cluster.reuse_frozen=false",
+    ],
 }
 
 
@@ -73,9 +78,17 @@ def test_operations_whose_sizes_are_known_count_as_before() -> None:
     first = peak_bytes(call, "cpu")
     assert peak_bytes(call, "cpu") == first
     with Allocations() as found:
-        kept = [torch.ones(4, device="meta", dtype=dtype).mul(2) for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.float32)]
+        kept = [
+            torch.ones(4, device="meta", dtype=dtype).mul(2)
+            for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.float32)
+        ]
     assert found.now == sum(each.nbytes for each in kept) == 4 * (4 + 2 + 8 + 4)
-    assert [each.dtype for each in kept] == [torch.float32, torch.bfloat16, torch.int64, torch.float32]
+    assert [each.dtype for each in kept] == [
+        torch.float32,
+        torch.bfloat16,
+        torch.int64,
+        torch.float32,
+    ]
 
 
 def test_gradient_checkpointing_and_more_rows_show_in_the_peak() -> None:
@@ -103,7 +116,9 @@ def test_meta_and_cpu_agree_exactly(name: str, checkpointing: bool) -> None:
     assert weights_of(policy) == weights_of(model.policy)
 
     learner, meta = model.learner(checkpointing), model.batch(ROWS)
-    assert [tensor.shape for tensor in batch.tensors()] == [tensor.shape for tensor in meta.tensors()]
+    assert [tensor.shape for tensor in batch.tensors()] == [
+        tensor.shape for tensor in meta.tensors()
+    ]
     tolerance = 2e-3 if "bfloat16" in name else 0
     with kernels_of("cpu"):
         for measure in (partial(saved, model), partial(peak, model)):
@@ -117,7 +132,10 @@ def saved(model: MemoryModel, policy: Policy, batch: object) -> int:
 
 
 def peak(model: MemoryModel, policy: Policy, batch: object) -> int:
-    with allocated_gradients([each for each in policy.parameters() if each.requires_grad]), Allocations() as found:
+    with (
+        allocated_gradients([each for each in policy.parameters() if each.requires_grad]),
+        Allocations() as found,
+    ):
         model.loss(policy, batch).backward()
     return found.peak
 
@@ -125,34 +143,62 @@ def peak(model: MemoryModel, policy: Policy, batch: object) -> int:
 @torch.no_grad()
 def acting(policy: Policy, model: MemoryModel) -> int:
     with Allocations() as found:
-        model.act(policy, {name: torch.zeros_like(value, device="cpu") for name, value in model.inputs(ROWS).items()})
+        model.act(
+            policy,
+            {
+                name: torch.zeros_like(value, device="cpu")
+                for name, value in model.inputs(ROWS).items()
+            },
+        )
     return found.peak
 
 
 def test_imitation_of_a_flow_policy_is_counted_with_all_the_actions_that_it_predicts() -> None:
     model = MemoryModel(recipe("recipe=maniskill_sft", "model=pi0", "model.options.chunk=2"))
-    assert model.batch(3).actions.shape == (3, model.policy.horizon, model.policy.spec.action_dim) and model.policy.horizon > 2
+    assert (
+        model.batch(3).actions.shape == (3, model.policy.horizon, model.policy.spec.action_dim)
+        and model.policy.horizon > 2
+    )
     model.step(3)
 
 
 def test_gradients_moments_and_masters_are_those_of_the_trainer() -> None:
-    wanted = recipe("recipe=maniskill_ppo", "model.options.dtype=bfloat16", "model.lora.rank=0", "rollout.batch_size=8")
+    wanted = recipe(
+        "recipe=maniskill_ppo",
+        "model.options.dtype=bfloat16",
+        "model.lora.rank=0",
+        "rollout.batch_size=8",
+    )
     policy = builders.build_policy(wanted)
     trainer = builders.build_trainer(wanted, policy)
-    trainer.step(synthetic_batch(wanted, policy, trainer.settings, 8), partial(trainer.settings.loss, value_only=False))  # type: ignore[attr-defined]
+    trainer.step(
+        synthetic_batch(wanted, policy, trainer.settings, 8),
+        partial(trainer.settings.loss, value_only=False),
+    )  # type: ignore[attr-defined]
     counted, trained = weights_of(policy), trainer.trained
-    learnt = [each for each in trained.values() if each.grad is not None]  # the vision towers' last blocks are not used
+    learnt = [
+        each for each in trained.values() if each.grad is not None
+    ]  # the vision towers' last blocks are not used
     assert counted.gradients == sum(each.nbytes for each in trained.values())
     assert all(each.grad is not None and each.grad.nbytes == each.nbytes for each in learnt)
-    slots = [slot for optimizer in trainer.optimizers.values() for state in optimizer.state.values() for slot in state.values()]
-    assert sum(slot.nbytes for slot in slots if slot.numel() > 1) == 2 * sum(each.nbytes for each in learnt if each.numel() > 1)
+    slots = [
+        slot
+        for optimizer in trainer.optimizers.values()
+        for state in optimizer.state.values()
+        for slot in state.values()
+    ]
+    assert sum(slot.nbytes for slot in slots if slot.numel() > 1) == 2 * sum(
+        each.nbytes for each in learnt if each.numel() > 1
+    )
     assert counted.moments == 2 * counted.gradients
     assert counted.master == sum(trained[name].nbytes for name in trainer.low) > 0
 
 
 def test_the_published_sizes_are_known_without_the_checkpoint() -> None:
     """openvla-7b has 7,541,237,184 weights (its model.safetensors.index.json: twice as many bytes)."""
-    found = OpenVLAPolicy.published_sizes("hf://openvla/openvla-7b@main", OpenVLAOptions(unnorm_key="bridge_orig"))
+    found = OpenVLAPolicy.published_sizes(
+        "hf://openvla/openvla-7b@main", OpenVLAOptions(unnorm_key="bridge_orig")
+    )
     assert found is not None
     policy = OpenVLAPolicy.without_weights(recipes.asset_path(found[0]), found[1])
     assert sum(each.numel() for each in policy.backbone.parameters()) == 7_541_237_184
@@ -196,28 +242,53 @@ def test_a_minibatch_of_whole_groups_has_the_calls_of_their_episodes() -> None:
 @pytest.mark.slow
 def test_too_little_memory_is_refused_with_the_fix() -> None:
     model = MemoryModel(recipe(*MODEL))
-    with pytest.raises(UserError, match=r"needs at least 0\.0 GB .* set model\.options\.dtype=bfloat16"):
+    with pytest.raises(
+        UserError, match=r"needs at least 0\.0 GB .* set model\.options\.dtype=bfloat16"
+    ):
         choose(model, 1e6)
     model = MemoryModel(recipe(*MODEL, "rollout.batch_size=128"))
     given = setting_of(model.recipe)
-    memory = budget(model, replace(given, micro_batch_size=1, batch_size=1, gradient_checkpointing=True), GIGABYTE).peak / 0.89
-    with pytest.raises(UserError, match=r"does not fit .*: set cluster\.micro_batch_size=\d+ .*rollout\.batch_size=\d+"):
+    memory = (
+        budget(
+            model,
+            replace(given, micro_batch_size=1, batch_size=1, gradient_checkpointing=True),
+            GIGABYTE,
+        ).peak
+        / 0.89
+    )
+    with pytest.raises(
+        UserError,
+        match=r"does not fit .*: set cluster\.micro_batch_size=\d+ .*rollout\.batch_size=\d+",
+    ):
         choose(model, memory, given)
 
 
 def test_roles_on_one_device_add_up_unless_they_take_turns() -> None:
-    ray = recipe(*MODEL, "cluster.runtime=ray", "cluster.rollout_workers=8", "cluster.trainer_ranks=8")
+    ray = recipe(
+        *MODEL, "cluster.runtime=ray", "cluster.rollout_workers=8", "cluster.trainer_ranks=8"
+    )
     model, setting = MemoryModel(ray), setting_of(ray)
-    both, turns = (budget(model, replace(setting, offload=offload), GIGABYTE) for offload in (False, True))
+    both, turns = (
+        budget(model, replace(setting, offload=offload), GIGABYTE) for offload in (False, True)
+    )
     roles = [both.role_peak(role) for role in ("trainer", "rollout worker")]
     assert both.peak == sum(roles) and turns.peak == max(roles)
 
 
-@pytest.mark.parametrize(("keys", "phase"), [((), "publishing weights"), (("algorithm.staleness=1", "algorithm.decoupled=true"), "always")])
-def test_a_broadcast_takes_a_bucket_of_the_trainer_and_a_second_copy_of_workers(keys: tuple[str, ...], phase: str) -> None:
-    ray = recipe(*MODEL, "cluster.runtime=ray", "cluster.rollout_workers=8", "cluster.trainer_ranks=8", *keys)
+@pytest.mark.parametrize(
+    ("keys", "phase"),
+    [((), "publishing weights"), (("algorithm.staleness=1", "algorithm.decoupled=true"), "always")],
+)
+def test_a_broadcast_takes_a_bucket_of_the_trainer_and_a_second_copy_of_workers(
+    keys: tuple[str, ...], phase: str
+) -> None:
+    ray = recipe(
+        *MODEL, "cluster.runtime=ray", "cluster.rollout_workers=8", "cluster.trainer_ranks=8", *keys
+    )
     by_store = replace(ray, cluster=replace(ray.cluster, weights="store"))
-    with_copies, without = (budget(model := MemoryModel(each), setting_of(each), GIGABYTE) for each in (ray, by_store))
+    with_copies, without = (
+        budget(model := MemoryModel(each), setting_of(each), GIGABYTE) for each in (ray, by_store)
+    )
     added = [part for part in with_copies.parts if part not in without.parts]
     trained = model.weights().trained
     assert [(part.role, part.phase, part.size) for part in added] == [
@@ -239,22 +310,35 @@ def test_null_is_replaced_by_what_fits_and_a_resumed_run_keeps_it(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("keys", "key"), [(("model=pi0", "model.checkpoint=asset://pi0_tiny_pushcube"), "cluster.reuse_frozen"), ((), "model.lora.merge")]
+    ("keys", "key"),
+    [
+        (("model=pi0", "model.checkpoint=asset://pi0_tiny_pushcube"), "cluster.reuse_frozen"),
+        ((), "model.lora.merge"),
+    ],
 )
-def test_too_little_main_memory_beside_a_gpu_is_refused_with_the_key_that_saves_most(keys: tuple[str, ...], key: str) -> None:
+def test_too_little_main_memory_beside_a_gpu_is_refused_with_the_key_that_saves_most(
+    keys: tuple[str, ...], key: str
+) -> None:
     model = MemoryModel(recipe(*MODEL, "model.options.prompt_length=null", *keys))
     found = budget(model, setting_of(model.recipe), GIGABYTE)
     needed = sum(part.size for part in found.host)
     found.check_host(needed / 0.89)
-    with pytest.raises(UserError, match=rf"^main memory: .* may be filled: set {key}=false, which saves"):
+    with pytest.raises(
+        UserError, match=rf"^main memory: .* may be filled: set {key}=false, which saves"
+    ):
         found.check_host(needed / 0.91)
 
 
-def test_a_full_device_is_refused_after_the_table_with_the_number_that_would_do(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_device_is_refused_after_the_table_with_the_number_that_would_do(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     keys = [*MODEL, "model.options.dtype=bfloat16", "model.lora.rank=0"]
     needed = budget(MemoryModel(recipe(*keys)), Setting(1, 1, True), GIGABYTE).peak
     node = f"{{gpus: 1, gpu: small, gpu_memory_gb: {needed / 1e9}, memory_gb: 32}}"
-    with pytest.raises(UserError, match=r"needs at least .*, or use 2 such GPUs \(.*cluster\.trainer_sharding=full\)$"):
+    with pytest.raises(
+        UserError,
+        match=r"needs at least .*, or use 2 such GPUs \(.*cluster\.trainer_sharding=full\)$",
+    ):
         dry_run.run(compose.load("train", [*keys, f"cluster.nodes=[{node}]"]))
     assert "Adam's moments" in capsys.readouterr().out
 
@@ -266,17 +350,34 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_gpu")
-def test_without_a_gpu_a_dry_run_says_which_have_room(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_a_dry_run_says_which_have_room(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(UserError, match=r"^this machine has no CUDA device"):
         dry_run.run(compose.load("train", ["recipe=maniskill_ppo", "cluster=1gpu"]))
     shown = capsys.readouterr().out
-    assert "memory per device" in shown and "of 24.0 GB" in shown and "model.options.dtype=bfloat16 takes half" in shown
-    assert all(f"GPU of {size} GB: fits, set cluster.micro_batch_size=2560" in shown for size in (24, 40, 80))
+    assert (
+        "memory per device" in shown
+        and "of 24.0 GB" in shown
+        and "model.options.dtype=bfloat16 takes half" in shown
+    )
+    assert all(
+        f"GPU of {size} GB: fits, set cluster.micro_batch_size=2560" in shown
+        for size in (24, 40, 80)
+    )
     monkeypatch.setattr(preview, "GPUS", (1e7, 4e8, 4e9))
     with pytest.raises(UserError):
         dry_run.run(compose.load("train", ["recipe=maniskill_ppo", "cluster=1gpu"]))
-    lines = [line.partition(": ")[2] for line in capsys.readouterr().out.splitlines() if line.startswith("GPU of")]
-    starts = ("does not fit, ", "fits, set cluster.micro_batch_size=", "fits, set cluster.micro_batch_size=")
+    lines = [
+        line.partition(": ")[2]
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("GPU of")
+    ]
+    starts = (
+        "does not fit, ",
+        "fits, set cluster.micro_batch_size=",
+        "fits, set cluster.micro_batch_size=",
+    )
     assert len(lines) == 3 and all(map(str.startswith, lines, starts))
 
 
@@ -286,22 +387,38 @@ def test_a_published_checkpoint_that_is_not_here_is_counted_all_the_same(
 ) -> None:
     monkeypatch.setattr(OpenVLAPolicy, "sizes", {"": "asset://openvla_oft_plus_tiny_libero"})
     directory = "/data/openvla-7b-oft-finetuned-libero-spatial"
-    wanted = ["recipe=libero_grpo", f"model.checkpoint={directory}", "model.options.head=l1", "cluster=1gpu"]
+    wanted = [
+        "recipe=libero_grpo",
+        f"model.checkpoint={directory}",
+        "model.options.head=l1",
+        "cluster=1gpu",
+    ]
     with pytest.raises(
-        UserError, match=rf"^model.checkpoint={directory} is not there: .*; this machine has no CUDA .*; model.options.head=l1"
+        UserError,
+        match=rf"^model.checkpoint={directory} is not there: .*; this machine has no CUDA .*; model.options.head=l1",
     ):
         dry_run.run(compose.load("train", wanted))
     assert "recorded policy calls" in capsys.readouterr().out
     with pytest.raises(UserError, match="is not there: give the directory"):
-        dry_run.run(compose.load("train", ["recipe=maniskill_ppo", "model.checkpoint=/data/my_own", "cluster=1gpu"]))
+        dry_run.run(
+            compose.load(
+                "train", ["recipe=maniskill_ppo", "model.checkpoint=/data/my_own", "cluster=1gpu"]
+            )
+        )
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_a_plan_for_a_gpu_that_is_not_here_prints_the_memory(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_for_a_gpu_that_is_not_here_prints_the_memory(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(UserError, match=r"^this machine has no CUDA device"):
         search.run(compose.load("plan", ["recipe=maniskill_ppo", "cluster=1gpu"]))
     shown = capsys.readouterr().out
-    assert shown.index("macro flow of ppo") < shown.index("memory per device") < shown.index("GPU of 24 GB: fits")
+    assert (
+        shown.index("macro flow of ppo")
+        < shown.index("memory per device")
+        < shown.index("GPU of 24 GB: fits")
+    )
 
 
 @pytest.mark.slow
@@ -309,7 +426,14 @@ def test_a_dry_run_loads_nothing(forked: Forked, tmp_path: Path) -> None:
     dry = ("train", "recipe=maniskill_ppo", "cluster=laptop", "--dry-run")
     found = forked(dry, tmp_path)
     assert found.returncode == 0, found.stderr
-    assert all(each in found.stdout for each in ("memory per device", "Adam's moments", "micro-batches of 320"))
+    assert all(
+        each in found.stdout
+        for each in ("memory per device", "Adam's moments", "micro-batches of 320")
+    )
     missing = forked([*dry, "model.checkpoint=asset://openvla_tiny"], tmp_path)
-    assert missing.returncode == 2 and len(missing.stderr.splitlines()) == 1 and "no model.safetensors" in missing.stderr
+    assert (
+        missing.returncode == 2
+        and len(missing.stderr.splitlines()) == 1
+        and "no model.safetensors" in missing.stderr
+    )
     assert not (tmp_path / "runs").exists()

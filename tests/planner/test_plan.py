@@ -22,8 +22,17 @@ def test_a_plan_as_recipe_keys() -> None:
 
 
 def test_the_description_of_a_plan() -> None:
-    assert str(Plan(pipeline_depth=2)) == "in process, 2 environment groups taking turns, micro-batches of 320"
+    assert (
+        str(Plan(pipeline_depth=2))
+        == "in process, 2 environment groups taking turns, micro-batches of 320"
+    )
     words = str(Plan("ray", "hybrid", 4, 1, 2, 2, 1, 64, True, "head", True))
-    for part in ("hybrid", "4 rollout workers of 1 environment group,", "1 reward worker,", "2 reference workers", "2 trainer ranks"):
+    for part in (
+        "hybrid",
+        "4 rollout workers of 1 environment group,",
+        "1 reward worker,",
+        "2 reference workers",
+        "2 trainer ranks",
+    ):
         assert part in words
     assert "backbone with the trainer" in words and "off-loaded" in words

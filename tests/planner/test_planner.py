@@ -55,17 +55,23 @@ def test_only_roles_with_work_are_tried() -> None:
     plain = list(candidates(problem(LOAD, SMALL, KNOWN)))
     assert not any(plan.reward_workers or plan.reference_workers for plan in plain)
     both = list(candidates(problem(replace(LOAD, rewarded=True, reference=True), SMALL, KNOWN)))
-    assert any(plan.reward_workers for plan in both) and any(plan.reference_workers for plan in both)
+    assert any(plan.reward_workers for plan in both) and any(
+        plan.reference_workers for plan in both
+    )
     assert not any(plan.split == "head" for plan in both)
     separable = {"cpu": profile(bytes=replace(BYTES, features=1e3))}
     assert any(plan.split == "head" for plan in candidates(problem(LOAD, SMALL, separable)))
 
 
 def test_memory_decides_micro_batch_and_off_loading() -> None:
-    known = {"fast": replace(KNOWN["fast"], bytes=Bytes(weights=40e9, trained=1e9, activations=1e9))}
+    known = {
+        "fast": replace(KNOWN["fast"], bytes=Bytes(weights=40e9, trained=1e9, activations=1e9))
+    }
     wanted = problem(LOAD, cluster(**GPUS | {"gpus": 1}), known, micro_batch_size=32)
     found = choose(wanted)
-    assert found.best.plan.micro_batch_size == 16, "43 GB and 16 GB of activations fit into 72 GB, 32 GB do not"
+    assert found.best.plan.micro_batch_size == 16, (
+        "43 GB and 16 GB of activations fit into 72 GB, 32 GB do not"
+    )
     on_ray = [each.plan for each in found.fitting if each.plan.runtime == "ray"]
     assert on_ray and all(plan.offload for plan in on_ray), "two copies of the weights do not fit"
     stale = choose(replace(wanted, graph=ppo(staleness=1, decoupled=True)))
@@ -74,15 +80,24 @@ def test_memory_decides_micro_batch_and_off_loading() -> None:
 
 def test_nothing_fits() -> None:
     known = {"fast": replace(KNOWN["fast"], bytes=Bytes(weights=400e9))}
-    with pytest.raises(UserError, match=r"no plan fits cluster=made_up: 400\.0 GB wanted in a GPU of node, which has 80\.0 GB"):
+    with pytest.raises(
+        UserError,
+        match=r"no plan fits cluster=made_up: 400\.0 GB wanted in a GPU of node, which has 80\.0 GB",
+    ):
         choose(problem(LOAD, cluster(**GPUS), known, micro_batch_size=32))
-    with pytest.raises(UserError, match=r"env\.num_envs=13 does not divide into groups for rollout\.batch_size=5"):
+    with pytest.raises(
+        UserError, match=r"env\.num_envs=13 does not divide into groups for rollout\.batch_size=5"
+    ):
         choose(problem(workload(envs=13, batch_size=5), SMALL, KNOWN, micro_batch_size=32))
 
 
 def test_the_explanation_counts_compared_and_refused_plans() -> None:
     machines = Cluster(
-        "mixed", (NodeConfig("big", gpus=1, gpu="fast", cpus=64), NodeConfig("spot", gpus=3, gpu="fast", cpus=64, spot=True))
+        "mixed",
+        (
+            NodeConfig("big", gpus=1, gpu="fast", cpus=64),
+            NodeConfig("spot", gpus=3, gpu="fast", cpus=64, spot=True),
+        ),
     )
     found = choose(problem(LOAD, machines, KNOWN))
     lines = found.explain().splitlines()

@@ -15,7 +15,11 @@ from tests.planner.made_up import profile
 POSITIVE = st.floats(1e-4, 10.0)
 
 
-@given(st.floats(0.0, 1.0), POSITIVE, st.lists(st.integers(1, 500), min_size=2, max_size=6, unique=True))
+@given(
+    st.floats(0.0, 1.0),
+    POSITIVE,
+    st.lists(st.integers(1, 500), min_size=2, max_size=6, unique=True),
+)
 def test_a_linear_cost_is_fitted(fixed: float, per_item: float, sizes: list[int]) -> None:
     found = fit(sizes, [fixed + per_item * size for size in sizes])
     for size in sizes:
@@ -60,12 +64,18 @@ def test_a_profile_survives_its_file(tmp_path: Path) -> None:
         ({"mood": "good"}, "mood"),
     ],
 )
-def test_a_wrong_profile_is_one_line_that_names_the_file(tmp_path: Path, change: dict[str, object], word: str) -> None:
+def test_a_wrong_profile_is_one_line_that_names_the_file(
+    tmp_path: Path, change: dict[str, object], word: str
+) -> None:
     path = tmp_path / "profile.json"
     path.write_text(json.dumps(asdict(profile()) | change))
     with pytest.raises(UserError) as caught:
         read_profile(path)
-    assert word in str(caught.value) and str(path) in str(caught.value) and "\n" not in str(caught.value)
+    assert (
+        word in str(caught.value)
+        and str(path) in str(caught.value)
+        and "\n" not in str(caught.value)
+    )
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]", "3", '"profile"', "{}"])
@@ -78,7 +88,10 @@ def test_an_invalid_profile(tmp_path: Path, text: str | None) -> None:
 
 
 @given(
-    st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    )
 )
 def test_any_other_document_is_refused(document: object) -> None:
     with pytest.raises(UserError):

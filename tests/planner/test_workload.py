@@ -51,9 +51,21 @@ class Clockwork:
     def step_wait(self) -> StepResult:
         self.left = [calls - 1 for calls in self.left]
         ended = torch.tensor([[calls == 0] for calls in self.left])
-        cut = torch.tensor([[length == self.limit] for length in (self.lasts[row] for row in range(self.spec.num_envs))])
+        cut = torch.tensor(
+            [
+                [length == self.limit]
+                for length in (self.lasts[row] for row in range(self.spec.num_envs))
+            ]
+        )
         valid = torch.ones_like(ended)
-        return StepResult(self.reset_wait(), torch.zeros(valid.shape), ended & ~cut, ended & cut, ended & ~cut, valid)
+        return StepResult(
+            self.reset_wait(),
+            torch.zeros(valid.shape),
+            ended & ~cut,
+            ended & cut,
+            ended & ~cut,
+            valid,
+        )
 
 
 class Nobody:
@@ -94,8 +106,17 @@ LIMIT = 4
 
 
 def workload(lengths: Sequence[int], **options: Any) -> Workload:
-    plain = {"envs": 4, "batch_size": 4, "minibatch_size": 8, "epochs": 1, "episode_calls": LIMIT, "chunk": 1}
-    return Workload(**plain | {"lengths": tuple((calls, calls == LIMIT) for calls in lengths)} | options)  # type: ignore[arg-type]
+    plain = {
+        "envs": 4,
+        "batch_size": 4,
+        "minibatch_size": 8,
+        "epochs": 1,
+        "episode_calls": LIMIT,
+        "chunk": 1,
+    }
+    return Workload(
+        **plain | {"lengths": tuple((calls, calls == LIMIT) for calls in lengths)} | options
+    )  # type: ignore[arg-type]
 
 
 @given(LENGTHS, st.integers(1, 9), st.sampled_from([1, 2]))
@@ -106,13 +127,31 @@ def test_environments_that_run_for_a_fixed_time(lengths: list[int], calls: int, 
     for group, env in enumerate(envs):
         ordinals = [0] * size
 
-        def following(done: Tensor, group: int = group, ordinals: list[int] = ordinals) -> tuple[Episodes, Tensor]:
+        def following(
+            done: Tensor, group: int = group, ordinals: list[int] = ordinals
+        ) -> tuple[Episodes, Tensor]:
             for row in done.nonzero()[:, 0].tolist():
                 ordinals[row] += 1
-            return episodes_of([load.length(group * size + row, ordinal)[0] for row, ordinal in enumerate(ordinals)]), done
+            return episodes_of(
+                [
+                    load.length(group * size + row, ordinal)[0]
+                    for row, ordinal in enumerate(ordinals)
+                ]
+            ), done
 
         first, _ = following(torch.zeros(size))
-        players.append(rollout_generator(Nobody(env), as_env(env), first, following, lambda call: False, Timeline(), "track", calls))
+        players.append(
+            rollout_generator(
+                Nobody(env),
+                as_env(env),
+                first,
+                following,
+                lambda call: False,
+                Timeline(),
+                "track",
+                calls,
+            )
+        )
     interleave(players)
     assert rounds(load, range(4), size, depth) == [as_rounds(env.told) for env in envs]
 
@@ -123,7 +162,13 @@ def test_episodes_of_a_list(lengths: list[int], listed: int, depth: int) -> None
     envs = [Clockwork(Spec(4 // depth), LIMIT) for _ in range(depth)]
     episodes = episodes_of([load.length(0, index)[0] for index in range(listed)])
     nobodies = {id(env): Nobody(env) for env in envs}
-    play_episodes(lambda env: nobodies[id(env)], [as_env(env) for env in envs], episodes, lambda *call: None, Timeline())
+    play_episodes(
+        lambda env: nobodies[id(env)],
+        [as_env(env) for env in envs],
+        episodes,
+        lambda *call: None,
+        Timeline(),
+    )
     assert rounds(load, range(listed), 4 // depth, depth) == [as_rounds(env.told) for env in envs]
 
 
@@ -134,13 +179,20 @@ def as_env(env: Clockwork) -> VectorEnv:
 def test_rows_and_steps() -> None:
     assert workload([2, 4], calls=6).rows == 24 and workload([2, 4], calls=6, chunk=3).steps == 72
     assert workload([2, 4], listed=4).rows == 12
-    assert workload([], listed=3).rows == 3 * LIMIT, "without measured episodes all reach their limit"
+    assert workload([], listed=3).rows == 3 * LIMIT, (
+        "without measured episodes all reach their limit"
+    )
 
 
 def test_lengths_are_drawn_equally_often() -> None:
     load = workload([1, 2, 3, 4], calls=6)
     for ordinal in range(6):
-        assert sorted(load.length(environment, ordinal)[0] for environment in range(4)) == [1, 2, 3, 4]
+        assert sorted(load.length(environment, ordinal)[0] for environment in range(4)) == [
+            1,
+            2,
+            3,
+            4,
+        ]
 
 
 @pytest.mark.parametrize(("workers", "attempts"), [(1, 1), (2, 2), (2, 3), (4, 8), (None, 4)])
@@ -148,4 +200,6 @@ def test_every_listed_episode_is_in_one_part(workers: int | None, attempts: int)
     load = workload([2], listed=24, attempts=attempts)
     parts = load.parts(workers)
     assert [episode for part in parts for episode in part] == list(range(24))
-    assert all(len(part) % attempts == 0 for part in parts) and (workers is not None or len(parts) == 1)
+    assert all(len(part) % attempts == 0 for part in parts) and (
+        workers is not None or len(parts) == 1
+    )

@@ -38,8 +38,18 @@ class Cell:
         self.camera = SyntheticCamera(self.clock, "base", (4, 4), self.cost)
         self.asked: list[Request] = []
         self.steps: list[Step] = []
-        self.background = ScheduledInference(lambda request: self.infer(request), self.clock, self.duration)
-        self.loop = ControlLoop(self.robot, [self.camera], self.background, self.chunk, self.config, self.clock, lambda: self.human())
+        self.background = ScheduledInference(
+            lambda request: self.infer(request), self.clock, self.duration
+        )
+        self.loop = ControlLoop(
+            self.robot,
+            [self.camera],
+            self.background,
+            self.chunk,
+            self.config,
+            self.clock,
+            lambda: self.human(),
+        )
         self.human: Callable[[], np.ndarray | None] = lambda: None
 
     def duration(self, request: Request) -> float:
@@ -61,7 +71,14 @@ class Cell:
 
     @property
     def done(self) -> list[Done]:
-        return [(step.by, step.chosen and step.chosen.chunk.request.tick, step.chosen and step.chosen.position) for step in self.steps]
+        return [
+            (
+                step.by,
+                step.chosen and step.chosen.chunk.request.tick,
+                step.chosen and step.chosen.position,
+            )
+            for step in self.steps
+        ]
 
     @property
     def by(self) -> str:
@@ -70,7 +87,13 @@ class Cell:
 
 
 def expected(
-    delays: Sequence[int], ticks: int, chunk: int, asynchronous: bool, horizon: int, max_age: int, reserve: int = 10
+    delays: Sequence[int],
+    ticks: int,
+    chunk: int,
+    asynchronous: bool,
+    horizon: int,
+    max_age: int,
+    reserve: int = 10,
 ) -> list[Done]:
     """``Cell.done`` if sensors and commands take no time and misses stop nothing: simulated in steps of a millisecond."""
     period, executed, asked, queued, last_seen = 100, 0, 0, -1000, -1

@@ -11,9 +11,12 @@ from rlinf_vla.realworld.arm_convention import ArmConvention
 
 
 @pytest.mark.parametrize(
-    ("gripper", "opens", "closes"), [(None, 1, -1), ("open_positive", 1, -1), ("close_positive", -1, 1), ("zero_to_one", 1, 0)]
+    ("gripper", "opens", "closes"),
+    [(None, 1, -1), ("open_positive", 1, -1), ("close_positive", -1, 1), ("zero_to_one", 1, 0)],
 )
-def test_the_gripper_opens_and_closes_as_the_policy_means(gripper: str | None, opens: float, closes: float) -> None:
+def test_the_gripper_opens_and_closes_as_the_policy_means(
+    gripper: str | None, opens: float, closes: float
+) -> None:
     convention = ArmConvention(Convention(gripper=gripper))
     asked = np.array([[0.1, -0.2, 0.3, opens], [0.4, 0.5, -0.6, closes]], np.float32)
     arm = convention.to_arm(asked)
@@ -23,7 +26,9 @@ def test_the_gripper_opens_and_closes_as_the_policy_means(gripper: str | None, o
 
 
 def test_the_state_is_in_the_policys_layout() -> None:
-    state = torch.tensor([[0.4, 0.1, 0.3, 0.0, 1.0, 0.0, 0.0, 0.03], [0.5, 0.0, 0.2, 0.6, 0.0, 0.8, 0.0, 0.01]])
+    state = torch.tensor(
+        [[0.4, 0.1, 0.3, 0.0, 1.0, 0.0, 0.0, 0.03], [0.5, 0.0, 0.2, 0.6, 0.0, 0.8, 0.0, 0.01]]
+    )
     seen = Observation({}, state, ["", ""])
     assert ArmConvention(Convention(state="quaternion")).seen(seen).state is state
     found = ArmConvention(Convention(state="axis_angle")).seen(seen).state

@@ -10,7 +10,17 @@ import pytest
 from rlinf_vla.config.errors import Failure
 from rlinf_vla.core.robot import ToolPose, ToolState
 from rlinf_vla.realworld.clock import Clock
-from rlinf_vla.realworld.inference import REJECTIONS, SPENT, SUPERSEDED, TOO_OLD, Chunk, ChunkQueue, InferenceWorker, Request, Unanswered
+from rlinf_vla.realworld.inference import (
+    REJECTIONS,
+    SPENT,
+    SUPERSEDED,
+    TOO_OLD,
+    Chunk,
+    ChunkQueue,
+    InferenceWorker,
+    Request,
+    Unanswered,
+)
 from rlinf_vla.realworld.sensing import Reading
 from tests.realworld.virtual_time import ScheduledInference, VirtualClock
 
@@ -20,11 +30,19 @@ LONG = 120.0
 
 def request(number: int, step: int = 0, time: float = 0.0, tick: int = 0) -> Request:
     pose = ToolPose(np.zeros(3), np.array([1.0, 0, 0, 0]))
-    return Request(Reading(number, ToolState(time, np.zeros(7), np.zeros(7), pose, np.zeros(6), 0.0), {}), "", step, tick)
+    return Request(
+        Reading(number, ToolState(time, np.zeros(7), np.zeros(7), pose, np.zeros(6), 0.0), {}),
+        "",
+        step,
+        tick,
+    )
 
 
 def chunk(number: int, step: int = 0, time: float = 0.0, tick: int = 0, length: int = 4) -> Chunk:
-    return Chunk(request(number, step, time, tick), np.arange(4 * length, dtype=np.float32).reshape(length, 4))
+    return Chunk(
+        request(number, step, time, tick),
+        np.arange(4 * length, dtype=np.float32).reshape(length, 4),
+    )
 
 
 class Gate:
@@ -97,14 +115,20 @@ def test_after_a_failure_the_next_request_is_answered() -> None:
         background.submit(request(number))
         background.wait(clock.now() + LONG)
         (found,) = background.take()
-        assert (str(found) == "the server is lost") == isinstance(found, Unanswered) == (number == 0)
+        assert (
+            (str(found) == "the server is lost") == isinstance(found, Unanswered) == (number == 0)
+        )
         assert found.request.seen.number == number
     background.close()
 
 
 def test_the_same_on_a_virtual_clock() -> None:
     clock = VirtualClock()
-    background = ScheduledInference(lambda asked: Chunk(asked, np.zeros((1, 4), np.float32)), clock, lambda asked: 1.0 + asked.seen.number)
+    background = ScheduledInference(
+        lambda asked: Chunk(asked, np.zeros((1, 4), np.float32)),
+        clock,
+        lambda asked: 1.0 + asked.seen.number,
+    )
     for number in range(3):
         background.submit(request(number))
     background.wait(0.5)
@@ -124,7 +148,9 @@ def test_a_chunk_takes_over_at_the_index_of_its_time() -> None:
     assert queue.offer(chunk(3, step=2, time=0.2, tick=2), 0.5, step=3, tick=5) is None
     committed = queue.committed(4)
     assert committed is not None and committed.actions[:, 0].tolist() == [8, 12]
-    assert committed.frozen == 2, "the slowest of the latest took three ticks, but only two actions are left"
+    assert committed.frozen == 2, (
+        "the slowest of the latest took three ticks, but only two actions are left"
+    )
     assert queue.next(0.6, 6) is None
 
 
@@ -137,7 +163,10 @@ def test_stale_chunks_are_rejected() -> None:
     assert queue.offer(chunk(6, time=4.0), 4.1, step=4, tick=1) == SPENT
     assert queue.next(5.1, 0) is None, "a chunk is not executed beyond the age limit"
     queue.forget(before=9)
-    assert queue.next(4.1, 0) is None and queue.offer(chunk(8, time=4.0), 4.1, step=0, tick=1) == SUPERSEDED
+    assert (
+        queue.next(4.1, 0) is None
+        and queue.offer(chunk(8, time=4.0), 4.1, step=0, tick=1) == SUPERSEDED
+    )
     assert queue.offer(chunk(9, time=4.0), 4.1, step=0, tick=1) is None
     assert {SUPERSEDED, TOO_OLD, SPENT} == set(REJECTIONS)
 

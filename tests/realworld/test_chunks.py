@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 
 from rlinf_vla.core.robot import ToolPose, ToolState
-from rlinf_vla.realworld.inference import DELAYS, SPENT, SUPERSEDED, TOO_OLD, Chunk, ChunkQueue, Request
+from rlinf_vla.realworld.inference import (
+    DELAYS,
+    SPENT,
+    SUPERSEDED,
+    TOO_OLD,
+    Chunk,
+    ChunkQueue,
+    Request,
+)
 from rlinf_vla.realworld.sensing import Reading
 
 MAX_AGE = 1.0
@@ -15,7 +23,9 @@ MAX_AGE = 1.0
 def chunk(number: int, step: int, length: int = 3, time: float = 0.0, tick: int = 0) -> Chunk:
     """Actions 10 number + 0, 1, 2 ..."""
     standing = ToolPose(np.zeros(3), np.array([1.0, 0, 0, 0]))
-    seen = Reading(number, ToolState(time, np.zeros(7), np.zeros(7), standing, np.zeros(6), 0.0), {})
+    seen = Reading(
+        number, ToolState(time, np.zeros(7), np.zeros(7), standing, np.zeros(6), 0.0), {}
+    )
     actions = (10 * number + np.arange(length, dtype=np.float32))[:, None]
     return Chunk(Request(seen, "go", step, tick), actions)
 
@@ -67,10 +77,16 @@ def test_the_slowest_of_the_latest_inferences_sets_the_frozen_actions() -> None:
     for delay in (1, 4, 2):
         queue.took(delay)
     found = queue.committed(3)
-    assert found is not None and found.actions[:, 0].tolist() == [10 + i for i in range(3, 12)] and found.frozen == 4
+    assert (
+        found is not None
+        and found.actions[:, 0].tolist() == [10 + i for i in range(3, 12)]
+        and found.frozen == 4
+    )
     last = queue.committed(10)
     assert last is not None and last.frozen == 2, "no more than there are"
     assert queue.committed(12) is None
     for _ in range(DELAYS):
         queue.took(1)
-    assert (again := queue.committed(3)) is not None and again.frozen == 1, "older ones do not count"
+    assert (again := queue.committed(3)) is not None and again.frozen == 1, (
+        "older ones do not count"
+    )

@@ -20,7 +20,9 @@ def test_events_run_in_order_at_their_time(moments: list[float], sleeps: list[fl
         clock.sleep_until(moment)
         reached = max(reached, moment)
         assert clock.now() == reached
-        assert seen == sorted((moment, index) for index, moment in enumerate(moments) if moment <= reached)
+        assert seen == sorted(
+            (moment, index) for index, moment in enumerate(moments) if moment <= reached
+        )
 
 
 def test_a_past_event_runs_next_and_time_does_not_go_back() -> None:
@@ -38,7 +40,9 @@ def test_an_event_may_schedule_another() -> None:
     assert seen == [2.0]
 
 
-def test_the_machines_clock_is_monotonic_and_never_returns_early(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_machines_clock_is_monotonic_and_never_returns_early(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(time, "time", lambda: 0.0)
     clock = Clock()
     until = clock.now() + 0.01

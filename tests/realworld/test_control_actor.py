@@ -23,12 +23,16 @@ from tests.realworld.virtual_time import ScheduledInference, VirtualClock
 
 def seen(clock: VirtualClock, size: int = 64) -> Reading:
     cameras = [SyntheticCamera(clock, "base", (size, size))]
-    return Sensors(SyntheticRobot(clock, 10.0), cameras, clock).read(lambda *_: None, lambda *_: None)
+    return Sensors(SyntheticRobot(clock, 10.0), cameras, clock).read(
+        lambda *_: None, lambda *_: None
+    )
 
 
 def test_an_observation_is_in_the_units_of_the_conventions() -> None:
     found = seen(VirtualClock(2.0)).observation("touch the cube")
-    assert found.images["base"].shape == (1, 64, 64, 3) and found.images["base"].dtype == torch.uint8
+    assert (
+        found.images["base"].shape == (1, 64, 64, 3) and found.images["base"].dtype == torch.uint8
+    )
     assert found.state.tolist()[0] == pytest.approx([0.45, 0, 0.3, 0, 1, 0, 0, 0.04])
     assert found.state.dtype == torch.float32 and found.instruction == ["touch the cube"]
 
@@ -43,12 +47,19 @@ def test_it_acts_as_rollouts_do_with_noise_of_episode_and_tick() -> None:
     inputs = policy.prepare(request.seen.observation("touch the cube"))
     expected = Actor(policy, settings).act(inputs, control.episode, 6 * one)
     np.testing.assert_array_equal(chunk.actions, expected.actions[0].numpy())
-    assert chunk.actions.dtype == np.float32 and chunk.sections == {"prepare": 0, "encode": 0, "act": 0}
+    assert chunk.actions.dtype == np.float32 and chunk.sections == {
+        "prepare": 0,
+        "encode": 0,
+        "act": 0,
+    }
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_flow_policy_continues_the_committed_actions(temperature: float) -> None:
-    clock, policy = VirtualClock(), Pi0Policy.load(TINY, Pi0Options(random_weights=True, denoise_steps=3))
+    clock, policy = (
+        VirtualClock(),
+        Pi0Policy.load(TINY, Pi0Options(random_weights=True, denoise_steps=3)),
+    )
     shown, actor = seen(clock), ControlActor(policy, Settings(3, temperature, 1), clock)
     require_fit(policy, SPACE, list(policy.spec.images), ControlConfig(real_time_chunking=True))
     first = actor(Request(shown, "push the cube", 0, 0))
@@ -75,7 +86,14 @@ def test_a_policy_drives_a_robot() -> None:
     clock, policy = VirtualClock(), LinearPolicy(LinearOptions(chunk=4))
     robot, camera = SyntheticRobot(clock, 10.0), SyntheticCamera(clock, "base", (64, 64))
     actor = ControlActor(policy, Settings(0, 1.0, 1), clock)
-    loop = ControlLoop(robot, [camera], ScheduledInference(actor, clock, lambda request: 0.03), 4, ControlConfig(), clock)
+    loop = ControlLoop(
+        robot,
+        [camera],
+        ScheduledInference(actor, clock, lambda request: 0.03),
+        4,
+        ControlConfig(),
+        clock,
+    )
     loop.warm_up("touch the cube")
     loop.run("touch the cube", lambda step: "enough" if step.tick == 20 else None)
     assert len(robot.commands) == 20 and loop.accounting.missed == 0

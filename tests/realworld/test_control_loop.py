@@ -18,14 +18,26 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.robot import ControlConfig, inference_budget, timing
 from rlinf_vla.core.robot import CameraError, Frame, RobotError
 from rlinf_vla.realworld.clock import Clock
-from rlinf_vla.realworld.control_loop import CAMERA, FAULT, FINISHED, INVALID, MISSED, ROBOT, ControlLoop, Ended, Step
+from rlinf_vla.realworld.control_loop import (
+    CAMERA,
+    FAULT,
+    FINISHED,
+    INVALID,
+    MISSED,
+    ROBOT,
+    ControlLoop,
+    Ended,
+    Step,
+)
 from rlinf_vla.realworld.inference import Chunk, InferenceWorker
 from tests.realworld.control import HZ, MS, Cell, expected
 
 LENIENT = {"warmup": 0, "max_misses": 1000}
 
 
-@pytest.mark.parametrize(("delay", "misses"), [(0, 0), (50, 0), (90, 0), (110, 1), (200, 2), (400, 4)])
+@pytest.mark.parametrize(
+    ("delay", "misses"), [(0, 0), (50, 0), (90, 0), (110, 1), (200, 2), (400, 4)]
+)
 def test_a_slow_inference_costs_exactly_the_periods_that_it_takes(delay: int, misses: int) -> None:
     """Chunks of one action: infer, then execute; the third inference is slow."""
     cell = Cell([20, 20, delay, 20])
@@ -42,11 +54,15 @@ def test_a_slow_inference_costs_exactly_the_periods_that_it_takes(delay: int, mi
     horizon=st.integers(1, 6),
     age=st.integers(110, 1200),
 )
-def test_random_delays_against_brute_force(delays: list[int], chunk: int, asynchronous: bool, horizon: int, age: int) -> None:
+def test_random_delays_against_brute_force(
+    delays: list[int], chunk: int, asynchronous: bool, horizon: int, age: int
+) -> None:
     asynchronous = asynchronous and chunk > 1
     horizon = min(horizon, chunk - asynchronous)
     age = max(age, 100 * horizon + 1)
-    config = ControlConfig(asynchronous, horizon, max_observation_age_s=age * MS, reserve_ms=10e3 * MS, **LENIENT)
+    config = ControlConfig(
+        asynchronous, horizon, max_observation_age_s=age * MS, reserve_ms=10e3 * MS, **LENIENT
+    )
     cell = Cell(delays, chunk, config)
     cell.run(40)
     assert cell.done == expected(delays, 40, chunk, asynchronous, horizon, age)
@@ -60,7 +76,9 @@ def test_ticks_are_due_at_absolute_times() -> None:
     cell.run(50)
     whens = [when for when, _, _ in cell.robot.commands]
     assert whens == [(100 * tick + 9) * MS for tick in range(50)]
-    assert [until for *_, until in cell.robot.commands] == pytest.approx([(100 * tick + 150) * MS for tick in range(50)])
+    assert [until for *_, until in cell.robot.commands] == pytest.approx(
+        [(100 * tick + 150) * MS for tick in range(50)]
+    )
     assert cell.loop.accounting.document()["sections_ms"]["jitter"]["max"] == 0
 
 
@@ -73,7 +91,9 @@ def test_periods_that_pass_during_a_tick_are_skipped_and_counted() -> None:
 
     cell.run(10, dawdle)
     assert [step.tick for step in cell.steps] == [0, 1, 2, 3, 5, 6, 7, 8, 9]
-    assert [step.time / MS for step in cell.steps[3:6]] == [300, 530, 600], "at once, then on time again"
+    assert [step.time / MS for step in cell.steps[3:6]] == [300, 530, 600], (
+        "at once, then on time again"
+    )
     account = cell.loop.accounting
     assert (account.steps["skipped"], account.missed, account.steps["policy"]) == (1, 1, 9)
 
@@ -102,7 +122,9 @@ def test_after_max_misses_the_robot_is_stopped() -> None:
 
 
 def test_a_policy_that_never_answers_moves_nothing() -> None:
-    cell = Cell([1_000_000], config=ControlConfig(warmup=0, max_misses=4, max_observation_age_s=500 * MS))
+    cell = Cell(
+        [1_000_000], config=ControlConfig(warmup=0, max_misses=4, max_observation_age_s=500 * MS)
+    )
     assert cell.run(100).kind == MISSED
     assert cell.by == "ssssshhhh" and not cell.robot.commands
 
@@ -152,7 +174,9 @@ TAKEOVER = np.array([-1, 0, 0, 1], np.float32)
     ],
 )
 @pytest.mark.parametrize("delay", [20, 250])
-def test_after_a_takeover_the_policy_acts_on_what_it_saw_after_it(chunk: int, config: dict[str, Any], delay: int) -> None:
+def test_after_a_takeover_the_policy_acts_on_what_it_saw_after_it(
+    chunk: int, config: dict[str, Any], delay: int
+) -> None:
     """The rest of what it planned before would lead back to where the operator intervened."""
     cell = Cell([delay], chunk, ControlConfig(**(LENIENT | config)))
     cell.human = lambda: TAKEOVER if 5 <= len(cell.steps) < 8 else None
@@ -160,12 +184,18 @@ def test_after_a_takeover_the_policy_acts_on_what_it_saw_after_it(chunk: int, co
     assert [step.human for step in cell.steps] == [5 <= number < 8 for number in range(20)]
     seen = [step.chosen.chunk.request for step in cell.steps[8:] if step.chosen]
     assert min(request.tick for request in seen) >= 8
-    assert not [request for request in cell.asked if 5 <= request.tick < 8], "an answer would come too late, and delay the next one"
+    assert not [request for request in cell.asked if 5 <= request.tick < 8], (
+        "an answer would come too late, and delay the next one"
+    )
     (first,) = (request for request in cell.asked if request is seen[0])
-    assert first.committed is None, "no action that the arm will not execute is presented as committed"
+    assert first.committed is None, (
+        "no action that the arm will not execute is presented as committed"
+    )
 
 
-@pytest.mark.parametrize(("delays", "by"), [([20, 20, 700, 10_000], "sssssssphhhh"), ([20, 20, 10_000], "ssssssshhhh")])
+@pytest.mark.parametrize(
+    ("delays", "by"), [([20, 20, 700, 10_000], "sssssssphhhh"), ([20, 20, 10_000], "ssssssshhhh")]
+)
 def test_the_wait_for_a_plan_after_a_takeover_is_no_miss(delays: list[float], by: str) -> None:
     """The arm stands, as before the first action; a policy that is silent for longer stops it."""
     cell = Cell(delays, 1, ControlConfig(warmup=0, max_misses=4, max_observation_age_s=850 * MS))
@@ -180,13 +210,18 @@ def test_an_episode_does_not_act_on_observations_of_the_last_one() -> None:
     first = cell.camera.latest().number - 1  # images so far
     cell.run(5)
     assert cell.by == "ssppp" * 2
-    assert all(step.chosen.chunk.request.seen.number >= first for step in cell.steps[5:] if step.chosen)
+    assert all(
+        step.chosen.chunk.request.seen.number >= first for step in cell.steps[5:] if step.chosen
+    )
     assert cell.loop.accounting.seconds == pytest.approx(800 * MS)
 
 
 def test_a_latched_fault_ends_the_run_and_keeps_its_name() -> None:
     cell = Cell([0])
-    cell.clock.at(250 * MS, lambda: setattr(cell.robot, "state", replace(cell.robot.state, fault="joint_reflex")))
+    cell.clock.at(
+        250 * MS,
+        lambda: setattr(cell.robot, "state", replace(cell.robot.state, fault="joint_reflex")),
+    )
     assert cell.run(100) == Ended(FAULT, "joint_reflex")
     assert len(cell.robot.commands) == 3 and cell.robot.state.fault == "joint_reflex"
 
@@ -199,10 +234,14 @@ def test_a_lost_camera_stops_the_arm(monkeypatch: pytest.MonkeyPatch) -> None:
 
     cell.clock.at(250 * MS, lambda: monkeypatch.setattr(cell.camera, "latest", blind))
     assert cell.run(100) == Ended(CAMERA, "camera base: frozen for 0.3 s")
-    assert len(cell.robot.commands) == 3 and cell.robot.state.fault == "camera base: frozen for 0.3 s"
+    assert (
+        len(cell.robot.commands) == 3 and cell.robot.state.fault == "camera base: frozen for 0.3 s"
+    )
 
 
-def test_a_lost_robot_is_named_even_if_it_cannot_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_robot_is_named_even_if_it_cannot_be_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     cell = Cell([0])
 
     def gone(*args: object) -> None:
@@ -210,7 +249,10 @@ def test_a_lost_robot_is_named_even_if_it_cannot_be_stopped(monkeypatch: pytest.
 
     monkeypatch.setattr(cell.robot, "command", gone)
     monkeypatch.setattr(cell.robot, "stop", gone)
-    assert cell.run(9) == Ended(ROBOT, "no answer from 172.16.0.2; stopping the robot failed, too: no answer from 172.16.0.2")
+    assert cell.run(9) == Ended(
+        ROBOT,
+        "no answer from 172.16.0.2; stopping the robot failed, too: no answer from 172.16.0.2",
+    )
 
 
 @pytest.mark.parametrize("who", ["policy", "operator"])
@@ -233,7 +275,9 @@ def test_an_action_a_little_beyond_its_range_is_clipped() -> None:
     cell.infer = lambda request: Chunk(request, np.array([[3, 0, 0, 1]], np.float32))
     assert cell.run(1).kind == FINISHED
     (_, target, _), *_ = cell.robot.commands
-    assert target.pose.position[0] == pytest.approx(REST.position[0] + cell.robot.spec.space.translation_m)
+    assert target.pose.position[0] == pytest.approx(
+        REST.position[0] + cell.robot.spec.space.translation_m
+    )
 
 
 @pytest.mark.parametrize("where", ["policy", "session"])
@@ -258,7 +302,9 @@ def test_the_committed_actions_are_those_that_the_arm_executes() -> None:
     for request in cell.asked[1:]:
         assert request.committed is not None and request.committed.frozen == 2
         done = [step.action for step in cell.steps[request.tick :][: request.committed.frozen]]
-        assert np.array_equal(request.committed.actions[: len(done)], np.array(done).reshape(len(done), 4))
+        assert np.array_equal(
+            request.committed.actions[: len(done)], np.array(done).reshape(len(done), 4)
+        )
     assert cell.loop.accounting.missed == 0
 
 
@@ -272,7 +318,11 @@ def test_the_committed_actions_are_those_that_the_arm_executes() -> None:
         (4, {"reserve_ms": 100}, "control.reserve_ms=100"),
         (4, {"asynchronous": False, "requests_in_flight": 2}, "control.requests_in_flight=2"),
         (4, {"real_time_chunking": True, "requests_in_flight": 2}, "control.requests_in_flight=2"),
-        (8, {"asynchronous": False, "max_observation_age_s": 0.6}, "control.max_observation_age_s=0.6"),
+        (
+            8,
+            {"asynchronous": False, "max_observation_age_s": 0.6},
+            "control.max_observation_age_s=0.6",
+        ),
     ],
 )
 def test_invalid_settings_are_refused(chunk: int, settings: dict[str, Any], said: str) -> None:
@@ -286,15 +336,21 @@ def test_the_wall_clock_may_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: next(jumps))
     clock = Clock()
     robot = SyntheticRobot(clock, 50.0)
-    background = InferenceWorker(lambda request: Chunk(request, np.zeros((4, 4), np.float32)), clock)
-    loop = ControlLoop(robot, [], background, 4, ControlConfig(max_misses=1000, max_observation_age_s=60.0), clock)
+    background = InferenceWorker(
+        lambda request: Chunk(request, np.zeros((4, 4), np.float32)), clock
+    )
+    loop = ControlLoop(
+        robot, [], background, 4, ControlConfig(max_misses=1000, max_observation_age_s=60.0), clock
+    )
     loop.warm_up("hold")
     began = time.monotonic()
     assert loop.run("hold", lambda step: "enough" if step.tick >= 20 else None).kind == FINISHED
     background.close()
     assert time.monotonic() - began >= 20 / 50
     whens = [when for when, *_ in robot.commands]
-    assert whens == sorted(whens) and all(until - when <= 1.5 / 50 for when, _, until in robot.commands)
+    assert whens == sorted(whens) and all(
+        until - when <= 1.5 / 50 for when, _, until in robot.commands
+    )
 
 
 @settings(max_examples=8)
@@ -302,13 +358,17 @@ def test_the_wall_clock_may_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_within_the_budget_there_is_no_miss(chunk: int, horizon: int, asynchronous: bool) -> None:
     asynchronous = asynchronous and chunk > 1
     horizon = min(horizon, chunk - asynchronous)
-    config = ControlConfig(asynchronous, horizon, max_observation_age_s=9, reserve_ms=10e3 * MS, **LENIENT)
+    config = ControlConfig(
+        asynchronous, horizon, max_observation_age_s=9, reserve_ms=10e3 * MS, **LENIENT
+    )
     budget = inference_budget(timing(config, HZ, chunk), chunk) / MS
     within, beyond = Cell([budget], chunk, config), Cell([budget + 1], chunk, config)
     for cell in (within, beyond):
         cell.run(60)
     assert within.loop.accounting.missed == 0
-    if not asynchronous and horizon == chunk:  # otherwise one may be faster than the worst case, or continue an older chunk
+    if (
+        not asynchronous and horizon == chunk
+    ):  # otherwise one may be faster than the worst case, or continue an older chunk
         assert beyond.loop.accounting.missed > 0
 
 
@@ -326,5 +386,6 @@ def test_delays_are_counted_in_ticks_and_not_across_episodes() -> None:
         cell.run(9)
     found = cell.loop.accounting.document()
     assert (
-        found["delay_ticks"] == {"2": sum(found["chunks"].values()) - found["chunks"]["superseded"]} and found["chunks"]["superseded"] >= 1
+        found["delay_ticks"] == {"2": sum(found["chunks"].values()) - found["chunks"]["superseded"]}
+        and found["chunks"]["superseded"] >= 1
     )

@@ -34,7 +34,9 @@ class Corrected(Played):
 
     def episode(self, job: Job, idle: Callable[[], None]) -> RobotEpisode:
         found = super().episode(job, idle)
-        images = torch.randint(256, (len(found) + 1, 64, 64, 3), generator=torch.Generator().manual_seed(job.seed)).byte()
+        images = torch.randint(
+            256, (len(found) + 1, 64, 64, 3), generator=torch.Generator().manual_seed(job.seed)
+        ).byte()
         human = torch.zeros(len(found), dtype=torch.bool)
         if job.number % 2 == 0:
             human[[0, 1, 3]] = True
@@ -44,7 +46,15 @@ class Corrected(Played):
 
 
 def flow_of(player: Corrected, policy: LinearPolicy, config: HGDAggerConfig = CONFIG) -> DAggerFlow:
-    return DAggerFlow(player, player.folder, policy, (), Trainer(policy, HGDAgger(config), 64), Settings(0, 1.0, 1), nullcontext)
+    return DAggerFlow(
+        player,
+        player.folder,
+        policy,
+        (),
+        Trainer(policy, HGDAgger(config), 64),
+        Settings(0, 1.0, 1),
+        nullcontext,
+    )
 
 
 def iterate(flow: DAggerFlow, first: int, last: int, config: HGDAggerConfig = CONFIG) -> None:
@@ -77,7 +87,11 @@ def test_every_run_of_the_operators_steps_is_imitated(tmp_path: Path) -> None:
 
 def test_a_batch_has_a_share_of_corrections() -> None:
     def labelled(count: int, label: float) -> Demonstrations:
-        return Demonstrations({"x": torch.full((count, 1), label)}, torch.full((count, 1, 1), label), torch.arange(count))
+        return Demonstrations(
+            {"x": torch.full((count, 1), label)},
+            torch.full((count, 1, 1), label),
+            torch.arange(count),
+        )
 
     class Flow:
         iteration = 5
@@ -87,8 +101,12 @@ def test_a_batch_has_a_share_of_corrections() -> None:
 
     algorithm = HGDAgger(replace(CONFIG, correction_share=0.25))
     batches = algorithm.batches(labelled(10, 0.0), labelled(4, 1.0), Flow())  # type: ignore[arg-type]
-    assert [int(each.actions.sum()) for each in batches] == [2, 2, 2] and all(len(each) == 8 for each in batches)
-    assert torch.cat([each.draws for each in batches]).tolist() == list(range(5 * 24, 6 * 24)), "each row has its own random numbers"
+    assert [int(each.actions.sum()) for each in batches] == [2, 2, 2] and all(
+        len(each) == 8 for each in batches
+    )
+    assert torch.cat([each.draws for each in batches]).tolist() == list(range(5 * 24, 6 * 24)), (
+        "each row has its own random numbers"
+    )
     for shown, corrected, total in ((labelled(10, 0.0), None, 0), (None, labelled(4, 1.0), 24)):
         batches = algorithm.batches(shown, corrected, Flow())  # type: ignore[arg-type]
         assert sum(int(each.actions.sum()) for each in batches) == total
@@ -105,7 +123,10 @@ def test_a_resumed_run_goes_on_with_the_same_corrections(tmp_path: Path) -> None
     iterate(again, 2, 3)
     for name, value in weights(whole).items():
         assert torch.equal(value, weights(cut)[name]), name
-    assert not torch.equal(weights(whole)["backbone.logits.weight"], LinearPolicy(LinearOptions(chunk=CHUNK)).backbone["logits"].weight)
+    assert not torch.equal(
+        weights(whole)["backbone.logits.weight"],
+        LinearPolicy(LinearOptions(chunk=CHUNK)).backbone["logits"].weight,
+    )
 
 
 def test_without_a_correction_nothing_is_learnt(tmp_path: Path) -> None:

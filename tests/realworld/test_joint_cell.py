@@ -22,8 +22,18 @@ from rlinf_vla.robots.lerobot.config import LeRobotConfig
 from rlinf_vla.robots.lerobot.plugin import LeRobot
 from rlinf_vla.runtime import recipes
 
-REAL = ("robot=lerobot", "robot.cell=cell://so101_sim", "robot.actions=relative", "+robot.options.port=/dev/null")
-REAL += ("+robot.cameras.front.driver=opencv", "session.acknowledge=operator", "session.operator=keyboard", "cluster=laptop")
+REAL = (
+    "robot=lerobot",
+    "robot.cell=cell://so101_sim",
+    "robot.actions=relative",
+    "+robot.options.port=/dev/null",
+)
+REAL += (
+    "+robot.cameras.front.driver=opencv",
+    "session.acknowledge=operator",
+    "session.operator=keyboard",
+    "cluster=laptop",
+)
 
 
 def composed(*words: str) -> Recipe:
@@ -33,7 +43,9 @@ def composed(*words: str) -> Recipe:
 class Joints:
     """Reaches every target at once."""
 
-    def __init__(self, config: LeRobotConfig, make: Callable[[LeRobot, LeRobotConfig], object]) -> None:
+    def __init__(
+        self, config: LeRobotConfig, make: Callable[[LeRobot, LeRobotConfig], object]
+    ) -> None:
         self.spec = make(LeRobot(), config).spec  # type: ignore[attr-defined]
         self.state = RobotState(0.0, np.zeros(6), np.zeros(6))
 
@@ -51,7 +63,9 @@ class Joints:
     def close(self) -> None: ...
 
 
-def test_a_keyboard_gives_the_words_of_a_session_and_moves_no_joint(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_keyboard_gives_the_words_of_a_session_and_moves_no_joint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def cameras(plugin: LeRobot, config: LeRobotConfig) -> list[Camera]:
         return [SyntheticCamera(Clock(), "front", (64, 64))]
 
@@ -61,7 +75,10 @@ def test_a_keyboard_gives_the_words_of_a_session_and_moves_no_joint(monkeypatch:
     keys, terminal = pty.openpty()
     recipe = composed("algorithm.demonstrations=0", f"session.device={os.ttyname(terminal)}")
     require_demonstrator(recipe)
-    with open_cell(recipe, lambda message: None) as cell, pytest.raises(OperatorLeft, match="keyboard said quit"):
+    with (
+        open_cell(recipe, lambda message: None) as cell,
+        pytest.raises(OperatorLeft, match="keyboard said quit"),
+    ):
         os.write(keys, b"wx")
         while True:
             cell.player.rest()
@@ -71,7 +88,10 @@ def test_a_keyboard_gives_the_words_of_a_session_and_moves_no_joint(monkeypatch:
 
 @pytest.mark.parametrize("words", [[], ["session.operator=none"]])
 def test_demonstrations_by_an_operator_are_refused(words: list[str]) -> None:
-    with pytest.raises(UserError, match=r"the joints of robot=lerobot: .* lerobot-record .* algorithm\.demonstrations=0"):
+    with pytest.raises(
+        UserError,
+        match=r"the joints of robot=lerobot: .* lerobot-record .* algorithm\.demonstrations=0",
+    ):
         require_demonstrator(composed(*words))
 
 

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import json
 
-from rlinf_vla.realworld.loop_statistics import HELD, POLICY, LoopStatistics, control_metrics, merged_statistics
+from rlinf_vla.realworld.loop_statistics import (
+    HELD,
+    POLICY,
+    LoopStatistics,
+    control_metrics,
+    merged_statistics,
+)
 
 
 def account(*parts: int) -> LoopStatistics:
@@ -29,13 +35,21 @@ def test_counts_of_two_processes_are_those_of_one() -> None:
 
 def test_an_invalid_document_is_not_counted() -> None:
     later = account(3).document()
-    assert merged_statistics({}, later) == later == merged_statistics({**account(2).document(), "control_hz": 20.0}, later)
+    assert (
+        merged_statistics({}, later)
+        == later
+        == merged_statistics({**account(2).document(), "control_hz": 20.0}, later)
+    )
 
 
 def test_a_document_as_metrics() -> None:
     found = account(2, 3)
     found.age("action", 0.05)
     metrics = control_metrics(found.document())
-    assert metrics["control/missed"] == 5 and metrics["control/interventions"] == 5 and metrics["control/steps_policy"] == 5
+    assert (
+        metrics["control/missed"] == 5
+        and metrics["control/interventions"] == 5
+        and metrics["control/steps_policy"] == 5
+    )
     assert metrics["control/chunks_accepted"] == 5 and metrics["control/age_action_ms_p50"] == 50
     assert (metrics["control/tick_ms_p50"], metrics["control/tick_ms_max"]) == (30, 30)

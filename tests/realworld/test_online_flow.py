@@ -21,7 +21,16 @@ from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.runtime.off_policy import ReplayFlow
 from rlinf_vla.training.trainer import Trainer
 
-CONFIG = SACConfig(episodes=2, updates_per_step=0.2, batch_size=4, critics=2, hidden=8, shift=0, gamma=0.9, demonstrations=2)
+CONFIG = SACConfig(
+    episodes=2,
+    updates_per_step=0.2,
+    batch_size=4,
+    critics=2,
+    hidden=8,
+    shift=0,
+    gamma=0.9,
+    demonstrations=2,
+)
 
 
 class Played:
@@ -91,10 +100,20 @@ class Played:
 
 @pytest.fixture
 def policy(tmp_path: Path) -> SACPolicy:
-    config = {"image_sizes": [8, 8], "chunk": 1, "action_dim": 4, "state_dim": 8, "patch": 2, "channels": [4], "width": 8}
+    config = {
+        "image_sizes": [8, 8],
+        "chunk": 1,
+        "action_dim": 4,
+        "state_dim": 8,
+        "patch": 2,
+        "channels": [4],
+        "width": 8,
+    }
     config["state_range"] = {"low": [0] * 8, "high": [1] * 8}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    return SAC(CONFIG).wrap(CompactPolicy.load(tmp_path, CompactOptions(random_weights=True, images=["front"])), 0)
+    return SAC(CONFIG).wrap(
+        CompactPolicy.load(tmp_path, CompactOptions(random_weights=True, images=["front"])), 0
+    )
 
 
 def flow_of(
@@ -128,10 +147,18 @@ def test_the_robot_continues_during_updates(policy: SACPolicy, tmp_path: Path) -
     iterate(flow, 0)
     begin, end = f"begin {TRAINING}", f"end {TRAINING}"
     assert player.log[:5] == [
-        *((f"begin {DEMONSTRATION}", 0), (f"begin {DEMONSTRATION}", 1), (f"end {DEMONSTRATION}", 0), (f"end {DEMONSTRATION}", 1)),
+        *(
+            (f"begin {DEMONSTRATION}", 0),
+            (f"begin {DEMONSTRATION}", 1),
+            (f"end {DEMONSTRATION}", 0),
+            (f"end {DEMONSTRATION}", 1),
+        ),
         ("publish", 0),
     ]
-    assert player.log[5:] == [*((begin, 0), (begin, 1), (end, 0), (end, 1), (begin, 2), (begin, 3)), ("publish", 1)]
+    assert player.log[5:] == [
+        *((begin, 0), (begin, 1), (end, 0), (end, 1), (begin, 2), (begin, 3)),
+        ("publish", 1),
+    ]
     before = dict(player.weights)
     del player.log[:]
     for iteration in (1, 2):
@@ -145,7 +172,9 @@ def test_the_robot_continues_during_updates(policy: SACPolicy, tmp_path: Path) -
     )
 
 
-def test_the_robot_is_attended_to_during_updates(policy: SACPolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_robot_is_attended_to_during_updates(
+    policy: SACPolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     player, update = Played(), ReplayFlow.update_from_replay
     flow = flow_of(policy, player, tmp_path / "replay")
     seen: list[bool] = []
@@ -164,12 +193,21 @@ def test_collected_episodes_are_used_for_training(policy: SACPolicy, tmp_path: P
     flow = flow_of(policy, player, tmp_path / "replay")
     iterate(flow, 0)
     lengths = [4 + job.seed % 3 for job in player.played if job.kind == TRAINING]
-    assert len(flow.replay) == sum(lengths) == flow.metrics["rollout/steps"], "truncated episodes end with an observation that is no step"
+    assert len(flow.replay) == sum(lengths) == flow.metrics["rollout/steps"], (
+        "truncated episodes end with an observation that is no step"
+    )
     assert flow.metrics["control/missed"] == 3
-    assert flow.metrics["demonstrations/success"] == 1 and flow.metrics["rollout/human_share"] == 4 / sum(lengths)
-    assert flow.metrics["actor/updates"] == round(0.2 * sum(lengths)) and "critic/vf_loss" in flow.metrics
+    assert flow.metrics["demonstrations/success"] == 1 and flow.metrics[
+        "rollout/human_share"
+    ] == 4 / sum(lengths)
+    assert (
+        flow.metrics["actor/updates"] == round(0.2 * sum(lengths))
+        and "critic/vf_loss" in flow.metrics
+    )
     shown = [job for job in player.log if job[0] == f"end {DEMONSTRATION}"]
-    assert len(shown) == 2 and flow.shown.total > 2 * 3, "the operator's steps join the demonstrations"
+    assert len(shown) == 2 and flow.shown.total > 2 * 3, (
+        "the operator's steps join the demonstrations"
+    )
     state = flow.save()
     assert state["replay"] == flow.replay.total and state["demonstrations"] == flow.shown.total
     again = flow_of(policy, player, tmp_path / "replay", state)
@@ -186,13 +224,19 @@ def test_interventions_are_a_cost(policy: SACPolicy, tmp_path: Path) -> None:
     lengths = [4 + job.seed % 3 for job in player.played if job.kind == TRAINING]
     cost = sum(length // 2 for length in lengths) / len(lengths)
     assert flow.metrics["rollout/cost_per_episode"] == cost
-    assert subject.adapt(flow.metrics) == {"actor/cost_multiplier": pytest.approx(0.1 * (cost - 0.5))}
+    assert subject.adapt(flow.metrics) == {
+        "actor/cost_multiplier": pytest.approx(0.1 * (cost - 0.5))
+    }
     batch = flow.replay.sample(64, torch.Generator().manual_seed(0))
     assert set(batch.now[COST].tolist()) == {0.0, 1.0}
-    torch.testing.assert_close(subject.charged(batch).now[REWARD], batch.now[REWARD] - subject.multiplier * batch.now[COST])
+    torch.testing.assert_close(
+        subject.charged(batch).now[REWARD], batch.now[REWARD] - subject.multiplier * batch.now[COST]
+    )
 
 
-def test_without_demonstrations_the_operators_steps_are_the_first(policy: SACPolicy, tmp_path: Path) -> None:
+def test_without_demonstrations_the_operators_steps_are_the_first(
+    policy: SACPolicy, tmp_path: Path
+) -> None:
     config = replace(CONFIG, demonstrations=0)
     flow = flow_of(policy, Played(human=slice(0, 2)), tmp_path / "replay", config=config)
     iterate(flow, 0, config)
@@ -200,13 +244,17 @@ def test_without_demonstrations_the_operators_steps_are_the_first(policy: SACPol
 
 
 @pytest.mark.parametrize("scripted", [True, False])
-def test_the_operator_or_the_expert_demonstrates(policy: SACPolicy, tmp_path: Path, scripted: bool) -> None:
+def test_the_operator_or_the_expert_demonstrates(
+    policy: SACPolicy, tmp_path: Path, scripted: bool
+) -> None:
     player = Played()
     iterate(flow_of(policy, player, tmp_path / "replay", scripted=scripted), 0)
     assert player.scripted == [scripted] * 2 + [False] * 4
 
 
-def test_a_demonstration_without_an_action_is_not_counted(policy: SACPolicy, tmp_path: Path) -> None:
+def test_a_demonstration_without_an_action_is_not_counted(
+    policy: SACPolicy, tmp_path: Path
+) -> None:
     player = Played()
     player.empty = 0
     flow = flow_of(policy, player, tmp_path / "replay")
@@ -233,10 +281,16 @@ def test_an_interrupted_run_keeps_its_demonstrations(policy: SACPolicy, tmp_path
     player.episode = episode  # type: ignore[method-assign]
     again = flow_of(policy, player, tmp_path / "replay", state)
     again.demonstrate(2)
-    assert again.save()["demonstrations"] == again.shown.total == sum(4 + job.seed % 3 for job in player.shown[:2])
+    assert (
+        again.save()["demonstrations"]
+        == again.shown.total
+        == sum(4 + job.seed % 3 for job in player.shown[:2])
+    )
 
 
-def test_the_number_of_successful_demonstrations_is_reported(policy: SACPolicy, tmp_path: Path) -> None:
+def test_the_number_of_successful_demonstrations_is_reported(
+    policy: SACPolicy, tmp_path: Path
+) -> None:
     player = Played()
     player.empty = 0
     flow = flow_of(policy, player, tmp_path / "replay")

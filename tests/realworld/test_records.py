@@ -22,7 +22,10 @@ OPENS = ArmConvention(Convention())
 def episodes(draw: st.DrawFn) -> RobotEpisode:
     """Chunks of the policy, of which takeovers cut some, and periods in which the arm was held."""
     human = draw(st.lists(st.booleans(), min_size=1, max_size=14))
-    begins = [not by and (step == 0 or human[step - 1] or draw(st.booleans())) for step, by in enumerate(human)]
+    begins = [
+        not by and (step == 0 or human[step - 1] or draw(st.booleans()))
+        for step, by in enumerate(human)
+    ]
     waits = draw(st.lists(st.integers(1, 3), min_size=len(human), max_size=len(human)))
     rewards = draw(st.lists(st.floats(-1, 1, width=16), min_size=len(human), max_size=len(human)))
     steps, terminated = len(human), draw(st.booleans())
@@ -55,21 +58,33 @@ def steps_of(found: EpisodeRecords) -> list[tuple[int, int]]:
 def check(episode: RobotEpisode, found: EpisodeRecords, chunk: int) -> None:
     rows = steps_of(found)
     assert rows[0][0] + found.steps == rows[-1][1], "the records cover every step"
-    assert found.cost == pytest.approx(float(episode.cost[rows[0][0] : rows[-1][1]].sum()), abs=1e-5)
+    assert found.cost == pytest.approx(
+        float(episode.cost[rows[0][0] : rows[-1][1]].sum()), abs=1e-5
+    )
     for number, (first, end) in enumerate(rows):
         assert 1 <= end - first <= chunk
         assert not (episode.human[first:end] != episode.human[first]).any(), "one hand per record"
         assert not episode.begins[first + 1 : end].any(), "one inference per record"
         tick = episode.tick.tolist()
-        earned = sum(GAMMA ** (tick[step] - tick[first]) * float(episode.reward[step]) for step in range(first, end))
-        torch.testing.assert_close(float(found.records[REWARD][number]), earned, atol=1e-5, rtol=1e-5)
-        paid = sum(GAMMA ** (tick[step] - tick[first]) * float(episode.cost[step]) for step in range(first, end))
+        earned = sum(
+            GAMMA ** (tick[step] - tick[first]) * float(episode.reward[step])
+            for step in range(first, end)
+        )
+        torch.testing.assert_close(
+            float(found.records[REWARD][number]), earned, atol=1e-5, rtol=1e-5
+        )
+        paid = sum(
+            GAMMA ** (tick[step] - tick[first]) * float(episode.cost[step])
+            for step in range(first, end)
+        )
         torch.testing.assert_close(float(found.records[COST][number]), paid, atol=1e-5, rtol=1e-5)
         over = episode.terminated and end == len(episode)
         wanted = 0.0 if over else GAMMA ** (tick[end] - tick[first])
         torch.testing.assert_close(float(found.records[DISCOUNT][number]), wanted)
     kept = len(rows) + (not (episode.terminated and rows[-1][1] == len(episode)))
-    assert all(len(values) == kept for values in found.records.values()), "a truncated episode has its last observation"
+    assert all(len(values) == kept for values in found.records.values()), (
+        "a truncated episode has its last observation"
+    )
 
 
 def inputs(episode: RobotEpisode) -> dict[str, Tensor]:

@@ -88,9 +88,16 @@ def test_a_dead_process_is_replaced_during_updates(client: Client) -> None:
 
 @pytest.mark.parametrize(
     ("answer", "kind"),
-    [({"left": "Ada said quit"}, Interrupted), ({"mistake": "m"}, UserError), ({"robot": "r"}, RobotError), ({"error": "e"}, RuntimeError)],
+    [
+        ({"left": "Ada said quit"}, Interrupted),
+        ({"mistake": "m"}, UserError),
+        ({"robot": "r"}, RobotError),
+        ({"error": "e"}, RuntimeError),
+    ],
 )
-def test_what_ends_the_session_is_raised_after_the_updates(client: Client, answer: dict[str, str], kind: type[BaseException]) -> None:
+def test_what_ends_the_session_is_raised_after_the_updates(
+    client: Client, answer: dict[str, str], kind: type[BaseException]
+) -> None:
     client.robot.begin(JOB)
     client.links[0].said = [answer]
     client.links[0].gone = "it has ended"

@@ -22,8 +22,12 @@ def killed_at_its_end(path: Path) -> RobotEpisode:
     toy = Toy(limit=12, journal_path=journal_path)
     slow = iter([20.0] * 3 + [230.0] + [20.0] * 30)
     toy.delay = lambda request: next(slow) / 1024
-    toy.operator.acts = lambda hand: np.array([0.0, 1.0, 0.0, 1.0], np.float32) if len(toy.robot.commands) in (7, 8) else None
-    reported = iter([0, 0, 2, 1, 0, 0, 3] + [0] * 30)  # on the way home, before the first action, and after each
+    toy.operator.acts = lambda hand: (
+        np.array([0.0, 1.0, 0.0, 1.0], np.float32) if len(toy.robot.commands) in (7, 8) else None
+    )
+    reported = iter(
+        [0, 0, 2, 1, 0, 0, 3] + [0] * 30
+    )  # on the way home, before the first action, and after each
     toy.robot.interventions = lambda: [Intervention(0.0, "speed", 2.0, 1.0)] * next(reported)  # type: ignore[method-assign]
     found = list[RobotEpisode]()
 
@@ -39,7 +43,12 @@ def killed_at_its_end(path: Path) -> RobotEpisode:
 
 def same_beginning(cut: RobotEpisode, whole: RobotEpisode) -> None:
     steps = len(cut)
-    assert (cut.job, cut.task, cut.instruction, cut.weights) == (whole.job, whole.task, whole.instruction, whole.weights)
+    assert (cut.job, cut.task, cut.instruction, cut.weights) == (
+        whole.job,
+        whole.task,
+        whole.instruction,
+        whole.weights,
+    )
     for name in ("action", "human", "reward", "cost"):
         assert torch.equal(getattr(cut, name), getattr(whole, name)[:steps]), name
         assert getattr(cut, name).dtype == getattr(whole, name).dtype
@@ -53,8 +62,15 @@ def same_beginning(cut: RobotEpisode, whole: RobotEpisode) -> None:
 def test_all_but_the_last_action_is_there(tmp_path: Path) -> None:
     whole = killed_at_its_end(tmp_path / "left")
     cut = recover_episode(tmp_path / "left")
-    assert sum(whole.interventions.values()) == whole.cost.sum() == 6 and whole.cost[:2].tolist() == [2, 1]
-    assert cut is not None and len(cut) == len(whole) - 1 and whole.human.any() and torch.diff(whole.tick).max() > 1
+    assert sum(whole.interventions.values()) == whole.cost.sum() == 6 and whole.cost[
+        :2
+    ].tolist() == [2, 1]
+    assert (
+        cut is not None
+        and len(cut) == len(whole) - 1
+        and whole.human.any()
+        and torch.diff(whole.tick).max() > 1
+    )
     same_beginning(cut, whole)
     same_beginning(RobotEpisode.read(cut.write(tmp_path)), whole)
 
@@ -85,7 +101,9 @@ def test_what_cannot_be_read_ends_it(tmp_path: Path) -> None:
         assert len(cut) == 3, "four actions, and nobody knows what came of the last"
 
 
-def test_nothing_is_written_behind_a_record_that_is_not_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_written_behind_a_record_that_is_not_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, left = tmp_path / "journal", list[bytes]()
     toy = Toy(limit=12, journal_path=path)
     opens, appended = Path.open, list[Path]()
@@ -120,7 +138,15 @@ def test_nothing_is_written_behind_a_record_that_is_not_whole(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize(
-    "left", [None, b"", b"1234567", b"\xff" * 100, b"\x02" + bytes(7) + b"[]", b"\x04" + bytes(7) + b"null" + bytes(8)]
+    "left",
+    [
+        None,
+        b"",
+        b"1234567",
+        b"\xff" * 100,
+        b"\x02" + bytes(7) + b"[]",
+        b"\x04" + bytes(7) + b"null" + bytes(8),
+    ],
 )
 def test_what_is_no_episode_is_none(tmp_path: Path, left: bytes | None) -> None:
     if left is not None:

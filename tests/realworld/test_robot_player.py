@@ -14,7 +14,19 @@ from rlinf_vla.benchmarks.synthetic_cell import REST
 from rlinf_vla.config.errors import Failure, UserError
 from rlinf_vla.config.robot import BY_SCRIPT
 from rlinf_vla.core.protocols import Convention
-from rlinf_vla.core.robot import ACKNOWLEDGE, FAILURE, PAUSE, QUIT, RESUME, SUCCESS, CameraError, Intervention, RobotError, Target, Vector
+from rlinf_vla.core.robot import (
+    ACKNOWLEDGE,
+    FAILURE,
+    PAUSE,
+    QUIT,
+    RESUME,
+    SUCCESS,
+    CameraError,
+    Intervention,
+    RobotError,
+    Target,
+    Vector,
+)
 from rlinf_vla.core.transitions import ACTED, ACTION, DISCOUNT, REWARD
 from rlinf_vla.core.types import Observation, StepResult, Tensors
 from rlinf_vla.realworld.arm_convention import ArmConvention
@@ -64,8 +76,17 @@ def test_success_ends_an_episode_with_a_reward_of_one() -> None:
     toy = Toy()
     towards(toy)
     episode = played(toy)
-    assert episode.success and episode.terminated and episode.ended == "success" and not episode.human.any()
-    assert toy.scene.laid_out == [7] and episode.weights == 2 and episode.instruction == "touch the point"
+    assert (
+        episode.success
+        and episode.terminated
+        and episode.ended == "success"
+        and not episode.human.any()
+    )
+    assert (
+        toy.scene.laid_out == [7]
+        and episode.weights == 2
+        and episode.instruction == "touch the point"
+    )
     away = np.linalg.norm(episode.state[:, :3].numpy() - toy.scene.goal, axis=1)
     assert away[-1] < NEAR_M <= away[-2]
     assert episode.reward.tolist() == [0.0] * (len(episode) - 1) + [1.0]
@@ -103,7 +124,9 @@ def test_a_scripted_operator_demonstrates() -> None:
     assert episode.success and episode.human.all()
     (shown,) = operator_records(episode, inputs_of(episode), FORM)
     whole = to_records(episode, inputs_of(episode), FORM, 0, len(episode))
-    assert shown.success and all((shown.records[name] == value).all() for name, value in whole.records.items())
+    assert shown.success and all(
+        (shown.records[name] == value).all() for name, value in whole.records.items()
+    )
 
 
 def test_the_policy_never_acts_in_a_demonstration() -> None:
@@ -123,7 +146,12 @@ def test_an_object_that_the_operator_holds_stays_held() -> None:
     episode = played(toy, Job(DEMONSTRATION, 0, 8))
     moved, gripper = episode.action[:, 0], episode.action[:, -1]
     closed = int((gripper < 0).int().argmax())
-    assert 2 <= closed <= 5 and (gripper[:closed] == 1).all() and (gripper[closed:] == -1).all() and moved.sum() in (2, 3, 4)
+    assert (
+        2 <= closed <= 5
+        and (gripper[:closed] == 1).all()
+        and (gripper[closed:] == -1).all()
+        and moved.sum() in (2, 3, 4)
+    )
 
 
 def test_an_operator_who_takes_over_holds_what_the_policy_holds() -> None:
@@ -135,8 +163,14 @@ def test_an_operator_who_takes_over_holds_what_the_policy_holds() -> None:
     toy.clock.at(1.45, lambda: hands.hear(Event(toggles=True)))
     episode = played(toy)
     hand = episode.action[episode.human][:, -1].tolist()
-    assert episode.human.any() and not episode.human[0] and (episode.action[~episode.human][:, -1] == -0.5).all()
-    assert sorted(set(hand)) == [-0.5, 1.0] and hand == sorted(hand), "unchanged, and open from then on"
+    assert (
+        episode.human.any()
+        and not episode.human[0]
+        and (episode.action[~episode.human][:, -1] == -0.5).all()
+    )
+    assert sorted(set(hand)) == [-0.5, 1.0] and hand == sorted(hand), (
+        "unchanged, and open from then on"
+    )
 
 
 def test_the_operator_has_priority_over_the_script() -> None:
@@ -144,7 +178,11 @@ def test_the_operator_has_priority_over_the_script() -> None:
     by_hand = np.array([0.0, 1.0, 0.0, 1.0], np.float32)
     toy.operator.acts = lambda hand: by_hand if len(toy.robot.commands) < 3 else None
     episode = played(toy, SHOW)
-    assert (episode.action[:3] == torch.from_numpy(by_hand)).all() and episode.success and episode.human.all()
+    assert (
+        (episode.action[:3] == torch.from_numpy(by_hand)).all()
+        and episode.success
+        and episode.human.all()
+    )
 
 
 def test_steps_of_the_operator_are_flagged_and_extracted() -> None:
@@ -155,7 +193,9 @@ def test_steps_of_the_operator_are_flagged_and_extracted() -> None:
     assert torch.nonzero(episode.human)[:, 0].tolist() == [3, 4, 5, 9]
     assert (episode.action[episode.human] == torch.from_numpy(by_hand)).all()
     first, second = operator_records(episode, inputs_of(episode), FORM)
-    assert first.records[ACTED].tolist() == [True, True, True, False] and second.records[ACTED].tolist() == [True, False]
+    assert first.records[ACTED].tolist() == [True, True, True, False] and second.records[
+        ACTED
+    ].tolist() == [True, False]
     assert (first.records["state"] == episode.state[3:7]).all() and not first.success
 
 
@@ -164,12 +204,16 @@ def test_the_scripted_operator_takes_over_after_its_patience() -> None:
     episode = played(toy)
     first = int(episode.human.int().argmax())
     assert episode.success and 9 <= first <= 11 and episode.human[first:].all()
-    assert not played(toy, Job(EVALUATION, 0, 7, temperature=0.0)).human.any(), "only the policy acts in an evaluation"
+    assert not played(toy, Job(EVALUATION, 0, 7, temperature=0.0)).human.any(), (
+        "only the policy acts in an evaluation"
+    )
 
 
 def test_an_evaluation_with_a_takeover_has_failed() -> None:
     toy = Toy()
-    toy.operator.acts = lambda hand: np.zeros(4, np.float32) if len(toy.robot.commands) == 5 else None
+    toy.operator.acts = lambda hand: (
+        np.zeros(4, np.float32) if len(toy.robot.commands) == 5 else None
+    )
     episode = played(toy, Job(EVALUATION, 0, 7))
     assert not episode.success and episode.ended == "Ada took over" and len(episode) == 5
 
@@ -194,14 +238,20 @@ def test_a_classifier_judges_success_without_a_predicate() -> None:
     toy.scene.can_tell = False
     for job in (TRAIN, Job(EVALUATION, 0, 7)):
         episode = played(toy, job)
-        assert episode.success and episode.terminated and len(episode) == 5 and episode.reward[-1] == 1
+        assert (
+            episode.success and episode.terminated and len(episode) == 5 and episode.reward[-1] == 1
+        )
     toy.scene.can_tell = True
-    assert not played(toy, Job(EVALUATION, 1, 7)).success, "the scene's predicate counts in an evaluation"
+    assert not played(toy, Job(EVALUATION, 1, 7)).success, (
+        "the scene's predicate counts in an evaluation"
+    )
 
 
 @pytest.mark.parametrize(("word", "worth"), [(SUCCESS, 1.0), (FAILURE, 0.0)])
 def test_the_operator_overrides_a_classifier(word: str, worth: float) -> None:
-    toy = Toy(score=lambda before, action, result: replace(result, reward=torch.full((1, 1), 1 - worth)))
+    toy = Toy(
+        score=lambda before, action, result: replace(result, reward=torch.full((1, 1), 1 - worth))
+    )
     toy.scene.can_tell = False
     toy.operator.plan = {900: word}
     for job in (TRAIN, Job(DEMONSTRATION, 0, 7)):
@@ -233,8 +283,13 @@ def test_a_pause_at_the_moment_of_success_counts() -> None:
         toy.player.rest()
 
 
-@pytest.mark.parametrize(("word", "why"), [(PAUSE, "paused by Ada"), (QUIT, "Ada said quit"), (None, "the session is over")])
-def test_a_pause_or_an_end_of_the_session_stops_the_arm_on_its_way_home(word: str | None, why: str) -> None:
+@pytest.mark.parametrize(
+    ("word", "why"),
+    [(PAUSE, "paused by Ada"), (QUIT, "Ada said quit"), (None, "the session is over")],
+)
+def test_a_pause_or_an_end_of_the_session_stops_the_arm_on_its_way_home(
+    word: str | None, why: str
+) -> None:
     toy = Toy()
     homed: list[float] = []
 
@@ -251,11 +306,17 @@ def test_a_pause_or_an_end_of_the_session_stops_the_arm_on_its_way_home(word: st
     if word is None:
         toy.clock.at(1.0, lambda: toy.player.leave(why))
     if word == PAUSE:
-        assert len(played(toy)) == 20 and toy.robot.commands[0][0] > 20_000 * MS and {"waiting": why, "for": ACKNOWLEDGE} in toy.told
+        assert (
+            len(played(toy)) == 20
+            and toy.robot.commands[0][0] > 20_000 * MS
+            and {"waiting": why, "for": ACKNOWLEDGE} in toy.told
+        )
     else:
         with pytest.raises(OperatorLeft, match=why):
             played(toy)
-        assert toy.robot.state.fault is None and not toy.robot.commands, "a regular end latches nothing"
+        assert toy.robot.state.fault is None and not toy.robot.commands, (
+            "a regular end latches nothing"
+        )
     assert 0.9 < homed[0] < 1.1
 
 
@@ -272,7 +333,9 @@ def test_a_slow_clock_is_reported_once_a_minute() -> None:
     toy.robot.state = replace(toy.robot.state, pace=0.43)
     played(toy)
     told = [message["slow"] for message in toy.told if "slow" in message]
-    assert set(told) == {"the arm's clock runs at 0.43 of real time"} and len(told) == 1 + int(toy.clock.now() // 60)
+    assert set(told) == {"the arm's clock runs at 0.43 of real time"} and len(told) == 1 + int(
+        toy.clock.now() // 60
+    )
     toy.robot.state = replace(toy.robot.state, pace=0.91)
     before = len(toy.told)
     played(toy)
@@ -284,7 +347,9 @@ def test_a_pause_truncates_and_waits() -> None:
     toy.operator.plan = {900: PAUSE, 30_000: RESUME}
     episode = played(toy)
     assert episode.ended == PAUSE and not episode.terminated and 0 < len(episode) < 10
-    assert toy.clock.now() > 29 and [*toy.told[0]] == ["waiting", "for"] and "going_on" in toy.told[-1]
+    assert (
+        toy.clock.now() > 29 and [*toy.told[0]] == ["waiting", "for"] and "going_on" in toy.told[-1]
+    )
     toy.operator.plan = {30_900: PAUSE, 40_000: RESUME}
     assert played(toy, Job(EVALUATION, 0, 7)).ended == "time is up", "an evaluation is repeated"
 
@@ -294,7 +359,9 @@ def test_a_word_before_it_is_awaited_does_not_count() -> None:
     toy.scene.by_hand, toy.scene.can_tell = True, False
     toy.operator.plan = {0: RESUME, 10_000: RESUME, 10_001: SUCCESS}
     episode = played(toy)
-    assert episode.ended == "time is up" and len(episode) == 20 and not episode.success, "it was sent while the arm went home"
+    assert episode.ended == "time is up" and len(episode) == 20 and not episode.success, (
+        "it was sent while the arm went home"
+    )
     assert toy.robot.commands[0][0] > 10_000 * MS
 
 
@@ -310,14 +377,20 @@ def test_an_acknowledgement_is_for_one_fault() -> None:
 
     toy.robot.home = home  # type: ignore[method-assign]
     toy.operator.plan = {5_000: ACKNOWLEDGE, 6_000: ACKNOWLEDGE, 20_000: ACKNOWLEDGE}
-    assert played(toy).ended == "time is up" and toy.robot.commands[0][0] > 20_000 * MS, "the second was for the first fault, too"
+    assert played(toy).ended == "time is up" and toy.robot.commands[0][0] > 20_000 * MS, (
+        "the second was for the first fault, too"
+    )
 
 
 @pytest.mark.parametrize("early", [0, 308])
 def test_a_pause_counts_at_any_time(early: int) -> None:
     toy = Toy()
     toy.operator.plan = {early: PAUSE, 10_000: RESUME}
-    assert len(played(toy)) == 20 and len(toy.episodes) == 1 and toy.robot.commands[-20][0] > 10_000 * MS
+    assert (
+        len(played(toy)) == 20
+        and len(toy.episodes) == 1
+        and toy.robot.commands[-20][0] > 10_000 * MS
+    )
     toy.operator.plan = {0: PAUSE}
     toy.clock.at(toy.clock.now() + 5, lambda: toy.operator.plan.update({0: RESUME}))
     before = toy.clock.now()
@@ -341,10 +414,18 @@ def test_an_episode_without_an_action_is_repeated(kind: str) -> None:
     toy.delay = lambda request: 1.0
     if kind == DEMONSTRATION:  # here only lateness leaves a step without an action
         still = np.zeros(4, np.float32)
-        toy.scene.expert = lambda state: toy.clock.sleep_until(toy.clock.now() + 0.3 * (toy.clock.now() < 10)) or still  # type: ignore[method-assign, func-returns-value]
+        toy.scene.expert = lambda state: (
+            toy.clock.sleep_until(toy.clock.now() + 0.3 * (toy.clock.now() < 10)) or still
+        )  # type: ignore[method-assign, func-returns-value]
     toy.operator.plan = {20_000: ACKNOWLEDGE}
-    assert len(played(toy, Job(kind, 0, 7, scripted=kind == DEMONSTRATION))) == 1 and len(toy.episodes) == 1
-    assert {"waiting": "no action was executed in the episode: time is up", "for": ACKNOWLEDGE} in toy.told
+    assert (
+        len(played(toy, Job(kind, 0, 7, scripted=kind == DEMONSTRATION))) == 1
+        and len(toy.episodes) == 1
+    )
+    assert {
+        "waiting": "no action was executed in the episode: time is up",
+        "for": ACKNOWLEDGE,
+    } in toy.told
 
 
 def test_immediate_success_still_takes_an_action() -> None:
@@ -381,7 +462,13 @@ def test_a_fault_waits_for_an_acknowledgement(kind: str) -> None:
     if kind == DEMONSTRATION:
         second = first
     else:
-        assert first.fault and first.ended == "reflex" and 0 < len(first) <= 5 and not first.terminated and not first.success
+        assert (
+            first.fault
+            and first.ended == "reflex"
+            and 0 < len(first) <= 5
+            and not first.terminated
+            and not first.success
+        )
         assert toy.robot.state.fault == "reflex", "nothing was cleared without the operator"
         second = played(toy, job)
     assert toy.clock.now() >= 20_000 / 1024 and len(second) == 20 and not second.fault
@@ -391,12 +478,17 @@ def test_a_fault_waits_for_an_acknowledgement(kind: str) -> None:
 @pytest.mark.parametrize(
     ("fault", "terminal"),
     [
-        *((f"{name}: 51.2 measured, 40 allowed", True) for name in ("max_force_n", "max_torque_n_m", "max_deviation", "reflex")),
+        *(
+            (f"{name}: 51.2 measured, 40 allowed", True)
+            for name in ("max_force_n", "max_torque_n_m", "max_deviation", "reflex")
+        ),
         ("network: the connection to the arm is lost", False),
         ("policy: late", False),
     ],
 )
-def test_a_fault_that_pressing_causes_ends_an_episode_as_a_failure(fault: str, terminal: bool) -> None:
+def test_a_fault_that_pressing_causes_ends_an_episode_as_a_failure(
+    fault: str, terminal: bool
+) -> None:
     """Otherwise the value of what would follow is learnt for a place to which the arm must not press."""
     toy = Toy()
     move = toy.robot.command
@@ -408,9 +500,20 @@ def test_a_fault_that_pressing_causes_ends_an_episode_as_a_failure(fault: str, t
 
     toy.robot.command = press  # type: ignore[method-assign]
     episode = played(toy, Job(TRAINING, 0, 7))
-    assert episode.fault and episode.ended == fault and episode.terminated == terminal and not episode.success
+    assert (
+        episode.fault
+        and episode.ended == fault
+        and episode.terminated == terminal
+        and not episode.success
+    )
     rows = torch.arange(len(episode) + 1)
-    records = to_records(episode, {"row": rows}, RecordForm(1, ArmConvention(Convention()), False, 0.9), 0, len(episode)).records
+    records = to_records(
+        episode,
+        {"row": rows},
+        RecordForm(1, ArmConvention(Convention()), False, 0.9),
+        0,
+        len(episode),
+    ).records
     last = records[DISCOUNT][records[ACTED]][-1] if not terminal else records[DISCOUNT][-1]
     assert (last == 0) == terminal and len(records["row"]) == len(episode) + (not terminal)
 
@@ -428,21 +531,32 @@ class Pressing:
         self.move(target, valid_until)
         if len(self.toy.robot.commands) == 5:
             self.toy.robot.state = replace(self.toy.robot.state, fault=self.fault)
-            self.toy.clock.at(self.toy.clock.now() + 0.01, lambda: self.reported.append(Intervention(0.0, "max_lead_m", 1.0, 0.5)))
+            self.toy.clock.at(
+                self.toy.clock.now() + 0.01,
+                lambda: self.reported.append(Intervention(0.0, "max_lead_m", 1.0, 0.5)),
+            )
 
     def interventions(self) -> list[Intervention]:
         found, self.reported[:] = [*self.reported], []
         return found
 
 
-@pytest.mark.parametrize(("fault", "terminal"), [("max_force_n: 51.2 measured, 40 allowed", True), ("network: lost", False)])
+@pytest.mark.parametrize(
+    ("fault", "terminal"),
+    [("max_force_n: 51.2 measured, 40 allowed", True), ("network: lost", False)],
+)
 def test_a_fault_is_the_outcome_of_the_last_action(fault: str, terminal: bool) -> None:
     """And what a limit changed then is its cost, not one of the next episode."""
     toy = Toy()
     Pressing(toy, fault)
     first = played(toy)
-    assert first.action[:, 0].tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5]) and first.terminated == terminal
-    torch.testing.assert_close(first.state[-1, 0], torch.tensor(toy.robot.state.pose.position[0], dtype=torch.float32))
+    assert (
+        first.action[:, 0].tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
+        and first.terminated == terminal
+    )
+    torch.testing.assert_close(
+        first.state[-1, 0], torch.tensor(toy.robot.state.pose.position[0], dtype=torch.float32)
+    )
     assert first.interventions == {"max_lead_m": 1} and first.cost.tolist() == [0, 0, 0, 0, 1]
     toy.operator.plan = {5_000: ACKNOWLEDGE}
     assert played(toy).interventions == {}
@@ -459,7 +573,10 @@ def test_what_a_limit_changed_between_two_episodes_belongs_to_neither() -> None:
 
     toy.robot.home = limited  # type: ignore[method-assign]
     assert played(toy).interventions == {"max_lead_m": 1}
-    assert toy.player.accounting.document()["interventions"] == {"max_lead_m": 1, "max_speed_m_s": 1}
+    assert toy.player.accounting.document()["interventions"] == {
+        "max_lead_m": 1,
+        "max_speed_m_s": 1,
+    }
 
 
 def test_a_fault_before_the_first_step_is_no_failure_of_the_policy() -> None:
@@ -469,7 +586,10 @@ def test_a_fault_before_the_first_step_is_no_failure_of_the_policy() -> None:
     def bumped(*arguments: Any) -> None:
         home(*arguments)
         if toy.clock.now() < 1:
-            toy.clock.at(toy.clock.now() + 0.2, lambda: toy.robot.stop("max_force_n: 51.2 measured, 40 allowed"))
+            toy.clock.at(
+                toy.clock.now() + 0.2,
+                lambda: toy.robot.stop("max_force_n: 51.2 measured, 40 allowed"),
+            )
 
     toy.robot.home = bumped  # type: ignore[method-assign]
     toy.operator.plan = {5_000: ACKNOWLEDGE}
@@ -526,7 +646,11 @@ def test_a_pause_is_ended_by_the_operator_not_by_a_script() -> None:
 
 def loses_its_server(toy: Toy, lost: float, back: float, silent: bool = False) -> str:
     """From ``lost`` to ``back``, in seconds, there are no answers, or they take three seconds."""
-    why, acts, delay = "the policy server ws://it does not answer: the connection was closed", toy.acts, toy.delay
+    why, acts, delay = (
+        "the policy server ws://it does not answer: the connection was closed",
+        toy.acts,
+        toy.delay,
+    )
 
     def gone() -> bool:
         return lost <= toy.clock.now() < back
@@ -542,16 +666,24 @@ def loses_its_server(toy: Toy, lost: float, back: float, silent: bool = False) -
 
 
 @pytest.mark.parametrize("warmup", [0, 1])
-def test_a_lost_policy_server_stops_the_arm_and_the_session_goes_on_when_it_is_back(warmup: int) -> None:
+def test_a_lost_policy_server_stops_the_arm_and_the_session_goes_on_when_it_is_back(
+    warmup: int,
+) -> None:
     toy = Toy(warmup=warmup)
     why = loses_its_server(toy, 1.0, 10.0)
     episode = played(toy)
-    assert episode.fault and not episode.terminated and episode.ended == why and 3 <= len(episode) < 10
+    assert (
+        episode.fault and not episode.terminated and episode.ended == why and 3 <= len(episode) < 10
+    )
     assert toy.robot.state.fault == why and toy.robot.commands[-1][0] < 1.3
     toy.operator.plan = {5_000: ACKNOWLEDGE, 12_000: ACKNOWLEDGE}
     moved = len(toy.robot.commands)
     again = played(toy)
-    assert again.ended == "time is up" and not again.fault and toy.robot.commands[moved][0] > 12_000 * MS
+    assert (
+        again.ended == "time is up"
+        and not again.fault
+        and toy.robot.commands[moved][0] > 12_000 * MS
+    )
     waits = [message["waiting"] for message in toy.told if message.get("for") == ACKNOWLEDGE]
     assert waits == [why, why], "acknowledged too early, it is asked for again"
 
@@ -560,7 +692,9 @@ def test_a_silent_policy_server_stops_the_arm_and_its_late_answer_harms_nothing(
     toy = Toy(warmup=1)
     loses_its_server(toy, 1.0, 2.5, silent=True)
     episode = played(toy)
-    assert episode.fault and re.fullmatch(r"5 control steps in a row without a command(; the policy .*)?", episode.ended), episode.ended
+    assert episode.fault and re.fullmatch(
+        r"5 control steps in a row without a command(; the policy .*)?", episode.ended
+    ), episode.ended
     assert toy.robot.commands[-1][0] < 1.3
     toy.operator.plan = {2_600: ACKNOWLEDGE}
     again = played(toy)
@@ -622,7 +756,11 @@ def test_a_policy_failure_keeps_the_recorded_steps() -> None:
     toy.acts = fail
     with pytest.raises(FloatingPointError):
         toy.player.play(TRAIN, toy.keep)
-    assert len(toy.episodes[0]) == 4 and toy.episodes[0].fault and toy.robot.state.fault == "FloatingPointError: not finite"
+    assert (
+        len(toy.episodes[0]) == 4
+        and toy.episodes[0].fault
+        and toy.robot.state.fault == "FloatingPointError: not finite"
+    )
 
 
 def test_leaving_truncates_the_episode_and_stops() -> None:

@@ -27,7 +27,9 @@ def test_a_slow_learner_loses_no_answer_and_blocks_nothing(pair: tuple[Channel, 
     assert heard == list(range(5000))
 
 
-def test_a_learner_that_is_gone_does_not_stop_the_robot_process(pair: tuple[Channel, Channel]) -> None:
+def test_a_learner_that_is_gone_does_not_stop_the_robot_process(
+    pair: tuple[Channel, Channel],
+) -> None:
     learner, robot = pair
     answer = AnswerWriter(robot)
     learner.close()
@@ -39,7 +41,11 @@ def test_jobs_arrive_in_order_followed_by_the_reason_of_the_end(
     pair: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch, ended: bool, why: str
 ) -> None:
     limited = threading.Event()
-    monkeypatch.setattr(process.threading, "Timer", lambda seconds, work, arguments: SimpleNamespace(start=limited.set))
+    monkeypatch.setattr(
+        process.threading,
+        "Timer",
+        lambda seconds, work, arguments: SimpleNamespace(start=limited.set),
+    )
     learner, robot = pair
     jobs = [Job(TRAINING, number, 7 + number) for number in range(3)]
     for job in jobs:

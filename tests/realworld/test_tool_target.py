@@ -11,7 +11,9 @@ from rlinf_vla.core.action_space import JointSpace, ToolSpace
 from rlinf_vla.core.robot import RobotSpec, RobotState, ToolPose, ToolState, ToolTarget
 from rlinf_vla.realworld.tool_target import TrackedJoints, TrackedTool, lead, limited, turned
 
-SPEC = RobotSpec("toy", 10.0, 1.0, ToolSpace(translation_m=0.05, rotation_rad=0.25, gripper_width_m=0.08))
+SPEC = RobotSpec(
+    "toy", 10.0, 1.0, ToolSpace(translation_m=0.05, rotation_rad=0.25, gripper_width_m=0.08)
+)
 
 
 class Tracked(TrackedTool):
@@ -21,7 +23,9 @@ class Tracked(TrackedTool):
         super().__init__(spec, spec.space)
 
     def move(self, action: np.ndarray, measured: ToolPose) -> ToolTarget:
-        return super().move(action, ToolState(0.0, np.zeros(7), np.zeros(7), measured, np.zeros(6), 0.08))
+        return super().move(
+            action, ToolState(0.0, np.zeros(7), np.zeros(7), measured, np.zeros(6), 0.08)
+        )
 
 
 REST = ToolPose(np.array([0.4, 0.0, 0.3]), np.array([0.0, 1.0, 0.0, 0.0]))
@@ -60,14 +64,18 @@ def test_the_rotation_vector_inverts_the_rotation(vector: np.ndarray) -> None:
     q = turned(np.array([1.0, 0, 0, 0]), 3 * vector)
     found = lead(-q, np.array([1.0, 0, 0, 0]))
     assert np.linalg.norm(found) <= np.pi + 1e-9
-    np.testing.assert_allclose(matrix(turned(np.array([1.0, 0, 0, 0]), found)), matrix(q), atol=1e-9)
+    np.testing.assert_allclose(
+        matrix(turned(np.array([1.0, 0, 0, 0]), found)), matrix(q), atol=1e-9
+    )
 
 
 def test_actions_accumulate_on_the_target_for_any_lag() -> None:
     tracked = Tracked(SPEC)
     for count in range(1, 6):
         target = tracked.move(action(0.8, -0.4, 0, 1), REST)
-        np.testing.assert_allclose(target.pose.position, REST.position + count * np.array([0.04, -0.02, 0]))
+        np.testing.assert_allclose(
+            target.pose.position, REST.position + count * np.array([0.04, -0.02, 0])
+        )
         np.testing.assert_allclose(target.pose.quaternion, REST.quaternion)
         assert target.gripper_width == 0.08
 
@@ -81,14 +89,20 @@ def test_seven_numbers_also_rotate_and_the_gripper_closes() -> None:
         assert target.gripper_width == 0
 
 
-@given(st.lists(st.tuples(*[st.floats(-100, 100)] * 7), min_size=1, max_size=20), st.floats(0.1, 0.4))
-def test_the_lead_of_the_target_is_limited_and_it_reverses_at_once(actions: list[tuple[float, ...]], lag: float) -> None:
+@given(
+    st.lists(st.tuples(*[st.floats(-100, 100)] * 7), min_size=1, max_size=20), st.floats(0.1, 0.4)
+)
+def test_the_lead_of_the_target_is_limited_and_it_reverses_at_once(
+    actions: list[tuple[float, ...]], lag: float
+) -> None:
     """For an arm that does not move."""
     tracked, most = Tracked(replace(SPEC, lag_s=lag)), 10 * lag
     for each in actions:
         target = tracked.move(action(*each), REST)
         assert np.linalg.norm(target.pose.position - REST.position) <= most * 0.05 * (1 + 1e-9)
-        assert np.linalg.norm(lead(target.pose.quaternion, REST.quaternion)) <= most * 0.25 * (1 + 1e-9)
+        assert np.linalg.norm(lead(target.pose.quaternion, REST.quaternion)) <= most * 0.25 * (
+            1 + 1e-9
+        )
         assert np.linalg.norm(target.pose.quaternion) == pytest.approx(1)
         assert target.gripper_width is not None and 0 <= target.gripper_width <= 0.08
     for _ in range(100):
@@ -102,7 +116,9 @@ def test_no_action_moves_further_than_a_straight_one(numbers: tuple[float, ...])
     target = Tracked(SPEC).move(action(*numbers), REST)
     moved, clipped = target.pose.position - REST.position, np.clip(numbers, -1, 1)
     assert np.linalg.norm(moved) <= 0.05 * (1 + 1e-9)
-    assert np.linalg.norm(np.cross(moved, clipped[:3])) < 1e-6, "in the direction of the clipped action"
+    assert np.linalg.norm(np.cross(moved, clipped[:3])) < 1e-6, (
+        "in the direction of the clipped action"
+    )
     assert np.linalg.norm(lead(target.pose.quaternion, REST.quaternion)) <= 0.25 * (1 + 1e-9)
 
 
@@ -129,7 +145,14 @@ def test_a_limit_keeps_the_direction() -> None:
     np.testing.assert_allclose(limited(np.zeros(3), 1.0), 0)
 
 
-JOINTS = JointSpace(("pan", "lift", "jaw"), (-90.0, -45.0, 0.0), (90.0, 45.0, 100.0), (5.0, 5.0, 20.0), ("jaw",), True)
+JOINTS = JointSpace(
+    ("pan", "lift", "jaw"),
+    (-90.0, -45.0, 0.0),
+    (90.0, 45.0, 100.0),
+    (5.0, 5.0, 20.0),
+    ("jaw",),
+    True,
+)
 
 
 def measured(*joints: float) -> RobotState:
@@ -141,21 +164,31 @@ def test_relative_joint_actions_accumulate_within_lead_and_limits() -> None:
     at = measured(0, 44, 30)
     for count in range(1, 5):
         found = tracked.move(action(1, 0.5, -1), at).positions
-        np.testing.assert_allclose(found, [5 * min(count, 3), 45, 0], err_msg="three steps ahead of the arm at most")
+        np.testing.assert_allclose(
+            found, [5 * min(count, 3), 45, 0], err_msg="three steps ahead of the arm at most"
+        )
     tracked.restart()
-    np.testing.assert_allclose(tracked.move(action(-1, -0.2, 1), measured(10, 0, 0)).positions, [5, -1, 100])
+    np.testing.assert_allclose(
+        tracked.move(action(-1, -0.2, 1), measured(10, 0, 0)).positions, [5, -1, 100]
+    )
 
 
 def test_absolute_joint_actions_are_the_targets_themselves() -> None:
     space = replace(JOINTS, relative=False)
-    found = TrackedJoints(RobotSpec("toy", 10.0, 0.3, space), space).move(action(80, -40, 55), measured(0, 0, 0))
+    found = TrackedJoints(RobotSpec("toy", 10.0, 0.3, space), space).move(
+        action(80, -40, 55), measured(0, 0, 0)
+    )
     np.testing.assert_allclose(found.positions, [80, -40, 55])
 
 
 @pytest.mark.parametrize("relative", [True, False])
 def test_what_a_joint_action_can_be(relative: bool) -> None:
     space = replace(JOINTS, relative=relative)
-    assert space.accepts(action(0, 1, -1)) and not space.accepts(action(0, np.nan, 0)) and not space.accepts(action(0, np.inf, 0))
+    assert (
+        space.accepts(action(0, 1, -1))
+        and not space.accepts(action(0, np.nan, 0))
+        and not space.accepts(action(0, np.inf, 0))
+    )
     assert space.accepts(action(90, 45, 100)) is not relative
     assert not space.accepts(action(1e3, 0, 0))
 

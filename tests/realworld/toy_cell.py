@@ -36,12 +36,18 @@ class ToyScene:
         return "touch the point"
 
     def succeeded(self, state: RobotState) -> bool | None:
-        return bool(np.linalg.norm(state.pose.position - self.goal) < NEAR_M) if self.can_tell else None
+        return (
+            bool(np.linalg.norm(state.pose.position - self.goal) < NEAR_M)
+            if self.can_tell
+            else None
+        )
 
     def expert(self, state: RobotState) -> Action | None:
         if not self.has_expert:
             return None
-        return np.array([*np.clip((self.goal - state.pose.position) / 0.05, -1, 1), 1.0], np.float32)
+        return np.array(
+            [*np.clip((self.goal - state.pose.position) / 0.05, -1, 1), 1.0], np.float32
+        )
 
 
 class ToyPerson:
@@ -80,9 +86,16 @@ class Toy:
         self.clock = VirtualClock()
         self.robot = SyntheticRobot(self.clock, HZ)
         self.scene, self.operator = ToyScene(), ToyPerson(self.clock)
-        self.acts: Callable[[Vector, Vector], list[float]] = lambda position, goal: [1.0, 0.0, 0.0, 1.0]
+        self.acts: Callable[[Vector, Vector], list[float]] = lambda position, goal: [
+            1.0,
+            0.0,
+            0.0,
+            1.0,
+        ]
         self.delay: Callable[[Request], float] = lambda request: delay * MS
-        background = ScheduledInference(self._infer, self.clock, lambda request: self.delay(request))
+        background = ScheduledInference(
+            self._infer, self.clock, lambda request: self.delay(request)
+        )
         self.camera = SyntheticCamera(self.clock, "front", (8, 8))
         cell = Cell(self.robot, [self.camera], wrap(self.scene), self.operator)
         self.said: list[dict[str, str]] = []

@@ -6,7 +6,14 @@ import heapq
 from collections.abc import Callable
 
 from rlinf_vla.realworld.clock import Clock
-from rlinf_vla.realworld.inference import Chunk, Infer, InferenceWorker, Request, Unanswered, answered
+from rlinf_vla.realworld.inference import (
+    Chunk,
+    Infer,
+    InferenceWorker,
+    Request,
+    Unanswered,
+    answered,
+)
 
 
 class VirtualClock(Clock):
@@ -45,7 +52,9 @@ class VirtualClock(Clock):
 class ScheduledInference(InferenceWorker):
     """Run inference on a virtual clock; each takes ``duration(request)`` seconds."""
 
-    def __init__(self, infer: Infer, clock: VirtualClock, duration: Callable[[Request], float]) -> None:
+    def __init__(
+        self, infer: Infer, clock: VirtualClock, duration: Callable[[Request], float]
+    ) -> None:
         self._infer, self._clock, self._duration = infer, clock, duration
         self._finished: list[Chunk | Unanswered] = []
         self._running: Request | None = None

@@ -51,7 +51,9 @@ def step() -> StepResult:
 def test_success_has_a_reward_of_one() -> None:
     result = step()
     scored = made("success")(result.observation, UP, result)
-    assert torch.equal(scored.reward, (result.success & result.valid).float()) and scored.reward.any()
+    assert (
+        torch.equal(scored.reward, (result.success & result.valid).float()) and scored.reward.any()
+    )
     assert torch.equal(scored.terminated, result.terminated)
 
 

@@ -78,18 +78,34 @@ FAULTS = {
     "reflex": Fault("reflex: joint_reflex", _at_once),
     "user_stop": Fault("user stop: ", _at_once),
     "gripper": Fault("gripper: ", lambda *of: 2 * _next_tick(*of)),
-    "frozen_camera": Fault("policy: camera front: frozen", lambda of, cameras: cameras.frozen_s + CAMERA_S + _next_tick(of, cameras)),
-    "lost_camera": Fault("policy: camera front: its newest picture is", lambda of, cameras: cameras.max_age_s + _next_tick(of, cameras)),
-    "stalled_policy": Fault("policy: .* control steps in a row without a command", lambda *of: 2 * _next_tick(*of)),
+    "frozen_camera": Fault(
+        "policy: camera front: frozen",
+        lambda of, cameras: cameras.frozen_s + CAMERA_S + _next_tick(of, cameras),
+    ),
+    "lost_camera": Fault(
+        "policy: camera front: its newest picture is",
+        lambda of, cameras: cameras.max_age_s + _next_tick(of, cameras),
+    ),
+    "stalled_policy": Fault(
+        "policy: .* control steps in a row without a command", lambda *of: 2 * _next_tick(*of)
+    ),
     "nan": Fault(r"policy: the policy asked for \[nan", _next_tick),
     "jump": Fault(r"policy: the policy asked for \[5\d", _next_tick),
     "clock_step": Fault(None, _at_once),
 }
 SERVER_FAULTS = {
-    "killed_server": Fault("policy: the policy server .* does not answer", lambda *of: 2 * _next_tick(*of)),
-    "stalled_server": Fault("policy: .* control steps in a row without a command; the policy has not answered", _old_observation),
+    "killed_server": Fault(
+        "policy: the policy server .* does not answer", lambda *of: 2 * _next_tick(*of)
+    ),
+    "stalled_server": Fault(
+        "policy: .* control steps in a row without a command; the policy has not answered",
+        _old_observation,
+    ),
     "replaced_server": Fault(GARBAGE, _old_observation),
-    "cut_server": Fault("policy: .* control steps in a row without a command; the policy has not answered", _old_observation),
+    "cut_server": Fault(
+        "policy: .* control steps in a row without a command; the policy has not answered",
+        _old_observation,
+    ),
 }
 """The policy is on a server: killed, stopped, replaced by one that sends garbage, or its network falls silent."""
 ALL_FAULTS = FAULTS | SERVER_FAULTS
@@ -111,13 +127,19 @@ class Circling:
     """The policy's actions: the tool moves in a circle, and the fingers may close."""
 
     def __init__(self, spec: Any, chunk: int) -> None:
-        self._period, self._metre, self._chunk = 1 / spec.control_hz, 1 / spec.space.translation_m, chunk
+        self._period, self._metre, self._chunk = (
+            1 / spec.control_hz,
+            1 / spec.space.translation_m,
+            chunk,
+        )
         self.asks: str | None = None
         self.gripper = 1.0
 
     def __call__(self, request: Request) -> Chunk:
         angles = math.pi * self._period * (request.tick + np.arange(self._chunk))
-        actions = np.stack([0.8 * np.sin(angles), 0.8 * np.cos(angles), 0 * angles, 0 * angles + self.gripper], 1).astype(np.float32)
+        actions = np.stack(
+            [0.8 * np.sin(angles), 0.8 * np.cos(angles), 0 * angles, 0 * angles + self.gripper], 1
+        ).astype(np.float32)
         if self.asks == "nan":
             actions[:, 0] = math.nan
         elif self.asks == "jump":
@@ -171,7 +193,13 @@ class Chaos(ABC):
         limits: Limits,
         cameras_may: CameraLimits,
     ) -> None:
-        self.robot, self.clock, self.folder, self.limits, self.cameras_may = robot, clock, folder, limits, cameras_may
+        self.robot, self.clock, self.folder, self.limits, self.cameras_may = (
+            robot,
+            clock,
+            folder,
+            limits,
+            cameras_may,
+        )
         self.policy: Any = Circling(robot.spec, self.chunk)
         """Answers a request with a chunk."""
         nothing = Nothing()
@@ -212,11 +240,21 @@ class Chaos(ABC):
 
     def _hear(self, message: dict[str, Any]) -> None:
         self.told += [message] if message else []
-        if message.get("for") == ACKNOWLEDGE and self._pending is not None and not math.isnan(self._injected):
-            self.fix(self._pending[1])  # the episode had no action and is repeated: the operator removes the cause before acknowledging
+        if (
+            message.get("for") == ACKNOWLEDGE
+            and self._pending is not None
+            and not math.isnan(self._injected)
+        ):
+            self.fix(
+                self._pending[1]
+            )  # the episode had no action and is repeated: the operator removes the cause before acknowledging
 
     def stated_s(self, fault: str) -> float:
-        return ALL_FAULTS[fault].notice(self.limits, self.cameras_may) + self.limits.stop_time_s + self.settle_s
+        return (
+            ALL_FAULTS[fault].notice(self.limits, self.cameras_may)
+            + self.limits.stop_time_s
+            + self.settle_s
+        )
 
     def rounds(self, fault: str, count: int) -> list[Round]:
         """A final episode is undisturbed. A failed round is reported, and the next one follows."""
@@ -240,20 +278,33 @@ class Chaos(ABC):
         self._injected, self._pending = math.nan, (delay, fault)
         episode = self._play()
         latched = ALL_FAULTS[fault].latched
-        before = [speed for when, speed in self.trajectory() if self._injected - 0.5 < when < self._injected]
+        before = [
+            speed
+            for when, speed in self.trajectory()
+            if self._injected - 0.5 < when < self._injected
+        ]
         assert before and max(before) > self.still, "the arm moved at the time of the fault"
         until = self._began + float(episode.tick[-1]) / self.limits.control_hz
-        assert until >= self._injected - 2 / self.limits.control_hz, "the data until the fault is on the disk"
+        assert until >= self._injected - 2 / self.limits.control_hz, (
+            "the data until the fault is on the disk"
+        )
         if latched is None:
             assert episode.ended == "time is up" and not episode.fault, episode.ended
             assert self.robot.observe().fault is None
             return math.nan
-        assert episode.fault and episode.terminated == episode.ended.startswith(CONTACTS), episode.ended
+        assert episode.fault and episode.terminated == episode.ended.startswith(CONTACTS), (
+            episode.ended
+        )
         self._wait_standing(self.stated_s(fault))
         after = [(when, speed) for when, speed in self.trajectory() if when >= self._injected]
         assert after[-1][0] > self._injected + self.stated_s(fault), "it was observed long enough"
-        stood = max((when for when, speed in after if speed > self.still), default=self._injected) - self._injected
-        assert stood <= self.patience * self.stated_s(fault), f"it stopped after {stood:.2f} s; the bound is {self.stated_s(fault):.2f} s"
+        stood = (
+            max((when for when, speed in after if speed > self.still), default=self._injected)
+            - self._injected
+        )
+        assert stood <= self.patience * self.stated_s(fault), (
+            f"it stopped after {stood:.2f} s; the bound is {self.stated_s(fault):.2f} s"
+        )
         self._named(latched)
         self.fix(fault)
         self.wait(self.clock.now() + 0.2)
@@ -275,7 +326,9 @@ class Chaos(ABC):
         self.player.play(job, lambda episode: kept.append(episode.write(self.folder)))
         waits = [message["waiting"] for message in self.told if message.get("for") == ACKNOWLEDGE]
         if self._latched is not None:
-            assert waits and re.match(self._latched, waits[0]), f"{waits}: the operator sees what is acknowledged"
+            assert waits and re.match(self._latched, waits[0]), (
+                f"{waits}: the operator sees what is acknowledged"
+            )
         self._latched = None
         return RobotEpisode.read(kept[0])
 
@@ -297,7 +350,8 @@ class Chaos(ABC):
         """Longer than stated only while it moves, with a larger time limit."""
         self.wait(max(self.clock.now(), self._injected + stated_s) + 0.2)
         while (
-            self.clock.now() < self._injected + self.patience * stated_s and max(speed for _, speed in self.trajectory()[-40:]) > self.still
+            self.clock.now() < self._injected + self.patience * stated_s
+            and max(speed for _, speed in self.trajectory()[-40:]) > self.still
         ):
             self.wait(self.clock.now() + 0.1)
 

@@ -30,7 +30,12 @@ class Real(Chaos):
         limits = "cell://franka_sim" if STRICT else str(patient)
         may = CameraLimits(0.4, 1.0) if STRICT else CameraLimits(1.5, 1.5)
         config = franka_sim.Config(
-            folder=str(cell.folder), cell=limits, cameras=["front"], image_size=64, max_age_s=may.max_age_s, frozen_s=may.frozen_s
+            folder=str(cell.folder),
+            cell=limits,
+            cameras=["front"],
+            image_size=64,
+            max_age_s=may.max_age_s,
+            frozen_s=may.frozen_s,
         )
         self._cell, self._off, self.seen = cell, wall_clock_off, Trajectory(cell)
         self._stalled = threading.Event()
@@ -70,7 +75,9 @@ class Real(Chaos):
     def inject(self, fault: str) -> None:
         if fault in CAMERAS:
             self._cell.fault(CAMERAS[fault])
-            self._injected = self.clock.now()  # it takes effect after the image that is being rendered
+            self._injected = (
+                self.clock.now()
+            )  # it takes effect after the image that is being rendered
         elif fault == "stalled_policy":
             self._goes_on.clear()
             self._stalled.set()

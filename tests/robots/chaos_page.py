@@ -41,16 +41,25 @@ def page(rounds: Sequence[Round], before: str) -> str:
         these = [each for each in rounds if (each.fault, each.where) == (fault, where)]
         stood = [each.stood_s for each in these if not np.isnan(each.stood_s)]
         bad = [each.wrong for each in these if each.wrong is not None]
-        times = f"{these[0].stated_s:.2f} | {median(stood):.2f} | {max(stood):.2f}" if stood else "continues | |"
+        times = (
+            f"{these[0].stated_s:.2f} | {median(stood):.2f} | {max(stood):.2f}"
+            if stood
+            else "continues | |"
+        )
         key = f"| {fault.replace('_', ' ')}", where
         table[key] = f"{' | '.join(key)} | {date.today()} | {len(these)} | {len(bad)} | {times} |"
         wrong += [f"* {fault}, {where}: {each}\n" for each in bad]
     remarks = after.partition(FAILURES)[0].rstrip("\n")
     found = HEAD.format(where=machine()) + COLUMNS + "\n".join(table.values()) + "\n"
-    return found + (f"\n{remarks}\n" if remarks else "") + (FAILURES + "".join(wrong) if wrong else "")
+    return (
+        found + (f"\n{remarks}\n" if remarks else "") + (FAILURES + "".join(wrong) if wrong else "")
+    )
 
 
 def machine() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    model = next(
+        (line.split(":")[1].strip() for line in lines if line.startswith("model name")),
+        platform.machine(),
+    )
     return f"{os.cpu_count()} cores of {model}, Linux {platform.release()}, load {os.getloadavg()[1]:.1f}"

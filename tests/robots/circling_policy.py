@@ -41,8 +41,12 @@ class CirclingPolicy(LinearPolicy):
 
     def act(self, features: Tensor, noise: Noise | None, temperature: float) -> ActionSample:
         away = features[:, :2] - torch.tensor(CENTRE)
-        angles = torch.atan2(away[:, 1], away[:, 0])[:, None] + TURN * torch.arange(self.spec.chunk + 1)
-        radii = torch.linspace(0, 1, self.spec.chunk + 1) * (RADIUS_M - away.norm(dim=1, keepdim=True)) + away.norm(dim=1, keepdim=True)
+        angles = torch.atan2(away[:, 1], away[:, 0])[:, None] + TURN * torch.arange(
+            self.spec.chunk + 1
+        )
+        radii = torch.linspace(0, 1, self.spec.chunk + 1) * (
+            RADIUS_M - away.norm(dim=1, keepdim=True)
+        ) + away.norm(dim=1, keepdim=True)
         path = torch.stack([radii * angles.cos(), radii * angles.sin()], -1)
         actions = torch.zeros(len(features), self.spec.chunk, 4)
         actions[..., :2] = (METRE * path.diff(dim=1)).clamp(-0.9, 0.9)

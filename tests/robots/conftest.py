@@ -50,7 +50,9 @@ def rounds(all_rounds: list[Round]) -> Iterator[list[Round]]:
     """Results of all rounds; written as a page after each test if ROBOT_CHAOS_PAGE is set."""
     yield all_rounds
     if page := os.environ.get("ROBOT_CHAOS_PAGE"):
-        Path(page).write_text(chaos_page.page(all_rounds, Path(page).read_text() if Path(page).exists() else ""))
+        Path(page).write_text(
+            chaos_page.page(all_rounds, Path(page).read_text() if Path(page).exists() else "")
+        )
 
 
 @pytest.fixture

@@ -28,8 +28,19 @@ CELL_YAML = (
 """With larger time limits than the shipped one, because tests share the machine with other work."""
 
 SMALL = (
-    *("iterations=100000", "cluster=laptop", "evaluation.before_and_after=false", "checkpoints.every=1", "session.learner_nice=0"),
-    *("algorithm.demonstrations=0", "algorithm.episodes=1", "algorithm.batch_size=16", "algorithm.updates_per_step=0.05"),
+    *(
+        "iterations=100000",
+        "cluster=laptop",
+        "evaluation.before_and_after=false",
+        "checkpoints.every=1",
+        "session.learner_nice=0",
+    ),
+    *(
+        "algorithm.demonstrations=0",
+        "algorithm.episodes=1",
+        "algorithm.batch_size=16",
+        "algorithm.updates_per_step=0.05",
+    ),
     # the scene's expert keeps the arm moving; a process that a test left behind ends by itself
     *(
         "session.minutes=120",
@@ -45,7 +56,11 @@ SMALL = (
 
 def journal(folder: Path) -> list[dict[str, Any]]:
     """Events of the arm, oldest first, without a line that is being written."""
-    return [json.loads(line) for line in (folder / JOURNAL).read_text().splitlines(keepends=True) if line.endswith("\n")]
+    return [
+        json.loads(line)
+        for line in (folder / JOURNAL).read_text().splitlines(keepends=True)
+        if line.endswith("\n")
+    ]
 
 
 def clear_latch(folder: Path) -> None:
@@ -93,7 +108,9 @@ class Session:
         self.cell, self.folder = cell, cell.folder
         clear_latch(self.folder)
         (self.folder / "patient.yaml").write_text(CELL_YAML)
-        self.config = franka_sim.Config(folder=str(self.folder), cell=str(self.folder / "patient.yaml"), cameras=[])
+        self.config = franka_sim.Config(
+            folder=str(self.folder), cell=str(self.folder / "patient.yaml"), cameras=[]
+        )
         self.robot = franka_sim.make(self.config)
         self.robot.connect(30)
 
@@ -108,13 +125,22 @@ class Session:
         """Speed of the fastest joint, as the simulator reports it."""
         return float(np.abs(self.cell.truth().joint_velocities).max())
 
-    def move(self, seconds: float, *, by: tuple[float, float, float] = (0.01, 0.005, -0.01), width: float | None = None) -> RobotState:
+    def move(
+        self,
+        seconds: float,
+        *,
+        by: tuple[float, float, float] = (0.01, 0.005, -0.01),
+        width: float | None = None,
+    ) -> RobotState:
         """Goals at 10 Hz, as a policy gives them."""
         state = self.robot.observe()
         position = state.pose.position.copy()
         for _ in range(round(10 * seconds)):
             position = position + np.array(by)
-            self.robot.command(ToolTarget(ToolPose(position, state.pose.quaternion), width), time.monotonic() + 0.25)
+            self.robot.command(
+                ToolTarget(ToolPose(position, state.pose.quaternion), width),
+                time.monotonic() + 0.25,
+            )
             time.sleep(0.1)
             self.robot.observe()
         return self.robot.observe()

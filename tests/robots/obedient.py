@@ -36,7 +36,9 @@ class ObedientArm:
 
     @property
     def measured(self) -> Measured:
-        return Measured(self.now - self.stale_s, self.joints, np.zeros(7), self.pose, self.wrench, self.pace)
+        return Measured(
+            self.now - self.stale_s, self.joints, np.zeros(7), self.pose, self.wrench, self.pace
+        )
 
     def track(self, pose: ToolPose, velocity: Vector) -> None:
         self.pose, self.on_springs = pose, True
@@ -96,10 +98,16 @@ class VirtualFranka:
         self._state, interventions = self.servo.tick(now)
         self._interventions += interventions
         if self.arm.homing:
-            self.arm.homing, self.arm.pose, self.arm.joints = False, CELL.home, np.array(CELL.home_joints_rad)
+            self.arm.homing, self.arm.pose, self.arm.joints = (
+                False,
+                CELL.home,
+                np.array(CELL.home_joints_rad),
+            )
         elif len(self.trajectory) % CELL.ticks_per_step == 0:
             self.arm.joints = joints_of(self.arm)
-        self.trajectory.append((now, CELL.servo_hz * float(np.linalg.norm(self.arm.pose.position - before.position))))
+        self.trajectory.append(
+            (now, CELL.servo_hz * float(np.linalg.norm(self.arm.pose.position - before.position)))
+        )
         self._clock.at(now + 1 / CELL.servo_hz, self._tick)
 
     def observe(self) -> RobotState:

@@ -52,7 +52,9 @@ class Gripper(ObedientGripper):
 
 
 if __name__ == "__main__":
-    sys.modules.setdefault("franky", types.ModuleType("franky"))  # for modules that only name its exceptions
+    sys.modules.setdefault(
+        "franky", types.ModuleType("franky")
+    )  # for modules that only name its exceptions
     for name, kind in (("driver", ("FrankyArm", Arm)), ("gripper", ("FrankyGripper", Gripper))):
         module = types.ModuleType(f"rlinf_vla.robots.franka.{name}")
         setattr(module, *kind)

@@ -27,14 +27,18 @@ class RecordingArm(arm.SimulatedArm):
         self.record_command(1.0, torques, has_new_command)
         super().torque_control(torques, has_new_command)
 
-    def joint_position_control(self, target_q: Sequence[float], has_new_command: bool = True) -> None:
+    def joint_position_control(
+        self, target_q: Sequence[float], has_new_command: bool = True
+    ) -> None:
         self.record_command(0.0, target_q, has_new_command)
         super().joint_position_control(target_q, has_new_command)
 
     def record_command(self, kind: float, command: Sequence[float], new: bool) -> None:
         if RecordingArm.moves and new:
             state = self.state
-            RecordingArm.file.write(np.array([RecordingArm.motion, kind, *command, *state.q, *state.dq]).tobytes())
+            RecordingArm.file.write(
+                np.array([RecordingArm.motion, kind, *command, *state.q, *state.dq]).tobytes()
+            )
 
 
 class RecordingServer(server.ArmServer):

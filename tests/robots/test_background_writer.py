@@ -35,5 +35,7 @@ def test_a_full_disk_is_reported_without_an_exception() -> None:
     journal.write("end", durable=True)
     journal.close()
     assert not later.settle(120)
-    assert later.problem == "disk: No space left on device; faults and the journal cannot be written"
+    assert (
+        later.problem == "disk: No space left on device; faults and the journal cannot be written"
+    )
     later.close()

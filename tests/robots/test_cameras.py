@@ -25,7 +25,15 @@ from rlinf_vla.core.camera_geometry import Intrinsics, geometry
 from rlinf_vla.core.robot import Camera, CameraError, Frame
 from rlinf_vla.realworld.sensing import ResizedCamera
 from rlinf_vla.robots import cameras, kinematics
-from rlinf_vla.robots.cameras import DRIVERS, CapturingCamera, FrameMonitor, OpenCVCamera, RealSenseCamera, SimulatedCamera, device
+from rlinf_vla.robots.cameras import (
+    DRIVERS,
+    CapturingCamera,
+    FrameMonitor,
+    OpenCVCamera,
+    RealSenseCamera,
+    SimulatedCamera,
+    device,
+)
 from rlinf_vla.robots.franka.plugin import franka
 from rlinf_vla.robots.real_cell import CameraConfig
 from rlinf_vla.robots.simulated import scene
@@ -119,7 +127,11 @@ def scripted() -> Iterator[Scripted]:
 def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Sets the cameras' clock forward by so many seconds."""
     ahead = [0.0]
-    monkeypatch.setattr(cameras, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + sum(ahead), sleep=time.sleep))
+    monkeypatch.setattr(
+        cameras,
+        "time",
+        SimpleNamespace(monotonic=lambda: time.monotonic() + sum(ahead), sleep=time.sleep),
+    )
     return ahead.append
 
 
@@ -127,11 +139,15 @@ def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 def now(monkeypatch: pytest.MonkeyPatch) -> float:
     """The cameras' clock, which stands: a thread may stand still at any line."""
     moment = time.monotonic()
-    monkeypatch.setattr(cameras, "time", SimpleNamespace(monotonic=lambda: moment, sleep=time.sleep))
+    monkeypatch.setattr(
+        cameras, "time", SimpleNamespace(monotonic=lambda: moment, sleep=time.sleep)
+    )
     return moment
 
 
-def test_the_newest_picture_is_there_at_once_and_ages(scripted: Scripted, later: Callable[[float], None]) -> None:
+def test_the_newest_picture_is_there_at_once_and_ages(
+    scripted: Scripted, later: Callable[[float], None]
+) -> None:
     assert scripted.latest().number == 1
     later(61.0)
     with pytest.raises(CameraError, match="camera wrist: its newest picture is"):
@@ -167,7 +183,9 @@ def test_a_device_that_was_away_is_not_frozen(later: Callable[[float], None]) ->
     camera.end()
     later(10.0)
     camera.start()
-    assert camera.latest().number == 1, "the same picture as then, which says nothing of the time in between"
+    assert camera.latest().number == 1, (
+        "the same picture as then, which says nothing of the time in between"
+    )
     camera.end()
 
 
@@ -188,20 +206,26 @@ def test_a_camera_is_started_first() -> None:
 
 
 def test_an_unknown_driver_is_one_line() -> None:
-    with pytest.raises(CameraError, match=r"robot.cameras.front.driver=gopro: must be one of opencv, realsense"):
+    with pytest.raises(
+        CameraError, match=r"robot.cameras.front.driver=gopro: must be one of opencv, realsense"
+    ):
         device("front", CameraConfig(driver="gopro"))
 
 
 def realsense() -> Any:
     require("franka")
-    return pytest.importorskip("pyrealsense2", exc_type=ImportError, reason="libusb is not installed")
+    return pytest.importorskip(
+        "pyrealsense2", exc_type=ImportError, reason="libusb is not installed"
+    )
 
 
 def test_opencv_shows_a_film_and_says_when_it_ends(tmp_path: Path) -> None:
     require("franka")
     import cv2
 
-    writer = cv2.VideoWriter(str(tmp_path / "film.avi"), cv2.VideoWriter_fourcc(*"MJPG"), 30, (64, 48))
+    writer = cv2.VideoWriter(
+        str(tmp_path / "film.avi"), cv2.VideoWriter_fourcc(*"MJPG"), 30, (64, 48)
+    )
     for _ in range(3):
         writer.write(np.full((48, 64, 3), (0, 0, 200), np.uint8))  # BGR: red
     writer.release()
@@ -212,7 +236,9 @@ def test_opencv_shows_a_film_and_says_when_it_ends(tmp_path: Path) -> None:
             pictures.acquire()
             return super()._read()
 
-    camera = OneByOne("film", CameraConfig(device=str(tmp_path / "film.avi"), max_age_s=60.0, frozen_s=60.0))
+    camera = OneByOne(
+        "film", CameraConfig(device=str(tmp_path / "film.avi"), max_age_s=60.0, frozen_s=60.0)
+    )
     camera.start()
     red, green, blue = camera.latest().image[24, 32].astype(int)
     assert red > 150 and green < 60 and blue < 60
@@ -233,10 +259,14 @@ def test_a_missing_realsense_is_named_at_once() -> None:
         device("front", CameraConfig(device="123")).start()
 
 
-def test_realsense_pictures_are_read_as_the_driver_gives_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_realsense_pictures_are_read_as_the_driver_gives_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A software device of librealsense stands in for the sensor."""
     rs = realsense()
-    monkeypatch.setattr(cameras, "LONGEST_TRANSFER_S", HANG_S)  # the thread may stand still before it looks at the clock
+    monkeypatch.setattr(
+        cameras, "LONGEST_TRANSFER_S", HANG_S
+    )  # the thread may stand still before it looks at the clock
     image = np.random.default_rng(0).integers(0, 256, (48, 64, 3), np.uint8)
 
     class OnSoftware(RealSenseCamera):
@@ -247,13 +277,25 @@ def test_realsense_pictures_are_read_as_the_driver_gives_them(monkeypatch: pytes
             self._software = rs.software_device()
             sensor = self._software.add_sensor("colour")
             stream = rs.video_stream()
-            stream.type, stream.uid, stream.width, stream.height, stream.fps, stream.bpp = rs.stream.color, 0, 64, 48, 30, 3
+            stream.type, stream.uid, stream.width, stream.height, stream.fps, stream.bpp = (
+                rs.stream.color,
+                0,
+                64,
+                48,
+                30,
+                3,
+            )
             stream.fmt = rs.format.rgb8
             profile = sensor.add_video_stream(stream)
             sensor.open(profile)
             sensor.start(queue)
             picture = rs.software_video_frame()
-            picture.stride, picture.bpp, picture.pixels, picture.profile = 64 * 3, 3, image, profile.as_video_stream_profile()
+            picture.stride, picture.bpp, picture.pixels, picture.profile = (
+                64 * 3,
+                3,
+                image,
+                profile.as_video_stream_profile(),
+            )
             picture.timestamp, picture.domain = 1_000_000.0, rs.timestamp_domain.system_time
             sensor.set_metadata(rs.frame_metadata_value.time_of_arrival, 1_000_300)
             sensor.on_video_frame(picture)
@@ -291,9 +333,13 @@ def test_simulated_cameras_see_the_table_and_freeze_and_fall_silent(tmp_path: Pa
         rows, columns = np.nonzero((seen[..., 0] > 120) & (seen[..., 1] < 80) & (seen[..., 2] < 80))
         mount, inside = CELL.cameras["front"], camera.intrinsics
         assert inside is not None
-        ray = np.array(rotations.matrix(mount.quaternion_wxyz)).T @ (place - np.array(mount.position_m))
+        ray = np.array(rotations.matrix(mount.quaternion_wxyz)).T @ (
+            place - np.array(mount.position_m)
+        )
         pixel = inside.cx + inside.fx * ray[0] / ray[2], inside.cy + inside.fy * ray[1] / ray[2]
-        assert (columns.mean(), rows.mean()) == pytest.approx(pixel, abs=1.5), "intrinsics and extrinsics predict where the cube is seen"
+        assert (columns.mean(), rows.mean()) == pytest.approx(pixel, abs=1.5), (
+            "intrinsics and extrinsics predict where the cube is seen"
+        )
         cell.fault("freeze front")
         wait_until(lambda: "frozen" in _error(camera), 6, "it is seen to be frozen")
         cell.fix("freeze front")
@@ -309,13 +355,23 @@ def test_simulated_cameras_see_the_table_and_freeze_and_fall_silent(tmp_path: Pa
     [
         ("+robot.cameras.front.drivr=opencv", "robot.cameras.front: Key 'drivr' not in"),
         ("+robot.cameras.front.width=wide", "robot.cameras.front: Value 'wide'"),
-        ("+robot.cameras.front=opencv", "robot.cameras.front=opencv must be keys and values: driver, device"),
+        (
+            "+robot.cameras.front=opencv",
+            "robot.cameras.front=opencv must be keys and values: driver, device",
+        ),
     ],
 )
 def test_a_camera_of_a_recipe(given: str, complaint: str) -> None:
     def made_by(override: str) -> list[Camera]:
-        robot = ["robot=franka", "robot.host=127.0.0.99", "robot.cell=cell://franka_sim", "session.acknowledge=operator"]
-        found = recipes.read(compose.load("train", ["recipe=franka_rlpd", "cluster=laptop", *robot, override]))
+        robot = [
+            "robot=franka",
+            "robot.host=127.0.0.99",
+            "robot.cell=cell://franka_sim",
+            "session.acknowledge=operator",
+        ]
+        found = recipes.read(
+            compose.load("train", ["recipe=franka_rlpd", "cluster=laptop", *robot, override])
+        )
         return franka.cameras(found.robot)
 
     (made,) = made_by("+robot.cameras.front.driver=opencv")
@@ -341,17 +397,30 @@ def test_the_places_of_the_simulated_cameras_are_mujocos() -> None:
             at, axes = flange.position + turn @ at, turn @ axes
         camera = model.camera(name).id
         assert at == pytest.approx(data.cam_xpos[camera], abs=1e-4)
-        assert axes == pytest.approx(data.cam_xmat[camera].reshape(3, 3) @ np.diag([1, -1, -1]), abs=1e-4)
+        assert axes == pytest.approx(
+            data.cam_xmat[camera].reshape(3, 3) @ np.diag([1, -1, -1]), abs=1e-4
+        )
         assert model.camera(name).fovy == scene.FOVY_DEG[name]
 
 
 def test_the_geometry_of_a_resized_camera_is_that_of_its_images(scripted: Scripted) -> None:
     resized = ResizedCamera(scripted, (2, 1))
-    assert resized.intrinsics is None is resized.mount and geometry(resized) == geometry(object()) == {}
-    scripted.intrinsics, scripted.mount = Intrinsics(4, 4, 8.0, 6.0, 1.5, 1.5), CELL.cameras["front"]
+    assert (
+        resized.intrinsics is None is resized.mount
+        and geometry(resized) == geometry(object()) == {}
+    )
+    scripted.intrinsics, scripted.mount = (
+        Intrinsics(4, 4, 8.0, 6.0, 1.5, 1.5),
+        CELL.cameras["front"],
+    )
     known = json.loads(json.dumps(geometry(resized)))
-    assert known["intrinsics"]["fx"] == 2.0 and known["mount"]["position_m"] == list(scripted.mount.position_m)
-    assert resized.intrinsics == Intrinsics(1, 2, 2.0, 3.0, 0.0, 0.5) and resized.mount is scripted.mount
+    assert known["intrinsics"]["fx"] == 2.0 and known["mount"]["position_m"] == list(
+        scripted.mount.position_m
+    )
+    assert (
+        resized.intrinsics == Intrinsics(1, 2, 2.0, 3.0, 0.0, 0.5)
+        and resized.mount is scripted.mount
+    )
 
 
 @pytest.mark.parametrize(("before", "left", "top"), [(0.5, 0, 28), (1.0, 0, 56)])
@@ -359,18 +428,27 @@ def test_a_policy_with_bars_sees_no_stretched_image(before: float, left: int, to
     """A bright pixel of a 640 x 480 image, whose place the intrinsics give: a camera's default, for a policy of 224 x 224."""
     image = np.zeros((480, 640, 3), np.uint8)
     image[120:180, 320:380] = 255
-    still: Any = SimpleNamespace(name="wrist", intrinsics=Intrinsics(640, 480, 600.0, 600.0, 319.5, 239.5), mount=None)
+    still: Any = SimpleNamespace(
+        name="wrist", intrinsics=Intrinsics(640, 480, 600.0, 600.0, 319.5, 239.5), mount=None
+    )
     still.start, still.latest = lambda: None, lambda: Frame(0.0, 1, image)
     camera = ResizedCamera(still, (224, 224), before)
     camera.start()
     shown = camera.latest().image
     rows, columns = np.nonzero(shown[..., 0] > 127)
-    assert shown.shape == (224, 224, 3) and abs(np.ptp(rows) - np.ptp(columns)) <= 1, "a square stays one"
+    assert shown.shape == (224, 224, 3) and abs(np.ptp(rows) - np.ptp(columns)) <= 1, (
+        "a square stays one"
+    )
     known = camera.intrinsics
     assert known is not None and known.fx == pytest.approx(known.fy) == pytest.approx(210)
-    middle = (349.5 - 319.5) / 600 * known.fx + known.cx, (149.5 - 239.5) / 600 * known.fy + known.cy
+    middle = (
+        (349.5 - 319.5) / 600 * known.fx + known.cx,
+        (149.5 - 239.5) / 600 * known.fy + known.cy,
+    )
     assert (columns.mean(), rows.mean()) == pytest.approx(middle, abs=0.6)
-    assert not shown[:top].any() and (known.cx, known.cy) == pytest.approx((111.5 + left, 83.5 + top))
+    assert not shown[:top].any() and (known.cx, known.cy) == pytest.approx(
+        (111.5 + left, 83.5 + top)
+    )
 
 
 @pytest.mark.parametrize(
@@ -378,7 +456,9 @@ def test_a_policy_with_bars_sees_no_stretched_image(before: float, left: int, to
     [(0.25, 0.25), (None, 0.1), (2.0, 0.1), (-5.0, 0.1)],
     ids=["stated", "not stated", "too long ago", "in the future"],
 )
-def test_the_time_of_a_picture_is_its_exposure(exposed: float | None, age: float, now: float) -> None:
+def test_the_time_of_a_picture_is_its_exposure(
+    exposed: float | None, age: float, now: float
+) -> None:
     camera = Scripted("wrist", replace(LASTING, latency_s=0.1))
     camera.exposed = exposed
     camera.start()
@@ -386,7 +466,9 @@ def test_the_time_of_a_picture_is_its_exposure(exposed: float | None, age: float
     camera.end()
 
 
-def test_opencv_takes_times_of_the_kernels_driver_only(monkeypatch: pytest.MonkeyPatch, now: float) -> None:
+def test_opencv_takes_times_of_the_kernels_driver_only(
+    monkeypatch: pytest.MonkeyPatch, now: float
+) -> None:
     require("franka")
     import cv2
 

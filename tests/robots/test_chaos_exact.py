@@ -37,7 +37,11 @@ class VirtualCamera:
 
     def latest(self) -> Frame:
         now = self._clock.now()
-        image = self._draw.integers(0, 256, (4, 4, 3), np.uint8) if self.frozen is None else self.frozen.image
+        image = (
+            self._draw.integers(0, 256, (4, 4, 3), np.uint8)
+            if self.frozen is None
+            else self.frozen.image
+        )
         frame = Frame(now if self.lost_since is None else self.lost_since, 0, image)
         self._watch.check(frame, now)
         self._last = frame
@@ -54,10 +58,22 @@ class Exact(Chaos):
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         clock = VirtualClock(100.0)
-        self.arm, self.camera, self._monkeypatch = VirtualFranka(clock, folder), VirtualCamera(clock), monkeypatch
+        self.arm, self.camera, self._monkeypatch = (
+            VirtualFranka(clock, folder),
+            VirtualCamera(clock),
+            monkeypatch,
+        )
         self.camera.start()
         self._stalls_s = 0.0
-        super().__init__(self.arm, [self.camera], lambda infer: ScheduledInference(infer, clock, self._lasts), clock, folder, CELL, CAMERAS)
+        super().__init__(
+            self.arm,
+            [self.camera],
+            lambda infer: ScheduledInference(infer, clock, self._lasts),
+            clock,
+            folder,
+            CELL,
+            CAMERAS,
+        )
 
     def trajectory(self) -> list[tuple[float, float]]:
         return self.arm.trajectory
@@ -131,12 +147,16 @@ class ExactServed(Exact):
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_each_fault_stops_the_arm_in_time_and_is_latched(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_fault_stops_the_arm_in_time_and_is_latched(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     play(Exact(tmp_path, monkeypatch), fault)
 
 
 @pytest.mark.parametrize("fault", SERVER_FAULTS)
-def test_so_does_each_fault_of_a_policy_server(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_so_does_each_fault_of_a_policy_server(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     play(ExactServed(tmp_path, monkeypatch), fault)
 
 

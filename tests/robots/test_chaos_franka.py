@@ -22,8 +22,13 @@ def real(cell: SimulatedCell, wall_clock_off: Path) -> Iterator[Real]:
     made.close()
 
 
-@pytest.mark.parametrize("fault", [pytest.param(fault, marks=[pytest.mark.nightly] * (fault not in IN_CI)) for fault in FAULTS])
-def test_each_fault_stops_the_real_driver_in_time_and_is_latched(fault: str, real: Real, rounds: list[Round]) -> None:
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(fault, marks=[pytest.mark.nightly] * (fault not in IN_CI)) for fault in FAULTS],
+)
+def test_each_fault_stops_the_real_driver_in_time_and_is_latched(
+    fault: str, real: Real, rounds: list[Round]
+) -> None:
     before = len(journal(real.arm_folder)) if fault == "clock_step" else 0
     found = real.rounds(fault, ROUNDS or 1)
     rounds += found

@@ -13,7 +13,16 @@ from pathlib import Path
 
 import pytest
 from chaos import ROUNDS, STRICT, Round
-from franka_session import CELL_YAML, SMALL, STILL_RAD_S, clear_latch, is_driven, journal, pursues, wait_until
+from franka_session import (
+    CELL_YAML,
+    SMALL,
+    STILL_RAD_S,
+    clear_latch,
+    is_driven,
+    journal,
+    pursues,
+    wait_until,
+)
 from trajectory import Trajectory
 
 from rlinf_vla.realworld.episode import RobotEpisode
@@ -41,19 +50,34 @@ class Killed:
         limits = cell.folder / "patient.yaml"
         limits.write_text(CELL_YAML)
         self.limits = read_cell(str(limits))
-        self._command = [sys.executable, "-m", "rlinf_vla.cli.main", "train", "recipe=franka_rlpd", f"run_dir={run}", "resume=auto", *SMALL]
+        self._command = [
+            sys.executable,
+            "-m",
+            "rlinf_vla.cli.main",
+            "train",
+            "recipe=franka_rlpd",
+            f"run_dir={run}",
+            "resume=auto",
+            *SMALL,
+        ]
         self._command += [f"robot.folder={cell.folder}", f"robot.cell={limits}"]
         self.said = run.parent / "said.txt"
         self.start()
 
     def start(self) -> None:
         with self.said.open("ab") as said:
-            self.learner = subprocess.Popen(self._command, stdout=said, stderr=said, start_new_session=True)
+            self.learner = subprocess.Popen(
+                self._command, stdout=said, stderr=said, start_new_session=True
+            )
 
     def beside(self) -> int | None:
         """The robot process."""
-        children = Path(f"/proc/{self.learner.pid}/task/{self.learner.pid}/children").read_text().split()
-        return next((int(each) for each in children if b"realworld.process" in _cmdline(int(each))), None)
+        children = (
+            Path(f"/proc/{self.learner.pid}/task/{self.learner.pid}/children").read_text().split()
+        )
+        return next(
+            (int(each) for each in children if b"realworld.process" in _cmdline(int(each))), None
+        )
 
     def wait_moving(self) -> None:
         """Waits for an episode."""
@@ -71,41 +95,70 @@ class Killed:
         """The time of the fault, and for how long the arm still moved."""
         when, before = time.monotonic(), len(journal(self.cell.folder))
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: any(each["event"] == "end" for each in journal(self.cell.folder)[before:]), 30, "the arm's process ends")
-        latched = [each["fault"] for each in journal(self.cell.folder)[before:] if each["event"] == "end"]
+        wait_until(
+            lambda: any(each["event"] == "end" for each in journal(self.cell.folder)[before:]),
+            30,
+            "the arm's process ends",
+        )
+        latched = [
+            each["fault"] for each in journal(self.cell.folder)[before:] if each["event"] == "end"
+        ]
         assert latched[0] == fault, latched
-        wait_until(lambda: self.seen.samples[-1][0] > when + self.stated_s, 60, "it was observed long enough")
+        wait_until(
+            lambda: self.seen.samples[-1][0] > when + self.stated_s,
+            60,
+            "it was observed long enough",
+        )
         stood = self.seen.last_moving(when, STILL_RAD_S) - when
-        assert stood <= PATIENCE * self.stated_s, f"it stopped after {stood:.2f} s; the bound is {self.stated_s:.2f} s"
+        assert stood <= PATIENCE * self.stated_s, (
+            f"it stopped after {stood:.2f} s; the bound is {self.stated_s:.2f} s"
+        )
         return when, stood
 
     def wait_acknowledged(self, fault: str, before: int) -> None:
         """After the ``before``-th line of the journal the arm's process ended; the next one found the fault and waited."""
 
         def since() -> list[tuple[str, str | None]]:
-            events = [(each["event"], each.get("fault")) for each in journal(self.cell.folder)[before:] if each["event"] != "interventions"]
+            events = [
+                (each["event"], each.get("fault"))
+                for each in journal(self.cell.folder)[before:]
+                if each["event"] != "interventions"
+            ]
             return events[events.index(("end", fault)) :]
 
         wait_until(lambda: ("homing", None) in since(), START_S, "the arm goes home")
-        assert since()[1:4] == [("fault found at the start", fault), ("acknowledged", fault), ("homing", None)]
+        assert since()[1:4] == [
+            ("fault found at the start", fault),
+            ("acknowledged", fault),
+            ("homing", None),
+        ]
 
     @property
     def stated_s(self) -> float:
         """Two ticks of the control loop, one of the servo."""
-        return 2 / self.limits.control_hz + 1 / self.limits.servo_hz + self.limits.stop_time_s + SETTLE_S
+        return (
+            2 / self.limits.control_hz
+            + 1 / self.limits.servo_hz
+            + self.limits.stop_time_s
+            + SETTLE_S
+        )
 
     def played(self) -> int:
         return sum("rollout/steps" in line for line in read_metrics(self.run))
 
     def wait_played(self, more_than: int) -> None:
-        wait_until(lambda: self.played() > more_than, START_S, "another episode was used for training")
+        wait_until(
+            lambda: self.played() > more_than, START_S, "another episode was used for training"
+        )
 
     def close(self) -> None:
         """Until the arm may be driven by another."""
         beside = self.beside() if self.learner.poll() is None else None
         self.learner.kill()
         self.learner.wait()
-        wait_until(lambda: beside is None or not _cmdline(beside), 30, "the process beside the robot ends")
+        wait_until(
+            lambda: beside is None or not _cmdline(beside), 30, "the process beside the robot ends"
+        )
         wait_until(lambda: not is_driven(self.cell.folder), 30, "the arm's process ends")
         self.seen.close()
 
@@ -126,16 +179,26 @@ def killed(cell: SimulatedCell, tmp_path_factory: pytest.TempPathFactory) -> Ite
         made.close()
 
 
-def test_a_killed_policy_process_stops_the_arm_and_is_replaced(killed: Killed, rounds: list[Round]) -> None:
+def test_a_killed_policy_process_stops_the_arm_and_is_replaced(
+    killed: Killed, rounds: list[Round]
+) -> None:
     def its_round() -> float:
         killed.wait_moving()
-        beside, played, kept = killed.beside(), killed.played(), set((killed.run / EPISODES).glob("training_*"))
+        beside, played, kept = (
+            killed.beside(),
+            killed.played(),
+            set((killed.run / EPISODES).glob("training_*")),
+        )
         assert beside is not None
         said, before = killed.said.read_text().count(DIED), len(journal(killed.cell.folder))
         _, stood = killed.kill(beside, GONE)
         assert all(len(RobotEpisode.read(path)) for path in kept if path.exists()), "complete files"
         cut = recover_episode(killed.run / EPISODES / UNDER_WAY)
-        wait_until(lambda: cut is None or (killed.run / EPISODES / cut.job.file).exists(), START_S, "its recorded data is there")
+        wait_until(
+            lambda: cut is None or (killed.run / EPISODES / cut.job.file).exists(),
+            START_S,
+            "its recorded data is there",
+        )
         killed.wait_played(played)
         assert killed.said.read_text().count(DIED) == said + 1
         killed.wait_acknowledged(GONE, before)
@@ -152,10 +215,14 @@ def test_a_killed_learner_stops_the_arm_and_resumes(killed: Killed, rounds: list
         when, stood = killed.kill(killed.learner.pid, f"policy: {LEARNER_GONE}")
         killed.learner.wait()
         wait_until(lambda: not _cmdline(beside), 30, "the robot process ends")
-        newest = max((killed.run / EPISODES).glob("training_*"), key=lambda path: path.stat().st_mtime_ns)
+        newest = max(
+            (killed.run / EPISODES).glob("training_*"), key=lambda path: path.stat().st_mtime_ns
+        )
         cut = RobotEpisode.read(newest)
         assert cut.ended == LEARNER_GONE and len(cut) and not cut.terminated, cut.ended
-        assert newest.stat().st_mtime > time.time() - (time.monotonic() - when) - 1, "it is the episode that was running"
+        assert newest.stat().st_mtime > time.time() - (time.monotonic() - when) - 1, (
+            "it is the episode that was running"
+        )
         written = newest.stat().st_mtime_ns
         killed.start()
         killed.wait_played(played)

@@ -74,10 +74,28 @@ class ServerProcess:
         self.start()
 
     def start(self) -> None:
-        words = ["serve", "recipe=franka_remote", "model=circling", f"model.checkpoint={self._folder}/model", "model.lora.rank=0"]
-        command = [sys.executable, "-P", "-m", "rlinf_vla.cli.main", *words, "serve.port=0", "cluster=laptop"]
+        words = [
+            "serve",
+            "recipe=franka_remote",
+            "model=circling",
+            f"model.checkpoint={self._folder}/model",
+            "model.lora.rank=0",
+        ]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "rlinf_vla.cli.main",
+            *words,
+            "serve.port=0",
+            "cluster=laptop",
+        ]
         path = os.pathsep.join(map(str, [ROOT, self._folder / "package"]))
-        environment = os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+        environment = os.environ | {
+            "PYTHONPATH": path,
+            "PYTHONUNBUFFERED": "1",
+            "OMP_NUM_THREADS": "1",
+        }
         with self._said.open("w") as said:
             self._process = subprocess.Popen(command, env=environment, stdout=said, stderr=said)
         wait_until(self._ready, START_S, "the server is ready")
@@ -128,7 +146,9 @@ class Served(Real):
 
     chunk, warmup = CHUNK, 2
 
-    def __init__(self, cell: SimulatedCell, wall_clock_off: Path, folder: Path, stack: ExitStack) -> None:
+    def __init__(
+        self, cell: SimulatedCell, wall_clock_off: Path, folder: Path, stack: ExitStack
+    ) -> None:
         self._server = ServerProcess(folder)
         stack.callback(self._server.kill)
         self._wire = Wire(self._server.port)
@@ -144,10 +164,17 @@ class Served(Real):
     def _impostors(self, stack: ExitStack, metadata: dict[str, Any]) -> list[int]:
         """Ports of servers that are none of ours."""
         ports = [stack.enter_context(speaking(answer)) for answer in RAW.values()]
-        servers = [PolicyServer(lambda seen, reply=reply: reply, metadata) for reply in replies().values()]  # type: ignore[misc]
-        servers += [PolicyServer(lambda seen: None, said) for said in ({}, "hello", {"rlinf_vla": {"spec": {"chunk": 9}}})]
+        servers = [
+            PolicyServer(lambda seen, reply=reply: reply, metadata) for reply in replies().values()
+        ]  # type: ignore[misc]
+        servers += [
+            PolicyServer(lambda seen: None, said)
+            for said in ({}, "hello", {"rlinf_vla": {"spec": {"chunk": 9}}})
+        ]
         addresses = [stack.enter_context(serving(server)) for server in servers]
-        ports.append(stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1])  # it says nothing
+        ports.append(
+            stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
+        )  # it says nothing
         return ports + [int(address.rsplit(":", 1)[1]) for address in addresses]
 
     def _infer(self, request: Request) -> Chunk:
@@ -175,15 +202,25 @@ class Served(Real):
 
 
 @pytest.fixture(scope="module")
-def served(cell: SimulatedCell, wall_clock_off: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(
+    cell: SimulatedCell, wall_clock_off: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
     with ExitStack() as stack:
         made = Served(cell, wall_clock_off, tmp_path_factory.mktemp("served"), stack)
         stack.callback(made.close)
         yield made
 
 
-@pytest.mark.parametrize("fault", [pytest.param(fault, marks=[pytest.mark.nightly] * (fault not in IN_CI)) for fault in SERVER_FAULTS])
-def test_a_server_that_fails_stops_the_arm_in_time_and_is_latched(fault: str, served: Served, rounds: list[Round]) -> None:
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(fault, marks=[pytest.mark.nightly] * (fault not in IN_CI))
+        for fault in SERVER_FAULTS
+    ],
+)
+def test_a_server_that_fails_stops_the_arm_in_time_and_is_latched(
+    fault: str, served: Served, rounds: list[Round]
+) -> None:
     found = served.rounds(fault, ROUNDS or 1)
     rounds += found
     assert [each.wrong for each in found] == [None] * len(found)

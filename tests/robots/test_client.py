@@ -18,11 +18,18 @@ CELL = cell_file.load(cell_file.CELLS / "franka_sim.yaml", Cell)
 
 
 @pytest.mark.parametrize(
-    ("python", "why"), [("/nope", "No such file or directory"), ("/tmp", "Permission denied"), ("/bin/false", "ended with exit code 1")]
+    ("python", "why"),
+    [
+        ("/nope", "No such file or directory"),
+        ("/tmp", "Permission denied"),
+        ("/bin/false", "ended with exit code 1"),
+    ],
 )
 def test_an_invalid_interpreter_is_one_line(tmp_path: Path, python: str, why: str) -> None:
     left = list[None]()
-    robot = FrankaRobot(CELL, tmp_path, lambda timeout: "127.0.0.1", lambda: left.append(None), python=python)
+    robot = FrankaRobot(
+        CELL, tmp_path, lambda timeout: "127.0.0.1", lambda: left.append(None), python=python
+    )
     with pytest.raises(RobotError, match=why) as raised:
         robot.connect(120.0)
     assert "\n" not in str(raised.value) and left == [None], "processes started for it are ended"
@@ -46,5 +53,8 @@ def test_a_package_that_its_python_lacks_is_named_with_the_fix(tmp_path: Path) -
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
     bare.chmod(0o700)
     robot = FrankaRobot(CELL, tmp_path, lambda timeout: "127.0.0.1", python=str(bare))
-    with pytest.raises(RobotError, match=r"the arm's process needs 'numpy', which is not installed: pip install 'rlinf-vla\[franka\]'"):
+    with pytest.raises(
+        RobotError,
+        match=r"the arm's process needs 'numpy', which is not installed: pip install 'rlinf-vla\[franka\]'",
+    ):
         robot.connect(120.0)

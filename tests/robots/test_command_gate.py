@@ -14,12 +14,16 @@ from rlinf_vla.robots import cell_file
 from rlinf_vla.robots.cell import Cell
 from rlinf_vla.robots.command_gate import CommandGate
 
-CELL = dataclasses.replace(cell_file.load(cell_file.CELLS / "franka_sim.yaml", Cell), servo_hz=100.0)
+CELL = dataclasses.replace(
+    cell_file.load(cell_file.CELLS / "franka_sim.yaml", Cell), servo_hz=100.0
+)
 HOME = CELL.home
 
 
 def at(
-    step: tuple[float, float, float] = (0, 0, 0), turn: tuple[float, float, float] = (0, 0, 0), width: float | None = None
+    step: tuple[float, float, float] = (0, 0, 0),
+    turn: tuple[float, float, float] = (0, 0, 0),
+    width: float | None = None,
 ) -> ToolTarget:
     quaternion = rotations.multiply(rotations.from_vector(turn), HOME.quaternion.tolist())
     return ToolTarget(ToolPose(HOME.position + step, np.array(quaternion)), width)
@@ -66,7 +70,11 @@ def test_each_limit_is_enforced_and_named(command: ToolTarget, said: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("direction", "key"), [((0.0, 1.0, 0.0), "max_translation_per_second_m"), ((0.0, 0.0, 1.0), "max_rotation_per_second_rad")]
+    ("direction", "key"),
+    [
+        ((0.0, 1.0, 0.0), "max_translation_per_second_m"),
+        ((0.0, 0.0, 1.0), "max_rotation_per_second_rad"),
+    ],
 )
 def test_the_path_length_per_second_is_limited(direction: rotations.Triple, key: str) -> None:
     """Accelerates within acceleration and jerk, then keeps its speed."""
@@ -87,6 +95,10 @@ def test_the_path_length_per_step_is_limited() -> None:
     gate, problems = CommandGate(dataclasses.replace(CELL, max_translation_per_step_m=0.02)), []
     gate.rest(at())
     for tick in range(60):  # up to 0.23 m/s
-        way = 0.0023 / 2 * (tick - 40 / math.pi * math.sin(math.pi * tick / 40)) if tick <= 40 else 0.0023 * (tick - 20)
+        way = (
+            0.0023 / 2 * (tick - 40 / math.pi * math.sin(math.pi * tick / 40))
+            if tick <= 40
+            else 0.0023 * (tick - 20)
+        )
         problems.append(gate.check(at((0, way, 0))))
     assert next(each for each in problems if each).startswith("max_translation_per_step_m")

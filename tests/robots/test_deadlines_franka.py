@@ -61,7 +61,9 @@ class Late:
     def __call__(self, request: Request) -> Chunk:
         self._count += 1
         usual = USUAL_MS if self._slow is not None else self._draw.uniform(0, JITTER_MS)
-        time.sleep((self._slow if self._slow is not None and self._count % EVERY == 0 else usual) / 1e3)
+        time.sleep(
+            (self._slow if self._slow is not None and self._count % EVERY == 0 else usual) / 1e3
+        )
         angle = math.pi * self._count / 10
         action = np.array([[0.8 * math.sin(angle), 0.8 * math.cos(angle), 0, 1]], np.float32)
         return Chunk(request, action)
@@ -73,10 +75,15 @@ class Late:
 def test_counted_misses_are_those_that_were_injected(session: Session, cell: SimulatedCell) -> None:
     robot, clock, limits = session.robot, Clock(), session.robot.cell
     seen, lines = Trajectory(cell, joints), list[str]()
-    config = ControlConfig(asynchronous=False, warmup=0, max_misses=1000, max_observation_age_s=MAX_AGE_S)
+    config = ControlConfig(
+        asynchronous=False, warmup=0, max_misses=1000, max_observation_age_s=MAX_AGE_S
+    )
     for slow, costs in [*DELAYS_MS.items(), (None, 0)]:
         robot.home(30)
-        background, steps = InferenceWorker(Late(slow, 1 / robot.spec.space.translation_m), clock), list[Step]()
+        background, steps = (
+            InferenceWorker(Late(slow, 1 / robot.spec.space.translation_m), clock),
+            list[Step](),
+        )
         loop = ControlLoop(robot, [], background, 1, config, clock)
         seen.forget()
 
@@ -88,20 +95,36 @@ def test_counted_misses_are_those_that_were_injected(session: Session, cell: Sim
         background.close()
         assert ended.kind == FINISHED, ended
         account, injected = loop.accounting.document(), costs * SLOW
-        oldest, most = max(each.chosen.age for each in steps if each.chosen is not None), acceleration(seen.samples, limits.arm)
+        oldest, most = (
+            max(each.chosen.age for each in steps if each.chosen is not None),
+            acceleration(seen.samples, limits.arm),
+        )
         assert oldest <= MAX_AGE_S
         assert account["missed"] == injected if PAGE else account["missed"] >= injected
         assert not PAGE or most < limits.max_acceleration_m_s2
-        what, late = f"{slow}" if slow is not None else f"0 to {JITTER_MS:g} each", account["sections_ms"]["lateness"]["p99"]
-        lines.append(f"| {what} | {injected} | {account['missed']} | {1e3 * oldest:.0f} | {late:.1f} | {most:.2f} |\n")
+        what, late = (
+            f"{slow}" if slow is not None else f"0 to {JITTER_MS:g} each",
+            account["sections_ms"]["lateness"]["p99"],
+        )
+        lines.append(
+            f"| {what} | {injected} | {account['missed']} | {1e3 * oldest:.0f} | {late:.1f} | {most:.2f} |\n"
+        )
     seen.close()
     print("".join(lines))
     if PAGE:
-        head = HEAD.format(today=date.today(), where=machine(), age=1e3 * MAX_AGE_S, edge=1e3 * EDGE_S, limit=limits.max_acceleration_m_s2)
+        head = HEAD.format(
+            today=date.today(),
+            where=machine(),
+            age=1e3 * MAX_AGE_S,
+            edge=1e3 * EDGE_S,
+            limit=limits.max_acceleration_m_s2,
+        )
         Path(PAGE).write_text(head + "".join(lines))
 
 
-def acceleration(samples: list[tuple[float, tuple[np.ndarray, np.ndarray]]], arm: FrankaKinematics) -> float:
+def acceleration(
+    samples: list[tuple[float, tuple[np.ndarray, np.ndarray]]], arm: FrankaKinematics
+) -> float:
     """The tool's largest acceleration, in m/s²."""
     times = np.array([when for when, _ in samples])
     speeds = np.array([(arm.jacobian(at) @ rate)[:3] for _, (at, rate) in samples])

@@ -22,4 +22,6 @@ class TestFrankaSim(RobotConformance):
         clear_latch(cell.folder)
         patient = cell.folder / "patient.yaml"
         patient.write_text(CELL_YAML)
-        return FrankaSimConfig(folder=str(cell.folder), cell=str(patient), max_age_s=2.0, frozen_s=10.0)
+        return FrankaSimConfig(
+            folder=str(cell.folder), cell=str(patient), max_age_s=2.0, frozen_s=10.0
+        )

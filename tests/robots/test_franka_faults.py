@@ -36,7 +36,9 @@ def test_the_arm_moves_to_its_goal(session: Session) -> None:
     assert moved[0] > 0.03 and moved[1] > 0.01 and moved[2] < -0.03, moved
     assert after.commanded is not None and after.fault is None
     ticks = session.robot.timings()["safety"]
-    assert len(ticks) >= session.robot.cell.ticks_per_step and all(0 < seconds < 1 for seconds in ticks)
+    assert len(ticks) >= session.robot.cell.ticks_per_step and all(
+        0 < seconds < 1 for seconds in ticks
+    )
     wait_until(lambda: session.robot.observe().gripper_width < 0.01, 5, "the fingers close")
     session.wait_still(STANDS_S)
 
@@ -44,7 +46,9 @@ def test_the_arm_moves_to_its_goal(session: Session) -> None:
 def test_home_is_that_of_the_cell(session: Session) -> None:
     session.move(1.0)
     session.robot.home(30)
-    np.testing.assert_allclose(session.robot.observe().joints, session.robot.cell.home_joints_rad, atol=0.02)
+    np.testing.assert_allclose(
+        session.robot.observe().joints, session.robot.cell.home_joints_rad, atol=0.02
+    )
 
 
 def test_the_arm_goes_up_before_it_goes_home(session: Session) -> None:
@@ -71,7 +75,11 @@ def test_a_pressed_user_stop_cannot_be_acknowledged(session: Session) -> None:
     session.cell.fault("user_stop")
     session.wait_fault(10)
     session.robot.acknowledge("tester")
-    wait_until(lambda: session.robot.observe().fault and session.robot.refusal, 5, "the acknowledgement is refused")
+    wait_until(
+        lambda: session.robot.observe().fault and session.robot.refusal,
+        5,
+        "the acknowledgement is refused",
+    )
     assert "release it" in str(session.robot.refusal)
     session.cell.fix("user_stop")
     session.acknowledge()
@@ -125,7 +133,10 @@ def test_a_signal_stops_the_arm_and_ends_its_process(session: Session) -> None:
     assert "SIGTERM" in journal(session.folder)[-1]["fault"]
 
 
-@pytest.mark.parametrize("delay_s", [0.0, *(pytest.param(delay, marks=pytest.mark.nightly) for delay in (0.01, 0.03, 0.5)), 0.1])
+@pytest.mark.parametrize(
+    "delay_s",
+    [0.0, *(pytest.param(delay, marks=pytest.mark.nightly) for delay in (0.01, 0.03, 0.5)), 0.1],
+)
 def test_a_stop_during_home_is_never_lost(session: Session, delay_s: float) -> None:
     session.move(1.5)
     session.wait_still(STANDS_S)
@@ -139,7 +150,10 @@ def test_a_stop_during_home_is_never_lost(session: Session, delay_s: float) -> N
     for _ in range(10):
         time.sleep(0.1)
         np.testing.assert_allclose(session.robot.observe().joints, stands, atol=0.005)
-    assert np.abs(stands - session.robot.cell.home_joints_rad).max() > 0.3 * np.abs(away - session.robot.cell.home_joints_rad).max()
+    assert (
+        np.abs(stands - session.robot.cell.home_joints_rad).max()
+        > 0.3 * np.abs(away - session.robot.cell.home_joints_rad).max()
+    )
 
 
 def test_no_joint_exceeds_the_home_speed_of_the_cell(session: Session) -> None:
@@ -149,7 +163,11 @@ def test_no_joint_exceeds_the_home_speed_of_the_cell(session: Session) -> None:
     session.robot.home(30)
     seen.close()
     fastest = max(speed for _, speed in seen.samples)
-    assert 0.5 * session.robot.cell.home_speed_rad_s < fastest < 1.1 * session.robot.cell.home_speed_rad_s
+    assert (
+        0.5 * session.robot.cell.home_speed_rad_s
+        < fastest
+        < 1.1 * session.robot.cell.home_speed_rad_s
+    )
 
 
 def test_a_stop_during_an_acknowledgement_is_latched_after_it(session: Session) -> None:
@@ -157,7 +175,9 @@ def test_a_stop_during_an_acknowledgement_is_latched_after_it(session: Session) 
     session.wait_fault(10)
     session.robot.acknowledge("tester")
     session.robot.stop("wait")
-    wait_until(lambda: session.robot.observe().fault == "policy: wait", 15, "it is the latched fault now")
+    wait_until(
+        lambda: session.robot.observe().fault == "policy: wait", 15, "it is the latched fault now"
+    )
     assert session.robot.refusal == "policy: wait"
     session.acknowledge()
 
@@ -167,7 +187,9 @@ def test_a_full_disk_stops_the_arm(session: Session) -> None:
     session.robot = franka_sim.make(replace(session.config, journal="/dev/full"))
     session.robot.connect(30)
     with contextlib.suppress(RobotError):
-        session.move(2.5, by=(0.0, 0.1, 0.0))  # beyond its limit, so that the journal has something to write
+        session.move(
+            2.5, by=(0.0, 0.1, 0.0)
+        )  # beyond its limit, so that the journal has something to write
     assert session.wait_fault(5).startswith("disk: No space left on device")
     session.wait_still(STANDS_S)
     assert session.robot.pid, "the arm's process lives"
@@ -176,7 +198,11 @@ def test_a_full_disk_stops_the_arm(session: Session) -> None:
 def test_fingers_stop_with_the_arm(session: Session) -> None:
     for width, there in ((0.08, lambda now: now > 0.075), (0.0, lambda now: now < 0.07)):
         session.move(0.3, by=(0.0, 0.0, 0.0), width=width)
-        wait_until(lambda: there(session.robot.observe().gripper_width), 5, f"they move to {width} m")  # noqa: B023
+        wait_until(
+            lambda: there(session.robot.observe().gripper_width),  # noqa: B023
+            5,
+            f"they move to {width} m",
+        )
     session.robot.stop("not there")
     session.wait_fault(1)
     time.sleep(1.0)
@@ -185,12 +211,16 @@ def test_fingers_stop_with_the_arm(session: Session) -> None:
     assert abs(session.robot.observe().gripper_width - width) < 1e-3 and width > 0.005
     session.acknowledge()
     session.move(1.0, by=(0.0, 0.0, 0.0), width=0.0)
-    wait_until(lambda: session.robot.observe().gripper_width < 0.01, 5, "the same width is a new command")
+    wait_until(
+        lambda: session.robot.observe().gripper_width < 0.01, 5, "the same width is a new command"
+    )
 
 
 def test_an_error_of_the_arms_process_is_latched_and_named(session: Session) -> None:
     session.move(0.5)
-    session.robot.command(ToolTarget(ToolPose(np.array([1.0]), np.array([]))), 0.0)  # an invalid message
+    session.robot.command(
+        ToolTarget(ToolPose(np.array([1.0]), np.array([]))), 0.0
+    )  # an invalid message
     with pytest.raises(RobotError, match=r"ended with exit code 1: IndexError"):
         wait_until(lambda: session.robot.observe() is None, 10, "the arm's process ends")
     session.wait_still(STANDS_S)
@@ -229,7 +259,9 @@ def test_a_persons_stop_in_a_fault_is_acknowledged_on_its_own(session: Session) 
     lines = franka_sim.order(session.config, "stop", os.fsdecode(b"J\xf6rg"))
     assert lines[0].endswith(r"; stopped by J\udcf6rg")
     franka_sim.order(session.config, "acknowledge", os.fsdecode(b"\xc4da"))
-    wait_until(lambda: session.robot.observe().fault == r"stopped by J\udcf6rg", 5, "the stop remains")
+    wait_until(
+        lambda: session.robot.observe().fault == r"stopped by J\udcf6rg", 5, "the stop remains"
+    )
     with pytest.raises(RobotError, match="stopped by J"):
         session.robot.home(5)
     session.reconnect()
@@ -242,7 +274,14 @@ def test_an_acknowledgement_of_an_earlier_fault_is_refused(session: Session) -> 
     session.wait_fault(5)
     franka_sim.order(session.config, "stop", "Bob")
     ask(session.folder / ORDERS, {"acknowledge": "Eve"}, 2.0)
-    wait_until(lambda: messages.unpack(SharedRecord(session.folder / STATE).read() or b"").fault == "stopped by Bob", 5, "it is Bob's now")
+    wait_until(
+        lambda: (
+            messages.unpack(SharedRecord(session.folder / STATE).read() or b"").fault
+            == "stopped by Bob"
+        ),
+        5,
+        "it is Bob's now",
+    )
     session.robot.acknowledge("a script")  # which has not observed Bob's stop
     wait_until(lambda: session.robot.observe().fault and session.robot.refusal, 5, "it is refused")
     assert session.robot.refusal == session.robot.observe().fault == "stopped by Bob"
@@ -258,8 +297,14 @@ def test_one_process_drives_an_arm(session: Session) -> None:
 
 def test_malformed_goals_move_nothing(session: Session) -> None:
     before = session.robot.observe().pose
-    session.robot.command(ToolTarget(ToolPose(np.full(3, np.nan), before.quaternion)), time.monotonic() + 0.25)
-    wait_until(lambda: [each.rule for each in session.robot.interventions()] == ["not_finite"], 2, "it is reported")
+    session.robot.command(
+        ToolTarget(ToolPose(np.full(3, np.nan), before.quaternion)), time.monotonic() + 0.25
+    )
+    wait_until(
+        lambda: [each.rule for each in session.robot.interventions()] == ["not_finite"],
+        2,
+        "it is reported",
+    )
     assert np.abs(session.robot.observe().pose.position - before.position).max() < 0.002
 
 
@@ -308,7 +353,9 @@ def test_a_silent_host_is_an_error(real_cell: str) -> None:
     with socket.socket() as server:
         server.bind(("127.9.9.9", 1337))
         server.listen()  # the system accepts connections from here on
-        with pytest.raises(RobotError, match=r"127.9.9.9 accepted the connection but was silent for 1 s"):
+        with pytest.raises(
+            RobotError, match=r"127.9.9.9 accepted the connection but was silent for 1 s"
+        ):
             connect("127.9.9.9", real_cell)
 
 
@@ -322,6 +369,8 @@ def test_a_kernel_without_real_time_is_refused(session: Session, real_cell: str)
         pytest.skip("this kernel has real time")
     host = session.robot.found["host"]
     session.robot.close()
-    Path(real_cell).write_text(Path(real_cell).read_text().replace("realtime: ignore", "realtime: enforce"))
+    Path(real_cell).write_text(
+        Path(real_cell).read_text().replace("realtime: ignore", "realtime: enforce")
+    )
     with pytest.raises(RobotError, match="PREEMPT_RT"):
         connect(host, real_cell)

@@ -51,7 +51,9 @@ class Hand:
     def move_async(self, width: float, speed: float) -> Command:
         return self._begin("move", width)
 
-    def grasp_async(self, width: float, speed: float, force: float, inner: float, outer: float) -> Command:
+    def grasp_async(
+        self, width: float, speed: float, force: float, inner: float, outer: float
+    ) -> Command:
         return self._begin("grasp", width)
 
     def stop(self) -> None:
@@ -85,7 +87,11 @@ def soon(condition: Callable[[], bool], what: str) -> None:
 def test_a_grasp_on_nothing_holds_nothing(gripper: Any) -> None:
     gripper.pursue(0.0)
     soon(lambda: gripper.hand.at == 0.0, "it closes")
-    assert not gripper.driver.holding and gripper.driver.problem is None and gripper.hand.log == [("grasp", 0.0)]
+    assert (
+        not gripper.driver.holding
+        and gripper.driver.problem is None
+        and gripper.hand.log == [("grasp", 0.0)]
+    )
 
 
 def test_a_grasp_on_an_object_holds_it_until_it_is_lost(gripper: Any) -> None:
@@ -111,7 +117,9 @@ def test_other_widths_do_not_restart_a_grasp(gripper: Any) -> None:
     assert gripper.hand.log == [("grasp", 0.0)]
     gripper.pursue(0.06)
     soon(lambda: gripper.hand.log[-1] == ("move", 0.06), "it opens")
-    soon(lambda: gripper.hand.at == 0.06 and not gripper.driver.holding, "it has released the object")
+    soon(
+        lambda: gripper.hand.at == 0.06 and not gripper.driver.holding, "it has released the object"
+    )
 
 
 def test_a_stop_keeps_a_grasp_and_stops_moving_fingers(gripper: Any) -> None:

@@ -21,7 +21,12 @@ def reached(position: tuple[float, float, float], joints: np.ndarray = HOME) -> 
     """Joints of an arm that moved there in a straight line from its rest position."""
     begin = CELL.arm.pose(joints).position
     for part in np.linspace(0, 1, 30)[1:]:
-        found = CELL.arm.reach(joints, ToolPose(begin + part * (np.array(position) - begin), CELL.home.quaternion), 1e-5, 20)
+        found = CELL.arm.reach(
+            joints,
+            ToolPose(begin + part * (np.array(position) - begin), CELL.home.quaternion),
+            1e-5,
+            20,
+        )
         assert found is not None, position
         joints = found
     return joints
@@ -30,7 +35,13 @@ def reached(position: tuple[float, float, float], joints: np.ndarray = HOME) -> 
 def tools(way: list[np.ndarray]) -> np.ndarray:
     """Positions of the tool on the way."""
     parts = np.linspace(0, 1, 40)
-    return np.array([CELL.arm.pose(a + part * (b - a)).position for a, b in itertools.pairwise(way) for part in parts])
+    return np.array(
+        [
+            CELL.arm.pose(a + part * (b - a)).position
+            for a, b in itertools.pairwise(way)
+            for part in parts
+        ]
+    )
 
 
 CORNERS = [
@@ -50,7 +61,9 @@ def test_the_tool_rises_first_and_stays_inside(position: tuple[float, float, flo
     way = way_home(CELL, joints)
     np.testing.assert_array_equal(way[-1], HOME)
     seen = tools([joints, *way])
-    assert (seen >= BOX_M[:, 0] - TOLERANCE_M - 1e-3).all() and (seen <= BOX_M[:, 1] + TOLERANCE_M + 1e-3).all()
+    assert (seen >= BOX_M[:, 0] - TOLERANCE_M - 1e-3).all() and (
+        seen <= BOX_M[:, 1] + TOLERANCE_M + 1e-3
+    ).all()
     assert seen[:, 2].min() >= min(position[2], CELL.home.position[2]) - TOLERANCE_M
     needed = min(LIFT_M, CELL.home.position[2] - position[2])
     if needed > 0:
@@ -75,7 +88,8 @@ def test_a_way_that_leaves_the_workspace_is_refused() -> None:
     joints = reached((0.6, 0.0, 0.4))
     joints[0] = 2.5
     with pytest.raises(
-        RobotError, match=r"homing: workspace_[xyz]_m: the tool would pass .* outside \[.*\]; guide the arm by hand"
+        RobotError,
+        match=r"homing: workspace_[xyz]_m: the tool would pass .* outside \[.*\]; guide the arm by hand",
     ) as raised:
         way_home(CELL, joints)
     assert "\n" not in str(raised.value)

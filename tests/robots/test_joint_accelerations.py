@@ -38,11 +38,15 @@ def followed(cell: Cell, commands: np.ndarray) -> np.ndarray:
         for _ in range(30):
             pinocchio.computeJointJacobians(arm, data, q)
             at = data.oMi[7] * tool
-            error = np.concatenate([command[:3] - at.translation, pinocchio.log3(axes @ at.rotation.T)])
+            error = np.concatenate(
+                [command[:3] - at.translation, pinocchio.log3(axes @ at.rotation.T)]
+            )
             if np.abs(error).max() < 1e-10:
                 break
             moved = pinocchio.getJointJacobian(arm, data, 7, pinocchio.WORLD)[:, :7]
-            moved = np.concatenate([moved[:3] - pinocchio.skew(at.translation) @ moved[3:], moved[3:]])
+            moved = np.concatenate(
+                [moved[:3] - pinocchio.skew(at.translation) @ moved[3:], moved[3:]]
+            )
             q[:7] += np.linalg.pinv(moved) @ error
         assert np.abs(error).max() < 1e-10
         path.append(q[:7].copy())
@@ -53,22 +57,36 @@ def accelerations(cell: Cell, sent: Goals, filter_: SafetyFilter) -> np.ndarray:
     """The largest of the joints' at each tick, rad/s^2, from finite differences; the last goal is to stop."""
     played = trials.run_trial(cell, filter_, sent)
     assert played.fault is None
-    found: np.ndarray = np.abs(np.diff(followed(cell, played.commands), 2, axis=0)).max(axis=1) * cell.servo_hz**2
+    found: np.ndarray = (
+        np.abs(np.diff(followed(cell, played.commands), 2, axis=0)).max(axis=1) * cell.servo_hz**2
+    )
     return found
 
 
 def hostile(cell: Cell, filter_: SafetyFilter, draw: np.random.Generator, held: bool) -> Goals:
     """Every kind of goal, and stops in between: for a control period each, or for 1 to 4 ticks."""
-    for goal, _ in zip(trials.goals(draw, cell, lambda: filter_.admitted), range(200), strict=False):
-        yield (goal if draw.random() < 0.9 else None), cell.ticks_per_step if held else int(draw.integers(1, 5))
+    for goal, _ in zip(
+        trials.goals(draw, cell, lambda: filter_.admitted), range(200), strict=False
+    ):
+        yield (
+            (goal if draw.random() < 0.9 else None),
+            cell.ticks_per_step if held else int(draw.integers(1, 5)),
+        )
     yield None, cell.windows.length + 1
 
 
 @pytest.mark.parametrize("held", [True, False], ids=["one each control period", "faster"])
 @pytest.mark.parametrize("cell", [CELL, trials.roomy(CELL)], ids=["shipped", "roomy"])
-def test_no_joint_of_an_ideal_follower_accelerates_more_than_the_arm_may(cell: Cell, held: bool) -> None:
+def test_no_joint_of_an_ideal_follower_accelerates_more_than_the_arm_may(
+    cell: Cell, held: bool
+) -> None:
     filter_ = SafetyFilter(cell)
-    found = np.concatenate([accelerations(cell, hostile(cell, filter_, np.random.default_rng(seed), held), filter_) for seed in range(3)])
+    found = np.concatenate(
+        [
+            accelerations(cell, hostile(cell, filter_, np.random.default_rng(seed), held), filter_)
+            for seed in range(3)
+        ]
+    )
     assert filter_.counts["joint_acceleration"] > 50
     assert 0.8 * LIMIT < found.max() <= LIMIT
 
@@ -76,7 +94,12 @@ def test_no_joint_of_an_ideal_follower_accelerates_more_than_the_arm_may(cell: C
 def test_without_the_limit_they_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joint_accelerations, "SHARE", 1e6)
     filter_ = SafetyFilter(CELL)
-    found = np.concatenate([accelerations(CELL, hostile(CELL, filter_, np.random.default_rng(seed), True), filter_) for seed in (1, 2)])
+    found = np.concatenate(
+        [
+            accelerations(CELL, hostile(CELL, filter_, np.random.default_rng(seed), True), filter_)
+            for seed in (1, 2)
+        ]
+    )
     assert filter_.counts["joint_acceleration"] == 0
     assert (found > LIMIT).mean() > 0.01 and found.max() > 1.2 * LIMIT
 
@@ -88,7 +111,9 @@ def test_full_actions_in_one_direction_are_no_intervention(axis: int, sign: int)
     cell = trials.roomy(CELL)  # home is near a wall of the shipped one
     filter_, follower = SafetyFilter(cell), trials.Follower(cell)
     filter_.start(follower.state())
-    step = sign * np.eye(6)[axis] * np.repeat([cell.action_translation_m, cell.action_rotation_rad], 3)
+    step = (
+        sign * np.eye(6)[axis] * np.repeat([cell.action_translation_m, cell.action_rotation_rad], 3)
+    )
     for _ in range(4):
         goal = trials.moved(filter_.admitted, step[:3], step[3:])
         for _ in range(cell.ticks_per_step):
@@ -103,7 +128,10 @@ def test_a_turn_to_and_fro_is_shortened_and_the_limit_is_used() -> None:
     def sent() -> Goals:
         for number in range(12):
             turn = CELL.action_rotation_rad * (-1) ** number
-            yield trials.moved(filter_.admitted, np.zeros(3), np.array([0, 0, turn])), CELL.ticks_per_step
+            yield (
+                trials.moved(filter_.admitted, np.zeros(3), np.array([0, 0, turn])),
+                CELL.ticks_per_step,
+            )
         yield None, CELL.windows.length + 1
 
     found = accelerations(CELL, sent(), filter_)

@@ -42,13 +42,19 @@ class Bench:
 
     def check(self) -> None:
         way = np.array(self.commands)
-        assert (way >= np.array(CELL.lower) - 1e-6).all() and (way <= np.array(CELL.upper) + 1e-6).all()
+        assert (way >= np.array(CELL.lower) - 1e-6).all() and (
+            way <= np.array(CELL.upper) + 1e-6
+        ).all()
         for order, key in enumerate(("max_speed", "max_acceleration", "max_jerk"), 1):
             found = np.abs(np.diff(way, order, axis=0)) / TICK**order
             assert (found <= np.array(getattr(CELL, key)) * (1 + 1e-6) + 1e-3).all(), key
 
 
-wild = st.lists(st.one_of(st.floats(-200, 200), st.sampled_from([np.nan, np.inf, 1e300])), min_size=5, max_size=7)
+wild = st.lists(
+    st.one_of(st.floats(-200, 200), st.sampled_from([np.nan, np.inf, 1e300])),
+    min_size=5,
+    max_size=7,
+)
 
 
 @given(st.lists(st.tuples(wild, st.integers(1, 12)), min_size=1, max_size=12))
@@ -95,7 +101,9 @@ def test_a_blocked_joint_is_a_fault_and_a_blocked_gripper_is_not() -> None:
     for step in range(1, 12):
         bench.run(5, JointTarget(HOME + np.array([5.0 * step, 0, 0, 0, 0, 0])))
     bench.run(50, None)
-    assert bench.fault is not None and bench.fault.startswith("max_deviation: shoulder_pan is 25.0"), "max_lead bounds it"
+    assert bench.fault is not None and bench.fault.startswith(
+        "max_deviation: shoulder_pan is 25.0"
+    ), "max_lead bounds it"
     bench.check()
 
 

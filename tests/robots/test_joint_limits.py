@@ -74,7 +74,11 @@ def test_a_force_within_the_limit_causes_no_reflex() -> None:
         force = CELL.max_force_n * direction / np.linalg.norm(direction)
         found = np.abs(torques(joints, force))
         worst = np.maximum(worst, found)
-        assert (found <= np.array(kinematics.levers(np.linalg.norm(CELL.tool_position_m))) * CELL.max_force_n + 1e-9).all()
+        assert (
+            found
+            <= np.array(kinematics.levers(np.linalg.norm(CELL.tool_position_m))) * CELL.max_force_n
+            + 1e-9
+        ).all()
     assert (worst < thresholds).all() and (worst[:6] > 0.3 * thresholds[:6]).all()
     assert thresholds[0] > MARGIN * CELL.max_force_n * 0.9
 
@@ -83,37 +87,65 @@ def position_based(limit: ET.Element, extra: ET.Element, at: float, sign: int) -
     """libfranka's formula (joint_velocity_limits.h)."""
     end = float(limit.attrib["upper" if sign > 0 else "lower"])
     left = max(0.0, 2 * float(extra.attrib["deceleration_limit"]) * abs(end - at))
-    return min(float(limit.attrib["velocity"]), max(0.0, -float(extra.attrib["velocity_offset"]) + left**0.5))
+    return min(
+        float(limit.attrib["velocity"]),
+        max(0.0, -float(extra.attrib["velocity_offset"]) + left**0.5),
+    )
 
 
 @pytest.mark.parametrize("joint", JOINTS)
 def test_no_joint_may_be_faster_than_the_arm_allows_at_its_position(joint: int) -> None:
-    (found,) = [each for each in ET.parse(urdf()).iter("joint") if each.get("name") == f"fr3_joint{joint + 1}"]
+    (found,) = [
+        each
+        for each in ET.parse(urdf()).iter("joint")
+        if each.get("name") == f"fr3_joint{joint + 1}"
+    ]
     limit, extra = found.find("limit"), found.find("position_based_velocity_limits")
     assert limit is not None and extra is not None
     for at in np.linspace(kinematics.LOWER[joint], kinematics.UPPER[joint], 200):
         for sign in (-1, 1):
-            ours, theirs = kinematics.fastest(joint, float(at), sign), position_based(limit, extra, float(at), sign)
+            ours, theirs = (
+                kinematics.fastest(joint, float(at), sign),
+                position_based(limit, extra, float(at), sign),
+            )
             assert 0 <= OWN_SHARE * ours <= theirs + 0.002, (at, sign)
     middle = (kinematics.LOWER[joint] + kinematics.UPPER[joint]) / 2
     assert kinematics.fastest(joint, middle, 1) > 0.85 * float(limit.attrib["velocity"])
 
 
-@pytest.mark.parametrize("way", [(1.0, 0.0, 0.5), (0.0, 0.0, 1.0), (-1.0, 0.0, -0.3), (0.3, 1.0, 0.0)])
-def test_no_joint_of_an_ideal_follower_is_faster_than_the_arm_allows_there(way: tuple[float, float, float]) -> None:
+@pytest.mark.parametrize(
+    "way", [(1.0, 0.0, 0.5), (0.0, 0.0, 1.0), (-1.0, 0.0, -0.3), (0.3, 1.0, 0.0)]
+)
+def test_no_joint_of_an_ideal_follower_is_faster_than_the_arm_allows_there(
+    way: tuple[float, float, float],
+) -> None:
     """Straight ahead until the arm is stretched, or folded; speeds are finite differences of the joints at each tick."""
-    fast = {"max_translation_per_second_m": 1.0, "max_translation_per_step_m": 0.1, "max_speed_m_s": 1.0, "max_lead_m": 0.2}
-    cell = dataclasses.replace(safety_trials.roomy(CELL), max_joint_speed_rad_s=2.62, joint_margin_rad=0.02, **fast)
+    fast = {
+        "max_translation_per_second_m": 1.0,
+        "max_translation_per_step_m": 0.1,
+        "max_speed_m_s": 1.0,
+        "max_lead_m": 0.2,
+    }
+    cell = dataclasses.replace(
+        safety_trials.roomy(CELL), max_joint_speed_rad_s=2.62, joint_margin_rad=0.02, **fast
+    )
     follower, filter_ = Follower(cell), SafetyFilter(cell)
     filter_.start(follower.state())
-    step, before, used = cell.step_m * np.array(way) / np.linalg.norm(way), follower.joints, np.zeros(7)
+    step, before, used = (
+        cell.step_m * np.array(way) / np.linalg.norm(way),
+        follower.joints,
+        np.zeros(7),
+    )
     for _ in range(25):
         goal = filter_.admitted.pose
         wanted = ToolTarget(ToolPose(goal.position + step, goal.quaternion))
         for _ in range(cell.ticks_per_step):
             follower.follow(filter_.step(wanted, follower.state(), 1 / cell.servo_hz).command)
             speeds, before = (follower.joints - before) * cell.servo_hz, follower.joints
-            allowed = [kinematics.fastest(joint, float(at), speed) for joint, (at, speed) in enumerate(zip(before, speeds, strict=True))]
+            allowed = [
+                kinematics.fastest(joint, float(at), speed)
+                for joint, (at, speed) in enumerate(zip(before, speeds, strict=True))
+            ]
             used = np.maximum(used, np.abs(speeds) / np.maximum(allowed, 1e-3))
     assert filter_.counts["max_joint_speed_rad_s"] > 0
     assert 0.3 < used.max() <= 1.0

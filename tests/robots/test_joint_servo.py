@@ -59,7 +59,9 @@ class Bench:
         return state
 
     def goal(self, degrees: float) -> None:
-        self.servo.pursue(JointTarget(self.arm.joints + degrees * np.eye(6)[1]), self.now + 0.25, self.now)
+        self.servo.pursue(
+            JointTarget(self.arm.joints + degrees * np.eye(6)[1]), self.now + 0.25, self.now
+        )
 
 
 @pytest.fixture

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from rlinf_vla.core import rotations
 from rlinf_vla.robots import kinematics
 
-HAND = kinematics.FrankaKinematics((0, 0, 0.1034), (math.cos(math.pi / 8), 0, 0, -math.sin(math.pi / 8)))
+HAND = kinematics.FrankaKinematics(
+    (0, 0, 0.1034), (math.cos(math.pi / 8), 0, 0, -math.sin(math.pi / 8))
+)
 READY = np.array([0, -np.pi / 4, 0, -3 * np.pi / 4, 0, np.pi / 2, np.pi / 4])
 MUJOCO = [
     (READY, [0.306890567, 0.0, 0.486882052], [0.0, 1.0, 0.0, 0.0]),
@@ -27,11 +29,15 @@ MUJOCO = [
         [-0.26691078, 0.944388559, -0.061197717, 0.182054182],
     ),
 ]
-all_joints = st.tuples(*(st.floats(low, high) for low, high in zip(kinematics.LOWER, kinematics.UPPER, strict=True))).map(np.array)
+all_joints = st.tuples(
+    *(st.floats(low, high) for low, high in zip(kinematics.LOWER, kinematics.UPPER, strict=True))
+).map(np.array)
 
 
 @pytest.mark.parametrize(("joints", "position", "quaternion"), MUJOCO)
-def test_the_pose_of_the_tool_equals_mujocos(joints: np.ndarray, position: list[float], quaternion: list[float]) -> None:
+def test_the_pose_of_the_tool_equals_mujocos(
+    joints: np.ndarray, position: list[float], quaternion: list[float]
+) -> None:
     pose = HAND.pose(joints)
     assert pose.position == pytest.approx(position, abs=1e-8)
     assert abs(float(pose.quaternion @ quaternion)) == pytest.approx(1, abs=1e-8)
@@ -42,7 +48,11 @@ def test_the_jacobian_is_the_derivative_of_the_pose(joints: np.ndarray) -> None:
     jacobian, small = HAND.jacobian(joints), 1e-6
     for joint, step in enumerate(small * np.eye(7)):
         before, after = HAND.pose(joints - step), HAND.pose(joints + step)
-        turn = rotations.to_vector(rotations.multiply(after.quaternion.tolist(), rotations.inverse(before.quaternion.tolist())))
+        turn = rotations.to_vector(
+            rotations.multiply(
+                after.quaternion.tolist(), rotations.inverse(before.quaternion.tolist())
+            )
+        )
         found = np.array([*(after.position - before.position), *turn]) / (2 * small)
         assert jacobian[:, joint] == pytest.approx(found, abs=1e-6)
 

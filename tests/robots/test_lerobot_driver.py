@@ -88,7 +88,9 @@ def test_it_measures_and_follows(connect: Callable[[], LeRobotArm], robot: MadeU
     assert arm.problem is None and not arm.controlled
 
 
-def test_it_goes_home_and_can_be_halted(connect: Callable[[], LeRobotArm], robot: MadeUp, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_goes_home_and_can_be_halted(
+    connect: Callable[[], LeRobotArm], robot: MadeUp, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(driver, "SETTLE_S", 120.0)  # the thread may stand still on the way
     robot.joints["elbow_flex.pos"] = 0.0
     arm = connect()
@@ -101,7 +103,9 @@ def test_it_goes_home_and_can_be_halted(connect: Callable[[], LeRobotArm], robot
     assert not arm.homing and arm.problem is None
 
 
-def test_a_joint_that_does_not_come_home_is_named(connect: Callable[[], LeRobotArm], robot: MadeUp) -> None:
+def test_a_joint_that_does_not_come_home_is_named(
+    connect: Callable[[], LeRobotArm], robot: MadeUp
+) -> None:
     robot.joints["elbow_flex.pos"], robot.stuck = 0.0, True
     arm = connect()
     arm.home()
@@ -109,7 +113,9 @@ def test_a_joint_that_does_not_come_home_is_named(connect: Callable[[], LeRobotA
     assert arm.problem is not None and "elbow_flex does not reach its rest position" in arm.problem
 
 
-def test_a_lost_connection_is_a_problem_of_one_line(connect: Callable[[], LeRobotArm], robot: MadeUp) -> None:
+def test_a_lost_connection_is_a_problem_of_one_line(
+    connect: Callable[[], LeRobotArm], robot: MadeUp
+) -> None:
     arm = connect()
     robot.broken = True
     until(lambda: arm.problem is not None)
@@ -123,12 +129,17 @@ def test_a_lost_connection_is_a_problem_of_one_line(connect: Callable[[], LeRobo
     ("changes", "told"),
     [
         ({"is_calibrated": False}, "lerobot-calibrate"),
-        ({"action_features": {"x.pos": float}}, r"joints: the cell's are shoulder_pan.pos.* action_features are x.pos"),
+        (
+            {"action_features": {"x.pos": float}},
+            r"joints: the cell's are shoulder_pan.pos.* action_features are x.pos",
+        ),
         ({"observation_features": {"front": (1, 2, 3)}}, "observation_features"),
         ({"broken": True}, "made_up does not answer: Failed to sync read"),
     ],
 )
-def test_a_robot_that_does_not_fit_is_refused(connect: Callable[[], LeRobotArm], robot: MadeUp, changes: dict[str, Any], told: str) -> None:
+def test_a_robot_that_does_not_fit_is_refused(
+    connect: Callable[[], LeRobotArm], robot: MadeUp, changes: dict[str, Any], told: str
+) -> None:
     vars(robot).update(changes)
     with pytest.raises(RobotError, match=told) as error:
         connect()

@@ -26,7 +26,9 @@ def seen(orientation: rotations.Quaternion, near: Vector, flipped: bool) -> Vect
     return measure(state, 1.0, near).pose.quaternion
 
 
-@pytest.mark.parametrize("yaw", np.linspace(-np.pi, np.pi, 9), ids=lambda yaw: f"{np.degrees(yaw):.0f} deg")
+@pytest.mark.parametrize(
+    "yaw", np.linspace(-np.pi, np.pi, 9), ids=lambda yaw: f"{np.degrees(yaw):.0f} deg"
+)
 def test_the_sign_is_continuous_and_a_restart_finds_it_again(yaw: float) -> None:
     """Whatever the cell's reference is, the tool turns by 170 degrees to both sides of it, which passes the zero of each component."""
     reference = turned(DOWN, yaw)
@@ -35,7 +37,9 @@ def test_the_sign_is_continuous_and_a_restart_finds_it_again(yaw: float) -> None
         found = seen(turned(reference, float(angle)), near, flipped=bool(sample % 2))
         assert np.abs(found - near).max() < 0.02, "continuous, though the arm's own sign alternates"
         for flipped in (False, True):
-            assert np.array_equal(seen(turned(reference, float(angle)), first, flipped), found), "as after a restart here"
+            assert np.array_equal(seen(turned(reference, float(angle)), first, flipped), found), (
+                "as after a restart here"
+            )
         near = found
 
 

@@ -16,7 +16,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_vla.core.robot import ACKNOWLEDGE, FAILURE, PAUSE, QUIT, RESUME, SUCCESS, WORDS, OperatorPlugin, RobotError
+from rlinf_vla.core.robot import (
+    ACKNOWLEDGE,
+    FAILURE,
+    PAUSE,
+    QUIT,
+    RESUME,
+    SUCCESS,
+    WORDS,
+    OperatorPlugin,
+    RobotError,
+)
 from rlinf_vla.robots.operators import gamepad, keyboard, spacemouse
 from rlinf_vla.robots.operators.device_reader import RELEASED, DeviceReader, Event
 
@@ -84,7 +94,8 @@ def test_a_spacemouse_uses_the_robots_axes(mouse: spacemouse.SpaceMouse) -> None
     newer = struct.pack("<Bhhhhhh", 1, 0, -350, 0, 0, 0, 350)
     found = motions(mouse, forward, left_and_up, turned, newer)
     np.testing.assert_allclose(
-        np.array(found, float), [[1, 0, 0, 0, 0, 0], [0, 0.5, 1, 0, 0, 0], [0, 0.5, 1, 0, 0, 1], [1, 0, 0, 0, 0, -1]]
+        np.array(found, float),
+        [[1, 0, 0, 0, 0, 0], [0, 0.5, 1, 0, 0, 0], [0, 0.5, 1, 0, 0, 1], [1, 0, 0, 0, 0, -1]],
     )
 
 
@@ -96,7 +107,9 @@ def test_its_buttons_count_at_release_and_together(mouse: spacemouse.SpaceMouse)
     assert said(1, 1) == [] and said(0) == [(True, None)]
     assert said(2, 0) == [(False, SUCCESS)]
     for first, last in ((1, 2), (2, 1), (1, 1)):
-        assert said(first, 3) == [(False, PAUSE)] and said(last, 3, 0) == [], "neither button counts separately"
+        assert said(first, 3) == [(False, PAUSE)] and said(last, 3, 0) == [], (
+            "neither button counts separately"
+        )
 
 
 @given(st.binary(max_size=20))
@@ -111,20 +124,57 @@ def test_a_gamepad(pad: gamepad.Gamepad) -> None:
         return struct.pack("=IhBB", 12, value, kind, number)
 
     full = 32767
-    assert motions(pad, event(-full, 2, 1), event(full, 2, 0)) == [(1, 0, 0, 0, 0, 0), (1, -1, 0, 0, 0, 0)]
-    assert motions(pad, event(0, 2, 1), event(0, 2, 0), event(-full, 2, 4))[-1] == (0, 0, 1, 0, 0, 0)
-    assert motions(pad, event(0, 2, 4), event(full, 2, 5), event(-full, 2, 5))[1:] == [(0, 0, 0, 1, 0, 0), (0, 0, 0, 0, 0, 0)]
+    assert motions(pad, event(-full, 2, 1), event(full, 2, 0)) == [
+        (1, 0, 0, 0, 0, 0),
+        (1, -1, 0, 0, 0, 0),
+    ]
+    assert motions(pad, event(0, 2, 1), event(0, 2, 0), event(-full, 2, 4))[-1] == (
+        0,
+        0,
+        1,
+        0,
+        0,
+        0,
+    )
+    assert motions(pad, event(0, 2, 4), event(full, 2, 5), event(-full, 2, 5))[1:] == [
+        (0, 0, 0, 1, 0, 0),
+        (0, 0, 0, 0, 0, 0),
+    ]
     pressed = [pad.parse(event(1, 1, number)) for number in (0, 1, 2, 3, 6, 7, 8)]
-    assert [each and each.word for each in pressed] == [None, SUCCESS, FAILURE, RESUME, ACKNOWLEDGE, PAUSE, QUIT]
+    assert [each and each.word for each in pressed] == [
+        None,
+        SUCCESS,
+        FAILURE,
+        RESUME,
+        ACKNOWLEDGE,
+        PAUSE,
+        QUIT,
+    ]
     assert pressed[0] is not None and pressed[0].toggles
     assert pad.parse(event(0, 1, 1)) is None, "released"
-    assert pad.parse(event(1, 0x81, 1)) is None and pad.parse(event(full, 0x82, 1)) is None, "its state at rest"
+    assert pad.parse(event(1, 0x81, 1)) is None and pad.parse(event(full, 0x82, 1)) is None, (
+        "its state at rest"
+    )
 
 
 def test_keys() -> None:
-    assert keyboard.parse("w").motion == (1, 0, 0, 0, 0, 0) and keyboard.parse("d").motion == (0, -1, 0, 0, 0, 0)  # type: ignore[union-attr]
+    assert keyboard.parse("w").motion == (1, 0, 0, 0, 0, 0) and keyboard.parse("d").motion == (
+        0,
+        -1,
+        0,
+        0,
+        0,
+        0,
+    )  # type: ignore[union-attr]
     assert keyboard.parse(" ").toggles  # type: ignore[union-attr]
-    assert [keyboard.parse(key).word for key in "ynp\nkx"] == [SUCCESS, FAILURE, PAUSE, RESUME, ACKNOWLEDGE, QUIT]  # type: ignore[union-attr]
+    assert [keyboard.parse(key).word for key in "ynp\nkx"] == [
+        SUCCESS,
+        FAILURE,
+        PAUSE,
+        RESUME,
+        ACKNOWLEDGE,
+        QUIT,
+    ]  # type: ignore[union-attr]
     assert keyboard.parse("ß") is None
 
 
@@ -133,7 +183,12 @@ def test_the_operators_motion_holds_until_release() -> None:
     assert hands.action(1) is None and hands.words() == []
     hands.hear(Event(motion=(0.5, 0, 0, 0.9, 0, 0)))
     for _ in range(2):
-        np.testing.assert_allclose(hands.action(0.3), [0.5, 0, 0, 0.3], err_msg="the hand stays, and four numbers have no turn", rtol=1e-6)  # type: ignore[arg-type]
+        np.testing.assert_allclose(
+            hands.action(0.3),
+            [0.5, 0, 0, 0.3],
+            err_msg="the hand stays, and four numbers have no turn",
+            rtol=1e-6,
+        )  # type: ignore[arg-type]
     hands.hear(Event(motion=(0.01,) * 6))
     assert hands.action(1) is None, "that is no takeover"
     hands.hear(Event(toggles=True))
@@ -143,7 +198,12 @@ def test_the_operators_motion_holds_until_release() -> None:
         hands.hear(Event(toggles=True))
     assert hands.action(-1) is None, "unchanged"
     hands.hear(Event(motion=(0.0,) * 6, keeps=True))
-    np.testing.assert_allclose(hands.action(0.3), [0, 0, 0, 0.3], err_msg="the operator stands, and keeps the arm", rtol=1e-6)  # type: ignore[arg-type]
+    np.testing.assert_allclose(
+        hands.action(0.3),
+        [0, 0, 0, 0.3],
+        err_msg="the operator stands, and keeps the arm",
+        rtol=1e-6,
+    )  # type: ignore[arg-type]
     hands.hear(RELEASED)
     assert hands.action(1) is None
     hands.hear(Event(word=SUCCESS))
@@ -164,7 +224,9 @@ def test_a_silent_spacemouse_counts_as_released(tmp_path: Path) -> None:
     os.close(ours)
 
 
-def test_keys_are_read_from_a_terminal_which_is_restored(terminal: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_are_read_from_a_terminal_which_is_restored(
+    terminal: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [0.0]
     monkeypatch.setattr(keyboard, "time", SimpleNamespace(monotonic=lambda: now[0]))
     master, slave = terminal
@@ -178,16 +240,22 @@ def test_keys_are_read_from_a_terminal_which_is_restored(terminal: tuple[int, in
     os.write(master, b"a")
     assert wait_for(lambda: (action := operator.action(1)) is not None and action[1] == 1.0)
     now[0] += keyboard.HOLD_S + 0.01
-    assert wait_for(lambda: (action := operator.action(0.5)) is not None and action.tolist() == [0] * 6 + [0.5]), "a tap is over"
+    assert wait_for(
+        lambda: (action := operator.action(0.5)) is not None and action.tolist() == [0] * 6 + [0.5]
+    ), "a tap is over"
     now[0] = keyboard.TAKEOVER_S
     os.write(master, b"y")
-    assert wait_for(lambda: SUCCESS in operator.words()) and operator.action(1) is not None, "until a held key would repeat"
+    assert wait_for(lambda: SUCCESS in operator.words()) and operator.action(1) is not None, (
+        "until a held key would repeat"
+    )
     now[0] += 0.01
     assert wait_for(lambda: operator.action(1) is None), "a key is released"
     os.write(master, b"a")
     assert wait_for(lambda: operator.action(1) is not None)
     now[0] += keyboard.TAKEOVER_S + 0.01
-    assert wait_for(lambda: os.write(master, b"k") > 0 and operator.action(1) is None), "also while another key is held"
+    assert wait_for(lambda: os.write(master, b"k") > 0 and operator.action(1) is None), (
+        "also while another key is held"
+    )
     operator.close()
     assert wait_for(lambda: termios.tcgetattr(slave) == before)
 
@@ -198,7 +266,10 @@ def ended(device: str) -> bool:
 
 
 def forward(device: str) -> bytes:
-    return {"gamepad": struct.pack("=IhBB", 12, -32767, 2, 1), "spacemouse": struct.pack("<Bhhh", 1, 0, -350, 0)}[device]
+    return {
+        "gamepad": struct.pack("=IhBB", 12, -32767, 2, 1),
+        "spacemouse": struct.pack("<Bhhh", 1, 0, -350, 0),
+    }[device]
 
 
 def held(ours: int, device: str) -> bool:
@@ -208,22 +279,30 @@ def held(ours: int, device: str) -> bool:
 
 
 @pytest.mark.parametrize("device", ["gamepad", "spacemouse"])
-def test_a_lost_device_counts_as_released_and_pauses(device: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_lost_device_counts_as_released_and_pauses(
+    device: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / device
     os.mkfifo(path)
     ours = os.open(path, os.O_RDWR)
-    operator = DeviceReader({"gamepad": gamepad.Gamepad, "spacemouse": spacemouse.SpaceMouse}[device](path), 4)
+    operator = DeviceReader(
+        {"gamepad": gamepad.Gamepad, "spacemouse": spacemouse.SpaceMouse}[device](path), 4
+    )
     assert wait_for(lambda: held(ours, device) and operator.action(1) is not None)
     assert operator.words() == []
     os.close(ours)
     assert wait_for(lambda: operator.action(1) is None)
-    assert wait_for(lambda: PAUSE in operator.words()) and operator.words() == [PAUSE], "permanently"
+    assert wait_for(lambda: PAUSE in operator.words()) and operator.words() == [PAUSE], (
+        "permanently"
+    )
     assert operator.name == f"{device}, disconnected"
     assert wait_for(lambda: ended(device)) and f"{device} is disconnected" in capfd.readouterr().err
     operator.close()
 
 
-def test_a_closed_terminal_counts_as_released_and_pauses(terminal: tuple[int, int], capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_closed_terminal_counts_as_released_and_pauses(
+    terminal: tuple[int, int], capfd: pytest.CaptureFixture[str]
+) -> None:
     master, slave = terminal
     operator = keyboard.open_keyboard(os.ttyname(slave), 4)
     os.write(master, b"w")
@@ -231,11 +310,15 @@ def test_a_closed_terminal_counts_as_released_and_pauses(terminal: tuple[int, in
     os.close(master)
     assert wait_for(lambda: PAUSE in operator.words()), "EIO"
     assert operator.action(1) is None
-    assert wait_for(lambda: ended("keyboard")) and "keyboard is disconnected" in capfd.readouterr().err
+    assert (
+        wait_for(lambda: ended("keyboard")) and "keyboard is disconnected" in capfd.readouterr().err
+    )
     operator.close()
 
 
-def test_the_end_of_the_keys_counts_as_release(terminal: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_the_keys_counts_as_release(
+    terminal: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     master, slave = terminal
     device = keyboard.Keyboard(os.ttyname(slave))
     monkeypatch.setattr(os, "read", lambda file, most: b"")
@@ -252,7 +335,10 @@ def test_a_failing_device_counts_as_released_and_pauses(capfd: pytest.CaptureFix
 
     operator = DeviceReader(Breaks(), 4)
     assert wait_for(lambda: PAUSE in operator.words()) and operator.action(1) is None
-    assert wait_for(lambda: ended("silent")) and "(ValueError: nobody thought of this)" in capfd.readouterr().err
+    assert (
+        wait_for(lambda: ended("silent"))
+        and "(ValueError: nobody thought of this)" in capfd.readouterr().err
+    )
 
 
 def test_closing_a_device_does_not_pause(capfd: pytest.CaptureFixture[str]) -> None:
@@ -267,7 +353,9 @@ def test_all_words_can_be_sent() -> None:
         assert set(device.WORDS.values()) == set(WORDS)
 
 
-def test_with_a_spacemouse_the_keys_send_the_words(terminal: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_a_spacemouse_the_keys_send_the_words(
+    terminal: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "hidraw"
     os.mkfifo(path)
     reports = os.open(path, os.O_RDWR)
@@ -280,9 +368,13 @@ def test_with_a_spacemouse_the_keys_send_the_words(terminal: tuple[int, int], tm
     said: list[str] = []
     for pressed in (2, 0):
         os.write(reports, bytes([3, pressed]))
-        assert wait_for(lambda: not select.select([reports], [], [], 0)[0]), "a device gives one report at a time"
+        assert wait_for(lambda: not select.select([reports], [], [], 0)[0]), (
+            "a device gives one report at a time"
+        )
     os.write(master, b"w\nk")
-    assert wait_for(lambda: said.extend(operator.words()) or {SUCCESS, RESUME, ACKNOWLEDGE} <= set(said))  # type: ignore[func-returns-value]
+    assert wait_for(
+        lambda: said.extend(operator.words()) or {SUCCESS, RESUME, ACKNOWLEDGE} <= set(said)
+    )  # type: ignore[func-returns-value]
     assert operator.action(1) is None, "keys move nothing here"
     assert wait_for(lambda: held(reports, "spacemouse") and operator.action(1) is not None)
     assert operator.name == "spacemouse"
@@ -294,9 +386,14 @@ def open_files() -> list[str]:
     return sorted(path.name for path in Path("/proc/self/fd").iterdir())
 
 
-@pytest.mark.parametrize("opens", [gamepad.open_gamepad, spacemouse.open_spacemouse, keyboard.open_keyboard])
+@pytest.mark.parametrize(
+    "opens", [gamepad.open_gamepad, spacemouse.open_spacemouse, keyboard.open_keyboard]
+)
 def test_closing_a_device_closes_its_files(
-    terminal: tuple[int, int], opens: OperatorPlugin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    terminal: tuple[int, int],
+    opens: OperatorPlugin,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(keyboard, "TERMINAL", os.ttyname(terminal[1]))
     os.mkfifo(tmp_path / "device")
@@ -310,7 +407,9 @@ def test_closing_a_device_closes_its_files(
     os.close(ours)
 
 
-def test_a_device_that_cannot_be_opened_leaves_no_open_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_cannot_be_opened_leaves_no_open_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(keyboard, "TERMINAL", os.devnull)
     os.mkfifo(tmp_path / "device")
     ours = os.open(tmp_path / "device", os.O_RDWR)

@@ -34,14 +34,19 @@ def moves(truth: Path) -> list[float]:
 @pytest.mark.timeout(600)
 def test_the_arm_stands_each_time_and_waits_for_an_acknowledgement(tmp_path: Path) -> None:
     python, truth, delay = tmp_path / "python", tmp_path / "truth", random.Random(0)
-    python.write_text(f'#!/bin/sh\nPYTHONPATH="{HERE}:$PYTHONPATH" exec {sys.executable} {HERE / "obedient_process.py"} "$@"\n')
+    python.write_text(
+        f'#!/bin/sh\nPYTHONPATH="{HERE}:$PYTHONPATH" exec {sys.executable} {HERE / "obedient_process.py"} "$@"\n'
+    )
     python.chmod(0o700)
     (tmp_path / JOURNAL).touch()
     stated = CELL.stop_time_s + 2 / CELL.servo_hz
     for number in range(ROUNDS):
         truth.unlink(missing_ok=True)
         before = len(journal(tmp_path))
-        driver = subprocess.Popen([sys.executable, HERE / "driving.py", tmp_path, python], env={**os.environ, "OBEDIENT_TRUTH": str(truth)})
+        driver = subprocess.Popen(
+            [sys.executable, HERE / "driving.py", tmp_path, python],
+            env={**os.environ, "OBEDIENT_TRUTH": str(truth)},
+        )
         try:
             wait_until(lambda: len(moves(truth)) > 10, START_S, "the arm moves")
             time.sleep(delay.uniform(0.0, 0.2))
@@ -50,7 +55,9 @@ def test_the_arm_stands_each_time_and_waits_for_an_acknowledgement(tmp_path: Pat
             killed = time.monotonic()
             driver.wait()
         wait_until(lambda: not is_driven(tmp_path), START_S, "the arm's process ends")
-        events = [(each["event"], each["fault"]) for each in journal(tmp_path)[before:] if "fault" in each]
+        events = [
+            (each["event"], each["fault"]) for each in journal(tmp_path)[before:] if "fault" in each
+        ]
         found = [("fault found at the start", GONE), ("acknowledged", GONE)] if number else []
         assert events == [*found, ("fault", GONE), ("end", GONE)]
         assert moves(truth)[-1] - killed < PATIENCE * stated

@@ -42,8 +42,12 @@ def received(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
         state = robot.observe()
         position = state.pose.position.copy()
         for step in range(48):
-            position = position + 0.02 * np.array(SQUARE[step // 12]) / np.linalg.norm(SQUARE[step // 12])
-            robot.command(ToolTarget(ToolPose(position, state.pose.quaternion)), time.monotonic() + 0.25)
+            position = position + 0.02 * np.array(SQUARE[step // 12]) / np.linalg.norm(
+                SQUARE[step // 12]
+            )
+            robot.command(
+                ToolTarget(ToolPose(position, state.pose.quaternion)), time.monotonic() + 0.25
+            )
             time.sleep(0.1)
             assert robot.observe().fault is None
         wait_until(lambda: robot.observe().commanded is None, 10, "the arm is at rest")
@@ -84,5 +88,10 @@ def test_no_joint_is_faster_than_its_position_allows(received: np.ndarray) -> No
     joints, speeds = received[:, 9:16], received[:, 16:23]
     assert np.abs(speeds).max() > 0.2
     for joint in range(7):
-        allowed = np.array([kinematics.fastest(joint, at, speed) for at, speed in zip(joints[:, joint], speeds[:, joint], strict=True)])
+        allowed = np.array(
+            [
+                kinematics.fastest(joint, at, speed)
+                for at, speed in zip(joints[:, joint], speeds[:, joint], strict=True)
+            ]
+        )
         assert (np.abs(speeds[:, joint]) <= allowed).all(), joint

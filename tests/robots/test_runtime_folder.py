@@ -35,7 +35,9 @@ def process(folder: Path, then: str) -> list[str]:
 
 def killed(folder: Path, then: str = "pass") -> str:
     """Whom the next process finds killed; it then ends."""
-    return subprocess.run(process(folder, f"{then}; print(lock.killed)"), check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        process(folder, f"{then}; print(lock.killed)"), check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 @pytest.mark.parametrize("drives", [False, True])
@@ -47,18 +49,29 @@ def test_an_arm_has_one_process_and_a_dead_one_holds_nothing(tmp_path: Path, dri
             Lock(tmp_path, "arm")
         holder.kill()
     for then in ("pass", "lock.hold()"):
-        assert killed(tmp_path, then) == str(holder.pid if drives else None), "until somebody says that it is latched"
+        assert killed(tmp_path, then) == str(holder.pid if drives else None), (
+            "until somebody says that it is latched"
+        )
     assert killed(tmp_path) == "None"
 
 
 @pytest.mark.parametrize("released", [True, False])
-def test_a_process_that_is_ending_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, released: bool) -> None:
+def test_a_process_that_is_ending_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, released: bool
+) -> None:
     """A robot process that died is replaced at once, but its arm's process needs a moment to stop the arm."""
     monkeypatch.setattr(Lock, "ENDING_S", 120.0)  # only bounds a hang
     last = "lock.release()" if released else "pass"
-    command = process(tmp_path, f"lock.drive(); lock.end(); print('ends', flush=True); input(); {last}; import time; time.sleep(0.3)")
+    command = process(
+        tmp_path,
+        f"lock.drive(); lock.end(); print('ends', flush=True); input(); {last}; import time; time.sleep(0.3)",
+    )
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None and holder.stdin is not None and holder.stdout.readline() == b"ends\n"
+        assert (
+            holder.stdout is not None
+            and holder.stdin is not None
+            and holder.stdout.readline() == b"ends\n"
+        )
         holder.stdin.write(b"\n")
         holder.stdin.flush()
         lock = Lock(tmp_path, "arm")
@@ -66,10 +79,14 @@ def test_a_process_that_is_ending_is_waited_for(tmp_path: Path, monkeypatch: pyt
         lock.socket.close()
 
 
-def test_a_deleted_lock_neither_lets_a_second_process_in_nor_hides_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deleted_lock_neither_lets_a_second_process_in_nor_hides_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Lock, "ENDING_S", 0.2)
     (tmp_path / runtime_folder.STATE).symlink_to("memory")
-    with subprocess.Popen(process(tmp_path, "lock.drive(); print('held', flush=True); input()"), stdin=-1, stdout=-1) as holder:
+    with subprocess.Popen(
+        process(tmp_path, "lock.drive(); print('held', flush=True); input()"), stdin=-1, stdout=-1
+    ) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
         (tmp_path / runtime_folder.LOCK).unlink()
         with pytest.raises(RobotError, match="arm is driven by process unknown already"):
@@ -79,7 +96,9 @@ def test_a_deleted_lock_neither_lets_a_second_process_in_nor_hides_a_kill(tmp_pa
     assert killed(tmp_path) == "with a deleted lock"
 
 
-def test_a_process_that_does_not_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_does_not_end_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Lock, "ENDING_S", 0.2)
     command = process(tmp_path, "lock.drive(); lock.end(); print('ends', flush=True); input()")
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
@@ -97,7 +116,9 @@ def test_who_let_an_arm_go_was_not_killed(tmp_path: Path) -> None:
 def test_a_latch_is_kept_until_it_is_cleared(tmp_path: Path) -> None:
     latch = runtime_folder.Latch
     assert latch(tmp_path).fault is None
-    assert latch(tmp_path).add("reflex: joint_reflex") and not latch(tmp_path).add("reflex: joint_reflex")
+    assert latch(tmp_path).add("reflex: joint_reflex") and not latch(tmp_path).add(
+        "reflex: joint_reflex"
+    )
     assert latch(tmp_path).add("stopped by Bob")
     for left in ("reflex: joint_reflex", "stopped by Bob", None, None):
         assert latch(tmp_path).fault == left
@@ -115,14 +136,30 @@ def test_a_fault_that_is_being_acknowledged_can_occur_again(tmp_path: Path) -> N
 def test_the_number_of_faults_is_bounded(tmp_path: Path) -> None:
     latch = runtime_folder.Latch(tmp_path)
     added = [latch.add(f"stopped by {number}") for number in range(latch.MOST + 1)]
-    assert added == [True] * latch.MOST + [False] and runtime_folder.Latch(tmp_path).faults == latch.faults
+    assert (
+        added == [True] * latch.MOST + [False]
+        and runtime_folder.Latch(tmp_path).faults == latch.faults
+    )
 
 
 @pytest.mark.parametrize(
     "found",
-    [b"{", b"[]", b"3", b'{"fault": "reflex"}', b'{"faults": 3}', b'{"faults": [3]}', b'{"faults": "\xff"}', b"[" * 100_000, b"\xf6", None],
+    [
+        b"{",
+        b"[]",
+        b"3",
+        b'{"fault": "reflex"}',
+        b'{"faults": 3}',
+        b'{"faults": [3]}',
+        b'{"faults": "\xff"}',
+        b"[" * 100_000,
+        b"\xf6",
+        None,
+    ],
 )
-def test_a_latch_that_cannot_be_read_is_a_fault_that_can_be_acknowledged(tmp_path: Path, found: bytes | None) -> None:
+def test_a_latch_that_cannot_be_read_is_a_fault_that_can_be_acknowledged(
+    tmp_path: Path, found: bytes | None
+) -> None:
     if found is not None:
         (tmp_path / "latched.json").write_bytes(found)
     else:
@@ -138,7 +175,10 @@ def test_a_durable_event_is_on_disk_at_once_and_the_journal_only_grows(tmp_path:
     journals = [runtime_folder.Journal(path) for _ in range(2)]
     for journal, fault in zip(journals, ("first", "second"), strict=True):
         journal.write("fault", fault=fault, durable=True)
-    assert [json.loads(line)["fault"] for line in path.read_text().splitlines()] == ["first", "second"]
+    assert [json.loads(line)["fault"] for line in path.read_text().splitlines()] == [
+        "first",
+        "second",
+    ]
     for journal in journals:
         journal.close()
 
@@ -155,7 +195,9 @@ def test_a_removed_journal_begins_again(tmp_path: Path, monkeypatch: pytest.Monk
     assert json.loads(path.read_text())["event"] == "fault"
 
 
-def test_lost_faults_are_written_again_and_what_cannot_be_restored_is_said_each_time(tmp_path: Path) -> None:
+def test_lost_faults_are_written_again_and_what_cannot_be_restored_is_said_each_time(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "arm"
     folder.mkdir()
     latch = runtime_folder.Latch(folder)
@@ -165,11 +207,16 @@ def test_lost_faults_are_written_again_and_what_cannot_be_restored_is_said_each_
     shutil.rmtree(folder)
     assert files.look(0.5 * LOOK_S) is None, "not yet"
     assert files.look(LOOK_S) == f"files: latched.json in {folder} was deleted or replaced"
-    assert runtime_folder.Latch(folder).faults == ("reflex: joint_reflex",) and files.look(2 * LOOK_S) is None
+    assert (
+        runtime_folder.Latch(folder).faults == ("reflex: joint_reflex",)
+        and files.look(2 * LOOK_S) is None
+    )
     shutil.rmtree(folder)
     folder.touch()
     for number in (3, 4):
-        assert str(files.look(float(number))).endswith("cannot be restored: File exists: make room for them there")
+        assert str(files.look(float(number))).endswith(
+            "cannot be restored: File exists: make room for them there"
+        )
 
 
 @pytest.fixture
@@ -189,7 +236,11 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def answering(folder: Path, lock: Lock | None = None) -> Iterator[list[dict[str, str]]]:
     """A process that drives the arm of this folder, and the orders that it gets."""
-    listener, heard, over = Listener(folder / runtime_folder.ORDERS, lock and lock.socket), list[dict[str, str]](), threading.Event()
+    listener, heard, over = (
+        Listener(folder / runtime_folder.ORDERS, lock and lock.socket),
+        list[dict[str, str]](),
+        threading.Event(),
+    )
 
     def answer() -> None:
         while not over.wait(0.005):
@@ -217,16 +268,20 @@ def test_the_folders_are_this_users_alone(state: Path) -> None:
         runtime_folder.of_arm("172.16.0.2")
 
 
-def test_a_latch_outlives_the_login_in_which_it_was_made(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_latch_outlives_the_login_in_which_it_was_made(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(state / "login"))
     runtime_folder.Latch(runtime_folder.of_arm("172.16.0.2")).add("reflex: joint_reflex")
     monkeypatch.delenv("XDG_RUNTIME_DIR")
-    assert runtime_folder.Latch(runtime_folder.of_arm("172.16.0.2")).fault == "reflex: joint_reflex", (
-        "also for who has no login: cron, Ray, sudo"
-    )
+    assert (
+        runtime_folder.Latch(runtime_folder.of_arm("172.16.0.2")).fault == "reflex: joint_reflex"
+    ), "also for who has no login: cron, Ray, sudo"
 
 
-def test_an_arm_has_one_folder_whatever_the_machine_is_called(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_arm_has_one_folder_whatever_the_machine_is_called(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A container has a random name; a simulated cell, on the other hand, exists only on its machine."""
     real, simulated = franka.Config(host="172.16.0.2"), franka_sim.Config()
     folders = []
@@ -244,7 +299,9 @@ def test_an_order_to_all_reaches_an_arm_once(state: Path) -> None:
     assert heard == [{"acknowledge": "Ada"}]
 
 
-def test_an_arm_has_one_folder_by_whichever_of_its_names(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_arm_has_one_folder_by_whichever_of_its_names(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     known = {"fr3": "172.16.0.2", "172.16.0.2": "172.16.0.2"}
 
     def resolve(host: str) -> str:
@@ -253,23 +310,35 @@ def test_an_arm_has_one_folder_by_whichever_of_its_names(state: Path, monkeypatc
         return known[host]
 
     monkeypatch.setattr(socket, "gethostbyname", resolve)
-    named, numbered, unknown = (franka.folder(franka.Config(host=host)) for host in ("fr3", "172.16.0.2", "fr4"))
+    named, numbered, unknown = (
+        franka.folder(franka.Config(host=host)) for host in ("fr3", "172.16.0.2", "fr4")
+    )
     assert named == numbered and named.name == "172.16.0.2" and unknown.name == "fr4"
     monkeypatch.undo()
     assert runtime_folder.address(f"{'x' * 70}.lab") == f"{'x' * 70}.lab", "no name can be that"
 
 
-def test_a_path_that_is_too_long_for_a_socket_is_one_line(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_that_is_too_long_for_a_socket_is_one_line(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spare = 107 - len(str(state / "rlinf-vla/robots" / runtime_folder.ORDERS)) - 1
     listener = Listener(runtime_folder.of_arm("x" * spare) / runtime_folder.ORDERS)
     listener.close()
-    with pytest.raises(RobotError, match=r"arm\.socket: 1 bytes too long for a socket; XDG_STATE_HOME=FOLDER names a shorter place$"):
+    with pytest.raises(
+        RobotError,
+        match=r"arm\.socket: 1 bytes too long for a socket; XDG_STATE_HOME=FOLDER names a shorter place$",
+    ):
         runtime_folder.of_arm("x" * (spare + 1))
 
 
-def test_a_home_that_takes_nothing_is_one_line(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_home_that_takes_nothing_is_one_line(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (state / "rlinf-vla").write_text("")
-    with pytest.raises(RobotError, match=r"no folder for locks and faults of arms: .*Not a directory.*; XDG_STATE_HOME=FOLDER names"):
+    with pytest.raises(
+        RobotError,
+        match=r"no folder for locks and faults of arms: .*Not a directory.*; XDG_STATE_HOME=FOLDER names",
+    ):
         runtime_folder.of_arm("172.16.0.2")
     monkeypatch.setattr(user_dirs, "state", lambda: Path("~nobody-of-that-name").expanduser())
     with pytest.raises(RobotError, match=r"no folder for locks and faults of arms: .*home"):
@@ -277,7 +346,9 @@ def test_a_home_that_takes_nothing_is_one_line(state: Path, monkeypatch: pytest.
 
 
 @pytest.mark.usefixtures("patient")
-def test_stop_finds_every_arm_that_is_driven(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stop_finds_every_arm_that_is_driven(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit, match="nothing to stop"):
         stop.main([])
     runtime_folder.of_arm("idle")
@@ -286,7 +357,9 @@ def test_stop_finds_every_arm_that_is_driven(state: Path, capsys: pytest.Capture
     assert capsys.readouterr().out.startswith("172.16.0.2 (process 7): stopped by ")
 
 
-def test_a_stop_reaches_an_arm_without_a_folder(state: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stop_reaches_an_arm_without_a_folder(
+    state: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Whether its folder was deleted, lies elsewhere, or cannot be trusted: the process has an address that nobody can delete."""
     monkeypatch.setattr(stop, "ANSWER_S", 120.0)
     folder = runtime_folder.of_arm("172.16.0.2")
@@ -301,7 +374,9 @@ def test_a_stop_reaches_an_arm_without_a_folder(state: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("words", [["--help"], ["-h"], ["--all"], ["robot=franka"]])
-def test_the_stop_program_prints_help_and_refuses_what_it_does_not_know(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_stop_program_prints_help_and_refuses_what_it_does_not_know(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     if words[0] in ("--help", "-h"):
         stop.main(words)
         assert capsys.readouterr().out.startswith("Usage: rlinf-vla-stop\n")
@@ -309,7 +384,10 @@ def test_the_stop_program_prints_help_and_refuses_what_it_does_not_know(words: l
     with pytest.raises(SystemExit) as ended:
         stop.main(words)
     assert ended.value.code == 2
-    assert capsys.readouterr().err == f"rlinf-vla-stop: {words[0]!r} is not known, and no arm was stopped: give no arguments, or --help\n"
+    assert (
+        capsys.readouterr().err
+        == f"rlinf-vla-stop: {words[0]!r} is not known, and no arm was stopped: give no arguments, or --help\n"
+    )
 
 
 def test_a_user_without_a_name_can_stop(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,9 +399,14 @@ def test_a_user_without_a_name_can_stop(state: Path, monkeypatch: pytest.MonkeyP
         stop.main([])
 
 
-def test_a_stop_that_is_not_answered_is_no_success(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_that_is_not_answered_is_no_success(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(stop, "ANSWER_S", 0.1)
     mute = Listener(runtime_folder.of_arm("172.16.0.2") / runtime_folder.ORDERS)
-    with pytest.raises(SystemExit, match=r"172\.16\.0\.2: stop was delivered, but there is no answer within 0\.1 s: look at the arm"):
+    with pytest.raises(
+        SystemExit,
+        match=r"172\.16\.0\.2: stop was delivered, but there is no answer within 0\.1 s: look at the arm",
+    ):
         stop.main([])
     mute.close()

@@ -17,11 +17,15 @@ from rlinf_vla.robots.cell import Cell
 from rlinf_vla.robots.command_gate import CommandGate
 from rlinf_vla.robots.safety import SafetyFilter
 
-CELL = dataclasses.replace(cell_file.load(cell_file.CELLS / "franka_sim.yaml", Cell), servo_hz=100.0)
+CELL = dataclasses.replace(
+    cell_file.load(cell_file.CELLS / "franka_sim.yaml", Cell), servo_hz=100.0
+)
 TICK = 1 / CELL.servo_hz
 
 
-def away(step: tuple[float, float, float] = (0, 0, 0), turn: tuple[float, float, float] = (0, 0, 0)) -> ToolTarget:
+def away(
+    step: tuple[float, float, float] = (0, 0, 0), turn: tuple[float, float, float] = (0, 0, 0)
+) -> ToolTarget:
     quaternion = rotations.multiply(rotations.from_vector(turn), CELL.home.quaternion.tolist())
     return ToolTarget(ToolPose(CELL.home.position + step, np.array(quaternion)))
 
@@ -61,7 +65,9 @@ def test_the_path_length_of_any_second_stays_within_its_limit() -> None:
     ways = np.linalg.norm(np.diff(np.array(ends), axis=0), axis=1)
     seconds = np.convolve(ways, np.ones(round(cell.control_hz)), "valid")
     assert seconds.max() <= cell.max_translation_per_second_m + 1e-9
-    assert seconds.max() >= 0.99 * cell.max_translation_per_second_m, "and the full limit may be used"
+    assert seconds.max() >= 0.99 * cell.max_translation_per_second_m, (
+        "and the full limit may be used"
+    )
 
 
 def test_a_blocked_arm_is_not_rotated_further_than_the_lead() -> None:
@@ -73,7 +79,9 @@ def test_a_blocked_arm_is_not_rotated_further_than_the_lead() -> None:
         goal = away(turn=(0, 0, 0.09 * number))
         for _ in range(cell.ticks_per_step):
             command = filter_.step(goal, held, TICK).command
-            away_from = rotations.multiply(command.pose.quaternion.tolist(), rotations.inverse(held.pose.quaternion.tolist()))
+            away_from = rotations.multiply(
+                command.pose.quaternion.tolist(), rotations.inverse(held.pose.quaternion.tolist())
+            )
             turned = max(turned, math.hypot(*rotations.to_vector(away_from)))
     assert filter_.counts["max_lead_rad"] > 0
     assert 0.29 < turned <= cell.max_lead_rad + 1e-6
@@ -116,13 +124,18 @@ def test_a_joint_within_its_margin_may_leave_it() -> None:
     for _ in range(cell.ticks_per_step + cell.windows.length):
         filtered = filter_.step(ToolTarget(back), state, TICK)
         assert filtered.fault is None
-    assert abs(filtered.command.pose.quaternion @ back.quaternion) > abs(pose.quaternion @ back.quaternion) + 1e-5, "it may move back"
+    assert (
+        abs(filtered.command.pose.quaternion @ back.quaternion)
+        > abs(pose.quaternion @ back.quaternion) + 1e-5
+    ), "it may move back"
     out = cell.arm.pose(follower.joints + 0.03 * np.eye(7)[6])
     filter_.start(state)
     for _ in range(cell.ticks_per_step + cell.windows.length):
         filtered = filter_.step(ToolTarget(out), state, TICK)
     assert filter_.counts["joint_margin_rad"] > 0
-    assert abs(filtered.command.pose.quaternion @ pose.quaternion) == pytest.approx(1, abs=1e-6), "it may not move further out"
+    assert abs(filtered.command.pose.quaternion @ pose.quaternion) == pytest.approx(1, abs=1e-6), (
+        "it may not move further out"
+    )
 
 
 @pytest.mark.parametrize("stopped_by", ["no goal", "a force"])
@@ -137,7 +150,9 @@ def test_stop_ends_the_path_at_its_position_and_not_at_the_goal(stopped_by: str)
         state = follower.state(np.array([0, 0, 99.0, 0, 0, 0]) if stopped_by == "a force" else None)
         filtered = filter_.step(None if stopped_by == "no goal" else goal, state, TICK)
         follower.follow(filtered.command)
-    assert filtered.command.pose.position - CELL.home.position == pytest.approx([0.3 * 0.02, 0, 0], abs=1e-9)
+    assert filtered.command.pose.position - CELL.home.position == pytest.approx(
+        [0.3 * 0.02, 0, 0], abs=1e-9
+    )
     assert (filtered.fault is None) == (stopped_by == "no goal")
 
 
@@ -151,7 +166,9 @@ def test_a_rest_does_not_reset_the_gates_path_limit_per_second() -> None:
     problem = None
     while gone < 0.9 * cell.max_translation_per_second_m:
         tick += 1
-        gone += 0.999 * most * min(1.0, (1 - math.cos(math.pi * min(tick / 40, 1))) / 2) / cell.servo_hz
+        gone += (
+            0.999 * most * min(1.0, (1 - math.cos(math.pi * min(tick / 40, 1))) / 2) / cell.servo_hz
+        )
         problem = gate.check(away((0, gone, 0)))
         assert problem is None
     gate.rest(away((0, gone, 0)))

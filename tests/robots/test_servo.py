@@ -20,7 +20,12 @@ from rlinf_vla.robots.runtime_folder import Journal, Latch
 
 class Bench:
     def __init__(self, folder: Path) -> None:
-        self.folder, self.arm, self.gripper, self.now = folder, ObedientArm(), ObedientGripper(), 100.0
+        self.folder, self.arm, self.gripper, self.now = (
+            folder,
+            ObedientArm(),
+            ObedientGripper(),
+            100.0,
+        )
         self.journals: list[Journal] = []
         self.servo = self.make()
 
@@ -93,7 +98,9 @@ def test_goals_in_time_are_not_counted_as_late(bench: Bench) -> None:
         assert bench.run(0.1).fault is None
 
 
-def test_silence_of_the_policys_process_is_a_fault_only_while_it_moves_the_arm(bench: Bench) -> None:
+def test_silence_of_the_policys_process_is_a_fault_only_while_it_moves_the_arm(
+    bench: Bench,
+) -> None:
     assert bench.run(2.0, heard=False).fault is None
     bench.servo.hear(bench.now)
     bench.goal(0.001)
@@ -114,13 +121,25 @@ def test_each_cause_is_latched_and_stops_the_arm(bench: Bench, cause: str) -> No
     else:
         bench.arm.wrench = np.array([CELL.max_force_n + 1, 0, 0, 0, 0, 0])
     state = bench.run(1.0)
-    expected = {"problem": "reflex", "gripper": "gripper: stuck", "stale": "network", "force": "max_force_n"}[cause]
+    expected = {
+        "problem": "reflex",
+        "gripper": "gripper: stuck",
+        "stale": "network",
+        "force": "max_force_n",
+    }[cause]
     assert str(state.fault).startswith(expected)
     assert bench.servo.standing and (cause == "problem" or not bench.arm.on_springs)
-    bench.arm.problem, bench.gripper.problem, bench.arm.stale_s, bench.arm.wrench = None, None, 0.0, np.zeros(6)
+    bench.arm.problem, bench.gripper.problem, bench.arm.stale_s, bench.arm.wrench = (
+        None,
+        None,
+        0.0,
+        np.zeros(6),
+    )
     at = bench.arm.pose
     bench.goal(0.004)
-    assert bench.run(0.5).fault == state.fault and bench.arm.pose is at, "it is latched, and goals are refused"
+    assert bench.run(0.5).fault == state.fault and bench.arm.pose is at, (
+        "it is latched, and goals are refused"
+    )
     bench.servo.acknowledge("tester")
     bench.goal(0.004)
     assert bench.run(0.2).fault is None and bench.arm.pose is not at
@@ -190,11 +209,17 @@ def test_a_persons_stop_is_a_latch_of_its_own(bench: Bench) -> None:
 
 
 @given(fault=st.text(st.characters(exclude_categories=()), min_size=1, max_size=2000))
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(
+    max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+)
 def test_any_text_can_be_latched_shown_and_acknowledged(bench: Bench, fault: str) -> None:
     bench.servo.stop(f"stopped by {fault}", bench.now)
     shown = unpack(pack(bench.run(0.02))).fault
-    assert shown is not None and shown == bench.servo.fault == bench.make().fault and shown.isprintable()
+    assert (
+        shown is not None
+        and shown == bench.servo.fault == bench.make().fault
+        and shown.isprintable()
+    )
     bench.servo.acknowledge(fault)
     assert bench.run(0.02).fault is None and bench.make().fault is None
 
@@ -203,7 +228,10 @@ def test_any_text_can_be_latched_shown_and_acknowledged(bench: Bench, fault: str
 def test_a_goal_that_never_expires_is_a_fault(bench: Bench, until: float) -> None:
     at = bench.arm.pose
     bench.goal(0.02, valid_s=until)
-    assert str(bench.run(0.5).fault).startswith("policy: a goal that is valid until") and bench.arm.pose is at
+    assert (
+        str(bench.run(0.5).fault).startswith("policy: a goal that is valid until")
+        and bench.arm.pose is at
+    )
 
 
 def test_it_does_not_start_in_an_invalid_state(bench: Bench) -> None:
@@ -227,7 +255,9 @@ def test_commands_are_within_the_cells_speed(bench: Bench) -> None:
         bench.goal(1.0)
         for _ in range(CELL.ticks_per_step):
             bench.run(1 / CELL.servo_hz)
-            fastest = max(fastest, float(np.linalg.norm(bench.arm.pose.position - before)) * CELL.servo_hz)
+            fastest = max(
+                fastest, float(np.linalg.norm(bench.arm.pose.position - before)) * CELL.servo_hz
+            )
             before = bench.arm.pose.position
     assert 0 < fastest <= CELL.max_speed_m_s * 1.0001
 
@@ -259,7 +289,9 @@ def test_forces_and_silence_stop_home(bench: Bench) -> None:
     bench.arm.wrench, bench.arm.homing = np.zeros(6), False
     bench.servo.acknowledge("tester")
     bench.servo.home()
-    assert str(bench.run(CELL.heartbeat_timeout_s + 0.1, heard=False).fault).startswith("policy: its process has said nothing")
+    assert str(bench.run(CELL.heartbeat_timeout_s + 0.1, heard=False).fault).startswith(
+        "policy: its process has said nothing"
+    )
 
 
 def test_an_arm_in_contact_may_go_home_if_the_force_decreases(bench: Bench) -> None:

@@ -57,7 +57,9 @@ def test_a_killed_writer_leaves_the_last_complete_record(tmp_path: Path) -> None
     writer, reader = SharedRecord(tmp_path / "it", 100), SharedRecord(tmp_path / "it")
     writer.write(b"one")
     writer.write(b"two")
-    with (tmp_path / "it").open("r+b") as file:  # a number and two slots: the third record replaces the first
+    with (tmp_path / "it").open(
+        "r+b"
+    ) as file:  # a number and two slots: the third record replaces the first
         file.seek(8 + (len(file.read()) - 8) // 2)
         file.write(b"?" * 50)
     assert reader.read() == b"two"
@@ -102,8 +104,15 @@ def test_frames_keep_their_size_and_time(tmp_path: Path) -> None:
 numbers = st.floats(-1e6, 1e6)
 
 
-@given(st.lists(numbers, min_size=29, max_size=29), st.none() | numbers, st.booleans(), st.none() | st.text(min_size=1, max_size=300))
-def test_a_state_is_transferred_unchanged(values: list[float], width: float | None, commanded: bool, fault: str | None) -> None:
+@given(
+    st.lists(numbers, min_size=29, max_size=29),
+    st.none() | numbers,
+    st.booleans(),
+    st.none() | st.text(min_size=1, max_size=300),
+)
+def test_a_state_is_transferred_unchanged(
+    values: list[float], width: float | None, commanded: bool, fault: str | None
+) -> None:
     array = np.array(values)
     pose = ToolPose(array[1:4], array[4:8])
     state = ToolState(

@@ -17,7 +17,11 @@ pytestmark = [pytest.mark.simulator, pytest.mark.realtime, pytest.mark.nightly]
 
 class TestSO101(RobotConformance):
     plugin = so101_sim
-    wrong_configs = ({"cell": "nowhere.yaml"}, {"cell": "cell://franka_sim"}, {"python": "/nowhere/python"})
+    wrong_configs = (
+        {"cell": "nowhere.yaml"},
+        {"cell": "cell://franka_sim"},
+        {"python": "/nowhere/python"},
+    )
 
     @pytest.fixture
     def config(self, tmp_path: Path) -> SO101SimConfig:

@@ -32,7 +32,9 @@ def cell(robot: LeRobotRobot) -> SimulatedSO101:
     return SimulatedSO101(Path(robot.options(1.0)["folder"]))
 
 
-def until(robot: LeRobotRobot, condition: Callable[[RobotState], bool], seconds: float = 20.0) -> RobotState:
+def until(
+    robot: LeRobotRobot, condition: Callable[[RobotState], bool], seconds: float = 20.0
+) -> RobotState:
     deadline = time.monotonic() + seconds
     while not condition(state := robot.observe()):
         assert time.monotonic() < deadline, state
@@ -65,7 +67,9 @@ def test_the_joints_are_those_of_the_simulation(robot: LeRobotRobot, cell: Simul
     np.testing.assert_allclose(measured[:5], robot.cell.home[:5], atol=3)
 
 
-def test_a_blocked_joint_is_named_and_the_arm_stands(robot: LeRobotRobot, cell: SimulatedSO101) -> None:
+def test_a_blocked_joint_is_named_and_the_arm_stands(
+    robot: LeRobotRobot, cell: SimulatedSO101
+) -> None:
     robot.home(60.0)
     cell.fault("blocked")
     push(robot, 2, -5.0, 4.0)
@@ -78,7 +82,9 @@ def test_a_blocked_joint_is_named_and_the_arm_stands(robot: LeRobotRobot, cell: 
     robot.home(60.0)
 
 
-def test_an_interrupted_bus_is_a_fault_and_an_acknowledgement_connects_again(robot: LeRobotRobot, cell: SimulatedSO101) -> None:
+def test_an_interrupted_bus_is_a_fault_and_an_acknowledgement_connects_again(
+    robot: LeRobotRobot, cell: SimulatedSO101
+) -> None:
     robot.home(60.0)
     before = cell.truth().joints_deg
     cell.fault("silent")

@@ -46,7 +46,10 @@ def test_all_motors_answer_one_synchronous_read() -> None:
     made = bus()
     made.measure([-20.0, 99.0])
     answer = made.feed(packet(BROADCAST, 0x82, PRESENT, 2, 1, 2))
-    assert [struct.unpack("<H", answer[at + 5 : at + 7])[0] for at in (0, 8)] == [steps(-20), steps(99)]
+    assert [struct.unpack("<H", answer[at + 5 : at + 7])[0] for at in (0, 8)] == [
+        steps(-20),
+        steps(99),
+    ]
     made.silent = True
     assert made.feed(packet(BROADCAST, 0x82, PRESENT, 2, 1, 2)) == b""
 

@@ -26,7 +26,9 @@ class Cell:
         self.cube = np.array([*cube[:2], scene.CUBE_M / 2])
 
     def truth(self) -> scene.SimulatorState:
-        return scene.SimulatorState(0.0, np.concatenate([np.zeros(6 * len(self.arms)), self.cube, np.zeros(4)]))
+        return scene.SimulatorState(
+            0.0, np.concatenate([np.zeros(6 * len(self.arms)), self.cube, np.zeros(4)])
+        )
 
 
 ROBOTS = {"so101_sim": (scene.ONE_ARM,), "bi_so101_sim": scene.TWO_ARMS}
@@ -35,7 +37,9 @@ ROBOTS = {"so101_sim": (scene.ONE_ARM,), "bi_so101_sim": scene.TWO_ARMS}
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("relative", [True, False])
 @pytest.mark.parametrize("name", ROBOTS)
-def test_the_expert_touches_the_cube_within_the_limits(name: str, relative: bool, seed: int) -> None:
+def test_the_expert_touches_the_cube_within_the_limits(
+    name: str, relative: bool, seed: int
+) -> None:
     limits = cell_file.load(cell_file.CELLS / f"{name}.yaml", JointCell)
     cell, space = Cell(ROBOTS[name]), limits.space(relative)
     reach = Reach(cell, space)  # type: ignore[arg-type]
@@ -49,7 +53,9 @@ def test_the_expert_touches_the_cube_within_the_limits(name: str, relative: bool
             break
         action = reach.expert(state)
         assert action is not None and space.accepts(action) and len(action) == len(joints)
-        moved = joints + action * step if relative else joints + np.clip(action - joints, -step, step)
+        moved = (
+            joints + action * step if relative else joints + np.clip(action - joints, -step, step)
+        )
         joints = np.where(space.is_gripper, 100.0, moved)
         assert (joints >= limits.lower).all() and (joints <= limits.upper).all()
     assert reach.succeeded(RobotState(0.0, joints, np.zeros_like(joints)))

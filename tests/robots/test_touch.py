@@ -35,16 +35,23 @@ def test_the_expert_touches_the_cube_at_any_position(seed: int) -> None:
     assert scene.arrange(seed) == "touch the red cube"
     first = cell.cube
     scene.arrange(seed)
-    assert (cell.cube == first).all() and X_M[0] <= first[0] <= X_M[1] and Y_M[0] <= first[1] <= Y_M[1]
+    assert (
+        (cell.cube == first).all() and X_M[0] <= first[0] <= X_M[1] and Y_M[0] <= first[1] <= Y_M[1]
+    )
     state = at([0.31, 0.0, 0.48])
     for _ in range(40):
         if scene.succeeded(state):
             break
         action = scene.expert(state)
-        assert action is not None and action.shape == (4,) and np.linalg.norm(action[:3]) <= 1 + 1e-6
+        assert (
+            action is not None and action.shape == (4,) and np.linalg.norm(action[:3]) <= 1 + 1e-6
+        )
         position = state.pose.position + 0.02 * action[:3]
         state = replace(state, pose=replace(state.pose, position=position))
-    assert scene.succeeded(state) and np.linalg.norm(state.pose.position - first - [0, 0, 0.02]) < NEAR_M
+    assert (
+        scene.succeeded(state)
+        and np.linalg.norm(state.pose.position - first - [0, 0, 0.02]) < NEAR_M
+    )
 
 
 def test_layouts_differ() -> None:
@@ -57,7 +64,10 @@ def test_layouts_differ() -> None:
 
 
 def moved(state: ToolState, action: np.ndarray) -> ToolState:
-    return replace(state, pose=replace(state.pose, position=state.pose.position + SPACE.translation_m * action[:3]))
+    return replace(
+        state,
+        pose=replace(state.pose, position=state.pose.position + SPACE.translation_m * action[:3]),
+    )
 
 
 def test_the_expert_passes_the_disc_on_both_sides() -> None:
@@ -85,4 +95,8 @@ def test_who_was_over_the_disc_has_failed_until_the_next_episode() -> None:
     for _ in range(2):
         scene.arrange(3)
         over, touching = at([*cell.target, 0.3]), at([*cell.cube[:2], 0.042])
-        assert scene.succeeded(touching) and not scene.succeeded(over) and not scene.succeeded(touching)
+        assert (
+            scene.succeeded(touching)
+            and not scene.succeeded(over)
+            and not scene.succeeded(touching)
+        )

@@ -27,7 +27,9 @@ def test_each_wall_is_enforced_and_named(axis: int, upper: bool) -> None:
     beyond = wall + (0.07 if upper else -0.07)
     position = tuple(beyond if i == axis else each for i, each in enumerate(INSIDE))
     (found, turn), changes = SPACE.inside((position, (0.0, 0.0, 0.0)))  # type: ignore[arg-type]
-    assert found == tuple(wall if i == axis else each for i, each in enumerate(INSIDE)) and turn == (0.0, 0.0, 0.0)
+    assert found == tuple(
+        wall if i == axis else each for i, each in enumerate(INSIDE)
+    ) and turn == (0.0, 0.0, 0.0)
     assert changes == {rule: (beyond, wall)}
 
 
@@ -36,17 +38,25 @@ def test_a_twist_either_way_ends_at_its_limit(sign: int) -> None:
     limit = math.radians(CELL.max_twist_deg)
     (_, turn), changes = SPACE.inside((INSIDE, (0.0, 0.0, sign * (limit + 0.2))))
     assert turn == pytest.approx((0, 0, sign * limit))
-    assert changes == {"max_twist_deg": pytest.approx((sign * math.degrees(limit + 0.2), sign * CELL.max_twist_deg))}
+    assert changes == {
+        "max_twist_deg": pytest.approx(
+            (sign * math.degrees(limit + 0.2), sign * CELL.max_twist_deg)
+        )
+    }
 
 
 @given(st.floats(0, 2 * math.pi), st.floats(0.6, 3.0))
 def test_a_tilt_ends_in_its_direction_and_its_cone(direction: float, across: float) -> None:
     """A cylinder of radius 2 sin(tilt / 2) lies inside the cone."""
-    (_, turn), changes = SPACE.inside((INSIDE, (across * math.cos(direction), across * math.sin(direction), 0.0)))
+    (_, turn), changes = SPACE.inside(
+        (INSIDE, (across * math.cos(direction), across * math.sin(direction), 0.0))
+    )
     radius = 2 * math.sin(math.radians(CELL.max_tilt_deg) / 2)
     assert turn == pytest.approx((radius * math.cos(direction), radius * math.sin(direction), 0.0))
     assert changes.keys() == {"max_tilt_deg"}
-    assert 2 * math.sin(math.hypot(*turn) / 2) <= radius + 1e-12, "the angle of that rotation vector is within the limit"
+    assert 2 * math.sin(math.hypot(*turn) / 2) <= radius + 1e-12, (
+        "the angle of that rotation vector is within the limit"
+    )
 
 
 @given(st.lists(st.floats(-1, 1), min_size=6, max_size=6))
@@ -62,7 +72,9 @@ coordinates = st.tuples(*[st.floats(-2, 2)] * 3)
 
 
 @given(coordinates, coordinates, coordinates, st.floats(0.1, 2))
-def test_the_part_of_a_path_within_a_radius_against_brute_force(begin: Triple, end: Triple, centre: Triple, radius: float) -> None:
+def test_the_part_of_a_path_within_a_radius_against_brute_force(
+    begin: Triple, end: Triple, centre: Triple, radius: float
+) -> None:
     """Up to the radius, or completely if the end is nearer than the start."""
     found = part_within(begin, end, centre, radius)
     assert 0 <= found <= 1

@@ -41,7 +41,9 @@ class Trajectory:
 
     def last_moving(self, since: float, still: float) -> float:
         """The last time at which it was faster than ``still``, or ``since``."""
-        return max((when for when, speed in self.samples if when >= since and speed > still), default=since)
+        return max(
+            (when for when, speed in self.samples if when >= since and speed > still), default=since
+        )
 
     def close(self) -> None:
         self._closed.set()

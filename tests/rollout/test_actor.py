@@ -21,7 +21,9 @@ from tests.models.tiny_openvla import ASSETS
 class Rerun:
     """What a CUDA graph does: the same work on the same memory."""
 
-    def __init__(self, function: Any, arguments: dict[str, Tensor], results: dict[str, Tensor]) -> None:
+    def __init__(
+        self, function: Any, arguments: dict[str, Tensor], results: dict[str, Tensor]
+    ) -> None:
         self.function, self.arguments, self.results = function, arguments, results
 
     def replay(self) -> None:
@@ -34,7 +36,9 @@ class RecordedOnTheCPU(CudaGraphed):
 
     def _record(self, arguments: dict[str, Tensor]) -> Any:
         self.recordings += 1
-        results = {name: torch.empty_like(value) for name, value in self.function(arguments).items()}
+        results = {
+            name: torch.empty_like(value) for name, value in self.function(arguments).items()
+        }
         return Rerun(self.function, arguments, results), arguments, results
 
 
@@ -64,7 +68,10 @@ def test_a_recording_follows_its_arguments_and_keeps_its_results_apart() -> None
 def test_blocks_and_recordings_change_nothing(temperature: float) -> None:
     policy = with_critic(LinearPolicy(LinearOptions(chunk=2)))
     inputs = policy.prepare(observations(policy, 7))
-    episodes, step = Episodes.first_attempts(torch.zeros(7).long(), torch.arange(7)), torch.arange(7) * 3
+    episodes, step = (
+        Episodes.first_attempts(torch.zeros(7).long(), torch.arange(7)),
+        torch.arange(7) * 3,
+    )
     whole = Actor(policy, Settings(5, temperature, 7))
     blocks = Actor(policy, Settings(5, temperature, 3))
     recorded = Actor(policy, Settings(5, temperature, 3))
@@ -76,16 +83,25 @@ def test_blocks_and_recordings_change_nothing(temperature: float) -> None:
         torch.testing.assert_close(found.log_prob, expected.log_prob)
         assert found.latent.keys() == expected.latent.keys()
         torch.testing.assert_close(actor.values(inputs), whole.values(inputs))
-    assert [each.recordings for each in recorder.made] == [2, 2], "acting and valuing: blocks of three rows and of one"
+    assert [each.recordings for each in recorder.made] == [2, 2], (
+        "acting and valuing: blocks of three rows and of one"
+    )
     recorded.forget()
-    torch.testing.assert_close(recorded.act(rows(inputs, slice(0, 2)), episodes[:2], step[:2]).actions, expected.actions[:2])
+    torch.testing.assert_close(
+        recorded.act(rows(inputs, slice(0, 2)), episodes[:2], step[:2]).actions,
+        expected.actions[:2],
+    )
     assert [each.recordings for each in recorder.made] == [2, 2], "no new shape was recorded"
 
 
 @pytest.mark.parametrize("wanted", [[1], [6], [0, 2, 4], list(range(7))])
 def test_values_of_some_rows_are_those_of_all(wanted: list[int]) -> None:
     """Bit for bit; blocks without such a row are neither prepared nor computed."""
-    policy = with_critic(OpenVLAOFTPolicy.load(ASSETS / "openvla_oft_tiny_pushcube", OpenVLAOFTOptions(prompt_length=26)))
+    policy = with_critic(
+        OpenVLAOFTPolicy.load(
+            ASSETS / "openvla_oft_tiny_pushcube", OpenVLAOFTOptions(prompt_length=26)
+        )
+    )
     actor = Actor(policy, Settings(5, 1.0, 3))
     obs = observations(policy, 7)
     obs = replace(obs, jpeg={name: 255 - image for name, image in obs.images.items()})
@@ -97,14 +113,20 @@ def test_values_of_some_rows_are_those_of_all(wanted: list[int]) -> None:
 
     def watched(some: Observation) -> Inputs:
         prepared.append(len(some.instruction))
-        assert all(torch.equal(some.jpeg[name], 255 - image) for name, image in some.images.items()), "no second JPEG round trip"
+        assert all(
+            torch.equal(some.jpeg[name], 255 - image) for name, image in some.images.items()
+        ), "no second JPEG round trip"
         return prepare(some)
 
     policy.prepare = watched  # type: ignore[method-assign]
-    mask = torch.zeros(7, dtype=torch.bool).index_fill(0, torch.tensor(wanted, dtype=torch.int64), True)
+    mask = torch.zeros(7, dtype=torch.bool).index_fill(
+        0, torch.tensor(wanted, dtype=torch.int64), True
+    )
     assert torch.equal(actor.value(obs, mask), torch.where(mask, everything, 0))
     blocks = {row // 3 for row in wanted}
-    assert prepared == [sum(1 if block == 2 else 3 for block in blocks)] and recorder.calls == len(blocks)
+    assert prepared == [sum(1 if block == 2 else 3 for block in blocks)] and recorder.calls == len(
+        blocks
+    )
 
 
 class Counter:

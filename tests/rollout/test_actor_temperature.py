@@ -13,15 +13,22 @@ from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 
 @torch.no_grad()
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 2.0])
-def test_its_log_probabilities_equal_those_of_evaluate_at_that_temperature(temperature: float) -> None:
+def test_its_log_probabilities_equal_those_of_evaluate_at_that_temperature(
+    temperature: float,
+) -> None:
     policy = LinearPolicy(LinearOptions(chunk=2))
     inputs = policy.prepare(observations(policy, 200))
-    episodes, step = Episodes.first_attempts(torch.zeros(200).long(), torch.arange(200)), torch.zeros(200).long()
+    episodes, step = (
+        Episodes.first_attempts(torch.zeros(200).long(), torch.arange(200)),
+        torch.zeros(200).long(),
+    )
     sample = Actor(policy, Settings(0, temperature, 50)).act(inputs, episodes, step)
     again = policy.evaluate(inputs, sample.latent, temperature)
     torch.testing.assert_close(sample.log_prob, again.log_prob)
     surprise, entropy = -sample.log_prob.mean(), again.entropy.mean()
-    assert float(surprise) == pytest.approx(float(entropy), abs=0.06), "it samples from that distribution"
+    assert float(surprise) == pytest.approx(float(entropy), abs=0.06), (
+        "it samples from that distribution"
+    )
 
 
 @torch.no_grad()
@@ -31,7 +38,9 @@ def test_at_temperature_zero_it_takes_the_likeliest() -> None:
     found = []
     for seed in (0, 100):
         episodes = Episodes.first_attempts(torch.zeros(20).long(), seed + torch.arange(20))
-        found.append(Actor(policy, Settings(seed, 0.0, 5)).act(inputs, episodes, torch.zeros(20).long()))
+        found.append(
+            Actor(policy, Settings(seed, 0.0, 5)).act(inputs, episodes, torch.zeros(20).long())
+        )
     assert torch.equal(found[0].actions, found[1].actions)
     centres = policy.centres[None, None, None]
     for choice in range(len(policy.centres)):

@@ -34,10 +34,14 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "chunks of 4": lambda: linear(4),
     "openvla": lambda: with_critic(tiny()),
 }
-every_policy = pytest.mark.parametrize("policy", [pytest.param(make(), id=name) for name, make in POLICIES.items()])
+every_policy = pytest.mark.parametrize(
+    "policy", [pytest.param(make(), id=name) for name, make in POLICIES.items()]
+)
 
 
-def rollout(policy: Policy, envs: list[CounterWorld], iteration: int = 2, settings: Settings = SETTINGS) -> Trajectory:
+def rollout(
+    policy: Policy, envs: list[CounterWorld], iteration: int = 2, settings: Settings = SETTINGS
+) -> Trajectory:
     return collect(Actor(policy, settings), envs, iteration, VERSION, CALLS, Timeline())
 
 
@@ -45,7 +49,11 @@ def named_tensors(rollouts: Trajectory) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for field in fields(rollouts):
         value = getattr(rollouts, field.name)
-        named = {f"{field.name}.{key}": each for key, each in value.items()} if isinstance(value, dict) else {field.name: value}
+        named = (
+            {f"{field.name}.{key}": each for key, each in value.items()}
+            if isinstance(value, dict)
+            else {field.name: value}
+        )
         found |= {name: each for name, each in named.items() if each is not None}
     return found
 
@@ -65,7 +73,13 @@ def reference(policy: Policy, slot: int, iteration: int) -> Trajectory:
     env, ordinal, step, rows = CounterWorld(1), 0, 0, []
     for t in range(CALLS):
         if step == 0:
-            episode = training_episodes(SETTINGS.run_seed, iteration, torch.tensor([slot]), torch.tensor([ordinal]), len(GOALS))
+            episode = training_episodes(
+                SETTINGS.run_seed,
+                iteration,
+                torch.tensor([slot]),
+                torch.tensor([ordinal]),
+                len(GOALS),
+            )
             observation = env.reset(episode)
         inputs, now = policy.prepare(observation), torch.tensor([step])
         noise = CounterNoise(SETTINGS.run_seed, episode.task_id, episode.seed, now)
@@ -73,7 +87,9 @@ def reference(policy: Policy, slot: int, iteration: int) -> Trajectory:
         result = env.step(sample.actions)
         observation = result.observation
         cut = torch.tensor([not result.terminated.any() and bool(result.done or t + 1 == CALLS)])
-        bootstrap = policy.value(policy.encode(policy.prepare(observation))) if cut else torch.zeros(1)
+        bootstrap = (
+            policy.value(policy.encode(policy.prepare(observation))) if cut else torch.zeros(1)
+        )
         rows.append(
             Trajectory(
                 inputs=inputs,
@@ -112,21 +128,34 @@ def test_the_relevant_cases_occur(policy: Policy) -> None:
     """Otherwise the other tests would check nothing."""
     found = rollout(policy, groups(8, 1))
     ended = (found.terminated | found.truncated).any(-1)
-    assert found.terminated.any() and found.success.any() and (found.truncated.any(-1) & found.cut).any()
+    assert (
+        found.terminated.any()
+        and found.success.any()
+        and (found.truncated.any(-1) & found.cut).any()
+    )
     assert ended[:-1].sum() > 3 and not ended[-1].all()
-    assert (found.bootstrap_value[found.cut] != 0).all() and (found.bootstrap_value[~found.cut] == 0).all()
-    assert (found.cut[-1] == ~found.terminated[-1].any(-1)).all(), "the end of the rollout truncates every unfinished episode"
+    assert (found.bootstrap_value[found.cut] != 0).all() and (
+        found.bootstrap_value[~found.cut] == 0
+    ).all()
+    assert (found.cut[-1] == ~found.terminated[-1].any(-1)).all(), (
+        "the end of the rollout truncates every unfinished episode"
+    )
     if policy.spec.chunk > 1:
         assert not found.valid.all(), "some episode ends inside a chunk"
 
 
 @every_policy
 def test_the_critic_values_what_is_seen_after_a_termination_only_if_told(policy: Policy) -> None:
-    plain, valued = (rollout(policy, groups(8, 2), settings=replace(SETTINGS, values_ends=always)) for always in (False, True))
+    plain, valued = (
+        rollout(policy, groups(8, 2), settings=replace(SETTINGS, values_ends=always))
+        for always in (False, True)
+    )
     terminated = (plain.terminated & plain.valid).any(-1)
     assert torch.equal(valued.cut, plain.cut | terminated) and terminated.any()
     assert torch.equal(valued.bootstrap_value[plain.cut], plain.bootstrap_value[plain.cut])
-    assert (valued.bootstrap_value[terminated] != 0).all() and (plain.bootstrap_value[terminated] == 0).all()
+    assert (valued.bootstrap_value[terminated] != 0).all() and (
+        plain.bootstrap_value[terminated] == 0
+    ).all()
     assert_same(replace(valued, cut=plain.cut, bootstrap_value=plain.bootstrap_value), plain)
 
 
@@ -142,7 +171,11 @@ def test_pipeline_depth_does_not_change_the_result(policy: Policy) -> None:
 def test_the_shape_of_policy_calls_does_not_change_the_result(batch_size: int) -> None:
     policy = linear(2)
     settings = replace(SETTINGS, batch_size=batch_size)
-    assert_same(rollout(policy, groups(8, 2), settings=settings), rollout(policy, groups(8, 2)), tolerance=1e-5)
+    assert_same(
+        rollout(policy, groups(8, 2), settings=settings),
+        rollout(policy, groups(8, 2)),
+        tolerance=1e-5,
+    )
 
 
 def test_earlier_episodes_do_not_change_the_result() -> None:
@@ -151,7 +184,9 @@ def test_earlier_episodes_do_not_change_the_result() -> None:
     other = rollout(policy, envs, iteration=4)
     assert_same(rollout(policy, envs, iteration=3), first)
     assert not (other.seed[0] == first.seed[0]).any()
-    assert not torch.equal(rollout(policy, envs, iteration=3, settings=replace(SETTINGS, run_seed=12)).seed, first.seed)
+    assert not torch.equal(
+        rollout(policy, envs, iteration=3, settings=replace(SETTINGS, run_seed=12)).seed, first.seed
+    )
 
 
 def test_groups_overlap() -> None:
@@ -174,7 +209,9 @@ def test_stored_log_probabilities_are_reproduced(policy: Policy) -> None:
         settings = replace(SETTINGS, temperature=temperature)
         found = rollout(policy, groups(4, 2), settings=settings)
         assert parity_errors(policy, found.flatten(), temperature, calls=CALLS * 4).max() <= 1e-5
-        assert parity_errors(policy, found.flatten(), temperature * 1.5, calls=CALLS * 4).max() > 1e-3
+        assert (
+            parity_errors(policy, found.flatten(), temperature * 1.5, calls=CALLS * 4).max() > 1e-3
+        )
 
 
 def test_parity_counts_only_executed_actions() -> None:
@@ -186,7 +223,9 @@ def test_parity_counts_only_executed_actions() -> None:
     assert parity_errors(policy, unread, 1.0, calls=CALLS * 8).max() <= 1e-5
     wrong = found.log_prob.clone()
     wrong[0, 0, 0, 0] += 0.5
-    assert parity_errors(policy, replace(found, log_prob=wrong).flatten(), 1.0).max() == pytest.approx(0.5, abs=1e-4)
+    assert parity_errors(
+        policy, replace(found, log_prob=wrong).flatten(), 1.0
+    ).max() == pytest.approx(0.5, abs=1e-4)
 
 
 def test_progress_reaches_one() -> None:
@@ -234,7 +273,9 @@ def test_metrics_against_a_loop(chunk: int, ends_at_goal: bool) -> None:
 
 
 def test_metrics_without_a_finished_episode() -> None:
-    found = collect(Actor(linear(1), SETTINGS), [CounterWorld(2, episode_limit=50)], 0, 0, 1, Timeline())
+    found = collect(
+        Actor(linear(1), SETTINGS), [CounterWorld(2, episode_limit=50)], 0, 0, 1, Timeline()
+    )
     assert not (found.terminated | found.truncated).any()
     metrics = rollout_metrics(found)
     assert metrics["rollout/episodes"] == 0 and "rollout/success_once" not in metrics
@@ -243,7 +284,14 @@ def test_metrics_without_a_finished_episode() -> None:
 @pytest.mark.parametrize(("limit", "chunk"), [(6, 1), (6, 2), (6, 4), (5, 4), (3, 4)])
 def test_a_rollout_can_consist_of_complete_episodes(limit: int, chunk: int) -> None:
     world = CounterWorld(2, episode_limit=limit, ends_at_goal=False)
-    found = collect(Actor(linear(chunk), SETTINGS), [world], 0, 0, rollout_calls(3 * limit, limit, chunk), Timeline())
+    found = collect(
+        Actor(linear(chunk), SETTINGS),
+        [world],
+        0,
+        0,
+        rollout_calls(3 * limit, limit, chunk),
+        Timeline(),
+    )
     assert int(found.truncated.sum()) == 2 * 3 and int(found.valid.sum()) == 2 * 3 * limit
     assert found.truncated[-1].any(-1).all(), "no partial episode remains"
 
@@ -253,5 +301,12 @@ def test_a_rollout_is_stored_on_the_cpu() -> None:
     with simulated_gpu():
         policy = LinearPolicy(LinearOptions(chunk=2)).to(GPU)
         rollouts = collect(Actor(policy, Settings(0, 1.0, 2)), groups(4, 2), 0, 0, 6, Timeline())
-    tensors = [*rollouts.inputs.values(), *rollouts.latent.values(), rollouts.log_prob, rollouts.value, rollouts.reward, rollouts.step]
+    tensors = [
+        *rollouts.inputs.values(),
+        *rollouts.latent.values(),
+        rollouts.log_prob,
+        rollouts.value,
+        rollouts.reward,
+        rollouts.step,
+    ]
     assert not any(isinstance(each, GpuTensor) for each in tensors)

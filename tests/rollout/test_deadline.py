@@ -32,7 +32,17 @@ class Log(VectorEnv):
     """Records each executed action; the state is the control step. An episode ends after ``seed % 7 + 5`` steps."""
 
     def __init__(self, num_envs: int = len(SEEDS), limit: int = 50) -> None:
-        self.spec = EnvSpec(num_envs, 2, 1, 10.0, limit, {"c": (1, 1)}, ("log",), torch.device("cpu"), ToolUnits(1.0))
+        self.spec = EnvSpec(
+            num_envs,
+            2,
+            1,
+            10.0,
+            limit,
+            {"c": (1, 1)},
+            ("log",),
+            torch.device("cpu"),
+            ToolUnits(1.0),
+        )
         self.done: list[list[list[float]]] = [[] for _ in range(num_envs)]
         self.limits = [0] * num_envs
 
@@ -43,7 +53,11 @@ class Log(VectorEnv):
 
     def reset_wait(self) -> Observation:
         count = torch.tensor([[float(len(each))] for each in self.done])
-        return Observation({"c": count.byte()[:, None, None].expand(-1, 1, 1, 3).clone()}, count, ["log"] * len(count))
+        return Observation(
+            {"c": count.byte()[:, None, None].expand(-1, 1, 1, 3).clone()},
+            count,
+            ["log"] * len(count),
+        )
 
     def step_async(self, actions: Tensor, skip_ended: bool = False) -> None:
         self._actions, self._skip = actions, skip_ended
@@ -100,9 +114,14 @@ def test_chunks_arrive_late(ticks: list[int], more: int, seed: int) -> None:
             valid = torch.zeros(chunk, dtype=torch.bool)
             valid[delay : delay + count] = True
             assert torch.equal(result.valid[row], valid)
-            assert result.reward[row][valid].tolist() == [arrived + place + 1 for place in range(count)]
+            assert result.reward[row][valid].tolist() == [
+                arrived + place + 1 for place in range(count)
+            ]
             over = arrived + count == log.limits[row]
-            assert bool(result.terminated[row].any()) == over and not (result.terminated[row] & ~valid).any()
+            assert (
+                bool(result.terminated[row].any()) == over
+                and not (result.terminated[row] & ~valid).any()
+            )
             observed = int(result.observation.state[row].item())
             assert observed == log.limits[row] if over else arrived + count - observed in ticks
         np.testing.assert_allclose(executed, expected, rtol=1e-6)
@@ -114,7 +133,9 @@ def test_delays_depend_on_seed_episode_and_step_alone() -> None:
     played(DeadlineEnv(whole, ticks, 5), 6, 3)
     single = DeadlineEnv(log, ticks, 5)
     for row, seed in enumerate(SEEDS):
-        seen = single.reset(Episodes.first_attempts(torch.zeros(1, dtype=torch.int64), torch.tensor([seed])))
+        seen = single.reset(
+            Episodes.first_attempts(torch.zeros(1, dtype=torch.int64), torch.tensor([seed]))
+        )
         for number in range(3):
             single.step_async(chunks(seen, 6), skip_ended=number > 0)
             seen = single.step_wait().observation
@@ -130,7 +151,11 @@ def test_a_constant_delay_gives_the_actions_of_the_control_loop(delay: int) -> N
     horizon, chunk = 3, 6
     log = Log()
     played(DeadlineEnv(log, Deadline((delay,), horizon), 0), chunk, 3)
-    cell = Cell([100 * delay - 50], chunk, ControlConfig(warmup=0, asynchronous=True, execution_horizon=horizon))
+    cell = Cell(
+        [100 * delay - 50],
+        chunk,
+        ControlConfig(warmup=0, asynchronous=True, execution_horizon=horizon),
+    )
 
     def infer(request: Request) -> Chunk:
         actions = np.zeros((chunk, 4), np.float32)
@@ -139,13 +164,19 @@ def test_a_constant_delay_gives_the_actions_of_the_control_loop(delay: int) -> N
 
     cell.infer = infer  # type: ignore[method-assign]
     cell.run(20)
-    of_loop = [(round(1000 * float(step.action[0])), round(1000 * float(step.action[3]))) for step in cell.steps if step.action is not None]
+    of_loop = [
+        (round(1000 * float(step.action[0])), round(1000 * float(step.action[3])))
+        for step in cell.steps
+        if step.action is not None
+    ]
     of_env = [(round(1000 * observed), round(1000 * place)) for observed, place in log.done[1]]
     for executed, first in ((of_loop, horizon + delay), (of_env, horizon)):
         assert executed[:first] == [(0, place) for place in range(first)]
         observed = executed[first][0]
         assert executed[first : first + 2 * horizon] == [
-            (observed + call * horizon, delay + place) for call in range(2) for place in range(horizon)
+            (observed + call * horizon, delay + place)
+            for call in range(2)
+            for place in range(horizon)
         ]
 
 
@@ -157,14 +188,18 @@ def test_nothing_counts_after_a_reward_has_ended_an_episode() -> None:
         won = last & (result.observation.state[:, :1] >= 1)
         return replace(result, reward=won.float(), terminated=result.terminated | won)
 
-    world = RewardedEnv(CounterWorld(2, 50, ends_at_goal=False, tool_m=0.01), RewardShaper(won_once_moved))
+    world = RewardedEnv(
+        CounterWorld(2, 50, ends_at_goal=False, tool_m=0.01), RewardShaper(won_once_moved)
+    )
     env, seed = DeadlineEnv(world, Deadline((2,), 4), 0), torch.tensor([3, 3])
     env.reset(Episodes.first_attempts(torch.zeros_like(seed), seed))
     actions = torch.zeros(2, 6, 4)
     actions[0, :, 0] = 1
     result = env.step(actions)  # the first part are two steps
     assert result.valid.int().tolist() == [[1, 1, 0, 0, 0, 0], [1, 1, 1, 1, 0, 0]]
-    assert result.reward.tolist() == [[0, 1, 0, 0, 0, 0], [0] * 6] and result.terminated.sum(1).tolist() == [1, 0]
+    assert result.reward.tolist() == [[0, 1, 0, 0, 0, 0], [0] * 6] and result.terminated.sum(
+        1
+    ).tolist() == [1, 0]
 
 
 def test_the_arm_is_held_where_a_chunk_is_dropped() -> None:
@@ -172,7 +207,9 @@ def test_the_arm_is_held_where_a_chunk_is_dropped() -> None:
     env = DeadlineEnv(log, Deadline((1,), 3, drop=0.5), 0)
     found = played(env, 4, 4)
     held = sum(action == [0, OPEN] for row in log.done for action in row)
-    assert (0 < held < sum(map(len, log.done)) and held % 3 == 0) or any(len(row) % 3 for row in log.done)
+    assert (0 < held < sum(map(len, log.done)) and held % 3 == 0) or any(
+        len(row) % 3 for row in log.done
+    )
     assert all(result.valid.sum() for _, result in found[:1])
 
 
@@ -191,8 +228,16 @@ def test_the_recipe_says_what_does_not_fit(tmp_path: Path) -> None:
     path.write_text(json.dumps({"control_hz": 10.0, "delay_ticks": {"1": 75, "2": 25}}))
     measured = deadline_of(DeadlineConfig(measured=str(path)), 12, 20.0)
     assert measured is not None and measured.horizon == 8
-    assert [measured.ticks.count(ticks) for ticks in (2, 4)] == [75, 25], "twice the rate, so twice the steps"
-    for text in ("", "[]", "{}", '{"control_hz": 10, "delay_ticks": {}}', '{"control_hz": 0, "delay_ticks": {"1": 1}}'):
+    assert [measured.ticks.count(ticks) for ticks in (2, 4)] == [75, 25], (
+        "twice the rate, so twice the steps"
+    )
+    for text in (
+        "",
+        "[]",
+        "{}",
+        '{"control_hz": 10, "delay_ticks": {}}',
+        '{"control_hz": 0, "delay_ticks": {"1": 1}}',
+    ):
         path.write_text(text)
         with pytest.raises(UserError, match=r"rollout\.deadline\.measured="):
             deadline_of(DeadlineConfig(measured=str(path)), 12, 20.0)

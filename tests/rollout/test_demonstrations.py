@@ -40,7 +40,11 @@ class State:
     @classmethod
     def read(cls, image: Tensor) -> State:
         # the row and the column at the edge show only one quantity
-        return cls(int(image[0, 0, 2]), (int((image[-1, :, 0] == 255).sum()) - 32) // 8, int((image[:, -1, 1] == 255).sum()) // 3)
+        return cls(
+            int(image[0, 0, 2]),
+            (int((image[-1, :, 0] == 255).sum()) - 32) // 8,
+            int((image[:, -1, 1] == 255).sum()) // 3,
+        )
 
     @property
     def label(self) -> list[float]:
@@ -48,9 +52,14 @@ class State:
 
 
 def shown(
-    config: DemonstrationConfig = NOISY, chunk: int = 1, envs: Sequence[VectorEnv] | None = None, run_seed: int = 0
+    config: DemonstrationConfig = NOISY,
+    chunk: int = 1,
+    envs: Sequence[VectorEnv] | None = None,
+    run_seed: int = 0,
 ) -> tuple[Demonstrations, float]:
-    return collect_demonstrations(WholeImages(LinearOptions(chunk=chunk)), envs or groups(4, 2), config, run_seed)
+    return collect_demonstrations(
+        WholeImages(LinearOptions(chunk=chunk)), envs or groups(4, 2), config, run_seed
+    )
 
 
 def by_episode(demonstrations: Demonstrations) -> list[list[State]]:
@@ -86,7 +95,9 @@ def test_noise_leaves_the_experts_path() -> None:
     rising, noisy = by_episode(shown(CLEAN)[0]), by_episode(shown()[0])
     assert shown(CLEAN)[1] == 1.0, "without noise nothing is random, for any random_actions"
     for episode in rising:
-        assert [state.level for state in episode] == list(range(episode[0].level, episode[0].level + len(episode)))
+        assert [state.level for state in episode] == list(
+            range(episode[0].level, episode[0].level + len(episode))
+        )
     strayed = [any(b.level != a.level + 1 for a, b in pairwise(e)) for e in noisy]
     assert any(strayed) and not all(strayed), "each episode draws its own level of noise"
 
@@ -106,13 +117,19 @@ class Watched(CounterWorld):
 
 
 @pytest.mark.parametrize(("sigma", "random_actions"), [(0.3, 0.0), (0.3, 1.0)])
-def test_the_executed_actions_have_the_configured_noise(sigma: float, random_actions: float) -> None:
+def test_the_executed_actions_have_the_configured_noise(
+    sigma: float, random_actions: float
+) -> None:
     env = Watched(8)
-    shown(DemonstrationConfig(episodes=160, noise=[sigma], random_actions=random_actions), envs=[env])
+    shown(
+        DemonstrationConfig(episodes=160, noise=[sigma], random_actions=random_actions), envs=[env]
+    )
     executed, advice = torch.cat(env.executed), torch.cat(env.advice)
     assert executed.abs().max() <= 1 and len(executed) > 400
     if random_actions:
-        assert abs(float(executed.mean())) < 0.06 and abs(float((executed**2).mean()) - 1 / 3) < 0.03, "uniform"
+        assert (
+            abs(float(executed.mean())) < 0.06 and abs(float((executed**2).mean()) - 1 / 3) < 0.03
+        ), "uniform"
     else:
         noise = (executed - advice)[:, 3]
         assert abs(float(noise.mean())) < 0.05 and abs(float(noise.std()) - sigma) < 0.03
@@ -131,7 +148,10 @@ def test_a_detour_starts_the_episode_in_one_direction_and_is_not_learnt() -> Non
         astray = (executed[begin:end] != advice[begin:end]).any(1)
         lengths.add(length := int(astray.sum()))
         assert astray[:length].all(), "at the start of the episode"
-        assert length == 0 or (len(executed[begin : begin + length].unique(dim=0)) == 1 and executed[begin].abs().max() <= 0.5)
+        assert length == 0 or (
+            len(executed[begin : begin + length].unique(dim=0)) == 1
+            and executed[begin].abs().max() <= 0.5
+        )
     assert lengths == {0, 1, 2, 3}
 
 
@@ -147,11 +167,15 @@ def test_windows_hold_the_next_actions_of_the_same_episode() -> None:
 
 @pytest.mark.parametrize("episodes", [1, 3, 11])
 def test_groups_and_environments_do_not_change_the_result(episodes: int) -> None:
-    config = DemonstrationConfig(episodes=episodes, noise=NOISY.noise, random_actions=NOISY.random_actions)
+    config = DemonstrationConfig(
+        episodes=episodes, noise=NOISY.noise, random_actions=NOISY.random_actions
+    )
     first, success = shown(config, envs=groups(4, 1))
     for envs in (groups(4, 2), groups(6, 3), groups(1, 1)):
         found, again = shown(config, envs=envs)
-        assert torch.equal(found.inputs["image"], first.inputs["image"]) and torch.equal(found.actions, first.actions)
+        assert torch.equal(found.inputs["image"], first.inputs["image"]) and torch.equal(
+            found.actions, first.actions
+        )
         assert again == success
 
 
@@ -188,11 +212,17 @@ class Unsteady(CounterWorld):
 
 
 def test_the_steps_before_a_fault_count(capsys: pytest.CaptureFixture[str]) -> None:
-    whole, found = by_episode(shown(CLEAN)[0]), by_episode(shown(CLEAN, envs=[GuardedEnv(Unsteady(2))])[0])
+    whole, found = (
+        by_episode(shown(CLEAN)[0]),
+        by_episode(shown(CLEAN, envs=[GuardedEnv(Unsteady(2))])[0]),
+    )
     cut = [number for number, episode in enumerate(found) if episode != whole[number]]
     assert len(found) == len(whole) and 0 < len(cut) < len(found)
     assert all(found[number] == whole[number][:2] for number in cut)
-    assert capsys.readouterr().err == f"{len(cut)} of 11 episodes of the expert were cut, because the simulator failed\n"
+    assert (
+        capsys.readouterr().err
+        == f"{len(cut)} of 11 episodes of the expert were cut, because the simulator failed\n"
+    )
 
 
 def test_an_expert_that_never_makes_a_step_is_one_line() -> None:

@@ -18,14 +18,29 @@ from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 SETTINGS = Settings(run_seed=4, temperature=1.0, batch_size=2)
 
 
-def play(episodes: int, envs: list[CounterWorld], chunk: int = 2, temperature: float = 1.0, filmed: int = 0) -> list[EpisodeResult]:
+def play(
+    episodes: int,
+    envs: list[CounterWorld],
+    chunk: int = 2,
+    temperature: float = 1.0,
+    filmed: int = 0,
+) -> list[EpisodeResult]:
     policy = LinearPolicy(LinearOptions(chunk=chunk))
-    return play_evaluation(Actor(policy, replace(SETTINGS, temperature=temperature)), envs, range(episodes), Timeline(), filmed)
+    return play_evaluation(
+        Actor(policy, replace(SETTINGS, temperature=temperature)),
+        envs,
+        range(episodes),
+        Timeline(),
+        filmed,
+    )
 
 
 def listed(episodes: int) -> list[tuple[str, int]]:
     """Task and seed of the first ``episodes``."""
-    return [(list(GOALS)[number % len(GOALS)], EVALUATION_SEEDS[number // len(GOALS)]) for number in range(episodes)]
+    return [
+        (list(GOALS)[number % len(GOALS)], EVALUATION_SEEDS[number // len(GOALS)])
+        for number in range(episodes)
+    ]
 
 
 @torch.no_grad()
@@ -33,12 +48,21 @@ def reference(episode: int, chunk: int, temperature: float, **world: bool) -> Ep
     """One episode, alone."""
     policy, env = LinearPolicy(LinearOptions(chunk=chunk)), CounterWorld(1, **world)
     task = list(GOALS)[episode % len(GOALS)]
-    place = Episodes.first_attempts(torch.tensor([episode % len(GOALS)]), torch.tensor([EVALUATION_SEEDS[episode // len(GOALS)]]))
+    place = Episodes.first_attempts(
+        torch.tensor([episode % len(GOALS)]),
+        torch.tensor([EVALUATION_SEEDS[episode // len(GOALS)]]),
+    )
     result = EpisodeResult(task, int(place.seed), INSTRUCTIONS[task])
     observation, done = env.reset(place), False
     while not done:
-        noise = CounterNoise(SETTINGS.run_seed, place.task_id, place.seed, torch.tensor([result.steps])) if temperature else None
-        step = env.step(policy.act(policy.encode(policy.prepare(observation)), noise, temperature).actions)
+        noise = (
+            CounterNoise(SETTINGS.run_seed, place.task_id, place.seed, torch.tensor([result.steps]))
+            if temperature
+            else None
+        )
+        step = env.step(
+            policy.act(policy.encode(policy.prepare(observation)), noise, temperature).actions
+        )
         observation, done = step.observation, bool(step.done)
         result.steps += int(step.valid.sum())
         result.episode_return += float(step.reward.sum())
@@ -62,14 +86,18 @@ def test_every_episode_equals_that_run_alone(chunk: int, temperature: float) -> 
 def test_a_success_before_the_end_counts() -> None:
     """If the simulator does not end the episode there, and the final state is no success."""
     found = play(20, groups(4, 2, ends_at_goal=False), chunk=1)
-    assert [result.success for result in found] == [reference(i, 1, 1.0, ends_at_goal=False).success for i in range(20)]
+    assert [result.success for result in found] == [
+        reference(i, 1, 1.0, ends_at_goal=False).success for i in range(20)
+    ]
     assert all(result.steps == 6 for result in found) and any(result.success for result in found)
 
 
 @pytest.mark.parametrize("episodes", [1, 3, 8, 21])
 def test_the_number_of_groups_does_not_change_the_result(episodes: int) -> None:
     whole = play(episodes, groups(8, 1))
-    assert [(result.task, result.seed) for result in whole] == listed(episodes), "in the order of the list"
+    assert [(result.task, result.seed) for result in whole] == listed(episodes), (
+        "in the order of the list"
+    )
     for count in (2, 4):
         assert play(episodes, groups(8, count)) == whole
     assert play(episodes, groups(2, 1)) == whole
@@ -89,16 +117,28 @@ def test_each_episode_runs_once(episodes: int) -> None:
 def test_only_the_first_episodes_are_recorded_as_video() -> None:
     found = play(9, groups(4, 2), chunk=1, filmed=3)
     for index, result in enumerate(found):
-        assert len(result.frames) == (result.steps if index < 3 else 0), "one frame after every policy call"
-        assert all(frame.shape == (64, 64, 3) and frame.dtype == torch.uint8 for frame in result.frames)
-        assert all((frame[..., 2] == result.seed % 251).all() for frame in result.frames), "of its own episode"
+        assert len(result.frames) == (result.steps if index < 3 else 0), (
+            "one frame after every policy call"
+        )
+        assert all(
+            frame.shape == (64, 64, 3) and frame.dtype == torch.uint8 for frame in result.frames
+        )
+        assert all((frame[..., 2] == result.seed % 251).all() for frame in result.frames), (
+            "of its own episode"
+        )
     clocks = [int((frame[:, -1, 1] == 255).sum()) for frame in found[0].frames]
     assert clocks == [3 * step for step in range(1, found[0].steps + 1)]
 
 
 def test_progress_counts_finished_episodes() -> None:
     seen: list[float] = []
-    play_evaluation(Actor(LinearPolicy(LinearOptions()), SETTINGS), groups(4, 2), range(5), Timeline(), progress=seen.append)
+    play_evaluation(
+        Actor(LinearPolicy(LinearOptions()), SETTINGS),
+        groups(4, 2),
+        range(5),
+        Timeline(),
+        progress=seen.append,
+    )
     assert seen == sorted(seen) and seen[-1] == 1.0 and len(set(seen)) > 3
 
 

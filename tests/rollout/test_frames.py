@@ -41,18 +41,25 @@ def level(image: Tensor) -> int:
 def test_a_frame_shows_the_observation_after_a_step() -> None:
     fractions: list[float] = []
     found = labelled_frames(Looks(), groups(4, 2), NOISY, 0, fractions.append)
-    assert len(found) == sum(len(episode.frames[form.ACTION]) for episode in played()) and fractions[-1] == 1.0
+    assert (
+        len(found) == sum(len(episode.frames[form.ACTION]) for episode in played())
+        and fractions[-1] == 1.0
+    )
     for number, episode in enumerate(played()):
         rows = found.episode == number
         assert found.success[rows].tolist() == episode.frames[form.SUCCESS].tolist()
         goal = list(GOALS.values())[number % 2]
-        for image, success in zip(found.inputs["image.base"][rows], found.success[rows], strict=True):
+        for image, success in zip(
+            found.inputs["image.base"][rows], found.success[rows], strict=True
+        ):
             assert (level(image) >= goal) == bool(success)
     assert found.success.any() and not found.success.all()
 
 
 def test_groups_and_environments_do_not_change_the_frames() -> None:
-    first, second = (labelled_frames(Looks(), envs, NOISY, 0) for envs in (groups(4, 2), groups(1, 1)))
+    first, second = (
+        labelled_frames(Looks(), envs, NOISY, 0) for envs in (groups(4, 2), groups(1, 1))
+    )
     assert torch.equal(first.success, second.success) and torch.equal(first.episode, second.episode)
     assert torch.equal(first.inputs["image.base"], second.inputs["image.base"])
 
@@ -61,9 +68,17 @@ def test_a_datasets_frames_are_labelled_by_their_own_rows(tmp_path: Path) -> Non
     episodes = played()
     config = DemonstrationConfig(dataset=write(tmp_path / "data", episodes))
     found = labelled_frames(Looks(), (), config, 0)
-    assert found.success.tolist() == [bool(each) for episode in episodes for each in episode.frames[form.SUCCESS]]
-    assert found.episode.tolist() == [number for number, episode in enumerate(episodes) for _ in episode.frames[form.SUCCESS]]
-    images = [torch.from_numpy(image) for episode in episodes for image in episode.frames[form.IMAGES + "base"]]
+    assert found.success.tolist() == [
+        bool(each) for episode in episodes for each in episode.frames[form.SUCCESS]
+    ]
+    assert found.episode.tolist() == [
+        number for number, episode in enumerate(episodes) for _ in episode.frames[form.SUCCESS]
+    ]
+    images = [
+        torch.from_numpy(image)
+        for episode in episodes
+        for image in episode.frames[form.IMAGES + "base"]
+    ]
     assert torch.equal(found.inputs["image.base"], torch.stack(images))
     silent = write(tmp_path / "silent", episodes, (form.SUCCESS,))
     with pytest.raises(UserError, match=r"has no feature next\.success"):

@@ -28,7 +28,11 @@ def tensors(words: list[int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     # Random123's known-answer file, philox4x32-10.
     [
         ([0] * 4, (0, 0), [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
-        ([0xFFFFFFFF] * 4, (0xFFFFFFFF, 0xFFFFFFFF), [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),
+        (
+            [0xFFFFFFFF] * 4,
+            (0xFFFFFFFF, 0xFFFFFFFF),
+            [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD],
+        ),
         (
             [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344],
             (0xA4093822, 0x299F31D0),
@@ -36,7 +40,9 @@ def tensors(words: list[int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         ),
     ],
 )
-def test_philox_known_answers(counter: list[int], key: tuple[int, int], expected: list[int]) -> None:
+def test_philox_known_answers(
+    counter: list[int], key: tuple[int, int], expected: list[int]
+) -> None:
     assert [int(w) for w in philox(tensors(counter), key)] == expected
 
 
@@ -52,9 +58,13 @@ def test_philox_against_big_integers(counter: list[int], key: tuple[int, int]) -
     assert [int(w) for w in philox(tensors(counter), key)] == [c0, c1, c2, c3]
 
 
-def noise(run_seed: int = 7, task: int = 0, seeds: Tensor | None = None, step: int = 0, stream: int = 0) -> CounterNoise:
+def noise(
+    run_seed: int = 7, task: int = 0, seeds: Tensor | None = None, step: int = 0, stream: int = 0
+) -> CounterNoise:
     seeds = torch.arange(5) if seeds is None else seeds
-    return CounterNoise(run_seed, torch.full_like(seeds, task), seeds, torch.full_like(seeds, step), stream)
+    return CounterNoise(
+        run_seed, torch.full_like(seeds, task), seeds, torch.full_like(seeds, step), stream
+    )
 
 
 def test_noise_follows_the_protocol() -> None:
@@ -80,15 +90,27 @@ def test_a_row_depends_only_on_its_own_episode_and_step(
         return source.uniform(count, 2), source.normal(count)
 
     whole = draw(torch.arange(len(rows)))
-    index = torch.tensor(data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1, max_size=12)))
+    index = torch.tensor(
+        data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1, max_size=12))
+    )
     for part, all_rows in zip(draw(index), whole, strict=True):
         assert torch.equal(part, all_rows[index])
 
 
 def test_everything_in_the_key_matters() -> None:
     base = noise().uniform(8)
-    others = [noise(run_seed=8), noise(run_seed=7 + 2**32), noise(task=1), noise(step=1), noise(stream=1)]
-    draws = [base, *(each.uniform(8) for each in others), noise(seeds=torch.arange(5) + 5).uniform(8)]
+    others = [
+        noise(run_seed=8),
+        noise(run_seed=7 + 2**32),
+        noise(task=1),
+        noise(step=1),
+        noise(stream=1),
+    ]
+    draws = [
+        base,
+        *(each.uniform(8) for each in others),
+        noise(seeds=torch.arange(5) + 5).uniform(8),
+    ]
     assert len(torch.cat(draws).unique()) == len(draws) * 5 * 8
 
 
@@ -102,7 +124,12 @@ def test_no_two_episodes_or_steps_share_their_noise() -> None:
 
 def test_attempts_share_no_noise_in_episodes_of_any_length() -> None:
     steps = torch.tensor([0, 1, 1 << 16, 1 << 17, (1 << 32) - 1])
-    rows = [(task, attempt, step) for task in (0, 1, MAX_TASKS - 1) for attempt in (0, 1, 2, MAX_ATTEMPTS - 1) for step in steps.tolist()]
+    rows = [
+        (task, attempt, step)
+        for task in (0, 1, MAX_TASKS - 1)
+        for attempt in (0, 1, 2, MAX_ATTEMPTS - 1)
+        for step in steps.tolist()
+    ]
     task, attempt, step = (torch.tensor(each) for each in zip(*rows, strict=True))
     seed = torch.full_like(step, 5)
     draws = CounterNoise(7, noise_task(Episodes(task, seed, attempt)), seed, step).uniform(4)
@@ -125,12 +152,19 @@ def test_consecutive_draws_differ_and_repeat() -> None:
     first, second, third = source.uniform(6), source.uniform(6), source.normal(6)
     assert len(torch.cat([first, second]).unique()) == 2 * 5 * 6
     again = noise()
-    assert torch.equal(again.uniform(6), first) and torch.equal(again.uniform(6), second) and torch.equal(again.normal(6), third)
+    assert (
+        torch.equal(again.uniform(6), first)
+        and torch.equal(again.uniform(6), second)
+        and torch.equal(again.normal(6), third)
+    )
 
 
 def test_streams_do_not_overlap() -> None:
     """A long draw of one stream does not run into the next stream."""
-    long, other = noise(seeds=torch.tensor([3])).uniform(40_000), noise(seeds=torch.tensor([3]), stream=1).uniform(64)
+    long, other = (
+        noise(seeds=torch.tensor([3])).uniform(40_000),
+        noise(seeds=torch.tensor([3]), stream=1).uniform(64),
+    )
     assert not (long[:, :, None] == other[:, None, :]).all(1).any()
     windows = long[0].unfold(0, 8, 1)
     assert not (windows == other[0, :8]).all(1).any()
@@ -152,7 +186,11 @@ def test_uniform_never_reaches_its_ends(extreme: int, monkeypatch: pytest.Monkey
     """log(-log u) must be finite for every output of the generator."""
     monkeypatch.setattr(CounterNoise, "words", lambda self, count: torch.full((5, count), extreme))
     u = noise().uniform(2)
-    assert ((u > 0) & (u < 1)).all() and torch.log(-torch.log(u)).isfinite().all() and noise().normal(2).isfinite().all()
+    assert (
+        ((u > 0) & (u < 1)).all()
+        and torch.log(-torch.log(u)).isfinite().all()
+        and noise().normal(2).isfinite().all()
+    )
 
 
 def test_normal_moments() -> None:
@@ -167,5 +205,12 @@ def test_normal_moments() -> None:
 def test_neighbouring_episodes_and_steps_are_uncorrelated() -> None:
     seeds = torch.arange(20_000)
     here = noise(seeds=seeds).normal(1)[:, 0].double()
-    for other in (noise(seeds=seeds + 1), noise(seeds=seeds, step=1), noise(seeds=seeds, stream=1), noise(seeds=seeds, task=1)):
-        assert abs(float((here * other.normal(1)[:, 0].double()).mean())) < 4.5 / math.sqrt(len(seeds))
+    for other in (
+        noise(seeds=seeds + 1),
+        noise(seeds=seeds, step=1),
+        noise(seeds=seeds, stream=1),
+        noise(seeds=seeds, task=1),
+    ):
+        assert abs(float((here * other.normal(1)[:, 0].double()).mean())) < 4.5 / math.sqrt(
+            len(seeds)
+        )

@@ -28,21 +28,36 @@ def played(env: CounterWorld | RewardedEnv, chunks: int = 1) -> list[StepResult]
 
 
 def test_rewards_come_from_the_plugin_and_the_rest_from_the_environment() -> None:
-    (own,), (seen,) = played(CounterWorld(3)), played(RewardedEnv(CounterWorld(3), RewardShaper(levels)))
-    assert torch.equal(seen.valid, own.valid) and torch.equal(seen.success, own.success) and torch.equal(seen.terminated, own.terminated)
+    (own,), (seen,) = (
+        played(CounterWorld(3)),
+        played(RewardedEnv(CounterWorld(3), RewardShaper(levels))),
+    )
+    assert (
+        torch.equal(seen.valid, own.valid)
+        and torch.equal(seen.success, own.success)
+        and torch.equal(seen.terminated, own.terminated)
+    )
     rise = own.observation.state[:, :1] - CounterWorld(3).reset(EPISODES).state[:, :1]
     assert torch.equal(seen.reward, torch.where(own.valid, rise, 0.0))
     assert not own.valid.all()  # garbage after an episode's end was used
 
 
 def test_weights_mix_both_rewards() -> None:
-    (own,), (alone,) = played(CounterWorld(3)), played(RewardedEnv(CounterWorld(3), RewardShaper(levels)))
-    (mixed,) = played(RewardedEnv(CounterWorld(3), RewardShaper(levels, weight=0.5, env_weight=2.0)))
+    (own,), (alone,) = (
+        played(CounterWorld(3)),
+        played(RewardedEnv(CounterWorld(3), RewardShaper(levels))),
+    )
+    (mixed,) = played(
+        RewardedEnv(CounterWorld(3), RewardShaper(levels, weight=0.5, env_weight=2.0))
+    )
     assert torch.allclose(mixed.reward, 0.5 * alone.reward + 2.0 * own.reward)
 
 
 def test_a_terminal_reward_is_given_only_in_the_last_step() -> None:
-    (own,), (alone,) = played(CounterWorld(3)), played(RewardedEnv(CounterWorld(3), RewardShaper(levels)))
+    (own,), (alone,) = (
+        played(CounterWorld(3)),
+        played(RewardedEnv(CounterWorld(3), RewardShaper(levels))),
+    )
     (terminal,) = played(RewardedEnv(CounterWorld(3), RewardShaper(levels, terminal=True)))
     ends = own.terminated | own.truncated
     assert torch.equal(terminal.reward, torch.where(ends, alone.reward, 0.0)) and ends.any()
@@ -65,7 +80,10 @@ def test_the_observation_before_is_the_last_one_of_the_row() -> None:
 
 
 def test_a_reward_of_another_shape_is_refused() -> None:
-    env = RewardedEnv(CounterWorld(3), RewardShaper(lambda before, actions, result: replace(result, reward=torch.zeros(3))))
+    env = RewardedEnv(
+        CounterWorld(3),
+        RewardShaper(lambda before, actions, result: replace(result, reward=torch.zeros(3))),
+    )
     env.reset(EPISODES)
     with pytest.raises(ValueError, match="shape"):
         env.step(UP)
@@ -74,7 +92,9 @@ def test_a_reward_of_another_shape_is_refused() -> None:
 def test_a_recorded_step_whose_reward_is_not_finite_is_refused() -> None:
     env = CounterWorld(3)
     before, result = env.reset(EPISODES), env.step(UP)
-    shaper = RewardShaper(lambda before, actions, result: replace(result, reward=result.reward + torch.nan))
+    shaper = RewardShaper(
+        lambda before, actions, result: replace(result, reward=result.reward + torch.nan)
+    )
     with pytest.raises(Failure, match="not finite"):
         shaper(before, UP, result)
 
@@ -100,8 +120,19 @@ def test_a_reward_worker_reads_whole_instructions_and_refuses_longer_ones() -> N
     nothing, numbers = torch.zeros(3), torch.zeros(3, dtype=torch.int64)
     outcome = (result.reward, result.terminated, result.truncated, result.success, result.valid)
     calls = Trajectory({}, {}, nothing, nothing, nothing, nothing, *outcome, *[numbers] * 5)
-    call = Call(EPISODES, numbers, before, {}, ActionSample(UP, {}, nothing, nothing), result, numbers > 0, nothing)
+    call = Call(
+        EPISODES,
+        numbers,
+        before,
+        {},
+        ActionSample(UP, {}, nothing, nothing),
+        result,
+        numbers > 0,
+        nothing,
+    )
     found = relabel_rewards(calls, seen(call), RewardShaper(note), 3)
     assert told == lines and torch.equal(found, torch.where(result.valid, result.reward, 0.0))
-    with pytest.raises(UserError, match="has 1025 bytes, another process gets at most 1024: shorten it"):
+    with pytest.raises(
+        UserError, match="has 1025 bytes, another process gets at most 1024: shorten it"
+    ):
         seen(replace(call, observation=replace(before, instruction=["a" * 1025] * 3)))

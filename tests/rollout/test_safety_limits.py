@@ -23,14 +23,23 @@ TOOL = ToolUnits(UNIT_M)
 BOX = [-0.1, -0.15, 0.0, 0.2, 0.15, 0.3]
 
 
-def plain(action: list[float], tool: list[float], config: LimitsConfig) -> tuple[list[float], list[float], int]:
+def plain(
+    action: list[float], tool: list[float], config: LimitsConfig
+) -> tuple[list[float], list[float], int]:
     """The permitted action, the target after it, and how many limits changed it."""
     count, found = 0, list(action)
     move = [max(-1.0, min(1.0, each)) for each in action[:3]]
     if config.workspace:
         goal = [at + UNIT_M * each for at, each in zip(tool, move, strict=True)]
-        inside = [max(low, min(high, each)) for low, high, each in zip(config.workspace[:3], config.workspace[3:], goal, strict=True)]
-        back = [max(-1.0, min(1.0, (each - at) / UNIT_M)) for each, at in zip(inside, tool, strict=True)]
+        inside = [
+            max(low, min(high, each))
+            for low, high, each in zip(
+                config.workspace[:3], config.workspace[3:], goal, strict=True
+            )
+        ]
+        back = [
+            max(-1.0, min(1.0, (each - at) / UNIT_M)) for each, at in zip(inside, tool, strict=True)
+        ]
         if math.dist(back, move) > 1e-5:
             count += 1
             move = found[:3] = back
@@ -54,10 +63,14 @@ limits = st.builds(
 
 @given(limits, st.integers(0, 2**31), st.integers(1, 5))
 @settings(max_examples=80)
-def test_each_action_is_changed_as_by_a_plain_loop(config: LimitsConfig, seed: int, chunk: int) -> None:
+def test_each_action_is_changed_as_by_a_plain_loop(
+    config: LimitsConfig, seed: int, chunk: int
+) -> None:
     generator = torch.Generator().manual_seed(seed)
     actions = 1.2 * torch.randn(3, chunk, 7, generator=generator)
-    tools = torch.tensor([[0.0, 0.0, 0.1], [0.19, 0.14, 0.29], [0.4, 0.0, -0.1]])  # within, in a corner, outside
+    tools = torch.tensor(
+        [[0.0, 0.0, 0.1], [0.19, 0.14, 0.29], [0.4, 0.0, -0.1]]
+    )  # within, in a corner, outside
     found, count = limited(actions, tools, config, UNIT_M)
     for row in range(3):
         tool = tools[row].tolist()
@@ -66,8 +79,12 @@ def test_each_action_is_changed_as_by_a_plain_loop(config: LimitsConfig, seed: i
             torch.testing.assert_close(found[row, place], torch.tensor(wanted), atol=2e-5, rtol=0)
             assert count[row, place] == changes
             if not changes:
-                assert torch.equal(found[row, place], actions[row, place]), "an action within all limits keeps its bits"
-    again, twice = limited(found[:2], tools[:2], config, UNIT_M)  # from far outside, a permitted action does not reach the box
+                assert torch.equal(found[row, place], actions[row, place]), (
+                    "an action within all limits keeps its bits"
+                )
+    again, twice = limited(
+        found[:2], tools[:2], config, UNIT_M
+    )  # from far outside, a permitted action does not reach the box
     torch.testing.assert_close(again, found[:2], atol=1e-5, rtol=0)
     assert not twice.any(), "a permitted action is permitted"
 
@@ -75,9 +92,16 @@ def test_each_action_is_changed_as_by_a_plain_loop(config: LimitsConfig, seed: i
 class Arm(VectorEnv):
     """Moves where its actions say; an episode ends after ``seed`` steps."""
 
-    def __init__(self, num_envs: int = 2, tool: ToolUnits | None = TOOL, dims: tuple[int, int] = (4, 8)) -> None:
-        self.spec = EnvSpec(num_envs, dims[0], dims[1], 10.0, 50, {}, ("arm",), torch.device("cpu"), tool)
-        self.at, self.left = torch.zeros(num_envs, dims[1]), torch.zeros(num_envs, dtype=torch.int64)
+    def __init__(
+        self, num_envs: int = 2, tool: ToolUnits | None = TOOL, dims: tuple[int, int] = (4, 8)
+    ) -> None:
+        self.spec = EnvSpec(
+            num_envs, dims[0], dims[1], 10.0, 50, {}, ("arm",), torch.device("cpu"), tool
+        )
+        self.at, self.left = (
+            torch.zeros(num_envs, dims[1]),
+            torch.zeros(num_envs, dtype=torch.int64),
+        )
         self.done: list[Tensor] = []
 
     def reset_async(self, episodes: Episodes, mask: Tensor | None = None) -> None:
@@ -119,7 +143,9 @@ def test_the_cost_counts_executed_actions_only_and_the_wall_is_known_from_chunk_
     env.reset(episodes(0, 9), torch.tensor([False, True]))
     second = env.step(chunk)
     assert second.cost is not None
-    assert second.cost.tolist() == [[1, 1, 1], [1, 0, 1]], "0.25 m is the wall: 4 cm are left, which is no more than 0.8 of a step"
+    assert second.cost.tolist() == [[1, 1, 1], [1, 0, 1]], (
+        "0.25 m is the wall: 4 cm are left, which is no more than 0.8 of a step"
+    )
     torch.testing.assert_close(arm.at[:, 0], torch.tensor([0.25, 0.21]))
 
 
@@ -127,7 +153,10 @@ def test_late_chunks_have_their_costs_at_the_places_of_their_actions() -> None:
     env = DeadlineEnv(LimitedEnv(Arm(1), LimitsConfig(translation=0.8)), Deadline((1,), 2), 0)
     env.reset(episodes(9))
     fast = torch.tensor([[[0.1, 0, 0, 1], [1.0, 0, 0, 1], [1.0, 0, 0, 1]]])
-    for wanted in ([0, 1, 0], [0, 1, 1]):  # the first chunk is awaited at rest, the second comes one step late
+    for wanted in (
+        [0, 1, 0],
+        [0, 1, 1],
+    ):  # the first chunk is awaited at rest, the second comes one step late
         result = env.step(fast)
         assert result.cost is not None and result.cost.tolist() == [wanted]
         assert not (result.cost.bool() & ~result.valid).any()
@@ -135,9 +164,21 @@ def test_late_chunks_have_their_costs_at_the_places_of_their_actions() -> None:
 
 def test_what_cannot_be_limited() -> None:
     for arm, config, told in (
-        (Arm(tool=None), LimitsConfig(translation=1.0), "rollout.limits: actions of this environment do not move a tool"),
-        (Arm(), LimitsConfig(rotation=1.0), "rollout.limits.rotation: this environment's 4 action numbers do not rotate"),
-        (Arm(dims=(4, 2)), LimitsConfig(workspace=BOX), "rollout.limits.workspace: this environment's states do not begin with"),
+        (
+            Arm(tool=None),
+            LimitsConfig(translation=1.0),
+            "rollout.limits: actions of this environment do not move a tool",
+        ),
+        (
+            Arm(),
+            LimitsConfig(rotation=1.0),
+            "rollout.limits.rotation: this environment's 4 action numbers do not rotate",
+        ),
+        (
+            Arm(dims=(4, 2)),
+            LimitsConfig(workspace=BOX),
+            "rollout.limits.workspace: this environment's states do not begin with",
+        ),
     ):
         with pytest.raises(UserError) as error:
             LimitedEnv(arm, config)

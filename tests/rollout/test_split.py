@@ -19,7 +19,13 @@ from rlinf_vla.models.openvla.options import OpenVLAOFTOptions
 from rlinf_vla.models.pi0.options import Pi0Options
 from rlinf_vla.models.pi0.policy import Pi0Policy
 from rlinf_vla.rollout.actor import Actor, Settings, nbytes
-from rlinf_vla.rollout.split import FeatureServer, head_weights, load_head, require_separable, strip_to_head
+from rlinf_vla.rollout.split import (
+    FeatureServer,
+    head_weights,
+    load_head,
+    require_separable,
+    strip_to_head,
+)
 from rlinf_vla.testing.policy_calls import act, assert_the_same_bits, observations, split
 from rlinf_vla.training.lora import acting, add_lora, is_lora, merged_lora
 from tests.models.test_openvla_oft import small as small_oft
@@ -63,7 +69,14 @@ def train(policy: Policy) -> None:
 
 
 def what_trains(policy: Policy) -> Tensors:
-    return head_weights(policy, {name: parameter.detach() for name, parameter in policy.named_parameters() if parameter.requires_grad})
+    return head_weights(
+        policy,
+        {
+            name: parameter.detach()
+            for name, parameter in policy.named_parameters()
+            if parameter.requires_grad
+        },
+    )
 
 
 EVERY = [
@@ -72,17 +85,27 @@ EVERY = [
     pytest.param(oft, {"targets": ["q_proj", "lm_head"]}, id="oft-output-layer-adapted"),
     pytest.param(l1, {}, id="oft-l1"),
     pytest.param(lambda path: oft(path, dtype="bfloat16"), {}, id="oft-bfloat16"),
-    pytest.param(lambda path: oft(path, dtype="bfloat16"), {"targets": ["lm_head"]}, id="oft-bfloat16-output-layer-adapted"),
+    pytest.param(
+        lambda path: oft(path, dtype="bfloat16"),
+        {"targets": ["lm_head"]},
+        id="oft-bfloat16-output-layer-adapted",
+    ),
     pytest.param(pi0, {}, id="pi0"),
     pytest.param(pi0, {"rank": 0}, id="pi0-all-weights"),
     pytest.param(lambda path: pi0(path, frozen_vlm=False, value_on="vlm"), {}, id="pi0-vlm"),
-    pytest.param(lambda path: pi0(path, dtype="bfloat16", sampler="flow_noise"), {}, id="pi0-bfloat16-flow-noise"),
+    pytest.param(
+        lambda path: pi0(path, dtype="bfloat16", sampler="flow_noise"),
+        {},
+        id="pi0-bfloat16-flow-noise",
+    ),
     pytest.param(lambda path: pi0(path, pi05=True, dtype="bfloat16"), {}, id="pi05-bfloat16"),
 ]
 
 
 @pytest.mark.parametrize(("make", "lora"), EVERY)
-def test_a_head_with_adapters_follows_the_trainer(tmp_path: Path, make: Callable[[Path], Policy], lora: dict[str, Any]) -> None:
+def test_a_head_with_adapters_follows_the_trainer(
+    tmp_path: Path, make: Callable[[Path], Policy], lora: dict[str, Any]
+) -> None:
     policy, blank = in_two_places(make(tmp_path / "model"), **lora)
     whole, actor = Actor(policy, SETTINGS), split(policy, blank, SETTINGS)
     inputs = policy.prepare(observations(policy, 5))
@@ -107,7 +130,9 @@ def test_what_a_head_is(tmp_path: Path) -> None:
     """Of OFT the action tokens' rows of the output layer; of all of it where adapters are on it. Of π₀ the expert, without the layer that
     is never run."""
     policy, blank = in_two_places(oft(tmp_path / "oft"))
-    assert set(what_trains(policy)) == {name for name, _ in policy.named_parameters() if name.startswith("value_head.")}
+    assert set(what_trains(policy)) == {
+        name for name, _ in policy.named_parameters() if name.startswith("value_head.")
+    }
     once = head_weights(policy, policy.state_dict())
     assert once.keys() - what_trains(policy).keys() == {"backbone.language_model.lm_head.weight"}
     assert once["backbone.language_model.lm_head.weight"].shape == (8, 32)
@@ -116,14 +141,24 @@ def test_what_a_head_is(tmp_path: Path) -> None:
 
     policy, _ = in_two_places(oft(tmp_path / "adapted"), targets=["lm_head"])
     layer = "backbone.language_model.lm_head."
-    shapes = {name.removeprefix(layer): tuple(value.shape) for name, value in head_weights(policy, policy.state_dict()).items()}
+    shapes = {
+        name.removeprefix(layer): tuple(value.shape)
+        for name, value in head_weights(policy, policy.state_dict()).items()
+    }
     assert shapes["base_layer.weight"] == (512, 32) and shapes["lora_B.default.weight"] == (512, 4)
 
     policy, _ = in_two_places(pi0(tmp_path / "pi0"))
     once, trained = head_weights(policy, policy.state_dict()), what_trains(policy)
     assert not any(".paligemma." in name or ".lm_head." in name for name in once)
-    assert any(is_lora(name) for name in trained) and "backbone.action_out_proj.weight" in trained and "value_head.0.weight" in trained
-    assert "backbone.paligemma_with_expert.gemma_expert.model.norm.weight" in once.keys() - trained.keys()
+    assert (
+        any(is_lora(name) for name in trained)
+        and "backbone.action_out_proj.weight" in trained
+        and "value_head.0.weight" in trained
+    )
+    assert (
+        "backbone.paligemma_with_expert.gemma_expert.model.norm.weight"
+        in once.keys() - trained.keys()
+    )
 
 
 def test_a_head_takes_its_own_weights_only(tmp_path: Path) -> None:
@@ -131,7 +166,11 @@ def test_a_head_takes_its_own_weights_only(tmp_path: Path) -> None:
     weights = head_weights(policy, policy.state_dict())
     name = "backbone.language_model.lm_head.weight"
     strip_to_head(blank)
-    for wrong in ({**weights, name: policy.backbone.language_model.lm_head.weight}, {**weights, "other": weights[name]}, {}):  # type: ignore[union-attr,dict-item]
+    for wrong in (
+        {**weights, name: policy.backbone.language_model.lm_head.weight},
+        {**weights, "other": weights[name]},
+        {},
+    ):  # type: ignore[union-attr,dict-item]
         with pytest.raises(RuntimeError, match="Error\\(s\\) in loading state_dict"):
             load_head(blank, wrong, "cpu")
     load_head(blank, weights, "cpu")
@@ -171,8 +210,15 @@ def test_bytes_are_counted_per_block(tmp_path: Path) -> None:
 def test_models_that_cannot_be_split_say_why() -> None:
     models = plugins.models()
     refused = {name for name, model in models.items() if model.split_unsupported is not None}
-    assert refused - {"remote"} == {"openvla", "causal_lm"} and models.keys() >= {"compact", "openvla_oft", "pi0"}
-    with pytest.raises(UserError, match=r"rollout\.split=head: model=openvla passes every action token through its whole language model"):
+    assert refused - {"remote"} == {"openvla", "causal_lm"} and models.keys() >= {
+        "compact",
+        "openvla_oft",
+        "pi0",
+    }
+    with pytest.raises(
+        UserError,
+        match=r"rollout\.split=head: model=openvla passes every action token through its whole language model",
+    ):
         require_separable(models["openvla"])
 
 
@@ -180,18 +226,30 @@ def test_a_policy_that_says_nothing_is_refused() -> None:
     class Other(Policy):
         name = "other"
 
-    with pytest.raises(UserError, match="model=other does not declare which of its modules form the action head"):
+    with pytest.raises(
+        UserError, match="model=other does not declare which of its modules form the action head"
+    ):
         require_separable(Other)
 
 
 @pytest.mark.parametrize(
     ("model", "asset", "options"),
     [
-        (OpenVLAOFTPolicy, "openvla_oft_tiny_pushcube", OpenVLAOFTOptions(prompt_length=26, dtype="bfloat16")),
-        (Pi0Policy, "pi0_tiny_pushcube", Pi0Options(prompt_length=16, denoise_steps=4, dtype="bfloat16")),
+        (
+            OpenVLAOFTPolicy,
+            "openvla_oft_tiny_pushcube",
+            OpenVLAOFTOptions(prompt_length=26, dtype="bfloat16"),
+        ),
+        (
+            Pi0Policy,
+            "pi0_tiny_pushcube",
+            Pi0Options(prompt_length=16, denoise_steps=4, dtype="bfloat16"),
+        ),
     ],
 )
-def test_what_adapters_rounded_to_bfloat16_change(model: type[Policy], asset: str, options: Any) -> None:
+def test_what_adapters_rounded_to_bfloat16_change(
+    model: type[Policy], asset: str, options: Any
+) -> None:
     """docs/split.md: as much as any other change of a network in bfloat16, which is not nothing."""
     policy = model.load(ASSETS / asset, options)
     add_lora(policy, LoraOptions(rank=32), seed=0)

@@ -31,7 +31,11 @@ def test_calls_look_like_collected_ones() -> None:
     assert len(made) == 12
     for field in (each for each in fields(made) if each.name not in ("reference", "cost", "fault")):
         first, second = (getattr(each, field.name) for each in (made, real))
-        pairs = [(first[name], second[name]) for name in second] if isinstance(second, dict) else [(first, second)]
+        pairs = (
+            [(first[name], second[name]) for name in second]
+            if isinstance(second, dict)
+            else [(first, second)]
+        )
         for ours, theirs in pairs:
             assert (ours.shape[1:], ours.dtype) == (theirs.shape[1:], theirs.dtype), field.name
             assert not ours.is_inference()
@@ -48,7 +52,10 @@ def test_calls_are_the_policys_own() -> None:
 
 def test_groups_are_attempts_at_one_episode() -> None:
     made = synthetic.calls(LinearPolicy(LinearOptions(chunk=3)), 12, SETTINGS, group_size=4)
-    assert torch.bincount(made.group_ids()).tolist() == [4, 4, 4] and len(made.episode_ids().unique()) == 12
+    assert (
+        torch.bincount(made.group_ids()).tolist() == [4, 4, 4]
+        and len(made.episode_ids().unique()) == 12
+    )
     assert GRPO(GRPOConfig(episodes=12, group_size=4), 1.0).informative(made).all()
 
 
@@ -61,9 +68,15 @@ def test_records_look_like_collected_ones(frozen: bool) -> None:
         policy.backbone.requires_grad_(False)
     episodes = training_episodes(0, 0, torch.arange(2), torch.zeros(2, dtype=torch.int64), 1)
     rewards = partial(chunk_rewards, gamma=0.9)
-    real = record_transitions(policy, Actor(policy, SETTINGS), groups(2, 1), episodes, rewards, False, Timeline())[0].records
+    real = record_transitions(
+        policy, Actor(policy, SETTINGS), groups(2, 1), episodes, rewards, False, Timeline()
+    )[0].records
     made = synthetic.records(policy, 10, SETTINGS, 0.9)
     assert {name: (value.shape[1:], value.dtype) for name, value in made.items()} == {
         name: (value.shape[1:], value.dtype) for name, value in real.items()
     }
-    assert made["acted"].all() and torch.allclose(made["discount"], torch.tensor(0.81)) and not any(v.is_inference() for v in made.values())
+    assert (
+        made["acted"].all()
+        and torch.allclose(made["discount"], torch.tensor(0.81))
+        and not any(v.is_inference() for v in made.values())
+    )

@@ -22,19 +22,27 @@ GAMMA = 0.5
 
 
 def played(
-    chunk: int = 2, limit: int = 5, terminates: bool = False, unit: str = "step", seeds: list[int] | None = None
+    chunk: int = 2,
+    limit: int = 5,
+    terminates: bool = False,
+    unit: str = "step",
+    seeds: list[int] | None = None,
 ) -> list[EpisodeRecords]:
     policy = tabular(len(REWARDS), chunk, SACConfig(critics=2, hidden=8))
     seed = torch.tensor([0] if seeds is None else seeds)
     rewards = partial(chunk_rewards, gamma=GAMMA, unit=unit)
     actor = Actor(policy, Settings(0, 1.0, 2))
     episodes = Episodes.first_attempts(torch.zeros_like(seed), seed)
-    return record_transitions(policy, actor, [Walk(REWARDS, limit, 2, terminates)], episodes, rewards, False, Timeline())
+    return record_transitions(
+        policy, actor, [Walk(REWARDS, limit, 2, terminates)], episodes, rewards, False, Timeline()
+    )
 
 
 @pytest.mark.parametrize("unit", GAMMA_UNITS)
 @pytest.mark.parametrize("terminates", [False, True])
-def test_each_chunk_is_a_record_and_truncation_adds_the_final_observation(terminates: bool, unit: str) -> None:
+def test_each_chunk_is_a_record_and_truncation_adds_the_final_observation(
+    terminates: bool, unit: str
+) -> None:
     """Five control steps in chunks of two: the last chunk executes only one action."""
     (episode,) = played(terminates=terminates, unit=unit)
     records = episode.records
@@ -43,10 +51,15 @@ def test_each_chunk_is_a_record_and_truncation_adds_the_final_observation(termin
     discount = [GAMMA**2, GAMMA**2, GAMMA] if per_step else [GAMMA] * 3
     if terminates:
         discount[-1] = 0.0
-        assert records["place"].argmax(1).tolist() == [0, 2, 4] and records["acted"].tolist() == [True] * 3
+        assert (
+            records["place"].argmax(1).tolist() == [0, 2, 4]
+            and records["acted"].tolist() == [True] * 3
+        )
     else:  # one more record where the episode was truncated, after five steps, without an action
         earned, discount = [*earned, 0.0], [*discount, 0.0]
-        assert records["place"].argmax(1).tolist() == [0, 2, 4, 5] and records["acted"].tolist() == [True] * 3 + [False]
+        assert records["place"].argmax(1).tolist() == [0, 2, 4, 5] and records[
+            "acted"
+        ].tolist() == [True] * 3 + [False]
     assert records["reward"].tolist() == earned and records["discount"].tolist() == discount
     assert episode.steps == 5 and not episode.success
     assert records["action"].shape[1:] == (2, 1) and records["action"].abs().max() <= 1
@@ -55,7 +68,9 @@ def test_each_chunk_is_a_record_and_truncation_adds_the_final_observation(termin
 
 def test_a_frozen_backbone_gets_blocks_of_the_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where episodes were cut."""
-    policy = SAC(SACConfig(critics=2, hidden=8, frozen_backbone=True)).wrap(Places(len(REWARDS), 1), 0)
+    policy = SAC(SACConfig(critics=2, hidden=8, frozen_backbone=True)).wrap(
+        Places(len(REWARDS), 1), 0
+    )
     sizes, original = list[int](), policy.base.encode
 
     def encode(inputs: Inputs) -> Any:
@@ -66,7 +81,15 @@ def test_a_frozen_backbone_gets_blocks_of_the_batch_size(monkeypatch: pytest.Mon
     seed = torch.arange(6)
     episodes = Episodes.first_attempts(torch.zeros_like(seed), seed)
     rewards = partial(chunk_rewards, gamma=GAMMA)
-    record_transitions(policy, Actor(policy, Settings(0, 1.0, 2)), [Walk(REWARDS, 5, 6)], episodes, rewards, False, Timeline())
+    record_transitions(
+        policy,
+        Actor(policy, Settings(0, 1.0, 2)),
+        [Walk(REWARDS, 5, 6)],
+        episodes,
+        rewards,
+        False,
+        Timeline(),
+    )
     assert sizes == [2] * (3 * 5 + 3)
 
 
@@ -81,7 +104,9 @@ def test_episodes_of_any_chunk_are_in_the_order_of_the_list(chunk: int) -> None:
         rewards, elapsed, found = episode.records["reward"].tolist(), 0, 0.0
         for reward, length in zip(rewards, steps, strict=False):
             found, elapsed = found + GAMMA**elapsed * reward, elapsed + length
-        assert found == pytest.approx(total), "a chunk's discounted rewards are those of its control steps"
+        assert found == pytest.approx(total), (
+            "a chunk's discounted rewards are those of its control steps"
+        )
 
 
 def test_metrics_are_per_episode_and_per_control_step() -> None:
@@ -91,5 +116,10 @@ def test_metrics_are_per_episode_and_per_control_step() -> None:
         EpisodeRecords({"reward": torch.tensor([-1.0])}, False, 6),
     ]
     assert transition_metrics(episodes) == pytest.approx(
-        {"rollout/episodes": 3, "rollout/success_once": 1 / 3, "rollout/episode_len": 10 / 3, "rollout/reward_mean": 0.5}
+        {
+            "rollout/episodes": 3,
+            "rollout/success_once": 1 / 3,
+            "rollout/episode_len": 10 / 3,
+            "rollout/reward_mean": 0.5,
+        }
     )

@@ -23,9 +23,13 @@ class Walk(VectorEnv):
     """``rewards[p]`` is given on leaving place ``p``; the last place leads to the first. An episode starts at ``seed % places`` and ends
     after ``limit`` control steps: truncated, or, with ``terminates``, terminated. The state is the place, one-hot."""
 
-    def __init__(self, rewards: Sequence[float], limit: int, num_envs: int = 1, terminates: bool = False) -> None:
+    def __init__(
+        self, rewards: Sequence[float], limit: int, num_envs: int = 1, terminates: bool = False
+    ) -> None:
         self.rewards, self._terminates = list(rewards), terminates
-        self.spec = EnvSpec(num_envs, 1, len(rewards), 10.0, limit, {}, ("walk",), torch.device("cpu"))
+        self.spec = EnvSpec(
+            num_envs, 1, len(rewards), 10.0, limit, {}, ("walk",), torch.device("cpu")
+        )
         self._place = self._clock = torch.zeros(num_envs, dtype=torch.int64)
 
     def reset_async(self, episodes: Episodes, mask: Tensor | None = None) -> None:
@@ -46,7 +50,9 @@ class Walk(VectorEnv):
         for c in range(reward.shape[1]):
             valid[:, c] = self._clock < self.spec.episode_limit
             reward[:, c] = torch.where(valid[:, c], torch.tensor(self.rewards)[self._place], 0)
-            self._place = torch.where(valid[:, c], (self._place + 1) % len(self.rewards), self._place)
+            self._place = torch.where(
+                valid[:, c], (self._place + 1) % len(self.rewards), self._place
+            )
             self._clock = self._clock + valid[:, c].long()
             ended[:, c] = valid[:, c] & (self._clock == self.spec.episode_limit)
         nothing = torch.zeros_like(ended)
@@ -73,7 +79,9 @@ class Table(torch.nn.Module):
 
     def __init__(self, members: int, places: int) -> None:
         super().__init__()
-        self.values = torch.nn.Parameter(torch.randn(members, places, generator=torch.Generator().manual_seed(0)))
+        self.values = torch.nn.Parameter(
+            torch.randn(members, places, generator=torch.Generator().manual_seed(0))
+        )
 
     def forward(self, features: Tensor, action: Tensor, chosen: Tensor | None = None) -> Tensor:
         return (self.values if chosen is None else self.values[chosen]) @ features.T

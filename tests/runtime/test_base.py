@@ -12,8 +12,13 @@ def flow(**options: int) -> OnPolicyFlow:
     return OnPolicyFlow(Settings(0, 1.0, 2), **options)
 
 
-@pytest.mark.parametrize("updates", [[(3, 1.0), (1, 5.0)], [(1, 2.0), (4, 3.0), (5, -1.0)], [(2, 1.5)], [(0, 0.0), (2, 1.5)]])
-def test_metrics_of_several_updates_are_means_over_all_optimiser_steps(updates: list[tuple[int, float]]) -> None:
+@pytest.mark.parametrize(
+    "updates",
+    [[(3, 1.0), (1, 5.0)], [(1, 2.0), (4, 3.0), (5, -1.0)], [(2, 1.5)], [(0, 0.0), (2, 1.5)]],
+)
+def test_metrics_of_several_updates_are_means_over_all_optimiser_steps(
+    updates: list[tuple[int, float]],
+) -> None:
     subject = flow()
     for _ in range(2):  # an iteration does not include the previous one
         subject.begin(0)
@@ -21,7 +26,9 @@ def test_metrics_of_several_updates_are_means_over_all_optimiser_steps(updates: 
             subject.log_update({"actor/pg_loss": loss, "actor/updates": float(steps)})
         total = sum(steps for steps, _ in updates)
         assert subject.metrics["actor/updates"] == total
-        assert subject.metrics["actor/pg_loss"] == pytest.approx(sum(steps * loss for steps, loss in updates) / total)
+        assert subject.metrics["actor/pg_loss"] == pytest.approx(
+            sum(steps * loss for steps, loss in updates) / total
+        )
 
 
 def test_rollouts_of_an_iteration_are_summed() -> None:
@@ -60,5 +67,7 @@ def test_rollouts_start_staleness_iterations_ahead_with_the_policy_of_then(
         assert subject.collect(12) == [(iteration, 12)]
         assert started == expected
         subject.publish()
-        assert subject.is_pending_version(iteration) == (staleness > 0) and not subject.is_pending_version(iteration + 1)
+        assert subject.is_pending_version(iteration) == (
+            staleness > 0
+        ) and not subject.is_pending_version(iteration + 1)
         assert not subject.is_pending_version(iteration - staleness)

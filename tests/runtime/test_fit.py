@@ -28,7 +28,9 @@ class Policy:
 
 
 def env(**others: Any) -> EnvSpec:
-    return EnvSpec(1, 7, 8, 20.0, 100, {"base": (256, 256)}, ("task",), torch.device("cpu"), **others)
+    return EnvSpec(
+        1, 7, 8, 20.0, 100, {"base": (256, 256)}, ("task",), torch.device("cpu"), **others
+    )
 
 
 def libero(**options: str) -> EnvSpec:
@@ -62,21 +64,38 @@ def test_environments_pass_images_through_jpeg_for_the_policies_that_need_it() -
         connect(Policy(action_dim=4), groups)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("spec", "needed"), [(libero(), "close_positive"), (env(tool=PANDA), "open_positive")], ids=["libero", "common"])
-def test_a_gripper_from_0_to_1_does_not_drive_one_of_plus_minus_1(spec: EnvSpec, needed: str) -> None:
+@pytest.mark.parametrize(
+    ("spec", "needed"),
+    [(libero(), "close_positive"), (env(tool=PANDA), "open_positive")],
+    ids=["libero", "common"],
+)
+def test_a_gripper_from_0_to_1_does_not_drive_one_of_plus_minus_1(
+    spec: EnvSpec, needed: str
+) -> None:
     told = refusal(Policy(Convention(gripper="zero_to_one")), spec)
-    assert "the policy's gripper action means: 0 closes, 1 opens" in told and f"set model.options.gripper={needed}" in told
+    assert (
+        "the policy's gripper action means: 0 closes, 1 opens" in told
+        and f"set model.options.gripper={needed}" in told
+    )
     check_fit(Policy(Convention(gripper=needed)), spec)  # type: ignore[arg-type]
 
 
 def test_a_gripper_of_the_opposite_sign_is_refused() -> None:
-    told = refusal(Policy(Convention(gripper="close_positive"), env={"convention": "openvla"}), env(tool=PANDA))
-    assert "set model.options.gripper=open_positive, or with env=libero set env.convention=openvla" in told
+    told = refusal(
+        Policy(Convention(gripper="close_positive"), env={"convention": "openvla"}), env(tool=PANDA)
+    )
+    assert (
+        "set model.options.gripper=open_positive, or with env=libero set env.convention=openvla"
+        in told
+    )
 
 
 def test_metres_are_not_sent_to_an_arm_for_which_1_is_less() -> None:
     told = refusal(Policy(Convention(BRIDGE)), env(tool=PANDA))
-    assert "an action of 1 means 1 m and 1 rad to the policy, 0.1 m and 0.1 rad to the environment: choose another env.control_mode" in told
+    assert (
+        "an action of 1 means 1 m and 1 rad to the policy, 0.1 m and 0.1 rad to the environment: choose another env.control_mode"
+        in told
+    )
     assert "0.05 m and 0.5 rad" in refusal(Policy(Convention(BRIDGE)), libero())
     check_fit(Policy(Convention(PANDA)), env(tool=ToolUnits(0.1, 0.1)))  # type: ignore[arg-type]
 
@@ -89,8 +108,9 @@ def test_rotations_count_only_in_actions_that_have_them() -> None:
 
 def test_a_state_of_the_same_size_and_another_layout_is_refused() -> None:
     policy = Policy(Convention(state="axis_angle"), state_dim=8)
-    assert "needs state as axis_angle, the environment gives quaternion: set env.state=axis_angle" in refusal(
-        policy, libero(state="quaternion")
+    assert (
+        "needs state as axis_angle, the environment gives quaternion: set env.state=axis_angle"
+        in refusal(policy, libero(state="quaternion"))
     )
     check_fit(policy, libero())  # type: ignore[arg-type]
     check_fit(Policy(Convention(state="axis_angle")), libero(state="quaternion"))  # type: ignore[arg-type]  # reads no state
@@ -106,14 +126,19 @@ def test_motions_are_known_whatever_the_states_are() -> None:
 def test_a_policy_of_one_suite_of_libero_does_not_play_another() -> None:
     policy = Policy(suite="libero_10")
     others = replace(libero(), tasks=("libero_10-0", "libero_spatial-0"))
-    assert "the policy was trained on libero_10 alone, env.suite has libero_spatial-0: set env.suite=libero_10" in refusal(policy, others)
+    assert (
+        "the policy was trained on libero_10 alone, env.suite has libero_spatial-0: set env.suite=libero_10"
+        in refusal(policy, others)
+    )
     for tasks in (("libero_10-0", "libero_10_swap-1"), ("PushCube",)):
         check_fit(policy, replace(libero(), tasks=tasks))  # type: ignore[arg-type]
     check_fit(Policy(), others)  # type: ignore[arg-type]
 
 
 def test_a_state_of_another_size_is_refused() -> None:
-    assert "the policy's state has 9 numbers, the environment's 8" in refusal(Policy(state_dim=9), env())
+    assert "the policy's state has 9 numbers, the environment's 8" in refusal(
+        Policy(state_dim=9), env()
+    )
 
 
 def test_small_images_are_enlarged_only_by_a_policy_with_bars() -> None:
@@ -125,8 +150,9 @@ def test_small_images_are_enlarged_only_by_a_policy_with_bars() -> None:
 
 def test_images_turned_otherwise_are_refused() -> None:
     policy = Policy(Convention(images="rot180"), env={"convention": "openvla"})
-    assert "needs images as rot180, the environment gives upright: with env=libero set env.convention=openvla" in refusal(
-        policy, libero(flip="upright")
+    assert (
+        "needs images as rot180, the environment gives upright: with env=libero set env.convention=openvla"
+        in refusal(policy, libero(flip="upright"))
     )
 
 
@@ -140,7 +166,9 @@ def test_the_policy_learns_all_instructions_and_remarks_are_said() -> None:
     policy = Policy()
     check_fit(policy, env(instructions=("one", "another")))  # type: ignore[arg-type]
     assert policy.told == ("one", "another")
-    assert remarks(policy.spec, env()) == ["image base: rendered at 256x256, resized once, to the policy's 224x224"]
+    assert remarks(policy.spec, env()) == [
+        "image base: rendered at 256x256, resized once, to the policy's 224x224"
+    ]
     assert remarks(policy.spec, replace(env(), images={"base": (224, 224)})) == []
 
 

@@ -11,18 +11,27 @@ from rlinf_vla.runtime import machines
 
 
 def described(nodes: list[NodeConfig], gpu: bool) -> machines.Cluster:
-    return machines.describe(ClusterConfig(name="mine", nodes=nodes, device="cuda" if gpu else "cpu"))
+    return machines.describe(
+        ClusterConfig(name="mine", nodes=nodes, device="cuda" if gpu else "cpu")
+    )
 
 
 def test_without_nodes_the_cluster_is_this_machine() -> None:
     found = described([], gpu=False)
     (node,) = found.nodes
-    assert (node.name, node.gpus, node.device) == (THIS, 0, "cpu") and node.cpus >= 1 and node.memory > 1e8
+    assert (
+        (node.name, node.gpus, node.device) == (THIS, 0, "cpu")
+        and node.cpus >= 1
+        and node.memory > 1e8
+    )
     assert found.devices == found.machines == 1 and found.price_per_hour is None
 
 
 def test_totals_of_a_cluster() -> None:
-    nodes = [NodeConfig("big", 2, 8, "fast", price_per_hour=20.0), NodeConfig("cheap", 3, 4, "slow", spot=True, price_per_hour=1.0)]
+    nodes = [
+        NodeConfig("big", 2, 8, "fast", price_per_hour=20.0),
+        NodeConfig("cheap", 3, 4, "slow", spot=True, price_per_hour=1.0),
+    ]
     found = described(nodes, gpu=True)
     assert (found.devices, found.machines, found.price_per_hour) == (28, 5, 43.0)
     assert [node.device for node in found.nodes] == ["fast", "slow"]
@@ -67,7 +76,9 @@ def test_an_invalid_node(node: dict[str, object], word: str) -> None:
         ({"weights": "broadcast"}, True),
     ],
 )
-def test_weights_are_broadcast_on_gpus_that_have_the_memory_or_on_request(keys: dict[str, Any], broadcasts: bool) -> None:
+def test_weights_are_broadcast_on_gpus_that_have_the_memory_or_on_request(
+    keys: dict[str, Any], broadcasts: bool
+) -> None:
     assert machines.broadcasts(ClusterConfig("some", **keys)) == broadcasts
 
 

@@ -19,7 +19,13 @@ from rlinf_vla.training.trainer import Trainer
 from tests.algorithms.td3 import TD3, TD3Config
 from tests.training.processes import on_ranks
 
-COMMON: dict[str, Any] = {"batch_size": 7, "hidden": 8, "shift": 2, "replay_capacity": 30, "max_grad_norm": 0.5}
+COMMON: dict[str, Any] = {
+    "batch_size": 7,
+    "hidden": 8,
+    "shift": 2,
+    "replay_capacity": 30,
+    "max_grad_norm": 0.5,
+}
 SOFT = SACConfig(critics=3, backup_entropy=True, **COMMON)
 SHOWN = {"demonstrations": 3, "sft_coef": 0.3, "demonstration_share": 0.5}
 RECIPES: dict[str, tuple[type[OffPolicy], OffPolicyConfig]] = {
@@ -42,7 +48,9 @@ class Seeing(LinearPolicy):
             self.backbone["seen"] = nn.Linear(8 * 8 * 3, 6)
 
     def encode(self, inputs: Inputs) -> Tensor:
-        seen: Tensor = self.backbone["seen"](super().encode({"image": inputs["image.base"]}).to(self.value_head.weight.dtype))
+        seen: Tensor = self.backbone["seen"](
+            super().encode({"image": inputs["image.base"]}).to(self.value_head.weight.dtype)
+        )
         return seen.tanh()
 
     def prepare(self, obs: Any) -> Inputs:
@@ -60,9 +68,18 @@ def episode(number: int, features: bool = False) -> dict[str, Tensor]:
     else:
         discount[-1] = 0.0
     image = torch.randint(0, 256, (rows, 8, 8, 3), generator=generator, dtype=torch.uint8)
-    seen = {"features": torch.randn(rows, 6, generator=generator).double()} if features else {"image.base": image}
+    seen = (
+        {"features": torch.randn(rows, 6, generator=generator).double()}
+        if features
+        else {"image.base": image}
+    )
     action = torch.rand(rows, *((4,) if features else (1, 4)), generator=generator) * 2 - 1
-    return seen | {"action": action, "reward": torch.randn(rows, generator=generator), "discount": discount, "acted": acted}
+    return seen | {
+        "action": action,
+        "reward": torch.randn(rows, generator=generator),
+        "discount": discount,
+        "acted": acted,
+    }
 
 
 def make(name: str) -> tuple[Trainer, OffPolicy]:
@@ -98,7 +115,11 @@ def assert_close(found: Any, expected: Any, path: str = "") -> None:
             assert_close(first, second, f"{path}/{number}")
     else:
         torch.testing.assert_close(
-            torch.as_tensor(found), torch.as_tensor(expected), rtol=1e-9, atol=1e-10, msg=lambda said: f"{path}: {said}"
+            torch.as_tensor(found),
+            torch.as_tensor(expected),
+            rtol=1e-9,
+            atol=1e-10,
+            msg=lambda said: f"{path}: {said}",
         )
 
 

@@ -47,9 +47,16 @@ class Watched(LinearPolicy):
         return super().supervised_loss(inputs, actions, noise)
 
 
-def learning(policy: LinearPolicy | None = None, run_seed: int = 0, rate: float = 0.05) -> OnPolicyUpdater:
+def learning(
+    policy: LinearPolicy | None = None, run_seed: int = 0, rate: float = 0.05
+) -> OnPolicyUpdater:
     found = policy or LinearPolicy(LinearOptions(chunk=2))
-    return OnPolicyUpdater(Trainer(found, OptimizerConfig(rate, rate, 10.0), 100, keep_reference=True), run_seed, 1.0, reuse_frozen=True)
+    return OnPolicyUpdater(
+        Trainer(found, OptimizerConfig(rate, rate, 10.0), 100, keep_reference=True),
+        run_seed,
+        1.0,
+        reuse_frozen=True,
+    )
 
 
 def calls(policy: LinearPolicy) -> Trajectory:
@@ -58,10 +65,18 @@ def calls(policy: LinearPolicy) -> Trajectory:
 
 def batch(rollouts: Trajectory, config: PPOConfig = CONFIG) -> Batch:
     advantage = torch.linspace(-1, 1, len(rollouts))
-    return replace(PPO(config, 1.0).weighted(rollouts, advantage), target=torch.zeros(len(rollouts)))
+    return replace(
+        PPO(config, 1.0).weighted(rollouts, advantage), target=torch.zeros(len(rollouts))
+    )
 
 
-def update(subject: OnPolicyUpdater, rollouts: Trajectory, config: PPOConfig, iteration: int = 0, version: int = 1) -> dict[str, float]:
+def update(
+    subject: OnPolicyUpdater,
+    rollouts: Trajectory,
+    config: PPOConfig,
+    iteration: int = 0,
+    version: int = 1,
+) -> dict[str, float]:
     return subject.update(batch(rollouts, config), PPO(config, 1.0), False, iteration, version)
 
 
@@ -73,9 +88,15 @@ def test_a_decoupled_update_is_clipped_around_the_policy_at_its_start() -> None:
     noise = torch.randn(rollouts.log_prob.shape, generator=torch.Generator().manual_seed(0))
     stale = replace(rollouts, log_prob=rollouts.log_prob + 0.3 * noise)
     metrics = update(subject, stale, replace(CONFIG, decoupled=True))
-    assert metrics["actor/approx_kl"] == pytest.approx(0, abs=1e-6) and metrics["actor/clip_fraction"] == 0
+    assert (
+        metrics["actor/approx_kl"] == pytest.approx(0, abs=1e-6)
+        and metrics["actor/clip_fraction"] == 0
+    )
     counts, advantage = stale.valid.any(-1), torch.linspace(-1, 1, len(stale))
-    present, acted = (torch.where(stale.valid[..., None], each, 0).sum((1, 2)) for each in (rollouts.log_prob, stale.log_prob))
+    present, acted = (
+        torch.where(stale.valid[..., None], each, 0).sum((1, 2))
+        for each in (rollouts.log_prob, stale.log_prob)
+    )
     expected = -((present - acted).exp() * advantage)[counts].mean()
     assert metrics["actor/pg_loss"] == pytest.approx(float(expected), abs=1e-5)
     coupled = update(learning(), stale, CONFIG)
@@ -96,7 +117,9 @@ def taught(updates: list[int], run_seed: int = 0, epochs: int = 2) -> Watched:
     policy = Watched()
     subject, size = learning(policy, run_seed), 10_000
     image = torch.zeros(size, 8, 8, 3, dtype=torch.uint8)
-    subject.shown = Demonstrations({"image": image, "number": torch.arange(size)}, torch.zeros(size, 2, 4), torch.arange(size))
+    subject.shown = Demonstrations(
+        {"image": image, "number": torch.arange(size)}, torch.zeros(size, 2, 4), torch.arange(size)
+    )
     rollouts = calls(policy)[:12]
     config = replace(CONFIG, epochs=epochs, minibatch_size=4, sft_coef=0.1, sft_batch_size=5)
     for iteration in updates:
@@ -115,7 +138,9 @@ def test_every_optimiser_step_of_a_run_imitates_other_states_and_noise() -> None
 
 def test_imitated_states_depend_only_on_run_and_step() -> None:
     whole, resumed, other = taught([0, 0, 1]), taught([1]), taught([1], run_seed=1)
-    assert resumed.asked == whole.asked[12:] and resumed.noise == whole.noise[12:], "a resumed run draws the same"
+    assert resumed.asked == whole.asked[12:] and resumed.noise == whole.noise[12:], (
+        "a resumed run draws the same"
+    )
     assert other.asked != resumed.asked and not set(other.noise[0]) & set(resumed.noise[0])
 
 
@@ -129,9 +154,13 @@ def test_a_policy_that_contradicts_its_rollout_is_refused(off: float, passes: bo
         assert subject.parity is not None and subject.parity.mean == pytest.approx(off, abs=1e-6)
         assert subject.parity.within() == (off < 2e-5)
     else:
-        with pytest.raises(RuntimeError, match="does not reproduce the rollout's log-probabilities"):
+        with pytest.raises(
+            RuntimeError, match="does not reproduce the rollout's log-probabilities"
+        ):
             update(subject, wrong, CONFIG, version=0)
-        update(learning(), wrong, CONFIG, version=1)  # rollouts of another version cannot be checked
+        update(
+            learning(), wrong, CONFIG, version=1
+        )  # rollouts of another version cannot be checked
 
 
 def test_updates_of_only_the_critic_imitate_nothing() -> None:
@@ -140,7 +169,9 @@ def test_updates_of_only_the_critic_imitate_nothing() -> None:
     before = {name: value.clone() for name, value in policy.backbone.state_dict().items()}
     algorithm: Any = PPO(replace(CONFIG, sft_coef=0.1), 1.0)
     subject.update(batch(rollouts), algorithm, True, 0, 0)
-    assert not policy.asked and all(torch.equal(value, before[name]) for name, value in policy.backbone.state_dict().items())
+    assert not policy.asked and all(
+        torch.equal(value, before[name]) for name, value in policy.backbone.state_dict().items()
+    )
 
 
 OPENVLA = Path(__file__).parents[2] / "assets" / "openvla_tiny_pushcube"
@@ -150,16 +181,24 @@ def acted(dtype: str, micro_batch_size: int = 8) -> tuple[OnPolicyUpdater, Traje
     """OpenVLA acts token by token, so that the rollout rounds differently from ``evaluate``."""
     policy = with_critic(OpenVLAPolicy.load(OPENVLA, OpenVLAOptions(dtype=dtype, prompt_length=26)))
     trainer = Trainer(policy, OptimizerConfig(1e-4, 1e-4, 10.0), micro_batch_size)
-    return OnPolicyUpdater(trainer, 0, 1.0, reuse_frozen=True), synthetic.calls(policy, 22, Settings(0, 1.0, 2), 1)
+    return OnPolicyUpdater(trainer, 0, 1.0, reuse_frozen=True), synthetic.calls(
+        policy, 22, Settings(0, 1.0, 2), 1
+    )
 
 
 @pytest.mark.parametrize("micro_batch_size", [3, 8])
 def test_in_bfloat16_the_first_ratio_is_exactly_one(micro_batch_size: int) -> None:
     config = replace(CONFIG, minibatch_size=11, epochs=2)
     found = []
-    for each in (config, replace(config, decoupled=True), replace(config, recompute_log_prob=False)):
+    for each in (
+        config,
+        replace(config, decoupled=True),
+        replace(config, recompute_log_prob=False),
+    ):
         subject, exact = acted("bfloat16", micro_batch_size)
-        rollouts = replace(exact, log_prob=exact.log_prob + 1e-3)  # not every processor rounds acting otherwise than learning
+        rollouts = replace(
+            exact, log_prob=exact.log_prob + 1e-3
+        )  # not every processor rounds acting otherwise than learning
         seen: list[dict[str, float]] = []
         algorithm = PPO(each, 1.0)
         algorithm.enough = lambda metrics, seen=seen: seen.append(metrics) or True  # type: ignore[method-assign, misc]
@@ -190,12 +229,22 @@ def test_log_probabilities_are_recomputed_in_passes_of_the_sizes_of_the_loss(
 
 
 @pytest.mark.slow
-def test_log_probabilities_are_recomputed_only_where_they_are_those_of_the_present_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_probabilities_are_recomputed_only_where_they_are_those_of_the_present_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked: list[int] = []
     compute = OnPolicyUpdater.log_prob_by
-    monkeypatch.setattr(OnPolicyUpdater, "log_prob_by", lambda *of: (asked.append(1), compute(*of))[1])
+    monkeypatch.setattr(
+        OnPolicyUpdater, "log_prob_by", lambda *of: (asked.append(1), compute(*of))[1]
+    )
 
-    def times(dtype: str = "bfloat16", value_only: bool = False, version: int = 0, updates: int = 1, **keys: Any) -> int:
+    def times(
+        dtype: str = "bfloat16",
+        value_only: bool = False,
+        version: int = 0,
+        updates: int = 1,
+        **keys: Any,
+    ) -> int:
         asked.clear()
         subject, rollouts = acted(dtype)
         config = replace(CONFIG, **keys)

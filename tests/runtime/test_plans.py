@@ -12,7 +12,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.runtime.ray.counting import GRPO_CONFIG, PPO_CONFIG, Recipe, in_process, iterate, on_ray, trained, with_staleness
+from tests.runtime.ray.counting import (
+    GRPO_CONFIG,
+    PPO_CONFIG,
+    Recipe,
+    in_process,
+    iterate,
+    on_ray,
+    trained,
+    with_staleness,
+)
 
 PLANS = {
     "in process, serial": (False, {}),
@@ -24,14 +33,29 @@ PLANS = {
     "ray, split policy": (True, {"feature_workers": 1}),
     "ray, 2 trainer ranks": (True, {"ranks": 2}),
     "ray, 4 rollout workers, 2 trainer ranks": (True, {"rollout_workers": 4, "ranks": 2}),
-    "ray, 2 trainer ranks, sharded, taking turns": (True, {"ranks": 2, "sharded": True, "offload": True}),
+    "ray, 2 trainer ranks, sharded, taking turns": (
+        True,
+        {"ranks": 2, "sharded": True, "offload": True},
+    ),
     "ray, 2 rollout workers, 4 shards": (True, {"rollout_workers": 2, "shards_per_worker": 2}),
     "ray, reward worker": (True, {"reward_workers": 1}),
-    "ray, collocated, taking turns": (True, {"placement": "collocated", "rollout_workers": 2, "ranks": 2, "offload": True}),
-    "ray, disaggregated": (True, {"placement": "disaggregated", "rollout_workers": 4, "ranks": 2, "reference_workers": 2}),
+    "ray, collocated, taking turns": (
+        True,
+        {"placement": "collocated", "rollout_workers": 2, "ranks": 2, "offload": True},
+    ),
+    "ray, disaggregated": (
+        True,
+        {"placement": "disaggregated", "rollout_workers": 4, "ranks": 2, "reference_workers": 2},
+    ),
     "ray, broadcast, sharded, split": (
         True,
-        {"rollout_workers": 2, "feature_workers": 1, "ranks": 2, "sharded": True, "weights": "broadcast"},
+        {
+            "rollout_workers": 2,
+            "feature_workers": 1,
+            "ranks": 2,
+            "sharded": True,
+            "weights": "broadcast",
+        },
     ),
     "ray, hybrid": (True, {"placement": "hybrid", "rollout_workers": 4, "ranks": 2, "depth": 2}),
 }
@@ -55,9 +79,15 @@ def expected(name: str) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
 
 TABLE = [("ppo", plan) for plan in PLANS if plan != "ray, reward worker"]
 TABLE += [("ppo, adapters", "ray, split policy")]
-TABLE += [("ppo, its own reward", "ray, reward worker"), ("grpo, its own reward", "ray, reward worker")]
+TABLE += [
+    ("ppo, its own reward", "ray, reward worker"),
+    ("grpo, its own reward", "ray, reward worker"),
+]
 TABLE += [("grpo", plan) for plan in ("in process, pipelined", "ray, 2 pipelined rollout workers")]
-TABLE += [("ppo, stale by one", "ray, 2 pipelined rollout workers"), ("grpo, stale by two", "ray, 2 rollout workers, no streaming")]
+TABLE += [
+    ("ppo, stale by one", "ray, 2 pipelined rollout workers"),
+    ("grpo, stale by two", "ray, 2 rollout workers, no streaming"),
+]
 """Each line starts processes, so no line repeats what another one tests."""
 IN_ANOTHER = (
     "1 rollout worker",
@@ -69,7 +99,10 @@ IN_ANOTHER = (
     "4 rollout workers, 2 trainer ranks",
 )
 AGAIN = [("ppo", f"ray, {plan}") for plan in IN_ANOTHER]
-AGAIN += [("ppo, its own reward", "ray, reward worker"), ("grpo", "ray, 2 pipelined rollout workers")]
+AGAIN += [
+    ("ppo, its own reward", "ray, reward worker"),
+    ("grpo", "ray, 2 pipelined rollout workers"),
+]
 """Rows whose settings are also in other rows, or that differ from one in a single setting."""
 ALWAYS = "ray, 2 rollout workers, 4 shards"
 
@@ -82,19 +115,27 @@ def marks(recipe: str, plan: str) -> list[pytest.MarkDecorator]:
 
 @pytest.mark.slow
 def test_a_slow_worker_takes_less(cluster: None, tmp_path: Path) -> None:
-    subject = replace(RECIPES["ppo"], rollout_workers=2, shards_per_worker=2, one_slow=str(tmp_path / "slow"))
+    subject = replace(
+        RECIPES["ppo"], rollout_workers=2, shards_per_worker=2, one_slow=str(tmp_path / "slow")
+    )
     with on_ray(subject) as flow:
         while flow.rollouts.size < 2:  # alone, the slow one would take all
             time.sleep(0.05)
         iterate(flow, subject)
-        taken = Counter(span.track.partition(" policy")[0] for span in flow.timeline.spans() if span.track.endswith(" policy"))
+        taken = Counter(
+            span.track.partition(" policy")[0]
+            for span in flow.timeline.spans()
+            if span.track.endswith(" policy")
+        )
         found = trained(flow)
     assert 3 * max(taken.values()) >= 2 * taken.total(), taken
     for name, value in expected("ppo")[0].items():
         assert torch.equal(found[name], value), name
 
 
-@pytest.mark.parametrize(("recipe", "plan"), [pytest.param(*each, marks=marks(*each)) for each in TABLE])
+@pytest.mark.parametrize(
+    ("recipe", "plan"), [pytest.param(*each, marks=marks(*each)) for each in TABLE]
+)
 def test_the_plan_never_changes_the_maths(recipe: str, plan: str, cluster: None) -> None:
     on_a_cluster, changes = PLANS[plan]
     subject = replace(RECIPES[recipe], **changes)
@@ -113,4 +154,6 @@ def test_the_plan_never_changes_the_maths(recipe: str, plan: str, cluster: None)
             torch.testing.assert_close(found[name], value, rtol=0, atol=1e-5)
     for mine, theirs in zip(metrics, known, strict=True):
         same = {name for name in theirs if not name.startswith(("timing_s", "throughput"))}
-        assert {name: mine[name] for name in same} == pytest.approx({name: theirs[name] for name in same}, rel=1e-4, abs=1e-5, nan_ok=True)
+        assert {name: mine[name] for name in same} == pytest.approx(
+            {name: theirs[name] for name in same}, rel=1e-4, abs=1e-5, nan_ok=True
+        )

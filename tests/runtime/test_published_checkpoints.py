@@ -35,7 +35,8 @@ from tests.skips import require
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 NUMBERS = {"state": 8, "actions": 7}
 NORM_STATS = {
-    name: {"mean": [0.1] * count, "std": [0.5] * count, "q01": [-1.0] * count, "q99": [1.0] * count} for name, count in NUMBERS.items()
+    name: {"mean": [0.1] * count, "std": [0.5] * count, "q01": [-1.0] * count, "q99": [1.0] * count}
+    for name, count in NUMBERS.items()
 }
 Make = Callable[[Path, str], None]
 
@@ -51,10 +52,17 @@ def openpi(path: Path, repository: str) -> None:
     pi05 = "pi05" in repository
     path.mkdir(parents=True)
     (path / "config.json").write_text(json.dumps(document | {"action_horizon": 10 if pi05 else 50}))
-    (path / "physical-intelligence" / "libero").mkdir(parents=True)  # RLinf's place; openpi's is below assets
-    (path / "physical-intelligence" / "libero" / "norm_stats.json").write_text(json.dumps({"norm_stats": NORM_STATS}))
+    (path / "physical-intelligence" / "libero").mkdir(
+        parents=True
+    )  # RLinf's place; openpi's is below assets
+    (path / "physical-intelligence" / "libero" / "norm_stats.json").write_text(
+        json.dumps({"norm_stats": NORM_STATS})
+    )
     shutil.copyfile(ASSETS / "pi0_tiny" / "tokenizer.json", path / "tokenizer.json")
-    save_file({"time_mlp_in.weight" if pi05 else "state_proj.weight": torch.zeros(1)}, path / "model.safetensors")
+    save_file(
+        {"time_mlp_in.weight" if pi05 else "state_proj.weight": torch.zeros(1)},
+        path / "model.safetensors",
+    )
 
 
 def openpi_jax(path: Path, repository: str) -> None:
@@ -67,26 +75,43 @@ def lerobot(path: Path, repository: str) -> None:
     openpi(path, repository)
     document = json.loads((path / "config.json").read_text())
     del document["action_horizon"]
-    lerobot = {"type": "pi05" if "pi05" in repository else "pi0", "chunk_size": 50, "n_action_steps": 50, "max_action_dim": 8}
+    lerobot = {
+        "type": "pi05" if "pi05" in repository else "pi0",
+        "chunk_size": 50,
+        "n_action_steps": 50,
+        "max_action_dim": 8,
+    }
     (path / "config.json").write_text(json.dumps(document | lerobot))
     if "base" in repository:
         return
     shutil.rmtree(path / "physical-intelligence")
     features = {"observation.state": "state", "action": "actions"}
-    for file, kind in (("policy_preprocessor", "normalizer_processor"), ("policy_postprocessor", "unnormalizer_processor")):
+    for file, kind in (
+        ("policy_preprocessor", "normalizer_processor"),
+        ("policy_postprocessor", "unnormalizer_processor"),
+    ):
         step = {
             "registry_name": kind,
             "config": {"norm_map": {"STATE": "MEAN_STD", "ACTION": "MEAN_STD"}},
             "state_file": f"{file}.safetensors",
         }
         (path / f"{file}.json").write_text(json.dumps({"steps": [step]}))
-        state = {f"{theirs}.{name}": torch.tensor(NORM_STATS[ours][name]) for theirs, ours in features.items() for name in ("mean", "std")}
+        state = {
+            f"{theirs}.{name}": torch.tensor(NORM_STATS[ours][name])
+            for theirs, ours in features.items()
+            for name in ("mean", "std")
+        }
         save_file(state, path / f"{file}.safetensors")
 
 
 FAMILIES: list[tuple[str, str, Make, str]] = [
     ("openvla/openvla-7b-finetuned-libero-spatial", "openvla", openvla, "openvla_libero"),
-    ("moojink/openvla-7b-oft-finetuned-libero-spatial", "openvla_oft", openvla, "openvla_oft_libero"),
+    (
+        "moojink/openvla-7b-oft-finetuned-libero-spatial",
+        "openvla_oft",
+        openvla,
+        "openvla_oft_libero",
+    ),
     ("Haozhan72/Openvla-oft-SFT-libero-spatial-traj1", "openvla_oft", openvla, "simplevla_libero"),
     ("RLinf/RLinf-OpenVLAOFT-LIBERO-90-Base", "openvla_oft", openvla, "rlinf_libero"),
     ("physical-intelligence/pi0_libero", "pi0", openpi_jax, "pi0_libero"),
@@ -122,7 +147,11 @@ def family(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str, st
 
 def opened(family: tuple[str, str, str], *keys: str) -> tuple[Recipe, Policy]:
     repository, model, _ = family
-    named = [f"model={model}", f"model.checkpoint=hf://{repository}", "model.options.random_weights=true"]
+    named = [
+        f"model={model}",
+        f"model.checkpoint=hf://{repository}",
+        "model.options.random_weights=true",
+    ]
     recipe = recipes.read(compose.load("eval", ["recipe=libero_eval", *named, *keys]))
     return recipe, build_policy(recipe, lora=False)
 
@@ -133,7 +162,17 @@ def libero(recipe: Recipe, policy: Policy) -> EnvSpec:
     told: dict[str, Any] = native(options)
     images = dict.fromkeys(options["cameras"], (options["image_size"],) * 2)
     convention = Convention(**told | {"tool": ToolUnits(*told["tool"])})
-    return EnvSpec(1, 7, 8, 20.0, 220, images, ("pick up the black bowl",), torch.device("cpu"), native=convention)
+    return EnvSpec(
+        1,
+        7,
+        8,
+        20.0,
+        220,
+        images,
+        ("pick up the black bowl",),
+        torch.device("cpu"),
+        native=convention,
+    )
 
 
 def test_the_name_is_enough(family: tuple[str, str, str]) -> None:
@@ -142,19 +181,34 @@ def test_the_name_is_enough(family: tuple[str, str, str]) -> None:
     assert document["card"] == family[2]
     spec = libero(recipe, policy)
     check_fit(policy, spec)
-    assert list(spec.images) == list(policy.spec.images) and policy.spec.convention.state == "axis_angle"
+    assert (
+        list(spec.images) == list(policy.spec.images)
+        and policy.spec.convention.state == "axis_angle"
+    )
     assert 1 < policy.spec.chunk <= 10 or family[2] in ("openvla_libero", "lerobot_pi0_libero")
     said = [line for line in remarks(policy.spec, spec) if line.startswith("card ")]
-    assert said == [f"card {family[2]} assumes: {line.partition(': ')[2]}" for line in said] and len(said) <= 1
+    assert (
+        said == [f"card {family[2]} assumes: {line.partition(': ')[2]}" for line in said]
+        and len(said) <= 1
+    )
 
 
 @pytest.mark.parametrize(
     ("key", "words"),
     [
         ("env.convention=common", "needs state as axis_angle|needs images as rot180"),
-        ("env.gripper=plus_opens", r"gripper action means: \+1 closes, -1 opens; the environment's: \+1 opens"),
-        ("env.flip=upright", "needs images as rot180, the environment gives upright: with env=libero set env.convention=openvla"),
-        ("env.cameras=[frontview]", "needs image 'base', the environment has \\['frontview'\\]: set env.cameras"),
+        (
+            "env.gripper=plus_opens",
+            r"gripper action means: \+1 closes, -1 opens; the environment's: \+1 opens",
+        ),
+        (
+            "env.flip=upright",
+            "needs images as rot180, the environment gives upright: with env=libero set env.convention=openvla",
+        ),
+        (
+            "env.cameras=[frontview]",
+            "needs image 'base', the environment has \\['frontview'\\]: set env.cameras",
+        ),
     ],
 )
 def test_a_wrong_key_is_refused(family: tuple[str, str, str], key: str, words: str) -> None:
@@ -167,7 +221,12 @@ def test_a_wrong_key_is_refused(family: tuple[str, str, str], key: str, words: s
 def test_what_is_assumed_is_said(family: tuple[str, str, str]) -> None:
     recipe, policy = opened(family)
     lines = remarks(policy.spec, libero(recipe, policy))
-    assumed = {"rlinf_libero", "lerobot_pi05_libero", "lerobot_pi0_libero_base", "lerobot_pi05_libero_base"}
+    assumed = {
+        "rlinf_libero",
+        "lerobot_pi05_libero",
+        "lerobot_pi0_libero_base",
+        "lerobot_pi05_libero_base",
+    }
     assert any("assumes" in line for line in lines) == (family[2] in assumed)
 
 
@@ -181,20 +240,34 @@ def test_what_is_assumed_is_said(family: tuple[str, str, str]) -> None:
         ("RLinf/RLinf-Pi05-LIBERO-SFT", "pi0", "rlinf_pi05_libero"),
     ],
 )
-def test_checkpoints_that_presets_start_from_have_cards(tmp_path: Path, repository: str, model: str, card: str) -> None:
+def test_checkpoints_that_presets_start_from_have_cards(
+    tmp_path: Path, repository: str, model: str, card: str
+) -> None:
     cards = pi0_cards if model == "pi0" else openvla_cards
-    found = find_card(cards, model, tmp_path / f"models--{repository.replace('/', '--')}", None, None, "openpi")
+    found = find_card(
+        cards, model, tmp_path / f"models--{repository.replace('/', '--')}", None, None, "openpi"
+    )
     assert found is not None and found.name == card
 
 
 def test_every_card_names_its_source() -> None:
     names = [card.name for card in (*pi0_cards, *openvla_cards)]
-    assert len(set(names)) == len(names) and all(card.source for card in (*pi0_cards, *openvla_cards))
-    pages = "".join((Path(__file__).parents[2] / "docs" / f"{page}.md").read_text() for page in ("openvla", "pi0"))
+    assert len(set(names)) == len(names) and all(
+        card.source for card in (*pi0_cards, *openvla_cards)
+    )
+    pages = "".join(
+        (Path(__file__).parents[2] / "docs" / f"{page}.md").read_text()
+        for page in ("openvla", "pi0")
+    )
     assert not [name for name in names if f"`{name}`" not in pages]
 
 
-@pytest.mark.parametrize("family", [each for each in FAMILIES if each[1] == "pi0"], ids=lambda each: each[0], indirect=True)
+@pytest.mark.parametrize(
+    "family",
+    [each for each in FAMILIES if each[1] == "pi0"],
+    ids=lambda each: each[0],
+    indirect=True,
+)
 def test_lerobots_fine_tunes_do_not_get_openpis_settings(family: tuple[str, str, str]) -> None:
     _, policy = opened(family)
     assert isinstance(policy.delta, list)  # type: ignore[attr-defined]

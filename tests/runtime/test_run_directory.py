@@ -11,7 +11,14 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.runtime.run_directory import checkpoint_at, for_evaluation, locked, opened_for_recording, resolve_run, saved_recipe
+from rlinf_vla.runtime.run_directory import (
+    checkpoint_at,
+    for_evaluation,
+    locked,
+    opened_for_recording,
+    resolve_run,
+    saved_recipe,
+)
 from tests.training.processes import during
 
 NAME = "sorting"
@@ -57,7 +64,9 @@ def begin(directory: Path, *steps: int, **changes: object) -> Path:
             checkpoint.mkdir(parents=True)
             for name in ("heads.safetensors", "state.json"):
                 (checkpoint / name).touch()
-            (checkpoint / "COMPLETE").write_text(json.dumps(dict.fromkeys(("heads.safetensors", "state.json"), EMPTY)))
+            (checkpoint / "COMPLETE").write_text(
+                json.dumps(dict.fromkeys(("heads.safetensors", "state.json"), EMPTY))
+            )
     now = next(TIMES)
     for path in (directory / "recipe.yaml", *directory.glob("checkpoints/*/COMPLETE")):
         os.utime(path, (now, now))
@@ -101,9 +110,17 @@ def test_two_runs_never_share_a_directory(here: Path) -> None:
         with locked(here / "run", recipe, None):
             wait()
 
-    with during(hold), pytest.raises(UserError, match="in use by another run"), locked(here / "run", recipe, None):
+    with (
+        during(hold),
+        pytest.raises(UserError, match="in use by another run"),
+        locked(here / "run", recipe, None),
+    ):
         pytest.fail("both are in")
-    with locked(here / "run", recipe, None), pytest.raises(UserError, match="in use"), locked(here / "run", recipe, None):
+    with (
+        locked(here / "run", recipe, None),
+        pytest.raises(UserError, match="in use"),
+        locked(here / "run", recipe, None),
+    ):
         pytest.fail("both are in")
     with locked(here / "run", recipe, None):
         pass
@@ -120,18 +137,25 @@ def test_a_failed_run_releases_its_lock(here: Path) -> None:
 def test_a_read_only_directory_is_a_users_mistake(here: Path) -> None:
     (here / "file").write_text("")
     for directory in (here / "file", here / "file" / "run", Path("/proc/run")):
-        with pytest.raises(UserError, match=f"run_dir={directory} cannot be written"), locked(directory, config(), None):
+        with (
+            pytest.raises(UserError, match=f"run_dir={directory} cannot be written"),
+            locked(directory, config(), None),
+        ):
             pytest.fail("it is open")
 
 
-def test_an_evaluation_checks_its_directory_before_it_runs(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluation_checks_its_directory_before_it_runs(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checkpoint = begin(here / "run", 5) / "checkpoints" / "step_000005"
     assert for_evaluation(config(), checkpoint) == here / "run"
     assert for_evaluation(config(run_dir="new"), checkpoint) == Path("new")
     (here / "file").write_text("")
     with pytest.raises(UserError, match="run_dir=file cannot be written"):
         for_evaluation(config(run_dir="file"), checkpoint)
-    monkeypatch.setattr(os, "access", lambda path, mode: False)  # another user's run; root may write everywhere
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: False
+    )  # another user's run; root may write everywhere
     with pytest.raises(UserError, match="run cannot be written: choose another run_dir"):
         for_evaluation(config(), checkpoint)
 
@@ -141,7 +165,10 @@ def test_an_evaluation_checks_its_directory_before_it_runs(here: Path, monkeypat
     [
         ({"episodes": 5}, "episodes was 20 in {run} and is 5 now"),
         ({"rollout__temperature": 0.5}, "rollout.temperature was 1.0 in {run} and is 0.5 now"),
-        ({"evaluation__probes": ["blank_image"]}, 'evaluation.probes was absent in {run} and is ["blank_image"] now'),
+        (
+            {"evaluation__probes": ["blank_image"]},
+            'evaluation.probes was absent in {run} and is ["blank_image"] now',
+        ),
     ],
 )
 def test_a_run_holds_only_evaluations_by_its_own_recipe(
@@ -161,8 +188,19 @@ def test_a_run_holds_only_evaluations_by_its_own_recipe(
 @pytest.mark.parametrize(
     "changes",
     [
-        {"checkpoint": "run/checkpoints/step_000005", "iterations": 3, "cluster__name": "1gpu", "checkpoints__every": 1},
-        {"env__num_envs": 8, "env__processes": 1, "rollout__pipeline_depth": 1, "evaluation__every": 5, "evaluation__filmed": 3},
+        {
+            "checkpoint": "run/checkpoints/step_000005",
+            "iterations": 3,
+            "cluster__name": "1gpu",
+            "checkpoints__every": 1,
+        },
+        {
+            "env__num_envs": 8,
+            "env__processes": 1,
+            "rollout__pipeline_depth": 1,
+            "evaluation__every": 5,
+            "evaluation__filmed": 3,
+        },
     ],
 )
 def test_what_changes_no_result_stays_with_the_run(here: Path, changes: dict[str, object]) -> None:
@@ -176,7 +214,10 @@ def test_what_changes_no_result_stays_with_the_run(here: Path, changes: dict[str
 def test_auto_takes_the_newest_checkpoint_of_run_dir(here: Path) -> None:
     begin(here / "run", 5, 10)
     (here / "run" / "checkpoints" / "step_000015").mkdir()  # without COMPLETE
-    assert resume(run_dir=str(here / "run"), resume="auto") == (here / "run", here / "run/checkpoints/step_000010")
+    assert resume(run_dir=str(here / "run"), resume="auto") == (
+        here / "run",
+        here / "run/checkpoints/step_000010",
+    )
 
 
 def test_auto_takes_the_newest_run_of_the_recipe() -> None:
@@ -191,7 +232,10 @@ def test_auto_skips_a_newer_run_without_a_checkpoint_with_a_message() -> None:
     failed = begin(Path("runs", NAME, "20260102-000000"))
     (failed / "checkpoints" / "step_000005").mkdir(parents=True)  # without COMPLETE
     said: list[str] = []
-    assert resolve_run(config(resume="auto"), said.append) == (finished, finished / "checkpoints/step_000050")
+    assert resolve_run(config(resume="auto"), said.append) == (
+        finished,
+        finished / "checkpoints/step_000050",
+    )
     assert len(said) == 1 and str(failed) in said[0] and str(finished) in said[0]
 
 
@@ -199,14 +243,21 @@ def test_auto_takes_the_latest_checkpoint_for_any_name_of_its_run() -> None:
     named = begin(Path("runs", NAME, "half"), 50)
     newest = begin(Path("runs", NAME, "20260101-000000"), 5)
     said: list[str] = []
-    assert resolve_run(config(resume="auto"), said.append) == (newest, newest / "checkpoints/step_000005") and not said
+    assert (
+        resolve_run(config(resume="auto"), said.append)
+        == (newest, newest / "checkpoints/step_000005")
+        and not said
+    )
     begin(named, 55)
     assert resolve_run(config(resume="auto"))[0] == named
 
 
 def test_auto_starts_from_the_beginning_with_a_message(here: Path) -> None:
     said: list[str] = []
-    assert resolve_run(config(resume="auto", run_dir=str(here / "new")), said.append) == (here / "new", None)
+    assert resolve_run(config(resume="auto", run_dir=str(here / "new")), said.append) == (
+        here / "new",
+        None,
+    )
     directory, checkpoint = resolve_run(config(resume="auto"), said.append)
     assert directory.parent == Path("runs", NAME) and checkpoint is None
     assert len(said) == 2 and all("no complete checkpoint" in each for each in said)
@@ -248,16 +299,27 @@ def test_a_path_may_name_a_run_or_a_checkpoint(here: Path, form: str, step: int)
     begin(here / "run", 5, 10)
     directory, checkpoint = resume(resume=form.format(run=here / "run"))
     assert checkpoint is not None
-    assert directory.resolve() == here / "run" and checkpoint.resolve() == here / "run" / "checkpoints" / f"step_{step:06d}"
+    assert (
+        directory.resolve() == here / "run"
+        and checkpoint.resolve() == here / "run" / "checkpoints" / f"step_{step:06d}"
+    )
 
 
-@pytest.mark.parametrize(("where", "form"), [("run", "."), ("run", "checkpoints/step_000005"), ("run/checkpoints", "step_000005")])
-def test_a_path_may_be_relative(here: Path, monkeypatch: pytest.MonkeyPatch, where: str, form: str) -> None:
+@pytest.mark.parametrize(
+    ("where", "form"),
+    [("run", "."), ("run", "checkpoints/step_000005"), ("run/checkpoints", "step_000005")],
+)
+def test_a_path_may_be_relative(
+    here: Path, monkeypatch: pytest.MonkeyPatch, where: str, form: str
+) -> None:
     begin(here / "run", 5)
     monkeypatch.chdir(where)
     directory, checkpoint = resume(resume=form)
     assert checkpoint is not None
-    assert directory.resolve() == here / "run" and checkpoint.resolve() == here / "run" / "checkpoints" / "step_000005"
+    assert (
+        directory.resolve() == here / "run"
+        and checkpoint.resolve() == here / "run" / "checkpoints" / "step_000005"
+    )
 
 
 @pytest.mark.parametrize("form", ["nowhere", "empty", "run/checkpoints/step_000099"])
@@ -340,7 +402,10 @@ def test_a_continued_run_has_the_same_recipe(here: Path, key: str, value: object
     OmegaConf.update(recipe, key, value, force_add=True)
     directory, checkpoint = resolve_run(recipe)
     before = (here / "run" / "recipe.yaml").read_text()
-    with pytest.raises(UserError, match=f"resume: {key} was .* in .* and is .* now"), locked(directory, recipe, checkpoint):
+    with (
+        pytest.raises(UserError, match=f"resume: {key} was .* in .* and is .* now"),
+        locked(directory, recipe, checkpoint),
+    ):
         pytest.fail("it goes on")
     assert (here / "run" / "recipe.yaml").read_text() == before
 
@@ -350,10 +415,16 @@ def test_a_key_of_another_version_cannot_be_restored(here: Path) -> None:
     recipe = config(run_dir=str(here / "run"), resume="auto")
     OmegaConf.update(recipe, "algorithm.brand_new", 1, force_add=True)
     directory, checkpoint = resolve_run(recipe)
-    with pytest.raises(UserError, match=r"was absent .* continue it with the version"), locked(directory, recipe, checkpoint):
+    with (
+        pytest.raises(UserError, match=r"was absent .* continue it with the version"),
+        locked(directory, recipe, checkpoint),
+    ):
         pytest.fail("it goes on")
     recipe.seed = 1  # which the user can restore, so it is named first
-    with pytest.raises(UserError, match=r"seed was 0 .* restore its value"), locked(directory, recipe, checkpoint):
+    with (
+        pytest.raises(UserError, match=r"seed was 0 .* restore its value"),
+        locked(directory, recipe, checkpoint),
+    ):
         pytest.fail("it goes on")
 
 
@@ -386,7 +457,10 @@ def test_episodes_of_another_recipe_are_refused_in_a_recording(here: Path) -> No
         (here / "parts" / "demonstration_000000.safetensors").write_text("")
     with opened_for_recording(here / "parts", config(seed=1, algorithm__gamma=0.8)):
         pass
-    with pytest.raises(UserError, match="parts holds other episodes: seed was 1"), opened_for_recording(here / "parts", config()):
+    with (
+        pytest.raises(UserError, match="parts holds other episodes: seed was 1"),
+        opened_for_recording(here / "parts", config()),
+    ):
         pytest.fail("they would be mixed")
 
 
@@ -406,4 +480,7 @@ def test_length_and_plan_may_change(here: Path, changes: dict[str, object]) -> N
     begin(here / "run", 5)
     assert resume(run_dir=str(here / "run"), resume="auto", **changes)[1] is not None
     key, value = next(iter(changes.items()))
-    assert OmegaConf.select(OmegaConf.load(here / "run" / "recipe.yaml"), key.replace("__", ".")) == value
+    assert (
+        OmegaConf.select(OmegaConf.load(here / "run" / "recipe.yaml"), key.replace("__", "."))
+        == value
+    )

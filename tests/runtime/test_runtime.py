@@ -17,17 +17,32 @@ from rlinf_vla.runtime.local import InProcessFlow
 from rlinf_vla.testing.toy_env import groups
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from rlinf_vla.training.trainer import Trainer
-from tests.runtime.ray.counting import PPO_CONFIG, Recipe, algorithm, in_process, trained, with_staleness
+from tests.runtime.ray.counting import (
+    PPO_CONFIG,
+    Recipe,
+    algorithm,
+    in_process,
+    trained,
+    with_staleness,
+)
 
 CONFIG = PPOConfig(horizon=12, epochs=2, minibatch_size=10, target_kl=None)
 
 
 def flow(policy: LinearPolicy | None = None, **options: Any) -> InProcessFlow:
     policy = policy or LinearPolicy(LinearOptions(chunk=2))
-    return InProcessFlow(policy, groups(4, 2), Trainer(policy, OptimizerConfig(0.05, 0.01, 0.5), 100), Settings(0, 1.0, 2), **options)
+    return InProcessFlow(
+        policy,
+        groups(4, 2),
+        Trainer(policy, OptimizerConfig(0.05, 0.01, 0.5), 100),
+        Settings(0, 1.0, 2),
+        **options,
+    )
 
 
-def iterate(subject: InProcessFlow, count: int, config: PPOConfig = CONFIG) -> list[dict[str, float]]:
+def iterate(
+    subject: InProcessFlow, count: int, config: PPOConfig = CONFIG
+) -> list[dict[str, float]]:
     found = []
     for iteration in range(subject.iteration, subject.iteration + count):
         subject.begin(iteration)
@@ -41,11 +56,19 @@ def test_an_iteration_collects_updates_and_publishes() -> None:
     before = {name: value.clone() for name, value in subject.policy.state_dict().items()}
     (metrics,) = iterate(subject, 1)
     assert subject.policy_version == 1 and subject.parity is not None and subject.parity.high < 1e-5
-    assert any(not torch.equal(value, before[name]) for name, value in subject.policy.state_dict().items())
+    assert any(
+        not torch.equal(value, before[name]) for name, value in subject.policy.state_dict().items()
+    )
     # six calls of two steps in four environments; two epochs of 24 calls in minibatches of ten
     assert 24 < metrics["rollout/steps"] <= 48 and metrics["actor/updates"] == 6
     assert 0 <= metrics["actor/clip_fraction"] <= 1
-    assert {"rollout/reward_mean", "critic/explained_variance", "actor/entropy", "timing_s/rollout", "timing_s/update"} <= metrics.keys()
+    assert {
+        "rollout/reward_mean",
+        "critic/explained_variance",
+        "actor/entropy",
+        "timing_s/rollout",
+        "timing_s/update",
+    } <= metrics.keys()
 
 
 class HalfFrozen(LinearPolicy):
@@ -64,7 +87,11 @@ class HalfFrozen(LinearPolicy):
 
 def test_the_frozen_part_is_computed_once_per_update_with_the_same_result() -> None:
     found = []
-    for policy, options in ((LinearPolicy, {}), (HalfFrozen, {}), (HalfFrozen, {"reuse_frozen": False})):
+    for policy, options in (
+        (LinearPolicy, {}),
+        (HalfFrozen, {}),
+        (HalfFrozen, {"reuse_frozen": False}),
+    ):
         subject = flow(policy(LinearOptions(chunk=2)), **options)
         iterate(subject, 2)
         found.append((getattr(subject.policy, "fixed_rows", 0), subject.policy.state_dict()))
@@ -117,7 +144,9 @@ def test_each_iteration_has_other_episodes_and_another_order() -> None:
 
     subject.trainer.update = watching  # type: ignore[method-assign]
     iterate(subject, 3)
-    assert len(set(orders)) == 3 and len({seed for each in seeds for seed in each}) == sum(map(len, seeds))
+    assert len(set(orders)) == 3 and len({seed for each in seeds for seed in each}) == sum(
+        map(len, seeds)
+    )
 
 
 def test_the_update_sets_its_threads_and_reports_progress() -> None:
@@ -138,7 +167,9 @@ def test_the_update_sets_its_threads_and_reports_progress() -> None:
 
 
 @pytest.mark.parametrize("staleness", [1, 2])
-def test_stale_rollouts_are_of_an_older_policy_and_a_resumed_run_repeats_them(staleness: int) -> None:
+def test_stale_rollouts_are_of_an_older_policy_and_a_resumed_run_repeats_them(
+    staleness: int,
+) -> None:
     recipe = with_staleness(Recipe(PPO_CONFIG), staleness)
     straight = in_process(recipe)
     metrics = counted(straight, recipe, range(5))
@@ -152,10 +183,14 @@ def test_stale_rollouts_are_of_an_older_policy_and_a_resumed_run_repeats_them(st
     again.restore_earlier_weights(earlier_weights)
     again.policy_version = 3
     counted(again, recipe, range(3, 5))
-    assert all(torch.equal(value, trained(straight)[name]) for name, value in trained(again).items())
+    assert all(
+        torch.equal(value, trained(straight)[name]) for name, value in trained(again).items()
+    )
     none = in_process(Recipe(PPO_CONFIG))
     counted(none, Recipe(PPO_CONFIG), range(5))
-    assert any(not torch.equal(value, trained(straight)[name]) for name, value in trained(none).items())
+    assert any(
+        not torch.equal(value, trained(straight)[name]) for name, value in trained(none).items()
+    )
 
 
 def counted(subject: InProcessFlow, recipe: Recipe, iterations: range) -> list[dict[str, float]]:

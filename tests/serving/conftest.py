@@ -36,7 +36,14 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
     monkeypatch.setattr(plugins, "models", lambda: {"linear": LinearPolicy})
     LinearPolicy(LinearOptions(seed=3)).save(tmp_path / "model")
     model = ModelConfig("linear", str(tmp_path / "model"), LinearOptions(), LoraOptions(rank=0))
-    return Recipe(name="toy", iterations=0, seed=7, env=CounterConfig(), model=model, algorithm=NoAlgorithmConfig())
+    return Recipe(
+        name="toy",
+        iterations=0,
+        seed=7,
+        env=CounterConfig(),
+        model=model,
+        algorithm=NoAlgorithmConfig(),
+    )
 
 
 def an_image(seed: int, size: tuple[int, int] = (64, 64)) -> np.ndarray[Any, Any]:
@@ -90,7 +97,11 @@ class Running:
         return f"ws://127.0.0.1:{self.port}{path}"
 
     def http(self, path: str, body: bytes | None = None, **headers: str) -> Answered:
-        request = Request(f"http://127.0.0.1:{self.port}{path}", body, {name.replace("_", "-"): each for name, each in headers.items()})
+        request = Request(
+            f"http://127.0.0.1:{self.port}{path}",
+            body,
+            {name.replace("_", "-"): each for name, each in headers.items()},
+        )
         try:
             with urlopen(request, timeout=60) as answer:
                 return Answered(answer.status, answer.read(), answer.headers)
@@ -107,13 +118,19 @@ def start(recipe: Recipe) -> Start:
     """Starts a server with these ``serve.*`` keys; ``open_service`` replaces loading."""
 
     @contextmanager
-    def started(open_service: Any = None, token: str | None = None, ready: bool = True, **keys: Any) -> Iterator[Running]:
+    def started(
+        open_service: Any = None, token: str | None = None, ready: bool = True, **keys: Any
+    ) -> Iterator[Running]:
         from rlinf_vla.serving.server import listening, run
         from rlinf_vla.serving.service import opened
 
         config = replace(ServeConfig(port=0), **keys)
         listener = listening(config)
-        server, begun, failed = Running(listener.getsockname()[1]), threading.Event(), list[BaseException]()
+        server, begun, failed = (
+            Running(listener.getsockname()[1]),
+            threading.Event(),
+            list[BaseException](),
+        )
 
         async def serve() -> None:
             loop, stop = asyncio.get_running_loop(), asyncio.Event()

@@ -19,5 +19,17 @@ try:
     policy.infer({"prompt": "push the cube"})
 except RuntimeError as error:
     refusal = str(error)
-said = {"actions": [each["actions"].tolist() for each in replies], "timing": [sorted(each["server_timing"]) for each in replies]}
-print(json.dumps({**said, "metadata": sorted(policy.get_server_metadata()), "refusal": refusal, "numpy": np.__version__}))
+said = {
+    "actions": [each["actions"].tolist() for each in replies],
+    "timing": [sorted(each["server_timing"]) for each in replies],
+}
+print(
+    json.dumps(
+        {
+            **said,
+            "metadata": sorted(policy.get_server_metadata()),
+            "refusal": refusal,
+            "numpy": np.__version__,
+        }
+    )
+)

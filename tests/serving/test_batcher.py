@@ -21,7 +21,9 @@ from rlinf_vla.serving.service import Answer, Outcome
 def request(number: int, rows: int = 1, alone: bool = False) -> Request:
     zeros = torch.zeros(rows, dtype=torch.int64)
     episodes = Episodes(zeros, zeros + number, zeros)
-    return Request(Observation({}, torch.zeros(rows, 0), [""] * rows), episodes, zeros, 0.0, 0, alone=alone)
+    return Request(
+        Observation({}, torch.zeros(rows, 0), [""] * rows), episodes, zeros, 0.0, 0, alone=alone
+    )
 
 
 class Policy:
@@ -39,13 +41,22 @@ class Policy:
         assert self.gate.wait(60)
         if 666 in numbers:
             raise RuntimeError("the service is broken")
-        return [ValueError(f"odd {number}") if number % 2 else Answer(np.full((1, 1), number, np.float32), 0.0) for number in numbers]
+        return [
+            ValueError(f"odd {number}")
+            if number % 2
+            else Answer(np.full((1, 1), number, np.float32), 0.0)
+            for number in numbers
+        ]
 
 
 class Bench:
-    def __init__(self, clients: int = 8, most_rows: int = 4, max_wait: float = 0.05, max_queue: int = 6) -> None:
+    def __init__(
+        self, clients: int = 8, most_rows: int = 4, max_wait: float = 0.05, max_queue: int = 6
+    ) -> None:
         self.policy, self.thread = Policy(), ThreadPoolExecutor(1)
-        self.batcher = Batcher(self.policy, self.thread, most_rows, max_wait, max_queue, lambda: clients)
+        self.batcher = Batcher(
+            self.policy, self.thread, most_rows, max_wait, max_queue, lambda: clients
+        )
 
     async def __aenter__(self) -> Bench:
         self.calls = asyncio.create_task(self.batcher.run())
@@ -151,9 +162,15 @@ def test_clients_take_turns() -> None:
     async def body() -> None:
         async with Bench(most_rows=1, max_queue=9) as bench:
             first = await bench.block()
-            greedy = [asyncio.create_task(bench.batcher.ask(request(number), "greedy")) for number in (2, 4, 6, 8)]
+            greedy = [
+                asyncio.create_task(bench.batcher.ask(request(number), "greedy"))
+                for number in (2, 4, 6, 8)
+            ]
             await asyncio.sleep(0)
-            modest = [asyncio.create_task(bench.batcher.ask(request(number), "modest")) for number in (10, 12)]
+            modest = [
+                asyncio.create_task(bench.batcher.ask(request(number), "modest"))
+                for number in (10, 12)
+            ]
             await asyncio.sleep(0)
             bench.policy.gate.set()
             await asyncio.gather(first, *greedy, *modest)
@@ -167,7 +184,10 @@ def test_of_clients_the_one_that_was_not_served_for_longer_is_next() -> None:
         async with Bench(most_rows=1) as bench:
             await bench.batcher.ask(request(2), "greedy")
             first = await bench.block()
-            both = [asyncio.create_task(bench.batcher.ask(request(number), client)) for number, client in ((4, "greedy"), (6, "modest"))]
+            both = [
+                asyncio.create_task(bench.batcher.ask(request(number), client))
+                for number, client in ((4, "greedy"), (6, "modest"))
+            ]
             await asyncio.sleep(0)
             bench.policy.gate.set()
             await asyncio.gather(first, *both)
@@ -180,7 +200,10 @@ def test_a_full_queue_refuses_those_of_whom_most_wait() -> None:
     async def body() -> None:
         async with Bench(max_queue=3) as bench:
             first = await bench.block()
-            greedy = [asyncio.create_task(bench.batcher.ask(request(number), "greedy")) for number in (2, 4, 6)]
+            greedy = [
+                asyncio.create_task(bench.batcher.ask(request(number), "greedy"))
+                for number in (2, 4, 6)
+            ]
             await asyncio.sleep(0)
             modest = asyncio.create_task(bench.batcher.ask(request(8), "modest"))
             await asyncio.sleep(0)
@@ -200,7 +223,9 @@ def test_a_client_that_left_is_dropped_from_the_queue() -> None:
     async def body() -> None:
         async with Bench() as bench:
             first = await bench.block()
-            left, stays = (asyncio.create_task(bench.batcher.ask(request(number))) for number in (2, 4))
+            left, stays = (
+                asyncio.create_task(bench.batcher.ask(request(number))) for number in (2, 4)
+            )
             await asyncio.sleep(0)
             left.cancel()
             await asyncio.sleep(0)

@@ -66,7 +66,13 @@ def test_openpi(server: Running, wanted: np.ndarray[Any, Any], path: str) -> Non
         for _ in range(2):
             socket.send(pack(native()))
             reply = socket.recv(timeout=60)
-            assert reply.startswith(b"\x83\xa7actions" + ARRAY + wanted.tobytes() + FLOATS + b"\xadpolicy_timing\x81\xa8infer_ms\xcb")
+            assert reply.startswith(
+                b"\x83\xa7actions"
+                + ARRAY
+                + wanted.tobytes()
+                + FLOATS
+                + b"\xadpolicy_timing\x81\xa8infer_ms\xcb"
+            )
             found = unpack(reply)
             assert found.keys() == {"actions", "policy_timing", "server_timing"}
             timings.append(set(found["server_timing"]))
@@ -76,7 +82,15 @@ def test_openpi(server: Running, wanted: np.ndarray[Any, Any], path: str) -> Non
 def test_openpi_reads_the_recipes_keys(start: Start, wanted: np.ndarray[Any, Any]) -> None:
     with start(observation="libero") as server, connect(server) as socket:
         socket.recv(timeout=60)
-        socket.send(pack({"observation/image": an_image(0), "observation/state": np.zeros(8), "prompt": "push"}))
+        socket.send(
+            pack(
+                {
+                    "observation/image": an_image(0),
+                    "observation/state": np.zeros(8),
+                    "prompt": "push",
+                }
+            )
+        )
         assert np.array_equal(unpack(socket.recv(timeout=60))["actions"], wanted)
 
 
@@ -85,10 +99,15 @@ def test_openpi_reads_the_recipes_keys(start: Start, wanted: np.ndarray[Any, Any
     [
         ("text", "a text frame: observations are binary frames of msgpack"),
         (b"\xc1", "not a msgpack message: FormatError"),
-        (b"\x80", "images.base is missing: an image uint8 [H, W, 3] is expected, or a batch of them"),
+        (
+            b"\x80",
+            "images.base is missing: an image uint8 [H, W, 3] is expected, or a batch of them",
+        ),
     ],
 )
-def test_an_error_of_openpi_is_one_line_and_ends_the_connection(server: Running, frame: bytes | str, reason: str) -> None:
+def test_an_error_of_openpi_is_one_line_and_ends_the_connection(
+    server: Running, frame: bytes | str, reason: str
+) -> None:
     with connect(server) as socket:
         socket.recv(timeout=60)
         socket.send(frame)
@@ -99,41 +118,74 @@ def test_an_error_of_openpi_is_one_line_and_ends_the_connection(server: Running,
 def test_vllm_omni(server: Running, wanted: np.ndarray[Any, Any]) -> None:
     with connect(server, "/v1/realtime/robot/openpi") as socket:
         config = unpack(socket.recv(timeout=60))
-        assert config["image_resolution"] == [64, 64] and config["n_external_cameras"] == 1 and config["needs_wrist_camera"] is False
+        assert (
+            config["image_resolution"] == [64, 64]
+            and config["n_external_cameras"] == 1
+            and config["needs_wrist_camera"] is False
+        )
         socket.send(pack({"endpoint": "infer", "session_id": "a", **native()}))
         assert socket.recv(timeout=60) == ARRAY + wanted.tobytes() + FLOATS
         socket.send(pack({"endpoint": "reset"}))
-        assert socket.recv(timeout=60) == bytes.fromhex("81 a6737461747573 b0") + b"reset successful"
+        assert (
+            socket.recv(timeout=60) == bytes.fromhex("81 a6737461747573 b0") + b"reset successful"
+        )
         drawn = []
         for seed in (5, 6, 5):
             socket.send(pack({"seed": seed, "temperature": 1.0, **native()}))
             drawn.append(socket.recv(timeout=60))
         assert drawn[0] == drawn[2] != drawn[1], "a seed determines the actions"
-        for bad in (b"\xc1", pack({"endpoint": "train"}), pack({"seed": -1, **native()}), "text", pack([])):
+        for bad in (
+            b"\xc1",
+            pack({"endpoint": "train"}),
+            pack({"seed": -1, **native()}),
+            "text",
+            pack([]),
+        ):
             socket.send(bad)
             assert unpack(socket.recv(timeout=60)).keys() == {"type", "message"}
         socket.send(pack(native()))
-        assert socket.recv(timeout=60) == ARRAY + wanted.tobytes() + FLOATS, "the connection stays open"
+        assert socket.recv(timeout=60) == ARRAY + wanted.tobytes() + FLOATS, (
+            "the connection stays open"
+        )
 
 
 def test_sglangs_websocket(server: Running, wanted: np.ndarray[Any, Any]) -> None:
     with connect(server, "/openpi/policy") as socket:
         metadata = unpack(socket.recv(timeout=60))
         assert metadata["object"] == "action.metadata" and metadata["action_horizon"] == 3
-        socket.send(pack({"task": "push the cube", "observation.images.base": an_image(0), "observation.state": np.zeros(0)}))
+        socket.send(
+            pack(
+                {
+                    "task": "push the cube",
+                    "observation.images.base": an_image(0),
+                    "observation.state": np.zeros(0),
+                }
+            )
+        )
         assert np.array_equal(unpack(socket.recv(timeout=60))["actions"], wanted)
 
 
 @pytest.mark.parametrize("keys", [{}, {"protocol": "vla_eval"}])
 def test_vla_eval(start: Start, wanted: np.ndarray[Any, Any], keys: dict[str, str]) -> None:
     def message(kind: str, payload: dict[str, Any], seq: int) -> bytes:
-        return pack({"type": kind, "payload": payload, "seq": seq, "timestamp": 1.5}, text_keys=True, png=True)
+        return pack(
+            {"type": kind, "payload": payload, "seq": seq, "timestamp": 1.5},
+            text_keys=True,
+            png=True,
+        )
 
     with start(**keys) as server, connect(server, "/" if keys else "/vla-eval") as socket:
         socket.send(message("hello", {"harness_version": "0.8.0", "protocol_version": 1}, 1))
         hello = unpack(socket.recv(timeout=60))
-        assert (hello["type"], hello["seq"], hello["payload"]["protocol_version"]) == ("hello", 1, 1)
-        assert hello["payload"]["observation_params"] == {"send_wrist_image": False, "send_state": False}
+        assert (hello["type"], hello["seq"], hello["payload"]["protocol_version"]) == (
+            "hello",
+            1,
+            1,
+        )
+        assert hello["payload"]["observation_params"] == {
+            "send_wrist_image": False,
+            "send_state": False,
+        }
         socket.send(message("episode_start", {"task": {}}, 2))
         observation = {"images": {"agentview": an_image(0)}, "task_description": "push the cube"}
         replies = []
@@ -141,19 +193,36 @@ def test_vla_eval(start: Start, wanted: np.ndarray[Any, Any], keys: dict[str, st
             socket.send(message("observation", observation, seq))
             replies.append(socket.recv(timeout=60))
         for seq, (reply, action) in enumerate(zip(replies, [*wanted, wanted[0]], strict=True), 3):
-            array = b"\x84\xab__ndarray__\xc3\xa4data\xc4\x10" + action.tobytes() + b"\xa5dtype\xa3<f4\xa5shape\x91\x04"
-            frame = b"\x84\xa4type\xa6action\xa7payload\x81\xa7actions" + array + b"\xa3seq" + bytes([seq]) + b"\xa9timestamp\xcb"
+            array = (
+                b"\x84\xab__ndarray__\xc3\xa4data\xc4\x10"
+                + action.tobytes()
+                + b"\xa5dtype\xa3<f4\xa5shape\x91\x04"
+            )
+            frame = (
+                b"\x84\xa4type\xa6action\xa7payload\x81\xa7actions"
+                + array
+                + b"\xa3seq"
+                + bytes([seq])
+                + b"\xa9timestamp\xcb"
+            )
             assert reply[:-8] == frame
         socket.send(message("episode_end", {}, 7))
         socket.send(message("episode_start", {"task": {}}, 8))
         socket.send(message("observation", observation, 9))
-        assert np.array_equal(unpack(socket.recv(timeout=60))["payload"]["actions"], wanted[0]), "a new episode begins with a new chunk"
+        assert np.array_equal(unpack(socket.recv(timeout=60))["payload"]["actions"], wanted[0]), (
+            "a new episode begins with a new chunk"
+        )
         for bad in (message("observation", {}, 10), message("what", {}, 10)):
             socket.send(message("episode_start", {}, 0))
             socket.send(bad)
             error = unpack(socket.recv(timeout=60))
             assert (error["type"], error["seq"], list(error["payload"])) == ("error", 10, ["error"])
-        for bad in (b"\xc1", pack({"type": "hello"}), "text", pack({"type": 1, "payload": 1, "seq": "a", "timestamp": 0})):
+        for bad in (
+            b"\xc1",
+            pack({"type": "hello"}),
+            "text",
+            pack({"type": 1, "payload": 1, "seq": "a", "timestamp": 0}),
+        ):
             socket.send(bad)
             assert unpack(socket.recv(timeout=60))["type"] == "error"
         socket.send(message("observation", observation, 11))
@@ -179,10 +248,18 @@ def test_openvlas_act(server: Running, wanted: np.ndarray[Any, Any]) -> None:
     body = {"image": an_image(0), "instruction": "push the cube", "unnorm_key": "any"}
     answered = server.http("/act", json_pack(body).encode(), Content_Type="application/json")
     data = base64.b64encode(wanted[0].tobytes()).decode()
-    assert answered.status == 200 and answered.body.decode() == f'{{"__numpy__": "{data}", "dtype": "<f4", "shape": [4]}}'
+    assert (
+        answered.status == 200
+        and answered.body.decode() == f'{{"__numpy__": "{data}", "dtype": "<f4", "shape": [4]}}'
+    )
     answered = server.http("/act", json.dumps({"encoded": json_pack(body)}).encode())
     assert isinstance(answered.json, str) and np.array_equal(json_unpack(answered.json), wanted[0])
-    answered = server.http("/act", json_pack({"full_image": an_image(0), "state": np.zeros(8), "instruction": "push"}).encode())
+    answered = server.http(
+        "/act",
+        json_pack(
+            {"full_image": an_image(0), "state": np.zeros(8), "instruction": "push"}
+        ).encode(),
+    )
     assert [each.tolist() for each in json_unpack(answered.body)] == wanted.tolist()
 
 
@@ -199,13 +276,22 @@ def test_openvlas_act(server: Running, wanted: np.ndarray[Any, Any]) -> None:
 )
 def test_errors_of_act(server: Running, body: bytes, status: int, reason: str) -> None:
     answered = server.http("/act", body)
-    assert answered.status == status and reason in answered.json["error"] and "\n" not in answered.json["error"]
+    assert (
+        answered.status == status
+        and reason in answered.json["error"]
+        and "\n" not in answered.json["error"]
+    )
 
 
 def test_another_unnorm_key_is_refused(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LinearPolicy, "dataset", "bridge_orig", raising=False)
     with start() as server:
-        answered = server.http("/act", json_pack({"image": an_image(0), "instruction": "push", "unnorm_key": "fractal"}).encode())
+        answered = server.http(
+            "/act",
+            json_pack(
+                {"image": an_image(0), "instruction": "push", "unnorm_key": "fractal"}
+            ).encode(),
+        )
     assert answered.status == 400 and "'bridge_orig'" in answered.json["error"]
 
 
@@ -217,11 +303,24 @@ def test_sglangs_http(server: Running, wanted: np.ndarray[Any, Any]) -> None:
     image = {"base64": base64.b64encode(file.getvalue()).decode(), "mime_type": "image/png"}
     observation = {"images": {"base": image}, "state": []}
     body = {"model": "x", "input": {"task": "push the cube", "observation": observation}}
-    answered = server.http("/v1/actions/generations", json.dumps(body).encode(), Content_Type="application/json")
-    assert answered.json["object"] == "action.generation" and answered.json["data"][0]["action"]["values"] == wanted.tolist()
-    body["input"] = {"prompt": "push the cube", "observation": {"images": {"base": an_image(0)}, "state": np.zeros(0)}}
+    answered = server.http(
+        "/v1/actions/generations", json.dumps(body).encode(), Content_Type="application/json"
+    )
+    assert (
+        answered.json["object"] == "action.generation"
+        and answered.json["data"][0]["action"]["values"] == wanted.tolist()
+    )
+    body["input"] = {
+        "prompt": "push the cube",
+        "observation": {"images": {"base": an_image(0)}, "state": np.zeros(0)},
+    }
     body["runtime"] = {"response_format": "raw"}
-    answered = server.http("/v1/actions/generations", pack(body), Content_Type="application/msgpack", Accept="application/msgpack")
+    answered = server.http(
+        "/v1/actions/generations",
+        pack(body),
+        Content_Type="application/msgpack",
+        Accept="application/msgpack",
+    )
     assert np.array_equal(unpack(answered.body)["actions"], wanted)
     metadata = server.http("/v1/actions/metadata").json
     assert metadata["object"] == "action.metadata" and metadata["cameras"] == ["base"]
@@ -236,10 +335,21 @@ ARRAYS: tuple[Any, ...] = (np.zeros(2), np.zeros(0), np.zeros((2, 2), np.uint8),
 def test_what_is_no_text_where_a_name_belongs_is_refused(server: Running, wrong: Any) -> None:
     """In every protocol, and never as our own mistake."""
     act = {"image": an_image(0), "instruction": "push"}
-    found = [server.http("/act", json_pack(act | {name: wrong}).encode()).json["error"] for name in ("unnorm_key", "instruction")]
+    found = [
+        server.http("/act", json_pack(act | {name: wrong}).encode()).json["error"]
+        for name in ("unnorm_key", "instruction")
+    ]
     observation = {"task": "push", "observation": {"images": {"base": an_image(0)}}}
-    for more in ({"runtime": {"response_format": wrong}}, {"runtime": {"output_format": wrong}}, {"input": observation | {"task": wrong}}):
-        answered = server.http("/v1/actions/generations", pack({"input": observation} | more), Content_Type="application/msgpack")
+    for more in (
+        {"runtime": {"response_format": wrong}},
+        {"runtime": {"output_format": wrong}},
+        {"input": observation | {"task": wrong}},
+    ):
+        answered = server.http(
+            "/v1/actions/generations",
+            pack({"input": observation} | more),
+            Content_Type="application/msgpack",
+        )
         assert answered.status == 400
         found.append(answered.json["error"])
     with connect(server, "/v1/realtime/robot/openpi") as socket:
@@ -247,7 +357,10 @@ def test_what_is_no_text_where_a_name_belongs_is_refused(server: Running, wrong:
         for name in ("endpoint", "session_id", "instruction"):
             socket.send(pack(native() | {name: wrong}))
             found.append(unpack(socket.recv(timeout=60))["message"])
-    for path, message in (("/", native(instruction=wrong)), ("/openpi/policy", {"task": wrong, "observation.images.base": an_image(0)})):
+    for path, message in (
+        ("/", native(instruction=wrong)),
+        ("/openpi/policy", {"task": wrong, "observation.images.base": an_image(0)}),
+    ):
         with connect(server, path) as socket:
             socket.recv(timeout=60)
             socket.send(pack(message))
@@ -255,7 +368,11 @@ def test_what_is_no_text_where_a_name_belongs_is_refused(server: Running, wrong:
     with connect(server, "/vla-eval") as socket:
         payload = {"images": {"agentview": an_image(0)}, "task_description": "push"}
         whole = {"type": "observation", "payload": payload, "seq": 1, "timestamp": 0.0}
-        for bad in ({"type": wrong}, {"payload": wrong}, {"payload": payload | {"task_description": wrong}}):
+        for bad in (
+            {"type": wrong},
+            {"payload": wrong},
+            {"payload": payload | {"task_description": wrong}},
+        ):
             socket.send(pack(whole | bad))
             found.append(unpack(socket.recv(timeout=60))["payload"]["error"])
     assert len(found) == 13 and not [each for each in found if "internal" in each or "\n" in each]

@@ -39,14 +39,27 @@ from tests.serving.conftest import Running, Start
 def recipe(monkeypatch: pytest.MonkeyPatch) -> Recipe:
     """π₀ with random weights, and no adapters."""
     monkeypatch.setattr(plugins, "models", lambda: {"pi0": Pi0Policy})
-    model = ModelConfig("pi0", str(TINY), Pi0Options(random_weights=True, denoise_steps=3), LoraOptions(rank=0))
-    found = Recipe(name="toy", iterations=0, seed=7, env=CounterConfig(state_dim=8), model=model, algorithm=NoAlgorithmConfig())
-    builders.build_policy(found)  # imports what a server would else import while the test waits for it
+    model = ModelConfig(
+        "pi0", str(TINY), Pi0Options(random_weights=True, denoise_steps=3), LoraOptions(rank=0)
+    )
+    found = Recipe(
+        name="toy",
+        iterations=0,
+        seed=7,
+        env=CounterConfig(state_dim=8),
+        model=model,
+        algorithm=NoAlgorithmConfig(),
+    )
+    builders.build_policy(
+        found
+    )  # imports what a server would else import while the test waits for it
     return found
 
 
 def remote(url: str, **options: object) -> RemotePolicy:
-    return RemotePolicy.load(Path(NO_MODEL), RemoteOptions(url=url, **{"timeout_s": 30.0, "retries": 0} | options))  # type: ignore[arg-type]
+    return RemotePolicy.load(
+        Path(NO_MODEL), RemoteOptions(url=url, **{"timeout_s": 30.0, "retries": 0} | options)
+    )  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -75,8 +88,16 @@ class TestRemotePolicy(PolicyConformance):
     def test_what_it_returns(self, policy: Policy) -> None:
         inputs = policy.prepare(observations(policy, 3))
         greedy, sampled = act(policy, inputs, 0.0), act(policy, inputs)
-        assert greedy.actions.shape == sampled.log_prob.shape == (3, policy.spec.chunk, policy.spec.action_dim)
-        assert greedy.actions.dtype == torch.float32 and greedy.value.shape == (3,) and greedy.latent == {}
+        assert (
+            greedy.actions.shape
+            == sampled.log_prob.shape
+            == (3, policy.spec.chunk, policy.spec.action_dim)
+        )
+        assert (
+            greedy.actions.dtype == torch.float32
+            and greedy.value.shape == (3,)
+            and greedy.latent == {}
+        )
         assert not torch.equal(greedy.actions, sampled.actions)
         assert policy.value(policy.encode(inputs)).isnan().all() and not list(policy.parameters())
 
@@ -88,7 +109,9 @@ class TestRemotePolicy(PolicyConformance):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_an_actor_acts_as_with_the_policy_itself(server: Running, recipe: Recipe, temperature: float) -> None:
+def test_an_actor_acts_as_with_the_policy_itself(
+    server: Running, recipe: Recipe, temperature: float
+) -> None:
     """In blocks of its own size, the last of which is smaller."""
     here, settings = builders.build_policy(recipe), Settings(5, temperature, 3)
     there = remote(server.url())
@@ -107,7 +130,9 @@ def episodes_of(count: int) -> Episodes:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_control_loop_gets_the_chunks_of_the_policy_itself(server: Running, recipe: Recipe, temperature: float) -> None:
+def test_a_control_loop_gets_the_chunks_of_the_policy_itself(
+    server: Running, recipe: Recipe, temperature: float
+) -> None:
     """Also those that continue committed actions."""
     clock, settings = VirtualClock(), Settings(3, temperature, 1)
     shown, chunks = seen(clock), []
@@ -115,7 +140,14 @@ def test_a_control_loop_gets_the_chunks_of_the_policy_itself(server: Running, re
         require_fit(policy, SPACE, ["base"], ControlConfig(real_time_chunking=True))
         actor = ControlActor(policy, settings, clock)
         first = actor(Request(shown, "push the cube", 0, 0))
-        chunks.append((first.actions, actor(Request(shown, "push the cube", 1, 1, Committed(first.actions[1:], 2))).actions))
+        chunks.append(
+            (
+                first.actions,
+                actor(
+                    Request(shown, "push the cube", 1, 1, Committed(first.actions[1:], 2))
+                ).actions,
+            )
+        )
     (first, second), (wanted, continued) = chunks
     assert np.array_equal(first, wanted) and np.array_equal(second, continued)
     assert np.array_equal(second[:2], first[1:3]), "it begins with the committed actions"
@@ -130,10 +162,14 @@ def test_in_a_control_loop_a_lost_server_is_an_error_at_once(start: Start) -> No
         actor(Request(seen(VirtualClock()), "push the cube", 1, 1))
 
 
-def test_a_connection_that_the_server_closed_for_idleness_is_made_again(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_that_the_server_closed_for_idleness_is_made_again(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from rlinf_vla.serving.connections import GuardedWebSocket
 
-    monkeypatch.setattr(GuardedWebSocket, "handle_pong", lambda link, frame: None)  # as if the client did not answer pings
+    monkeypatch.setattr(
+        GuardedWebSocket, "handle_pong", lambda link, frame: None
+    )  # as if the client did not answer pings
     with start(idle_timeout_s=2.0) as running:
         policy = remote(running.url())
         inputs = policy.prepare(observations(policy, 1))
@@ -161,8 +197,32 @@ def test_the_token(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_tls(start: Start, tmp_path: Path) -> None:
     certificate, key = tmp_path / "chain.pem", tmp_path / "key.pem"
-    made = ["-keyout", str(key), "-out", str(certificate), "-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
-    subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", *made], check=True)
+    made = [
+        "-keyout",
+        str(key),
+        "-out",
+        str(certificate),
+        "-days",
+        "2",
+        "-subj",
+        "/CN=localhost",
+        "-addext",
+        "subjectAltName=IP:127.0.0.1",
+    ]
+    subprocess.run(
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:P-256",
+            "-nodes",
+            *made,
+        ],
+        check=True,
+    )
     with start(certificate=str(certificate), private_key=str(key)) as running:
         url = running.url().replace("ws:", "wss:")
         policy = remote(url, ca_file=str(certificate))

@@ -73,7 +73,11 @@ class Slow:
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
-        self.may_load, self.may_act, self.acts = threading.Event(), threading.Event(), threading.Event()
+        self.may_load, self.may_act, self.acts = (
+            threading.Event(),
+            threading.Event(),
+            threading.Event(),
+        )
         self.calls = 0
 
     @contextmanager
@@ -104,11 +108,15 @@ def test_a_server_that_loads_is_alive_and_not_ready(start: Start, slow: Slow) ->
     with start(slow, ready=False) as server, connect(server) as early:
         assert server.http("/healthz").status == 503 and server.http("/health").status == 503
         act = server.http("/act", json_pack({"image": an_image(0), "instruction": "x"}).encode())
-        assert act.status == 503 and act.headers["Retry-After"] == "1" and "busy" in act.json["error"]
+        assert (
+            act.status == 503 and act.headers["Retry-After"] == "1" and "busy" in act.json["error"]
+        )
         assert server.http("/config").status == 503 == server.http("/v1/actions/metadata").status
         slow.may_load.set()
         slow.may_act.set()
-        assert "rlinf_vla" in unpack(early.recv(timeout=60)), "a client that came early is greeted when the policy is ready"
+        assert "rlinf_vla" in unpack(early.recv(timeout=60)), (
+            "a client that came early is greeted when the policy is ready"
+        )
         assert server.http("/healthz").status == 200
 
 
@@ -158,7 +166,12 @@ def test_a_drain_ends(start: Start, slow: Slow) -> None:
 
 def test_a_full_queue_is_busy(start: Start, slow: Slow) -> None:
     slow.may_load.set()
-    with start(slow, max_queue=1) as server, connect(server) as first, connect(server) as second, connect(server) as third:
+    with (
+        start(slow, max_queue=1) as server,
+        connect(server) as first,
+        connect(server) as second,
+        connect(server) as third,
+    ):
         for each in (first, second, third):
             each.recv(timeout=60)
         first.send(pack(native(episode={"seed": 1})))
@@ -168,7 +181,9 @@ def test_a_full_queue_is_busy(start: Start, slow: Slow) -> None:
         third.send(pack(native()))
         assert str(third.recv(timeout=60)).startswith("busy: 1 requests are waiting already")
         assert closing(third)[0] == 1013
-        answered = server.http("/act", json_pack({"image": an_image(0), "instruction": "x"}).encode())
+        answered = server.http(
+            "/act", json_pack({"image": an_image(0), "instruction": "x"}).encode()
+        )
         assert answered.status == 503
         slow.may_act.set()
         assert unpack(second.recv(timeout=60))["actions"].shape == (3, 4)
@@ -187,11 +202,19 @@ def test_a_client_that_left_is_not_answered(start: Start, slow: Slow) -> None:
             second.recv(timeout=60)
             second.send(pack(native(episode={"seed": 2})))
             assert eventually(lambda: counted("rlinf_vla_queue"))
-        assert eventually(lambda: counted('rlinf_vla_requests_total{dialect="openpi",outcome="cancelled"}'))
+        assert eventually(
+            lambda: counted('rlinf_vla_requests_total{dialect="openpi",outcome="cancelled"}')
+        )
         body = json_pack({"image": an_image(0), "instruction": "x"}).encode()
-        with raw(server, b"POST /act HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body):
+        with raw(
+            server,
+            b"POST /act HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
+            + body,
+        ):
             assert eventually(lambda: counted("rlinf_vla_queue"))
-        assert eventually(lambda: counted('rlinf_vla_requests_total{dialect="act",outcome="cancelled"}'))
+        assert eventually(
+            lambda: counted('rlinf_vla_requests_total{dialect="act",outcome="cancelled"}')
+        )
         slow.may_act.set()
         first.recv(timeout=60)
         first.send(pack(native(episode={"seed": 3})))
@@ -204,19 +227,31 @@ def test_a_token_is_required(start: Start) -> None:
     from websockets.sync.client import connect as open_socket
 
     with start(token="secret") as server:
-        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret"}, {"Authorization": "Basic secret"}):
+        for headers in (
+            {},
+            {"Authorization": "Bearer wrong"},
+            {"Authorization": "secret"},
+            {"Authorization": "Basic secret"},
+        ):
             for path in ("/config", "/metrics", "/v1/actions/metadata", "/nowhere"):
                 answered = server.http(path, **headers)
                 assert answered.status == 401 and answered.headers["WWW-Authenticate"] == "Bearer"
             assert server.http("/act", b"{}", **headers).status == 401
-            with pytest.raises(InvalidStatus) as caught, open_socket(server.url(), additional_headers=headers):
+            with (
+                pytest.raises(InvalidStatus) as caught,
+                open_socket(server.url(), additional_headers=headers),
+            ):
                 pass
             assert caught.value.response.status_code == 401
         for kind in ("Bearer", "bearer", "Api-Key"):
             assert server.http("/config", Authorization=f"{kind} secret").status == 200
-            with open_socket(server.url(), additional_headers={"Authorization": f"{kind} secret"}) as client:
+            with open_socket(
+                server.url(), additional_headers={"Authorization": f"{kind} secret"}
+            ) as client:
                 assert isinstance(client.recv(timeout=60), bytes)
-        assert server.http("/healthz").status == 200 == server.http("/health").status, "probes need no token"
+        assert server.http("/healthz").status == 200 == server.http("/health").status, (
+            "probes need no token"
+        )
 
 
 def test_web_pages_are_not_served(start: Start) -> None:
@@ -225,7 +260,10 @@ def test_web_pages_are_not_served(start: Start) -> None:
 
     with start() as server:
         assert server.http("/act", b"{}", Origin="http://evil.example").status == 403
-        with pytest.raises(InvalidStatus) as caught, open_socket(server.url(), origin="http://evil.example"):  # type: ignore[arg-type]
+        with (
+            pytest.raises(InvalidStatus) as caught,
+            open_socket(server.url(), origin="http://evil.example"),
+        ):  # type: ignore[arg-type]
             pass
         assert caught.value.response.status_code == 403
 
@@ -240,21 +278,46 @@ def refusal_of(asked: str, address: str, **keys: Any) -> str | None:
     return Hosts(ServeConfig(**keys)).refusal(HTTPConnection(scope))
 
 
-FOREIGN = ("evil.example", "evil.example:8000", "", "localhost.evil.example", "x@localhost", "[::2]", "10.1.2.3")
+FOREIGN = (
+    "evil.example",
+    "evil.example:8000",
+    "",
+    "localhost.evil.example",
+    "x@localhost",
+    "[::2]",
+    "10.1.2.3",
+)
 
 
 @pytest.mark.parametrize(
     ("keys", "host", "served"),
     [
-        *[({}, each, True) for each in ("localhost:1", "LOCALHOST.", "127.0.0.1:8000", "[::1]:8000", socket.gethostname())],
+        *[
+            ({}, each, True)
+            for each in (
+                "localhost:1",
+                "LOCALHOST.",
+                "127.0.0.1:8000",
+                "[::1]:8000",
+                socket.gethostname(),
+            )
+        ],
         *[({}, each, False) for each in FOREIGN],
-        *[({"allowed_hosts": ["gpu-box", "*.lab"]}, each, True) for each in ("gpu-box:80", "a.lab", "A.B.LAB")],
-        *[({"allowed_hosts": ["gpu-box", "*.lab"]}, each, False) for each in ("a.gpu-box", "lab", "a.lab.evil.example")],
+        *[
+            ({"allowed_hosts": ["gpu-box", "*.lab"]}, each, True)
+            for each in ("gpu-box:80", "a.lab", "A.B.LAB")
+        ],
+        *[
+            ({"allowed_hosts": ["gpu-box", "*.lab"]}, each, False)
+            for each in ("a.gpu-box", "lab", "a.lab.evil.example")
+        ],
         ({"allowed_hosts": ["*"]}, "evil.example", True),
         ({"host": "localhost", "allowed_hosts": []}, "evil.example", False),
     ],
 )
-def test_only_the_servers_own_names_are_served(keys: dict[str, Any], host: str, served: bool) -> None:
+def test_only_the_servers_own_names_are_served(
+    keys: dict[str, Any], host: str, served: bool
+) -> None:
     """A web page whose name leads to this machine sends that name, and no origin."""
     refusal = refusal_of(host, "127.0.0.1", **keys)
     assert (refusal is None) == served and (served or "serve.allowed_hosts=[NAME]" in str(refusal))
@@ -267,10 +330,18 @@ def test_an_own_address_is_a_name() -> None:
 def test_a_foreign_name_is_refused_in_one_line(start: Start) -> None:
     with start() as server:
         answered = server.http("/config", Host="evil.example")
-        assert answered.status == 421 and answered.json["error"].startswith("Host 'evil.example' is no name of this server: ")
+        assert answered.status == 421 and answered.json["error"].startswith(
+            "Host 'evil.example' is no name of this server: "
+        )
         assert server.http("/act", b"{}", Host="evil.example").status == 421
-        upgrade = b"GET / HTTP/1.1\r\nHost: evil.example\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-        with raw(server, upgrade + b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n") as socket:
+        upgrade = (
+            b"GET / HTTP/1.1\r\nHost: evil.example\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        )
+        with raw(
+            server,
+            upgrade
+            + b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n",
+        ) as socket:
             assert socket.recv(1 << 16).startswith(b"HTTP/1.1 421")
 
 
@@ -280,9 +351,16 @@ def test_a_message_over_the_limit_ends_the_connection(start: Start) -> None:
             client.recv(timeout=60)
             client.send(pack(native()) + bytes(10_000))
             assert closing(client)[0] == 1009
-        with raw(server, b"POST /act HTTP/1.1\r\nHost: localhost\r\nContent-Length: 20001\r\n\r\n") as declared:
+        with raw(
+            server, b"POST /act HTTP/1.1\r\nHost: localhost\r\nContent-Length: 20001\r\n\r\n"
+        ) as declared:
             assert declared.recv(1 << 16).startswith(b"HTTP/1.1 413")
-        chunked = b"POST /act HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n" + b"4000\r\n" + b"a" * 0x4000 + b"\r\n"
+        chunked = (
+            b"POST /act HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+            + b"4000\r\n"
+            + b"a" * 0x4000
+            + b"\r\n"
+        )
         with raw(server, chunked + b"4000\r\n" + b"a" * 0x4000 + b"\r\n") as growing:
             assert growing.recv(1 << 16).startswith(b"HTTP/1.1 413")
         with connect(server) as client:
@@ -295,7 +373,9 @@ def test_slow_and_silent_connections_are_closed(start: Start) -> None:
     with start(handshake_timeout_s=0.2) as server:
         with server.held():
             silent, half = raw(server), raw(server, b"GET /healthz HTTP/1.1\r\nHost")
-            body = raw(server, b"POST /act HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
+            body = raw(
+                server, b"POST /act HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"
+            )
             kept = raw(server, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
         with silent, half, body, kept:
             assert closed(silent) and closed(half) and closed(kept)
@@ -310,7 +390,9 @@ def test_a_client_that_answers_pings_is_not_idle(start: Start) -> None:
     with start(idle_timeout_s=2.0) as server, connect(server) as paused:  # its thread answers
         paused.recv(timeout=60)
         with upgraded(server) as mute:
-            assert read_until(mute, b"nothing came for 2 s"), "by then the other would be closed, too"
+            assert read_until(mute, b"nothing came for 2 s"), (
+                "by then the other would be closed, too"
+            )
         with upgraded(server) as later:
             assert read_until(later, b"nothing came for 2 s")
         paused.send(pack(native()))
@@ -355,7 +437,9 @@ def test_connections_without_a_request_make_room(start: Start) -> None:
             for each in (third, fourth):
                 each.recv(timeout=60)
             with raw(server, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n") as fifth:
-                assert fifth.recv(1 << 16).startswith(b"HTTP/1.1 503"), "all places are taken by clients"
+                assert fifth.recv(1 << 16).startswith(b"HTTP/1.1 503"), (
+                    "all places are taken by clients"
+                )
             for each in (first, fourth):
                 each.send(pack(native()))
                 assert unpack(each.recv(timeout=60))["actions"].shape == (3, 4)
@@ -373,7 +457,10 @@ def masked(first: int, payload: bytes = b"") -> bytes:
     return bytes([first, 0x80 | len(payload)]) + bytes(4) + payload
 
 
-FLOODS = {"empty fragments": masked(0x02) + masked(0x00) * 5000, "pings whose pongs nobody reads": masked(0x89, bytes(125)) * 200_000}
+FLOODS = {
+    "empty fragments": masked(0x02) + masked(0x00) * 5000,
+    "pings whose pongs nobody reads": masked(0x89, bytes(125)) * 200_000,
+}
 
 
 @pytest.mark.parametrize("flood", FLOODS)
@@ -413,10 +500,14 @@ def test_clients_at_once_get_their_own_actions(start: Start, recipe: Recipe) -> 
     for seed, outcome in enumerate(wanted):
         assert np.array_equal(found[seed], outcome.actions)  # type: ignore[union-attr]
     assert "rlinf_vla_call_rows_sum 40.0" in calls
-    assert float(calls.split("rlinf_vla_call_rows_count ")[1].split()[0]) < 40, "requests were joined"
+    assert float(calls.split("rlinf_vla_call_rows_count ")[1].split()[0]) < 40, (
+        "requests were joined"
+    )
 
 
-def test_an_internal_error_is_one_line(start: Start, recipe: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_internal_error_is_one_line(
+    start: Start, recipe: Recipe, capsys: pytest.CaptureFixture[str]
+) -> None:
     @contextmanager
     def broken() -> Iterator[PolicyService]:
         with opened(recipe) as service:
@@ -431,12 +522,16 @@ def test_an_internal_error_is_one_line(start: Start, recipe: Recipe, capsys: pyt
         client.recv(timeout=60)
         client.send(pack(native()))
         assert client.recv(timeout=60) == "internal error: KeyError; the server's log says more"
-        answered = server.http("/act", json_pack({"image": an_image(0), "instruction": "x"}).encode())
+        answered = server.http(
+            "/act", json_pack({"image": an_image(0), "instruction": "x"}).encode()
+        )
         assert answered.status == 500 and "secret" not in answered.json["error"]
     assert "/secret/path" in capsys.readouterr().err
 
 
-def test_a_mistake_of_ours_beside_the_policy_is_one_line(start: Start, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+def test_a_mistake_of_ours_beside_the_policy_is_one_line(
+    start: Start, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
     from rlinf_vla.serving.http import Http
     from rlinf_vla.serving.openpi import OpenPi
 
@@ -450,8 +545,12 @@ def test_a_mistake_of_ours_beside_the_policy_is_one_line(start: Start, monkeypat
         client.send(pack(native()))
         assert client.recv(timeout=60) == "internal error: RuntimeError; the server's log says more"
         assert closing(client)[0] == 1011
-        answered = server.http("/act", json_pack({"image": an_image(0), "instruction": "x"}).encode())
-        assert answered.status == 500 and answered.json["error"].startswith("internal error: RuntimeError")
+        answered = server.http(
+            "/act", json_pack({"image": an_image(0), "instruction": "x"}).encode()
+        )
+        assert answered.status == 500 and answered.json["error"].startswith(
+            "internal error: RuntimeError"
+        )
     assert capfd.readouterr().err.count("/secret/path") >= 2
 
 
@@ -459,18 +558,50 @@ def test_tls(start: Start, tmp_path: Path) -> None:
     from websockets.sync.client import connect as open_socket
 
     certificate, key = tmp_path / "chain.pem", tmp_path / "key.pem"
-    made = ["-keyout", str(key), "-out", str(certificate), "-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
-    subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", *made], check=True)
+    made = [
+        "-keyout",
+        str(key),
+        "-out",
+        str(certificate),
+        "-days",
+        "2",
+        "-subj",
+        "/CN=localhost",
+        "-addext",
+        "subjectAltName=IP:127.0.0.1",
+    ]
+    subprocess.run(
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:P-256",
+            "-nodes",
+            *made,
+        ],
+        check=True,
+    )
     trusted = ssl.create_default_context(cafile=str(certificate))
     with (
         start(certificate=str(certificate), private_key=str(key)) as server,
         open_socket(server.url().replace("ws:", "wss:"), ssl=trusted, proxy=None) as client,
     ):
         assert isinstance(client.recv(timeout=60), bytes)
-    with start(certificate=str(certificate), private_key=str(key), handshake_timeout_s=0.5) as server, raw(server) as silent:
+    with (
+        start(
+            certificate=str(certificate), private_key=str(key), handshake_timeout_s=0.5
+        ) as server,
+        raw(server) as silent,
+    ):
         assert closed(silent), "a TLS handshake has its time limit, too"
     key.write_text("no key")
-    with pytest.raises(UserError, match=r"serve\.certificate="), start(certificate=str(certificate), private_key=str(key)):
+    with (
+        pytest.raises(UserError, match=r"serve\.certificate="),
+        start(certificate=str(certificate), private_key=str(key)),
+    ):
         pass
 
 
@@ -480,7 +611,9 @@ def test_loopback(host: str) -> None:
     check_serve(ServeConfig(host=host), None)
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "192.168.0.1", "localhost.example", "example"])
+@pytest.mark.parametrize(
+    "host", ["0.0.0.0", "::", "", "192.168.0.1", "localhost.example", "example"]
+)
 def test_other_addresses_need_a_token(host: str) -> None:
     with pytest.raises(UserError, match=r"serve\.token_env=NAME"):
         check_serve(ServeConfig(host=host), None)
@@ -489,7 +622,9 @@ def test_other_addresses_need_a_token(host: str) -> None:
 
 
 def test_settings_that_contradict_each_other() -> None:
-    with pytest.raises(UserError, match=r"serve\.token_env=TOKEN: this environment variable is not set"):
+    with pytest.raises(
+        UserError, match=r"serve\.token_env=TOKEN: this environment variable is not set"
+    ):
         check_serve(ServeConfig(token_env="TOKEN"), None)
     for name in ("http://gpu-box", "gpu-box:8000", "", "*.", "a b"):
         with pytest.raises(UserError, match=r"serve\.allowed_hosts: .* is no host name"):
@@ -501,7 +636,10 @@ def test_settings_that_contradict_each_other() -> None:
 def test_addresses_that_cannot_be_used() -> None:
     from rlinf_vla.serving.server import listening
 
-    with listening(ServeConfig(port=0)) as taken, pytest.raises(UserError, match="Address already in use: choose another port"):
+    with (
+        listening(ServeConfig(port=0)) as taken,
+        pytest.raises(UserError, match="Address already in use: choose another port"),
+    ):
         listening(ServeConfig(port=taken.getsockname()[1]))
     with pytest.raises(UserError, match="choose an address of this machine"):
         listening(ServeConfig(host="no such host", port=0))

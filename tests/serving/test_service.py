@@ -18,7 +18,18 @@ from rlinf_vla.core.images import padded
 from rlinf_vla.core.protocols import Convention, PolicySpec
 from rlinf_vla.core.types import Episodes, Observation
 from rlinf_vla.rollout.actor import Actor, Settings
-from rlinf_vla.serving.observations import NATIVE, PRESETS, SGLANG, VLA_EVAL, Defaults, Keys, Request, chosen, flat, read_request
+from rlinf_vla.serving.observations import (
+    NATIVE,
+    PRESETS,
+    SGLANG,
+    VLA_EVAL,
+    Defaults,
+    Keys,
+    Request,
+    chosen,
+    flat,
+    read_request,
+)
 from rlinf_vla.serving.service import Answer, PolicyService, opened
 from tests.serving.conftest import an_image, native
 
@@ -41,15 +52,29 @@ def answers(service: PolicyService, *messages: dict[str, Any]) -> list[np.ndarra
 def test_a_keyed_batch_has_the_bits_of_a_local_rollout(recipe: Recipe) -> None:
     rows = 3
     images = np.stack([an_image(seed) for seed in range(rows)])
-    episode = {"task": np.array([1, 0, 1]), "seed": np.array([4, 5, 2**32 - 1]), "attempt": np.array([0, 2, 1])}
+    episode = {
+        "task": np.array([1, 0, 1]),
+        "seed": np.array([4, 5, 2**32 - 1]),
+        "attempt": np.array([0, 2, 1]),
+    }
     step = np.array([0, 3, 6])
-    message = {"images": {"base": images}, "instruction": ["push"] * rows, "episode": episode, "step": step, "temperature": 1.0}
+    message = {
+        "images": {"base": images},
+        "instruction": ["push"] * rows,
+        "episode": episode,
+        "step": step,
+        "temperature": 1.0,
+    }
     with opened(recipe) as service:
         (found,) = answers(service, message | {"run_seed": 99})
         (other,) = answers(service, message)
         actor = Actor(service.policy, Settings(99, 1.0, 8, False))
-        episodes = Episodes(*(torch.from_numpy(episode[name]) for name in ("task", "seed", "attempt")))
-        inputs = actor.prepare(Observation({"base": torch.from_numpy(images)}, torch.zeros(rows, 0), ["push"] * rows))
+        episodes = Episodes(
+            *(torch.from_numpy(episode[name]) for name in ("task", "seed", "attempt"))
+        )
+        inputs = actor.prepare(
+            Observation({"base": torch.from_numpy(images)}, torch.zeros(rows, 0), ["push"] * rows)
+        )
         wanted = actor.act(inputs, episodes, torch.from_numpy(step)).actions
     assert found.dtype == np.float32 and found.shape == (rows, 3, 4)
     assert np.array_equal(found, wanted.numpy())
@@ -57,10 +82,15 @@ def test_a_keyed_batch_has_the_bits_of_a_local_rollout(recipe: Recipe) -> None:
 
 
 def test_joined_requests_get_their_own_rows(recipe: Recipe) -> None:
-    messages = [native(seed, temperature=1.0) for seed in range(4)] + [native(4), native(5, temperature=1.0, step=1, episode={"seed": 8})]
+    messages = [native(seed, temperature=1.0) for seed in range(4)] + [
+        native(4),
+        native(5, temperature=1.0, step=1, episode={"seed": 8}),
+    ]
     with opened(recipe) as service:
         together = answers(service, *messages)
-        requests = [service.request(message, NATIVE, seed, 0) for seed, message in enumerate(messages)]
+        requests = [
+            service.request(message, NATIVE, seed, 0) for seed, message in enumerate(messages)
+        ]
         alone = [service.answer([request])[0] for request in requests]
     for found, outcome in zip(together, alone, strict=True):
         assert isinstance(outcome, Answer) and found.shape == (3, 4)
@@ -68,7 +98,9 @@ def test_joined_requests_get_their_own_rows(recipe: Recipe) -> None:
     assert requests[5].alone and not requests[0].alone
 
 
-def test_a_bad_instruction_reaches_no_other_client(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bad_instruction_reaches_no_other_client(
+    recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with opened(recipe) as service:
         prepare = service.policy.prepare
 
@@ -80,9 +112,16 @@ def test_a_bad_instruction_reaches_no_other_client(recipe: Recipe, monkeypatch: 
             return prepare(obs)
 
         monkeypatch.setattr(service.policy, "prepare", refusing)
-        requests = [service.request(native(0) | {"instruction": text}, NATIVE, 0, 0) for text in ("ok", "long", "crash", "fine")]
+        requests = [
+            service.request(native(0) | {"instruction": text}, NATIVE, 0, 0)
+            for text in ("ok", "long", "crash", "fine")
+        ]
         first, long, crash, last = service.answer(requests)
-    assert isinstance(first, Answer) and isinstance(last, Answer) and np.array_equal(first.actions, last.actions)
+    assert (
+        isinstance(first, Answer)
+        and isinstance(last, Answer)
+        and np.array_equal(first.actions, last.actions)
+    )
     assert isinstance(long, MessageError) and "99 tokens" in str(long)
     assert isinstance(crash, RuntimeError)
 
@@ -95,7 +134,10 @@ def test_actions_that_are_not_finite_are_never_sent(recipe: Recipe) -> None:
 
 
 def test_committed_actions_need_a_policy_that_continues_them(recipe: Recipe) -> None:
-    with opened(recipe) as service, pytest.raises(MessageError, match="cannot continue committed actions"):
+    with (
+        opened(recipe) as service,
+        pytest.raises(MessageError, match="cannot continue committed actions"),
+    ):
         service.request(native(committed=np.zeros((1, 2, 4), np.float32)), NATIVE, 0, 0)
 
 
@@ -132,8 +174,12 @@ def test_presets_read_openpis_examples() -> None:
     image = torch.from_numpy(libero["observation/image"])[None]
     assert torch.equal(request.observation.images["base"], padded(image, (64, 64)))
     assert request.observation.images["base"][0, 0].max() == 0, "a black bar"
-    assert torch.equal(request.observation.images["wrist"][0], torch.from_numpy(libero["observation/wrist_image"]))
-    assert request.observation.state.tolist() == [list(range(8))] and request.observation.instruction == ["stack"]
+    assert torch.equal(
+        request.observation.images["wrist"][0], torch.from_numpy(libero["observation/wrist_image"])
+    )
+    assert request.observation.state.tolist() == [
+        list(range(8))
+    ] and request.observation.instruction == ["stack"]
     droid = {
         "observation/exterior_image_1_left": an_image(0),
         "observation/wrist_image_left": an_image(1),
@@ -142,20 +188,40 @@ def test_presets_read_openpis_examples() -> None:
         "prompt": "stack",
     }
     assert read(droid, PRESETS["droid"], spec).observation.state.tolist() == [list(range(8))]
-    sglang = {"observation.images.base": an_image(0), "observation.state": [0.0, 1.0], "task": "stack"}
+    sglang = {
+        "observation.images.base": an_image(0),
+        "observation.state": [0.0, 1.0],
+        "task": "stack",
+    }
     assert read(sglang, SGLANG).observation.state.tolist() == [[0, 1]]
-    vla_eval = {"images": {"agentview": an_image(0)}, "states": [0, 1], "task_description": "stack", "controller_states": [1]}
+    vla_eval = {
+        "images": {"agentview": an_image(0)},
+        "states": [0, 1],
+        "task_description": "stack",
+        "controller_states": [1],
+    }
     assert read(vla_eval, VLA_EVAL).observation.instruction == ["stack"]
 
 
 def test_defaults_of_a_request() -> None:
     request = read(native(state=[0, 1]))
-    assert (request.temperature, request.run_seed, request.single, request.alone) == (0.5, 7, True, False)
+    assert (request.temperature, request.run_seed, request.single, request.alone) == (
+        0.5,
+        7,
+        True,
+        False,
+    )
     assert (request.episodes.seed.tolist(), request.step.tolist()) == ([11], [5])
-    batch = {"images": {"base": np.zeros((2, 64, 80, 3), np.uint8)}, "state": np.zeros((2, 2)), "instruction": "push"}
+    batch = {
+        "images": {"base": np.zeros((2, 64, 80, 3), np.uint8)},
+        "state": np.zeros((2, 2)),
+        "instruction": "push",
+    }
     request = read(batch)
     assert (request.rows, request.single, request.alone) == (2, False, True)
-    assert request.observation.images["base"].shape == (2, 64, 80, 3), "the policy resizes it, as in eval"
+    assert request.observation.images["base"].shape == (2, 64, 80, 3), (
+        "the policy resizes it, as in eval"
+    )
     assert request.episodes.attempt.tolist() == [0, 1], "rows get noise of their own"
 
 
@@ -163,10 +229,19 @@ BAD = {
     "no map": (5, "a map is expected"),
     "no image": ({"state": [0, 1], "instruction": "x"}, "images.base is missing"),
     "float image": (native(state=[0, 1], images={"base": np.zeros((64, 64, 3))}), "uint8"),
-    "grey": (native(state=[0, 1], images={"base": np.zeros((64, 64), np.uint8)}), "uint8 [H, W, 3]"),
-    "small": (native(state=[0, 1], images={"base": np.zeros((64, 63, 3), np.uint8)}), "64x63 pixels"),
+    "grey": (
+        native(state=[0, 1], images={"base": np.zeros((64, 64), np.uint8)}),
+        "uint8 [H, W, 3]",
+    ),
+    "small": (
+        native(state=[0, 1], images={"base": np.zeros((64, 63, 3), np.uint8)}),
+        "64x63 pixels",
+    ),
     "empty": (native(state=[0, 1], images={"base": np.zeros((0, 64, 64, 3), np.uint8)}), "empty"),
-    "many rows": (native(state=[0, 1], images={"base": np.zeros((5, 64, 64, 3), np.uint8)}), "at most 4"),
+    "many rows": (
+        native(state=[0, 1], images={"base": np.zeros((5, 64, 64, 3), np.uint8)}),
+        "at most 4",
+    ),
     "no state": (native(), "state"),
     "short state": (native(state=[0]), "needs 2"),
     "long state": (native(state=[0, 1, 2]), "needs 2"),
@@ -180,10 +255,19 @@ BAD = {
     "state of texts": (native(state=["0", "1"]), "numbers"),
     "state of truths": (native(state=np.zeros(2, bool)), "numbers"),
     "ragged state": (native(state=[[0], [0, 1]]), "numbers"),
-    "channels first": (native(state=[0, 1], images={"base": np.zeros((3, 64, 64), np.uint8)}), "uint8 [H, W, 3]"),
-    "four channels": (native(state=[0, 1], images={"base": np.zeros((64, 64, 4), np.uint8)}), "uint8 [H, W, 3]"),
+    "channels first": (
+        native(state=[0, 1], images={"base": np.zeros((3, 64, 64), np.uint8)}),
+        "uint8 [H, W, 3]",
+    ),
+    "four channels": (
+        native(state=[0, 1], images={"base": np.zeros((64, 64, 4), np.uint8)}),
+        "uint8 [H, W, 3]",
+    ),
     "array for images": (native(state=[0, 1], images=np.zeros(3)), "images.base is missing"),
-    "array for a text": (native(state=[0, 1], instruction=np.zeros(2)), "instruction is float64 [2]"),
+    "array for a text": (
+        native(state=[0, 1], instruction=np.zeros(2)),
+        "instruction is float64 [2]",
+    ),
     "half a character": (native(state=[0, 1], instruction="\ud800"), "the instruction is"),
     "committed texts": (native(state=[0, 1], committed=[[["0"] * 4]]), "committed"),
     "nan": (native(state=[0, float("nan")]), "finite"),
@@ -210,12 +294,20 @@ def test_bad_requests_are_refused_in_one_line(name: str) -> None:
     message, reason = BAD[name]
     with pytest.raises(MessageError) as caught:
         read(message)
-    assert reason in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 200
+    assert (
+        reason in str(caught.value)
+        and "\n" not in str(caught.value)
+        and len(str(caught.value)) < 200
+    )
 
 
 def test_an_extremely_narrow_image_is_not_resized() -> None:
     for shape in ((1, 4000), (1, 99), (99, 1), (1, 65), (65, 1), (2, 180)):
-        message = {"observation/image": np.zeros((*shape, 3), np.uint8), "observation/state": [0, 1], "prompt": "x"}
+        message = {
+            "observation/image": np.zeros((*shape, 3), np.uint8),
+            "observation/state": [0, 1],
+            "prompt": "x",
+        }
         for spec in (SPEC, replace(SPEC, bars=0.5)):
             with pytest.raises(MessageError, match="too narrow"):
                 read(message, PRESETS["libero"], spec)
@@ -234,13 +326,32 @@ def test_a_policy_with_bars_gets_an_image_of_any_size_as_it_is() -> None:
 
 
 values = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3), st.lists(st.integers() | st.lists(st.floats()), max_size=3)
-) | st.sampled_from([an_image(0), np.zeros(2), np.zeros((2, 2)), np.float32(1), np.array([True]), np.uint64(2**64 - 1)])
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=3),
+    st.lists(st.integers() | st.lists(st.floats()), max_size=3),
+) | st.sampled_from(
+    [
+        an_image(0),
+        np.zeros(2),
+        np.zeros((2, 2)),
+        np.float32(1),
+        np.array([True]),
+        np.uint64(2**64 - 1),
+    ]
+)
 keys = ["images", "state", "instruction", "temperature", "run_seed", "step", "committed", "frozen"]
 
 
-@given(st.dictionaries(st.sampled_from(keys), values), st.dictionaries(st.sampled_from(["seed", "task", "attempt"]), values))
-def test_any_message_is_a_request_or_refused(changes: dict[str, Any], episode: dict[str, Any]) -> None:
+@given(
+    st.dictionaries(st.sampled_from(keys), values),
+    st.dictionaries(st.sampled_from(["seed", "task", "attempt"]), values),
+)
+def test_any_message_is_a_request_or_refused(
+    changes: dict[str, Any], episode: dict[str, Any]
+) -> None:
     try:
         request = read(native(state=[0, 1]) | changes | {"episode": episode})
     except MessageError as error:
@@ -256,12 +367,19 @@ def test_the_recipes_keys(recipe: Recipe) -> None:
         chosen(recipe.serve, two)
     recipe.serve.images, recipe.serve.state = {"side": "observation/left"}, ["a", "b"]
     keys = chosen(recipe.serve, two)
-    assert keys.images["side"] == "observation/left" and keys.images["base"] == "observation/image" and keys.state == ("a", "b")
+    assert (
+        keys.images["side"] == "observation/left"
+        and keys.images["base"] == "observation/image"
+        and keys.state == ("a", "b")
+    )
     with pytest.raises(UserError, match=r"serve\.images names side"):
         chosen(recipe.serve, SPEC)
 
 
-@pytest.mark.parametrize(("part", "value"), [("images", "upright"), ("state", "quaternion"), ("gripper", "open_positive")])
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [("images", "upright"), ("state", "quaternion"), ("gripper", "open_positive")],
+)
 def test_a_policy_of_another_convention_is_refused(recipe: Recipe, part: str, value: str) -> None:
     recipe.serve.observation = "libero"
     known = {"images": "rot180", "state": "axis_angle", "gripper": "close_positive"}

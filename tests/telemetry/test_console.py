@@ -16,7 +16,12 @@ from rich.console import Console
 from rlinf_vla.telemetry.console import TrainingConsole, duration, progress_on, say, stages
 from tests.unread import unread
 
-METRICS = {"rollout/success_once": 0.4375, "rollout/reward_mean": 0.5, "throughput/steps_per_s": 1234.4, "timing_s/iteration": 20.0}
+METRICS = {
+    "rollout/success_once": 0.4375,
+    "rollout/reward_mean": 0.5,
+    "throughput/steps_per_s": 1234.4,
+    "timing_s/iteration": 20.0,
+}
 
 
 def test_plain_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,7 +56,9 @@ def test_stages_become_a_few_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[0] == "before (sampled) 10%" and lines[-1] == "before (greedy) 100%"
 
 
-def test_time_left_is_estimated_from_the_latest_iterations(capsys: pytest.CaptureFixture[str]) -> None:
+def test_time_left_is_estimated_from_the_latest_iterations(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with TrainingConsole(total_iterations=200) as console:
         console.resume(100)
         console.update(101, {"timing_s/iteration": 1000.0})
@@ -68,7 +75,15 @@ def test_time_left_is_no_longer_than_the_session(capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0, "0 s"), (99, "99 s"), (100, "2 min"), (5400, "90 min"), (11_100, "3 h 05 min"), (360_000, "100 h 00 min")]
+    ("seconds", "text"),
+    [
+        (0, "0 s"),
+        (99, "99 s"),
+        (100, "2 min"),
+        (5400, "90 min"),
+        (11_100, "3 h 05 min"),
+        (360_000, "100 h 00 min"),
+    ],
 )
 def test_duration(seconds: float, text: str) -> None:
     assert duration(seconds) == text
@@ -122,7 +137,9 @@ def test_work_continues_after_its_terminal_is_closed(tmp_path: Path) -> None:
     screen, terminal = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color"}
     command = [sys.executable, "-c", CLOSED, str(tmp_path / "saved")]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=terminal, stderr=terminal, env=environment)
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=terminal, stderr=terminal, env=environment
+    )
     assert process.stdin is not None
     os.close(terminal)
     try:
@@ -156,7 +173,9 @@ def test_a_live_line_fits_the_terminal(width: int, shown: str) -> None:
     (line,) = captured.get().splitlines()
     assert len(line) <= width and "14/100 before 45%" in line and shown in line
     assert ("━" in line) == (width >= 80) and (status in line) == (width == 200)
-    display.add_task(f"part 1 of 2, {'libero_object ' * 9}", total=100, completed=14, stage="", status="")
+    display.add_task(
+        f"part 1 of 2, {'libero_object ' * 9}", total=100, completed=14, stage="", status=""
+    )
     with terminal.capture() as captured:
         terminal.print(display.get_renderable())
     assert [len(line) <= width for line in captured.get().splitlines()] == [True, True]
@@ -179,7 +198,9 @@ HANG_S = 200
 def test_a_live_line_on_a_terminal_restores_the_cursor_on_interrupt() -> None:
     screen, terminal = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "30"}
-    process = subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=terminal, stderr=terminal, env=environment)
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], stdout=terminal, stderr=terminal, env=environment
+    )
     os.close(terminal)
     try:
         output = _read_until(screen, "a line above", "1/10", "rollout 50%", "success 25.0 %")

@@ -33,8 +33,14 @@ def document() -> dict[str, Any]:
 def test_quantiles_are_of_the_window(document: dict[str, Any]) -> None:
     act = document["sections_ms"]["act"]
     assert act["n"] == 1000
-    assert [act[name] for name in ("p50", "p99", "p99.9", "max")] == pytest.approx([5.005, 9.9001, 9.99001, 10.0])
-    assert document["left_per_tenth"][1] == 1000 and document["left_per_tenth"][10] == 1 and document["left_per_tenth"][-1] == 1
+    assert [act[name] for name in ("p50", "p99", "p99.9", "max")] == pytest.approx(
+        [5.005, 9.9001, 9.99001, 10.0]
+    )
+    assert (
+        document["left_per_tenth"][1] == 1000
+        and document["left_per_tenth"][10] == 1
+        and document["left_per_tenth"][-1] == 1
+    )
 
 
 def test_one_line_summarises_the_steps(document: dict[str, Any]) -> None:
@@ -48,7 +54,9 @@ def test_the_table_has_every_section_known_or_not(document: dict[str, Any]) -> N
     lines = text.getvalue().splitlines()
     (act,) = (line for line in lines if line.lstrip().startswith("act:"))
     assert [word for word in act.split() if word != "│"][-4:] == ["5.00", "9.90", "9.99", "10.00"]
-    assert any("lidar" in line for line in lines) and any("age of the observation" in line for line in lines)
+    assert any("lidar" in line for line in lines) and any(
+        "age of the observation" in line for line in lines
+    )
 
 
 def test_the_report_shows_it_if_there_is_one(document: dict[str, Any], tmp_path: Path) -> None:

@@ -38,7 +38,12 @@ def test_it_names_neither_the_machine_nor_the_user(monkeypatch: pytest.MonkeyPat
 def test_the_commit_is_that_of_this_checkout_only(tmp_path: Path) -> None:
     def git(*arguments: str) -> str:
         identity = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
-        return subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True, capture_output=True, text=True).stdout
+        return subprocess.run(
+            ["git", "-C", str(tmp_path), *identity, *arguments],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
 
     assert environment.git(tmp_path) is None
     git("init")

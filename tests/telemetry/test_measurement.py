@@ -24,22 +24,31 @@ def test_variants_take_turns_and_the_first_turns_are_warm_up() -> None:
         nonlocal order
         order += name
 
-    seconds = measurement.time_interleaved({"a": lambda: note("a"), "b": lambda: note("b")}, CPU, calls=2, warmup=1)
-    assert order == "ababab" and {name: len(each) for name, each in seconds.items()} == {"a": 2, "b": 2}
+    seconds = measurement.time_interleaved(
+        {"a": lambda: note("a"), "b": lambda: note("b")}, CPU, calls=2, warmup=1
+    )
+    assert order == "ababab" and {name: len(each) for name, each in seconds.items()} == {
+        "a": 2,
+        "b": 2,
+    }
     assert all(each >= 0 for times in seconds.values() for each in times)
 
 
 def test_no_turn_starts_after_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(1000))
     monkeypatch.setattr(measurement.time, "perf_counter", lambda: float(next(clock)))
-    found = measurement.time_interleaved({"a": lambda: None}, CPU, calls=50, warmup=2, limit=10.0)["a"]
+    found = measurement.time_interleaved({"a": lambda: None}, CPU, calls=50, warmup=2, limit=10.0)[
+        "a"
+    ]
     assert 1 <= len(found) < 10 and set(found) == {1.0}, "a call takes one tick of this clock"
 
 
 def test_memory_freed_before_the_end_counts() -> None:
     def some() -> None:
         for size in (64, 16):
-            with mmap(-1, size * MEGABYTE) as taken:  # an allocator may keep freed memory and take the next block from elsewhere
+            with mmap(
+                -1, size * MEGABYTE
+            ) as taken:  # an allocator may keep freed memory and take the next block from elsewhere
                 taken[::PAGESIZE] = bytes(size * MEGABYTE // PAGESIZE)
 
     assert 60 * MEGABYTE < peak_growth(some, CPU) < 80 * MEGABYTE
@@ -114,7 +123,9 @@ BUSY = "import time\nwhile time.process_time() < 0.2: pass\nprint(flush=True)\ni
 
 
 def before_during_after(child: str) -> list[Usage]:
-    said = subprocess.run([sys.executable, "-c", PARENT, child], capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        [sys.executable, "-c", PARENT, child], capture_output=True, text=True, check=True
+    ).stdout
     found = [line.split() for line in said.splitlines()]
     return [Usage(int(processes), float(cpu), int(resident)) for processes, cpu, resident in found]
 

@@ -21,12 +21,19 @@ def steps(run_dir: Path) -> list[int]:
 
 def test_written_lines_are_read_back(tmp_path: Path) -> None:
     with MetricsLog(tmp_path / "run") as log:
-        log.write(1, {"actor/pg_loss": 0.5, "critic/vf_loss": float("nan"), "rollout/reward_mean": math.inf})
+        log.write(
+            1,
+            {"actor/pg_loss": 0.5, "critic/vf_loss": float("nan"), "rollout/reward_mean": math.inf},
+        )
         # On disk at once: a run may be killed at any moment.
         assert steps(tmp_path / "run") == [1]
         log.write(2, {"actor/pg_loss": 0.25})
     first, second = read_metrics(tmp_path / "run")
-    assert first["actor/pg_loss"] == 0.5 and first["critic/vf_loss"] is None and first["rollout/reward_mean"] is None
+    assert (
+        first["actor/pg_loss"] == 0.5
+        and first["critic/vf_loss"] is None
+        and first["rollout/reward_mean"] is None
+    )
     assert second["actor/pg_loss"] == 0.25
     moment = datetime.fromisoformat(first["time"])
     assert moment.utcoffset() == UTC.utcoffset(None)
@@ -49,7 +56,9 @@ def test_tensorboard_has_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert shown == [(1, 0.1), (2, 0.2), (3, 0.9)]
 
 
-@pytest.mark.parametrize("torn", ["", '{"step": 6, "time": "2026-01-', '{"step": 6}', "\x00\x00\x00"])
+@pytest.mark.parametrize(
+    "torn", ["", '{"step": 6, "time": "2026-01-', '{"step": 6}', "\x00\x00\x00"]
+)
 def test_resume_removes_lines_after_the_checkpoint(tmp_path: Path, torn: str) -> None:
     with MetricsLog(tmp_path) as log:
         for step in range(1, 6):
@@ -64,7 +73,9 @@ def test_resume_removes_lines_after_the_checkpoint(tmp_path: Path, torn: str) ->
     assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl", "tensorboard"]
 
 
-def test_a_crash_during_resume_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_during_resume_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with MetricsLog(tmp_path) as log:
         log.write(1, {"actor/pg_loss": 1})
     with monkeypatch.context() as patch:

@@ -37,7 +37,9 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         assert tag not in ("script", "link", "iframe")
-        self.links += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href")]
+        self.links += [
+            value or "" for name, value in attrs if name in ("src", "href", "xlink:href")
+        ]
         self.labels += [value or "" for name, value in attrs if name == "aria-label"]
         if tag not in VOID:
             self.open.append(tag)
@@ -58,10 +60,19 @@ class Page(HTMLParser):
 def evaluation(greedy: list[bool], sampled: list[bool]) -> dict[str, Any]:
     def block(outcomes: list[bool]) -> dict[str, Any]:
         tasks = [("PushCube", "PullCube")[seed % 2] for seed in range(len(outcomes))]
-        episodes = [{"task": task, "seed": seed, "success": won} for seed, (task, won) in enumerate(zip(tasks, outcomes, strict=True))]
+        episodes = [
+            {"task": task, "seed": seed, "success": won}
+            for seed, (task, won) in enumerate(zip(tasks, outcomes, strict=True))
+        ]
         return {**summary(episodes, "task"), "episodes": episodes}
 
-    return {"greedy": block(greedy), "sampled": block(sampled), "checkpoint": "x", "policy_version": 0, "environment": {}}
+    return {
+        "greedy": block(greedy),
+        "sampled": block(sampled),
+        "checkpoint": "x",
+        "policy_version": 0,
+        "environment": {},
+    }
 
 
 def write_evaluation(run_dir: Path, name: str, document: dict[str, Any]) -> None:
@@ -86,7 +97,9 @@ def run_dir(tmp_path: Path) -> Path:
     after = evaluation([False] * 1 + [True] * 35 + [False] * 4, [True] * 30 + [False] * 10)
     write_evaluation(path, "before", before)
     write_evaluation(path, "after", after)
-    write_evaluation(path, "step_000010", evaluation([True] * 20 + [False] * 20, [True] * 20 + [False] * 20))
+    write_evaluation(
+        path, "step_000010", evaluation([True] * 20 + [False] * 20, [True] * 20 + [False] * 20)
+    )
     write_evaluation(path, "comparison", compare(before, after))
     timeline = Timeline()
     for iteration in (19, 20):
@@ -100,10 +113,19 @@ def run_dir(tmp_path: Path) -> Path:
     foreseen.write(path / "predicted.json")
     frames = np.zeros((8, 32, 32, 3), np.uint8)
     for moment, outcome in (("before", "failure"), ("after", "success")):
-        write_video(path / "videos" / f"{moment}_PushCube_3.mp4", frames, 10, f"push the cube · seed 3 · {outcome} {HOSTILE}")
-    (path / "recipe.yaml").write_text(f"name: maniskill_ppo\nalgorithm:\n  gamma: 0.97\n  note: '{HOSTILE}'\nenv: {{num_envs: 64}}\n")
+        write_video(
+            path / "videos" / f"{moment}_PushCube_3.mp4",
+            frames,
+            10,
+            f"push the cube · seed 3 · {outcome} {HOSTILE}",
+        )
+    (path / "recipe.yaml").write_text(
+        f"name: maniskill_ppo\nalgorithm:\n  gamma: 0.97\n  note: '{HOSTILE}'\nenv: {{num_envs: 64}}\n"
+    )
     (path / "environment.json").write_text(
-        json.dumps({"cpu": "A CPU", "cores": 16, "memory_gb": 128.0, "gpus": ["NVIDIA H200, 1 MiB"] * 2})
+        json.dumps(
+            {"cpu": "A CPU", "cores": 16, "memory_gb": 128.0, "gpus": ["NVIDIA H200, 1 MiB"] * 2}
+        )
     )
     return path
 
@@ -136,7 +158,9 @@ def test_a_finished_run(run_dir: Path) -> None:
     ):
         assert text in page.text, text
     assert "could not be read" not in page.text and "Not in this page" not in page.text
-    assert page.text.count(HOSTILE) >= 4  # shown as text: two captions, the recipe, a track of the timeline
+    assert (
+        page.text.count(HOSTILE) >= 4
+    )  # shown as text: two captions, the recipe, a track of the timeline
     assert "success rate over the iterations" in page.labels
     assert [path.name for path in run_dir.iterdir() if path.name.startswith(".")] == []
 
@@ -146,8 +170,12 @@ def test_the_page_is_self_contained(run_dir: Path) -> None:
     videos = [link for link in page.links if link.startswith("data:video/mp4;base64,")]
     assert len(videos) == 2
     assert all(link.startswith("#") for link in page.links if link not in videos)
-    assert re.findall(r"url\((?!#)|@import|https?:", re.sub(r"base64,[^\"]*", "", page.source)) == []
-    assert set(re.findall(r"var\(--([\w-]+)\)", page.source)) <= set(re.findall(r"--([\w-]+):", page.source))
+    assert (
+        re.findall(r"url\((?!#)|@import|https?:", re.sub(r"base64,[^\"]*", "", page.source)) == []
+    )
+    assert set(re.findall(r"var\(--([\w-]+)\)", page.source)) <= set(
+        re.findall(r"--([\w-]+):", page.source)
+    )
     assert len(page.source) < 300_000
 
 
@@ -163,7 +191,12 @@ def test_an_empty_directory(tmp_path: Path) -> None:
 
 
 def test_an_unfinished_run(run_dir: Path) -> None:
-    for gone in ("evaluation/after.json", "evaluation/comparison.json", "videos/after_PushCube_3.mp4", "timeline.json"):
+    for gone in (
+        "evaluation/after.json",
+        "evaluation/comparison.json",
+        "videos/after_PushCube_3.mp4",
+        "timeline.json",
+    ):
         (run_dir / gone).unlink()
     page = Page(write_report(run_dir))
     assert "There is no evaluation after training" in page.text
@@ -184,7 +217,11 @@ def test_different_modes_before_and_after_are_not_compared(run_dir: Path) -> Non
     document = json.loads((run_dir / "evaluation" / "before.json").read_text())
     del document["greedy"]
     write_evaluation(run_dir, "before", document)
-    write_evaluation(run_dir, "comparison", compare(document, json.loads((run_dir / "evaluation" / "after.json").read_text())))
+    write_evaluation(
+        run_dir,
+        "comparison",
+        compare(document, json.loads((run_dir / "evaluation" / "after.json").read_text())),
+    )
     page = Page(write_report(run_dir))
     assert "actions sampled as in training" in page.text
     assert "+70.0 percentage points" in page.text
@@ -208,7 +245,14 @@ def test_damaged_parts_are_reported_and_the_rest_is_shown(run_dir: Path) -> None
     with (run_dir / "metrics.jsonl").open("a") as file:
         file.write('{"step": 21, "ti')
     page = Page(write_report(run_dir))
-    for name in ("evaluation/after.json", "evaluation/step_000010.json", "timeline.json", "recipe.yaml", "environment.json", video.name):
+    for name in (
+        "evaluation/after.json",
+        "evaluation/step_000010.json",
+        "timeline.json",
+        "recipe.yaml",
+        "environment.json",
+        video.name,
+    ):
         assert f"{name} could not be read" in page.text, name
     assert "20 iterations" in page.text and "seed 3 · failure" in page.text
     assert "20261120-120000" in page.text  # the recipe's name is lost with the recipe
@@ -218,12 +262,18 @@ def test_large_runs_stay_small(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -
     random = np.random.default_rng(0)
     with (run_dir / "metrics.jsonl").open("a") as file:
         for step in range(21, 8000):
-            line = {"step": step, "time": "2026-11-20T12:00:00+00:00", "rollout/success_once": random.random()}
+            line = {
+                "step": step,
+                "time": "2026-11-20T12:00:00+00:00",
+                "rollout/success_once": random.random(),
+            }
             file.write(json.dumps(line | {"actor/entropy": random.random()}) + "\n")
     timeline = Timeline()
     timeline.begin_iteration(8000)
     for index in range(10_000):
-        timeline.add(f"stage {index % 12}", f"worker {index % 6}", index * 0.01, index * 0.01 + 0.009)
+        timeline.add(
+            f"stage {index % 12}", f"worker {index % 6}", index * 0.01, index * 0.01 + 0.009
+        )
     timeline.write(run_dir / "timeline.json")
     (run_dir / "predicted.json").unlink()
     size = sum(path.stat().st_size for path in (run_dir / "videos").iterdir())
@@ -247,4 +297,8 @@ def test_probes_are_beside_the_success(run_dir: Path) -> None:
     document["greedy"]["probes"] = {"blank_image": document["sampled"] | {"difference": difference}}
     write_evaluation(run_dir, "after", document)
     text = Page(write_report(run_dir)).text
-    assert "after training, with" in text and "blank_image" in text and "-25.0 (-37.5 to -12.5)" in text
+    assert (
+        "after training, with" in text
+        and "blank_image" in text
+        and "-25.0 (-37.5 to -12.5)" in text
+    )

@@ -59,9 +59,13 @@ def test_a_transformer_does_what_the_closed_form_says(device: str) -> None:
         with torch.inference_mode():
             assert work(run, blocks.parameters()).flops == LINEAR + ATTENTION
         everything = work(lambda: run().backward(), blocks.parameters())
-        assert everything.flops == 3 * (LINEAR + ATTENTION), "a gradient of the inputs and one of the weights for each product"
+        assert everything.flops == 3 * (LINEAR + ATTENTION), (
+            "a gradient of the inputs and one of the weights for each product"
+        )
         blocks.requires_grad_(False)
-        assert work(lambda: run().backward(), blocks.parameters()).flops == 2 * LINEAR + 3 * ATTENTION, "no gradients of frozen weights"
+        assert (
+            work(lambda: run().backward(), blocks.parameters()).flops == 2 * LINEAR + 3 * ATTENTION
+        ), "no gradients of frozen weights"
 
 
 def test_attention_counts_the_same_in_every_kernel() -> None:
@@ -71,20 +75,32 @@ def test_attention_counts_the_same_in_every_kernel() -> None:
     with kernels_of("cpu"):
         fused = work(lambda: F.scaled_dot_product_attention(q, k, k), [])
     assert fused.flops == plain.flops
-    assert fused.bytes == 4 * (2 * q.numel() + 2 * k.numel() + 2 * 4 * 6) < plain.bytes, "in, out, and a number per row and head"
+    assert fused.bytes == 4 * (2 * q.numel() + 2 * k.numel() + 2 * 4 * 6) < plain.bytes, (
+        "in, out, and a number per row and head"
+    )
     one = k[:, :1]
     with kernels_of("cpu"):
-        assert work(lambda: F.scaled_dot_product_attention(q, one, one, enable_gqa=True), []).flops == fused.flops, "grouped queries"
+        assert (
+            work(lambda: F.scaled_dot_product_attention(q, one, one, enable_gqa=True), []).flops
+            == fused.flops
+        ), "grouped queries"
 
 
 def test_both_products_of_lora_count() -> None:
     rows, wide, out, rank = 5, 16, 32, 4
-    x, a, b = (torch.randn(*shape, requires_grad=True) for shape in ((rows, wide), (rank, wide), (out, rank)))
+    x, a, b = (
+        torch.randn(*shape, requires_grad=True)
+        for shape in ((rows, wide), (rank, wide), (out, rank))
+    )
     weight, factors = torch.randn(out, wide), 2 * rows * rank * (wide + out)
     forward = work(lambda: AdaptedProduct.apply(x, weight, None, a, b, 0.5), [weight, a, b])
     assert forward.flops == 2 * rows * wide * out + factors
-    both = work(lambda: AdaptedProduct.apply(x, weight, None, a, b, 0.5).sum().backward(), [weight, a, b])
-    assert both.flops == 2 * (2 * rows * wide * out) + 3 * factors, "no gradient of the frozen weight"
+    both = work(
+        lambda: AdaptedProduct.apply(x, weight, None, a, b, 0.5).sum().backward(), [weight, a, b]
+    )
+    assert both.flops == 2 * (2 * rows * wide * out) + 3 * factors, (
+        "no gradient of the frozen weight"
+    )
 
 
 def test_arithmetic_and_bytes_of_linear_layers() -> None:
@@ -93,7 +109,9 @@ def test_arithmetic_and_bytes_of_linear_layers() -> None:
     assert work(lambda: layer(x), layer.parameters()) == once
     assert work(lambda: (layer(x), layer(x)), layer.parameters()) == once * 2 == once + once
     low = work(lambda: layer.bfloat16()(x.bfloat16()), layer.parameters())
-    assert low.flops == once.flops and once.bytes / 2 <= low.bytes < 2 * once.bytes, "the conversion reads the weights once, too"
+    assert low.flops == once.flops and once.bytes / 2 <= low.bytes < 2 * once.bytes, (
+        "the conversion reads the weights once, too"
+    )
 
 
 def test_a_weight_that_is_only_indexed_or_viewed_is_not_read() -> None:
@@ -109,7 +127,9 @@ def test_the_slower_of_both_limits_counts() -> None:
     reached = limits.reached(Work(200, 50), 10)
     assert (reached.mfu, reached.of_roofline) == (0.2, 0.5)
     measured = measured_limits(torch.device("cpu"), torch.float32)
-    assert measured.flops_per_s > 1e8 and measured.bytes_per_s > 1e7 and measured.source == "measured"
+    assert (
+        measured.flops_per_s > 1e8 and measured.bytes_per_s > 1e7 and measured.source == "measured"
+    )
 
 
 def test_a_known_gpu_has_the_limits_of_its_datasheet(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +140,11 @@ def test_a_known_gpu_has_the_limits_of_its_datasheet(monkeypatch: pytest.MonkeyP
     assert limits_of(gpu, torch.bfloat16) == Limits(989.4e12, 3350e9, "datasheet")
     assert limits_of(gpu, torch.float32).flops_per_s == pytest.approx(66.9e12)
     name[0] = "a GPU of tomorrow"
-    assert limits_of(gpu, torch.bfloat16) == limits_of(torch.device("cpu"), torch.float32) == Limits(1.0, 2.0)
+    assert (
+        limits_of(gpu, torch.bfloat16)
+        == limits_of(torch.device("cpu"), torch.float32)
+        == Limits(1.0, 2.0)
+    )
 
 
 def test_a_count_of_one_row_gives_the_time_of_many() -> None:
@@ -130,7 +154,9 @@ def test_a_count_of_one_row_gives_the_time_of_many() -> None:
     def one(rows: int) -> None:
         layer(torch.randn(rows, 5, 16, device="meta", requires_grad=True)).sum().backward()
 
-    single, many = (counted(lambda rows=rows: one(rows), layer.parameters(), rows) for rows in (1, 8))
+    single, many = (
+        counted(lambda rows=rows: one(rows), layer.parameters(), rows) for rows in (1, 8)
+    )
     for rates in ((1.0, 1e9), (1e9, 1.0), (3.0, 7.0)):
         assert single.seconds(8, *rates) == pytest.approx(many.seconds(8, *rates))
     assert single.dispatched > 3, "the products, and what is between them"

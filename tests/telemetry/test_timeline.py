@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 
 from rlinf_vla.telemetry.timeline import KEPT_ITERATIONS, Timeline
 
-intervals = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 15)).map(lambda each: (each[0], each[0] + each[1])), max_size=12)
+intervals = st.lists(
+    st.tuples(st.integers(0, 60), st.integers(0, 15)).map(
+        lambda each: (each[0], each[0] + each[1])
+    ),
+    max_size=12,
+)
 
 
 @given(intervals, intervals)
@@ -40,7 +45,11 @@ def test_spans_are_timed_and_survive_an_exception(monkeypatch: pytest.MonkeyPatc
             pass
         with pytest.raises(KeyError), timeline.span("failed", "trainer"):
             raise KeyError
-    assert timeline.spans() == [("inner", "policy", 1.0, 2.0), ("failed", "trainer", 3.0, 4.0), ("outer", "policy", 0.0, 5.0)]
+    assert timeline.spans() == [
+        ("inner", "policy", 1.0, 2.0),
+        ("failed", "trainer", 3.0, 4.0),
+        ("outer", "policy", 0.0, 5.0),
+    ]
     assert timeline.busy("policy") == 5.0 and timeline.busy("trainer") == 1.0
 
 
@@ -52,7 +61,9 @@ def test_the_trace_is_what_perfetto_reads(tmp_path: Path) -> None:
     timeline.add("act", "policy", 100.75, 101.0)
     timeline.write(tmp_path / "timeline.json")
     events = json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]
-    names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    names = {
+        event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"
+    }
     assert sorted(names.values()) == ["policy", 'simulator "0"']
     spans = [event for event in events if event["ph"] == "X"]
     assert [(each["name"], names[each["tid"]], each["ts"], each["dur"]) for each in spans] == [

@@ -58,13 +58,19 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> type[Recorder]:
     return Fresh
 
 
-def log(run: Path, resume: int, steps: range, said: list[str] | None = None, name: str = "wandb") -> None:
-    with MetricsLog(run, resume, [name], RECIPE, (said if said is not None else []).append) as metrics:
+def log(
+    run: Path, resume: int, steps: range, said: list[str] | None = None, name: str = "wandb"
+) -> None:
+    with MetricsLog(
+        run, resume, [name], RECIPE, (said if said is not None else []).append
+    ) as metrics:
         for step in steps:
             metrics.write(step, {"actor/loss": step / 2})
 
 
-def test_a_tracker_gets_what_the_log_gets_and_no_tensorboard_unless_asked(recorder: type[Recorder], tmp_path: Path) -> None:
+def test_a_tracker_gets_what_the_log_gets_and_no_tensorboard_unless_asked(
+    recorder: type[Recorder], tmp_path: Path
+) -> None:
     log(tmp_path / "run", -1, range(1, 4))
     assert recorder.sent == [(step, {"actor/loss": step / 2}) for step in (1, 2, 3)]
     assert recorder.opened[0].recipe == RECIPE and recorder.opened[0].failed is False
@@ -74,7 +80,9 @@ def test_a_tracker_gets_what_the_log_gets_and_no_tensorboard_unless_asked(record
     assert recorder.opened[1].failed is True
 
 
-def test_a_resumed_run_continues_and_sends_nothing_twice(recorder: type[Recorder], tmp_path: Path) -> None:
+def test_a_resumed_run_continues_and_sends_nothing_twice(
+    recorder: type[Recorder], tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     log(run, -1, range(1, 8))
     log(run, 5, range(6, 7))  # killed again, after fewer steps
@@ -90,11 +98,15 @@ def test_a_resumed_run_continues_and_sends_nothing_twice(recorder: type[Recorder
 
 
 @pytest.mark.parametrize("call", ["init", "log", "finish"])
-def test_a_tracker_that_fails_costs_one_line(recorder: type[Recorder], tmp_path: Path, call: str) -> None:
+def test_a_tracker_that_fails_costs_one_line(
+    recorder: type[Recorder], tmp_path: Path, call: str
+) -> None:
     recorder.broken.add(call)
     said: list[str] = []
     log(tmp_path / "run", -1, range(1, 5), said)
-    assert len(said) == 1 and said[0].startswith(f"tracker wandb failed (the network is lost in {call}): training goes on")
+    assert len(said) == 1 and said[0].startswith(
+        f"tracker wandb failed (the network is lost in {call}): training goes on"
+    )
     assert "\n" not in said[0] and len(read_metrics(tmp_path / "run")) == 4
 
 
@@ -107,7 +119,9 @@ def test_a_damaged_identity_is_such_a_failure(recorder: type[Recorder], tmp_path
 
 
 @pytest.mark.parametrize("name", ["wandb", "trackio", "mlflow"])
-def test_a_library_that_is_missing_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_library_that_is_missing_is_named_with_the_command(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     monkeypatch.setattr(trackers, "find_spec", lambda module: None)
     require_trackers(["tensorboard"])
     with pytest.raises(UserError, match=rf"tracker={name} is not installed: pip install {name}"):
@@ -123,7 +137,12 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
-    for name in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "WANDB_PROJECT", "MLFLOW_EXPERIMENT_NAME"):
+    for name in (
+        "TRACKIO_SPACE_ID",
+        "TRACKIO_SERVER_URL",
+        "WANDB_PROJECT",
+        "MLFLOW_EXPERIMENT_NAME",
+    ):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
 
@@ -172,23 +191,43 @@ def print_wandb(run: Path) -> None:
     files = sorted(run.glob("wandb/offline-run-*/run-*.wandb"))
     found = [record for path in files for record in records(path)]
     rows = [
-        {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in each.history.item}
+        {
+            "/".join(item.nested_key) or item.key: json.loads(item.value_json)
+            for item in each.history.item
+        }
         for each in found
         if each.HasField("history")
     ]
-    config = {item.key: json.loads(item.value_json) for each in found if each.HasField("run") for item in each.run.config.update}
-    print(json.dumps({"said": said, "files": [path.name for path in files], "rows": rows, "config": config}))
+    config = {
+        item.key: json.loads(item.value_json)
+        for each in found
+        if each.HasField("run")
+        for item in each.run.config.update
+    }
+    print(
+        json.dumps(
+            {"said": said, "files": [path.name for path in files], "rows": rows, "config": config}
+        )
+    )
 
 
 @needs("trackers")
 def test_wandb_offline(offline: Path) -> None:
-    run = offline / "run"  # in a process of its own, because its files and threads last as long as the process
+    run = (
+        offline / "run"
+    )  # in a process of its own, because its files and threads last as long as the process
     code = f"import pathlib; from tests.telemetry import test_trackers; test_trackers.print_wandb(pathlib.Path({str(run)!r}))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=250)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=250
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
-    assert found["said"] == [] and len(set(found["files"])) == 1, "one run, in as many folders as attempts"
-    assert [(row["_step"], row["actor/loss"]) for row in found["rows"] if "actor/loss" in row] == list(LOSSES.items())
+    assert found["said"] == [] and len(set(found["files"])) == 1, (
+        "one run, in as many folders as attempts"
+    )
+    assert [
+        (row["_step"], row["actor/loss"]) for row in found["rows"] if "actor/loss" in row
+    ] == list(LOSSES.items())
     assert [row["_step"] for row in found["rows"] if row.get("eval/success_once") == 0.75] == [4]
     assert found["config"]["algorithm"] == RECIPE["algorithm"]
 
@@ -203,7 +242,9 @@ def test_mlflow_in_a_database(offline: Path) -> None:
     client = MlflowClient()
     experiment = client.get_experiment_by_name("counting")
     (found,) = client.search_runs([experiment.experiment_id])
-    assert {each.step: each.value for each in client.get_metric_history(found.info.run_id, "actor/loss")} == LOSSES
+    assert {
+        each.step: each.value for each in client.get_metric_history(found.info.run_id, "actor/loss")
+    } == LOSSES
     assert len(client.get_metric_history(found.info.run_id, "actor/loss")) == 4
     assert found.data.metrics["eval/success_once"] == 0.75 and found.info.status == "FINISHED"
     assert found.data.params["algorithm.gamma"] == "0.9"
@@ -217,13 +258,21 @@ def test_trackio_in_its_local_database(offline: Path, monkeypatch: pytest.Monkey
     assert twice(offline / "run", "trackio") == []
     (name,) = sqlite_storage.SQLiteStorage.get_runs("counting")
     rows = sqlite_storage.SQLiteStorage.get_logs("counting", name)
-    assert [(row["step"], row["actor/loss"]) for row in rows if "actor/loss" in row] == list(LOSSES.items())
+    assert [(row["step"], row["actor/loss"]) for row in rows if "actor/loss" in row] == list(
+        LOSSES.items()
+    )
     assert [row["step"] for row in rows if row.get("eval/success_once") == 0.75] == [4]
 
 
 @needs("trackers")
-def test_mlflow_without_its_server_is_one_line(offline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_without_its_server_is_one_line(
+    offline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     said: list[str] = []
     log(offline / "run", -1, range(1, 3), said, "mlflow")
-    assert len(said) == 1 and said[0].startswith("tracker mlflow failed (") and len(read_metrics(offline / "run")) == 2
+    assert (
+        len(said) == 1
+        and said[0].startswith("tracker mlflow failed (")
+        and len(read_metrics(offline / "run")) == 2
+    )

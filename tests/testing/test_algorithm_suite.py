@@ -18,7 +18,12 @@ from rlinf_vla.testing.algorithm import AlgorithmConformance
 from tests.algorithms.a2c import A2C
 from tests.algorithms.td3 import TD3
 
-REPLAY = ("algorithm.episodes=4", "algorithm.updates_per_step=0.2", "algorithm.batch_size=8", "algorithm.hidden=16")
+REPLAY = (
+    "algorithm.episodes=4",
+    "algorithm.updates_per_step=0.2",
+    "algorithm.batch_size=8",
+    "algorithm.hidden=16",
+)
 ON_POLICY = ("algorithm.minibatch_size=10", "algorithm.learning_rate=0.05")
 
 
@@ -51,7 +56,12 @@ class TestSAC(Suite):
 
 class TestSFT(Suite):
     algorithm = SFT
-    keys = ("algorithm.batch_size=8", "algorithm.warmup_steps=1", "algorithm.decay_steps=3", "algorithm.demonstrations.episodes=6")
+    keys = (
+        "algorithm.batch_size=8",
+        "algorithm.warmup_steps=1",
+        "algorithm.decay_steps=3",
+        "algorithm.demonstrations.episodes=6",
+    )
 
 
 class TestA2C(Suite):
@@ -98,7 +108,9 @@ class Random(A2C):
         (Random, "test_the_same_seed_trains_the_same_bits"),
     ],
 )
-def test_a_mistake_fails(broken: Any, check: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_fails(
+    broken: Any, check: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Broken(Suite):
         algorithm = broken
         keys = ON_POLICY

@@ -13,11 +13,26 @@ import pytest
 
 from rlinf_vla.benchmarks.synthetic_cell import SyntheticCamera
 from rlinf_vla.core.action_space import Action, JointSpace
-from rlinf_vla.core.robot import Camera, Finding, Intervention, JointTarget, Robot, RobotError, RobotSpec, RobotState, Scene, Target
+from rlinf_vla.core.robot import (
+    Camera,
+    Finding,
+    Intervention,
+    JointTarget,
+    Robot,
+    RobotError,
+    RobotSpec,
+    RobotState,
+    Scene,
+    Target,
+)
 from rlinf_vla.testing.robot import RobotConformance
 from tests.realworld.virtual_time import VirtualClock
 
-NAMES = tuple(f"{arm}_{joint}" for arm in ("left", "right") for joint in ("1", "2", "3", "4", "5", "6", "gripper"))
+NAMES = tuple(
+    f"{arm}_{joint}"
+    for arm in ("left", "right")
+    for joint in ("1", "2", "3", "4", "5", "6", "gripper")
+)
 GRIPPERS = ("left_gripper", "right_gripper")
 LOWER = tuple(0.0 if name in GRIPPERS else -90.0 for name in NAMES)
 UPPER = tuple(100.0 if name in GRIPPERS else 90.0 for name in NAMES)
@@ -35,7 +50,9 @@ class TwoArms:
     """Reaches every target at once, within its limits."""
 
     def __init__(self, config: Config, clock: VirtualClock) -> None:
-        self.spec = RobotSpec("two_arms", 10.0, 0.1, JointSpace(NAMES, LOWER, UPPER, STEP, GRIPPERS, config.relative))
+        self.spec = RobotSpec(
+            "two_arms", 10.0, 0.1, JointSpace(NAMES, LOWER, UPPER, STEP, GRIPPERS, config.relative)
+        )
         self._clock, self.connected = clock, False
         self.state = RobotState(clock.now(), HOME, np.zeros(14))
         self._changes: list[Intervention] = []
@@ -108,7 +125,10 @@ class Plugin:
         return self.kind(config, self.clock)
 
     def cameras(self, config: Config) -> list[Camera]:
-        return [SyntheticCamera(self.clock, name, (8, 8)) for name in ("front", "left_wrist", "right_wrist")]
+        return [
+            SyntheticCamera(self.clock, name, (8, 8))
+            for name in ("front", "left_wrist", "right_wrist")
+        ]
 
     def scene(self, config: Config) -> Scene:
         return Lift(config.relative)
@@ -177,8 +197,18 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "two joints of one name": (spec(joint_names=(NAMES[1], *NAMES[1:])), SPEC),
     "a gripper that is no joint": (spec(grippers=("claw",)), SPEC),
     "no range": (spec(lower=UPPER), SPEC),
-    "thirteen joints": ({"observe": lambda self: replace(TwoArms.observe(self), joints=HOME[1:], joint_velocities=HOME[1:])}, STATE),
-    "an open gripper beyond its range": ({"observe": lambda self: replace(TwoArms.observe(self), joints=HOME * 3)}, STATE),
+    "thirteen joints": (
+        {
+            "observe": lambda self: replace(
+                TwoArms.observe(self), joints=HOME[1:], joint_velocities=HOME[1:]
+            )
+        },
+        STATE,
+    ),
+    "an open gripper beyond its range": (
+        {"observe": lambda self: replace(TwoArms.observe(self), joints=HOME * 3)},
+        STATE,
+    ),
     "arms exchanged": ({"command": exchanged}, "test_it_follows_targets"),
     "one gripper only": ({"command": closed}, "test_the_gripper_closes_and_opens"),
     "no limits": ({"command": unlimited}, "test_a_target_beyond_its_limits_is_cut_and_reported"),

@@ -46,7 +46,11 @@ class Brightness(RewardModel):
 def judge(before: Observation, actions: Tensor, result: StepResult) -> StepResult:
     """Return a reward of each valid step by its action; an episode that starts to the left ends."""
     ends = last_valid(result.valid) & (result.observation.state[:, :1] < 0)
-    return replace(result, reward=torch.where(result.valid, actions[..., 0], 0.0), terminated=result.terminated | ends)
+    return replace(
+        result,
+        reward=torch.where(result.valid, actions[..., 0], 0.0),
+        terminated=result.terminated | ends,
+    )
 
 
 class Plugin:
@@ -90,7 +94,10 @@ def but(**changes: Callable[[Observation, Tensor, StepResult], Any]) -> Plugin:
     """Return the plug-in whose result differs in these fields, each a function of the arguments."""
 
     def wrong(before: Observation, actions: Tensor, result: StepResult) -> StepResult:
-        return replace(judge(before, actions, result), **{name: change(before, actions, result) for name, change in changes.items()})
+        return replace(
+            judge(before, actions, result),
+            **{name: change(before, actions, result) for name, change in changes.items()},
+        )
 
     return Plugin(wrong)
 
@@ -132,7 +139,9 @@ class Counting:
 
     def __call__(self, before: Observation, actions: Tensor, result: StepResult) -> StepResult:
         self.calls += 1
-        return replace(judge(before, actions, result), reward=torch.full(result.valid.shape, float(self.calls)))
+        return replace(
+            judge(before, actions, result), reward=torch.full(result.valid.shape, float(self.calls))
+        )
 
 
 class Wide(Brightness):
@@ -162,9 +171,15 @@ class Forgetful(Brightness):
 
 
 SHAPES, OTHERS = "test_shapes_types_and_device", "test_it_changes_nothing_but_reward_and_terminated"
-ENDS, INVALID = "test_it_ends_an_episode_in_the_last_valid_step_only", "test_invalid_steps_are_ignored"
+ENDS, INVALID = (
+    "test_it_ends_an_episode_in_the_last_valid_step_only",
+    "test_invalid_steps_are_ignored",
+)
 SAME, ROWS = "test_it_is_deterministic", "test_a_row_does_not_depend_on_others"
-MODEL, IMAGES = "test_its_model_scores_and_learns", "test_an_environment_that_lacks_its_images_is_refused_in_one_line"
+MODEL, IMAGES = (
+    "test_its_model_scores_and_learns",
+    "test_an_environment_that_lacks_its_images_is_refused_in_one_line",
+)
 RECIPE = "test_its_options_fit_into_a_recipe"
 BROKEN = {
     "a reward per call": (but(reward=lambda b, a, r: r.reward.sum(1)), SHAPES),
@@ -177,19 +192,35 @@ BROKEN = {
     "the observation before": (but(observation=lambda b, a, r: b), OTHERS),
     "writes into its arguments": (Plugin(in_place), "test_its_arguments_stay_as_they_were"),
     "goes on after an end": (but(terminated=lambda b, a, r: torch.zeros_like(r.valid)), ENDS),
-    "ends where nothing was executed": (but(terminated=lambda b, a, r: r.terminated | ~r.valid), ENDS),
+    "ends where nothing was executed": (
+        but(terminated=lambda b, a, r: r.terminated | ~r.valid),
+        ENDS,
+    ),
     "ends in the middle": (but(terminated=lambda b, a, r: r.terminated | r.success), ENDS),
-    "sums over invalid steps": (but(reward=lambda b, a, r: a[..., 0].mean(1, keepdim=True).expand(r.valid.shape)), INVALID),
-    "counts success of invalid steps": (but(reward=lambda b, a, r: r.success.float().cumsum(1).flip(1)), INVALID),
+    "sums over invalid steps": (
+        but(reward=lambda b, a, r: a[..., 0].mean(1, keepdim=True).expand(r.valid.shape)),
+        INVALID,
+    ),
+    "counts success of invalid steps": (
+        but(reward=lambda b, a, r: r.success.float().cumsum(1).flip(1)),
+        INVALID,
+    ),
     "ends by invalid steps": (
-        but(terminated=lambda b, a, r: r.terminated | (last_valid(r.valid) & (r.success & ~r.valid).any(1, keepdim=True))),
+        but(
+            terminated=lambda b, a, r: (
+                r.terminated | (last_valid(r.valid) & (r.success & ~r.valid).any(1, keepdim=True))
+            )
+        ),
         INVALID,
     ),
     "chance": (but(reward=lambda b, a, r: torch.rand(r.valid.shape)), SAME),
     "draws without need": (but(reward=lambda b, a, r: torch.rand(r.valid.shape) * 0), SAME),
     "remembers its calls": (Plugin(Counting()), SAME),
     "relative to the batch": (but(reward=lambda b, a, r: a[..., 0] - a[..., 0].mean()), ROWS),
-    "ends with its neighbours": (but(terminated=lambda b, a, r: r.terminated | (last_valid(r.valid) & (len(r.valid) > 3))), ROWS),
+    "ends with its neighbours": (
+        but(terminated=lambda b, a, r: r.terminated | (last_valid(r.valid) & (len(r.valid) > 3))),
+        ROWS,
+    ),
     "pages of advice": (Chatty(), IMAGES),
     "a traceback": (Careless(), IMAGES),
     "options that change": (Plugin(config=Crooked), RECIPE),
@@ -213,7 +244,14 @@ def test_a_broken_plugin_fails(mistake: str, tmp_path: Path) -> None:
     config: Any = WithoutDefault("") if plugin.Config is WithoutDefault else plugin.Config()
     others = {"device": "cpu", "tmp_path": tmp_path}
     with pytest.raises((AssertionError, KeyError, TypeError)):
-        check(config, **{key: value for key, value in others.items() if key in inspect.signature(check).parameters})
+        check(
+            config,
+            **{
+                key: value
+                for key, value in others.items()
+                if key in inspect.signature(check).parameters
+            },
+        )
 
 
 def test_each_check_can_fail() -> None:

@@ -12,7 +12,17 @@ import numpy as np
 import pytest
 
 from rlinf_vla.benchmarks.synthetic_cell import REST, SyntheticCamera
-from rlinf_vla.core.robot import CellError, Finding, Frame, Intervention, Robot, RobotError, RobotState, ToolPose, ToolTarget
+from rlinf_vla.core.robot import (
+    CellError,
+    Finding,
+    Frame,
+    Intervention,
+    Robot,
+    RobotError,
+    RobotState,
+    ToolPose,
+    ToolTarget,
+)
 from rlinf_vla.testing.robot import RobotConformance
 from tests.cli.toy_robot import ToyArm, ToyConfig, ToyPlugin
 from tests.realworld.toy_cell import ToyScene
@@ -80,7 +90,12 @@ def seen(change: Callable[[RobotState], dict[str, Any]]) -> Callable[[VirtualClo
 
 def pose(state: RobotState, position: Any = None, quaternion: Any = None) -> dict[str, Any]:
     at = state.pose
-    return {"pose": ToolPose(at.position if position is None else position, at.quaternion if quaternion is None else quaternion)}
+    return {
+        "pose": ToolPose(
+            at.position if position is None else position,
+            at.quaternion if quaternion is None else quaternion,
+        )
+    }
 
 
 def spec(**changes: Any) -> Callable[[VirtualClock], ToyPlugin]:
@@ -120,7 +135,10 @@ def once(self: Any) -> None:
 
 def drifts(self: ToyArm) -> RobotState:
     if self.commands:
-        self.state = replace(self.state, pose=ToolPose(self.state.pose.position + 0.01 * UP, self.state.pose.quaternion))
+        self.state = replace(
+            self.state,
+            pose=ToolPose(self.state.pose.position + 0.01 * UP, self.state.pose.quaternion),
+        )
     return ToyArm.observe(self)
 
 
@@ -138,7 +156,11 @@ def commanded(change: Callable[[ToolTarget], ToolTarget]) -> Callable[[VirtualCl
 
 
 def elsewhere(position: Callable[[Any], Any]) -> Callable[[VirtualClock], ToyPlugin]:
-    return commanded(lambda target: replace(target, pose=ToolPose(position(target.pose.position), target.pose.quaternion)))
+    return commanded(
+        lambda target: replace(
+            target, pose=ToolPose(position(target.pose.position), target.pose.quaternion)
+        )
+    )
 
 
 def unlimited(self: ToyArm, target: ToolTarget, valid_until: float) -> None:
@@ -159,17 +181,25 @@ def in_a_fault(self: ToyArm, target: ToolTarget, valid_until: float) -> None:
     self.state = replace(self.state, pose=target.pose)
 
 
-def home_in_a_fault(self: ToyArm, timeout_s: float, objection: Callable[[], str | None] = lambda: None) -> None:
+def home_in_a_fault(
+    self: ToyArm, timeout_s: float, objection: Callable[[], str | None] = lambda: None
+) -> None:
     self.state = replace(self.state, pose=REST)
 
 
-def home_elsewhere(self: ToyArm, timeout_s: float, objection: Callable[[], str | None] = lambda: None) -> None:
+def home_elsewhere(
+    self: ToyArm, timeout_s: float, objection: Callable[[], str | None] = lambda: None
+) -> None:
     ToyArm.home(self, timeout_s, objection)
     self.homes = getattr(self, "homes", 0) + 1
-    self.state = replace(self.state, pose=ToolPose(REST.position + 0.05 * self.homes, REST.quaternion))
+    self.state = replace(
+        self.state, pose=ToolPose(REST.position + 0.05 * self.homes, REST.quaternion)
+    )
 
 
-def home_forgets(self: ToyArm, timeout_s: float, objection: Callable[[], str | None] = lambda: None) -> None:
+def home_forgets(
+    self: ToyArm, timeout_s: float, objection: Callable[[], str | None] = lambda: None
+) -> None:
     if (why := objection()) is not None:
         raise RobotError(why)
     ToyArm.home(self, timeout_s)
@@ -191,7 +221,9 @@ def moves(self: ToyPlugin, config: ToyConfig) -> Iterator[Finding]:
 
 def placed(self: ToyPlugin, config: ToyConfig) -> Robot:
     made = ToyArm(config, self.clock)
-    made.state = replace(made.state, pose=ToolPose(getattr(type(self), "place", REST.position), REST.quaternion))
+    made.state = replace(
+        made.state, pose=ToolPose(getattr(type(self), "place", REST.position), REST.quaternion)
+    )
     return made
 
 
@@ -214,15 +246,29 @@ def talks(self: ToyPlugin, config: ToyConfig) -> Robot:
     return ToyArm(config, self.clock)
 
 
-SPEC, STATE, FOLLOWS = "test_its_spec_is_complete", "test_a_state_is_complete", "test_it_follows_targets"
-LIMITS, STOP = "test_a_target_beyond_its_limits_is_cut_and_reported", "test_a_stop_latches_until_it_is_acknowledged"
-CAMERAS, SCENE, CHECK = "test_cameras_deliver_new_images", "test_its_scene_lays_out_episodes", "test_check_moves_nothing"
+SPEC, STATE, FOLLOWS = (
+    "test_its_spec_is_complete",
+    "test_a_state_is_complete",
+    "test_it_follows_targets",
+)
+LIMITS, STOP = (
+    "test_a_target_beyond_its_limits_is_cut_and_reported",
+    "test_a_stop_latches_until_it_is_acknowledged",
+)
+CAMERAS, SCENE, CHECK = (
+    "test_cameras_deliver_new_images",
+    "test_its_scene_lays_out_episodes",
+    "test_check_moves_nothing",
+)
 ANY_TIME, ORDER, RECIPE = (
     "test_stop_and_close_are_possible_at_any_time",
     "test_another_process_can_stop_it",
     "test_its_config_fits_into_a_recipe",
 )
-CONFIG, TIMED = "test_a_wrong_config_is_refused_in_one_line", "test_timings_are_seconds_since_the_last_call"
+CONFIG, TIMED = (
+    "test_a_wrong_config_is_refused_in_one_line",
+    "test_timings_are_seconds_since_the_last_call",
+)
 BROKEN: dict[str, tuple[Callable[[VirtualClock], ToyPlugin], str]] = {
     "a rate of zero": (spec(control_hz=0.0), SPEC),
     "no name": (spec(name=""), SPEC),
@@ -230,19 +276,44 @@ BROKEN: dict[str, tuple[Callable[[VirtualClock], ToyPlugin], str]] = {
     "float32": (seen(lambda state: {"joints": state.joints.astype(np.float32)}), STATE),
     "six joints": (seen(lambda state: {"joints": state.joints[:6]}), STATE),
     "a wrench that is not finite": (seen(lambda state: {"wrench": state.wrench + np.nan}), STATE),
-    "a quaternion of another length": (seen(lambda state: pose(state, quaternion=2 * state.pose.quaternion)), STATE),
+    "a quaternion of another length": (
+        seen(lambda state: pose(state, quaternion=2 * state.pose.quaternion)),
+        STATE,
+    ),
     "millimetres": (seen(lambda state: {"gripper_width": 80.0}), STATE),
-    "a fault at rest": (arm(observe=lambda self: replace(ToyArm.observe(self), fault=(self._changes and None) or "tired")), STATE),
+    "a fault at rest": (
+        arm(
+            observe=lambda self: replace(
+                ToyArm.observe(self), fault=(self._changes and None) or "tired"
+            )
+        ),
+        STATE,
+    ),
     "time that stands": (seen(lambda state: {"time": 100.0}), STATE),
     "another clock": (seen(lambda state: {"time": state.time + 1e6}), STATE),
     "states that change": (arm(observe=one_array), "test_a_state_stays_as_it_was"),
-    "mirrored": (elsewhere(lambda at: at * [1, -1, 1] if at[1] else at * [-1, 1, 1] + [0.9, 0, 0]), FOLLOWS),
-    "axes exchanged": (elsewhere(lambda at: REST.position + (at - REST.position)[[1, 0, 2]]), FOLLOWS),
+    "mirrored": (
+        elsewhere(lambda at: at * [1, -1, 1] if at[1] else at * [-1, 1, 1] + [0.9, 0, 0]),
+        FOLLOWS,
+    ),
+    "axes exchanged": (
+        elsewhere(lambda at: REST.position + (at - REST.position)[[1, 0, 2]]),
+        FOLLOWS,
+    ),
     "half the way": (elsewhere(lambda at: REST.position + 0.3 * (at - REST.position)), FOLLOWS),
     "does not say what it was told": (seen(lambda state: {"commanded": None}), FOLLOWS),
-    "fingers that never move": (commanded(lambda target: replace(target, gripper_width=None)), "test_the_gripper_closes_and_opens"),
+    "fingers that never move": (
+        commanded(lambda target: replace(target, gripper_width=None)),
+        "test_the_gripper_closes_and_opens",
+    ),
     "fingers the wrong way": (
-        commanded(lambda target: target if target.gripper_width is None else replace(target, gripper_width=0.08 - target.gripper_width)),
+        commanded(
+            lambda target: (
+                target
+                if target.gripper_width is None
+                else replace(target, gripper_width=0.08 - target.gripper_width)
+            )
+        ),
         "test_the_gripper_closes_and_opens",
     ),
     "coasts": (arm(observe=drifts), "test_it_holds_when_targets_cease"),
@@ -261,7 +332,10 @@ BROKEN: dict[str, tuple[Callable[[VirtualClock], ToyPlugin], str]] = {
     "another home each time": (arm(home=home_elsewhere), "test_home_is_one_place"),
     "an objection unheard": (arm(home=home_in_a_fault), "test_an_objection_stops_the_way_home"),
     "an objection forgotten": (arm(home=home_forgets), "test_an_objection_stops_the_way_home"),
-    "an order that nobody obeys": (plugin(order=lambda self, config, order, operator: ["toy: stopped"]), ORDER),
+    "an order that nobody obeys": (
+        plugin(order=lambda self, config, order, operator: ["toy: stopped"]),
+        ORDER,
+    ),
     "an order that says nothing": (plugin(order=lambda self, config, order, operator: []), ORDER),
     "timings that are dates": (arm(timings=lambda self: {"safety": [1.7e9]}), TIMED),
     "timings that are never taken": (arm(timings=lambda self: {}), TIMED),
@@ -271,8 +345,14 @@ BROKEN: dict[str, tuple[Callable[[VirtualClock], ToyPlugin], str]] = {
     "a camera closed once": (camera(close=once), CAMERAS),
     "no instruction": (scene(arrange=lambda self, seed: ""), SCENE),
     "an expert that is none": (scene(expert=lambda self, state: None), SCENE),
-    "an expert that goes too far": (scene(expert=lambda self, state: np.full(4, 2, np.float32)), SCENE),
-    "an expert by chance": (scene(expert=lambda self, state: np.random.rand(4).astype(np.float32)), SCENE),
+    "an expert that goes too far": (
+        scene(expert=lambda self, state: np.full(4, 2, np.float32)),
+        SCENE,
+    ),
+    "an expert by chance": (
+        scene(expert=lambda self, state: np.random.rand(4).astype(np.float32)),
+        SCENE,
+    ),
     "success in percent": (scene(succeeded=lambda self, state: 50), SCENE),
     "a check that moves": (plugin(check=moves, make=placed), CHECK),
     "a check of nothing": (plugin(check=lambda self, config: iter(())), CHECK),
@@ -311,6 +391,11 @@ def test_each_check_can_fail() -> None:
 
 def test_an_arm_that_is_not_simulated_is_not_moved() -> None:
     suite = VirtualSuite()
-    suite.plugin = plugin(simulated=False, make=lambda self, config: pytest.fail("it is made"))(suite.clock)
-    with pytest.raises(AssertionError, match="moves the arm"), suite.connected(suite.plugin.Config()):
+    suite.plugin = plugin(simulated=False, make=lambda self, config: pytest.fail("it is made"))(
+        suite.clock
+    )
+    with (
+        pytest.raises(AssertionError, match="moves the arm"),
+        suite.connected(suite.plugin.Config()),
+    ):
         pass

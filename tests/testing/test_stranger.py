@@ -27,12 +27,24 @@ class TestWrong(RewardConformance):
 
 
 def run(*words: str, cwd: Path) -> str:
-    return subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd=cwd, timeout=200).stdout
+    return subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, cwd=cwd, timeout=200
+    ).stdout
 
 
 def test_a_suite_is_used_in_five_lines(tmp_path: Path) -> None:
     (tmp_path / "test_mine.py").write_text(PACKAGE)
-    said = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "--basetemp=own", cwd=tmp_path)
+    said = run(
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:randomly",
+        "--basetemp=own",
+        cwd=tmp_path,
+    )
     assert "TestWrong::test_shapes_types_and_device" in said and "TestRight" not in said
     assert "torch.float64" in said, "a failed assertion shows its values"
 

@@ -41,18 +41,28 @@ def footprint(policy: nn.Module, ranks: int, sharded: bool) -> Footprint:
 
     def kept(parameter: Tensor, least: int = 0) -> int:
         rows = parameter.shape[0] if parameter.ndim else 1
-        return math.ceil(rows / pieces) * (parameter.numel() // rows) * max(parameter.itemsize, least)
+        return (
+            math.ceil(rows / pieces) * (parameter.numel() // rows) * max(parameter.itemsize, least)
+        )
 
     parameters = list(policy.parameters())
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     gradients = sum(kept(parameter, 4) for parameter in trained)
     masters = sum(kept(parameter, 4) for parameter in trained if parameter.itemsize < 4)
     if sharded:
-        blocks = [sum(parameter.nbytes for parameter in block.parameters()) for block in repeated_blocks(policy)]
-        inside = {parameter for block in repeated_blocks(policy) for parameter in block.parameters()}
+        blocks = [
+            sum(parameter.nbytes for parameter in block.parameters())
+            for block in repeated_blocks(policy)
+        ]
+        inside = {
+            parameter for block in repeated_blocks(policy) for parameter in block.parameters()
+        }
         outside = [parameter for parameter in parameters if parameter not in inside]
         groups = [outside, *(list(block.parameters()) for block in repeated_blocks(policy))]
-        packed = max(sum(each.numel() * max(each.itemsize, 4) for each in group if each.requires_grad) for group in groups)
+        packed = max(
+            sum(each.numel() * max(each.itemsize, 4) for each in group if each.requires_grad)
+            for group in groups
+        )
         buffers = sum(parameter.nbytes for parameter in outside) + sum(sorted(blocks)[-2:]) + packed
     else:
         buffers = min(gradients, BUCKET) if ranks > 1 else 0

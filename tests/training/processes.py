@@ -68,7 +68,10 @@ def on_ranks(work: Callable[[int], Any], folder: Path, count: int = 2) -> list[A
 
     If one fails, the others, which wait for it, are killed.
     """
-    for module in ("torch._dynamo", "torch.distributed.fsdp"):  # here, because in each process it would take seconds
+    for module in (
+        "torch._dynamo",
+        "torch.distributed.fsdp",
+    ):  # here, because in each process it would take seconds
         import_module(module)
 
     results = Path(mkdtemp(dir=folder))
@@ -77,7 +80,13 @@ def on_ranks(work: Callable[[int], Any], folder: Path, count: int = 2) -> list[A
         faulthandler.enable(2)  # pytest's own writes where a worker of xdist shows nothing
         torch.set_num_threads(1)
         limit = timedelta(seconds=TIMEOUT_S)
-        dist.init_process_group("gloo", init_method=f"file://{results}/meeting", rank=rank, world_size=count, timeout=limit)
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{results}/meeting",
+            rank=rank,
+            world_size=count,
+            timeout=limit,
+        )
         torch.save(work(rank), results / str(rank))
         dist.destroy_process_group()
 

@@ -41,7 +41,9 @@ def trainer(policy: Policy) -> Trainer:
 def learn(subject: Trainer, steps: int) -> None:
     policy: Policy = subject.policy  # type: ignore[assignment]
     inputs = policy.prepare(observations(policy, 8))
-    actions = 0.5 * torch.rand(8, policy.spec.chunk, policy.spec.action_dim, generator=torch.Generator().manual_seed(1))
+    actions = 0.5 * torch.rand(
+        8, policy.spec.chunk, policy.spec.action_dim, generator=torch.Generator().manual_seed(1)
+    )
     shown = Demonstrations(inputs, actions, torch.arange(8))
     for _ in range(steps):
         subject.step(shown, partial(imitation_loss, noise=partial(imitation_noise, 0)))
@@ -52,15 +54,23 @@ def weights(policy: Policy) -> dict[str, Tensor]:
 
 
 @every_policy
-def test_every_weight_learns_at_a_rate_below_bfloat16_s_spacing(make: Callable[[Path], Policy], tmp_path: Path) -> None:
+def test_every_weight_learns_at_a_rate_below_bfloat16_s_spacing(
+    make: Callable[[Path], Policy], tmp_path: Path
+) -> None:
     policy = make(tmp_path / "model")
     subject, start = trainer(policy), weights(policy)
     learn(subject, 1)
     first = weights(policy)
-    low = [name for name in subject.low if (gradient := subject.trained[name].grad) is not None and gradient.any()]
+    low = [
+        name
+        for name in subject.low
+        if (gradient := subject.trained[name].grad) is not None and gradient.any()
+    ]
     assert len(low) > 20
     for name in low:
-        assert not torch.equal(subject.trained[name], start[name].float()), f"the master of {name} moves at once"
+        assert not torch.equal(subject.trained[name], start[name].float()), (
+            f"the master of {name} moves at once"
+        )
     learn(subject, STEPS - 1)
     for name, before in start.items():
         after = policy.get_parameter(name)
@@ -70,7 +80,10 @@ def test_every_weight_learns_at_a_rate_below_bfloat16_s_spacing(make: Callable[[
         # a norm's weights near 1 need 400 steps, and a bias of keys changes no attention
         if name in low and before.abs().median() < 0.2 and not name.endswith(".to_k.bias"):
             assert not torch.equal(after, before), name
-    moved = [sum(int((now[name] != start[name]).sum()) for name in low) for now in (first, weights(policy))]
+    moved = [
+        sum(int((now[name] != start[name]).sum()) for name in low)
+        for now in (first, weights(policy))
+    ]
     assert moved[1] > 4 * moved[0], "most steps are below the spacing, and add up"
 
 
@@ -85,5 +98,10 @@ def test_a_resumed_run_has_the_same_bits(make: Callable[[Path], Policy], tmp_pat
     continued = trainer(resumed)
     assert load_checkpoint(saved, resumed, continued) == {"iteration": 2}
     learn(continued, 2)
-    for found, wanted in ((weights(resumed), weights(whole)), (continued.state(), expected.state())):
-        assert found.keys() == wanted.keys() and all(torch.equal(found[name], value) for name, value in wanted.items())
+    for found, wanted in (
+        (weights(resumed), weights(whole)),
+        (continued.state(), expected.state()),
+    ):
+        assert found.keys() == wanted.keys() and all(
+            torch.equal(found[name], value) for name, value in wanted.items()
+        )

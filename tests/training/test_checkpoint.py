@@ -51,7 +51,11 @@ def learn(policy: Policy, trainer: Trainer, steps: range) -> None:
     for step in steps:
         generator = torch.Generator().manual_seed(step)
         inputs = policy.prepare(observations(policy, 4, seed=step))
-        batch = Demonstrations(inputs, torch.rand(4, policy.spec.chunk, 4, generator=generator) * 2 - 1, torch.arange(4))
+        batch = Demonstrations(
+            inputs,
+            torch.rand(4, policy.spec.chunk, 4, generator=generator) * 2 - 1,
+            torch.arange(4),
+        )
 
         def loss(policy: Any, part: Demonstrations) -> tuple[Tensor, dict[str, Tensor]]:
             critic = (policy.value(policy.encode(part.inputs)) - part.actions[:, 0, 0]) ** 2
@@ -61,7 +65,9 @@ def learn(policy: Policy, trainer: Trainer, steps: range) -> None:
 
 
 def save(directory: Path, policy: Policy, trainer: Trainer, iteration: int, keep: int = 9) -> Path:
-    return save_checkpoint(directory, policy, trainer, {"iteration": iteration, "note": "kept"}, keep)
+    return save_checkpoint(
+        directory, policy, trainer, {"iteration": iteration, "note": "kept"}, keep
+    )
 
 
 def trained(model: Path, rank: int = 4, steps: int = 1) -> tuple[Policy, Trainer]:
@@ -95,11 +101,19 @@ def test_a_resumed_run_equals_the_uninterrupted_one(model: Path, tmp_path: Path,
 def test_the_layout_is_the_documented_one(model: Path, tmp_path: Path) -> None:
     written = save(tmp_path, *trained(model), iteration=100)
     assert written == tmp_path / "step_000100"
-    assert names(written) == ["COMPLETE", "adapter", "heads.safetensors", "optimizer.safetensors", "state.json"]
+    assert names(written) == [
+        "COMPLETE",
+        "adapter",
+        "heads.safetensors",
+        "optimizer.safetensors",
+        "state.json",
+    ]
     assert {"adapter_config.json", "adapter_model.safetensors"} <= set(names(written / "adapter"))
     assert all(name.startswith("value_head.") for name in load_file(written / "heads.safetensors"))
     assert names(tmp_path) == ["step_000100"]
-    assert all(path.stat().st_mode & 0o044 for path in written.rglob("*")), "another user may evaluate it"
+    assert all(path.stat().st_mode & 0o044 for path in written.rglob("*")), (
+        "another user may evaluate it"
+    )
     assert "adapter" not in names(save(tmp_path, *trained(model, rank=0), iteration=101))
 
 
@@ -118,7 +132,9 @@ def test_the_newest_are_kept(model: Path, tmp_path: Path) -> None:
     assert complete_checkpoints(tmp_path) == [tmp_path / "step_000009", tmp_path / "step_000010"]
 
 
-def test_a_run_that_resumed_further_back_leaves_what_came_later(model: Path, tmp_path: Path) -> None:
+def test_a_run_that_resumed_further_back_leaves_what_came_later(
+    model: Path, tmp_path: Path
+) -> None:
     policy, trainer = trained(model)
     for iteration in (5, 10, 15):
         save(tmp_path, policy, trainer, iteration, keep=3)
@@ -224,7 +240,9 @@ def disk_full() -> None:
 
 
 @pytest.mark.parametrize("at", range(WRITES + 1))
-def test_a_full_disk_keeps_the_existing_checkpoint(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+def test_a_full_disk_keeps_the_existing_checkpoint(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
     policy, trainer = trained(model)
     before = save(tmp_path, policy, trainer, 1)
     with monkeypatch.context() as patch:
@@ -238,7 +256,9 @@ def test_a_full_disk_keeps_the_existing_checkpoint(model: Path, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("at", range(WRITES + 1))
-def test_a_killed_writer_leaves_no_step(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+def test_a_killed_writer_leaves_no_step(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
     policy, trainer = trained(model)
     before = save(tmp_path, policy, trainer, 1)
 
@@ -278,10 +298,21 @@ def flip(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["adapter/adapter_model.safetensors", "adapter/adapter_config.json", "heads.safetensors", "optimizer.safetensors", "state.json"]
+    "name",
+    [
+        "adapter/adapter_model.safetensors",
+        "adapter/adapter_config.json",
+        "heads.safetensors",
+        "optimizer.safetensors",
+        "state.json",
+    ],
 )
-@pytest.mark.parametrize("damage", [flip, Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-1])])
-def test_a_damaged_file_is_named(model: Path, tmp_path: Path, name: str, damage: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize(
+    "damage", [flip, Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-1])]
+)
+def test_a_damaged_file_is_named(
+    model: Path, tmp_path: Path, name: str, damage: Callable[[Path], None]
+) -> None:
     written = save(tmp_path, *trained(model), iteration=1)
     verify(written)
     damage(written / name)
@@ -316,8 +347,13 @@ def test_an_incomplete_checkpoint_is_none(model: Path, tmp_path: Path) -> None:
         load_checkpoint(tmp_path / "step_000009", *build(model))
 
 
-@pytest.mark.parametrize(("saved", "built", "word"), [(4, 0, "with LoRA"), (0, 4, "without LoRA"), (4, 8, "lora"), (8, 4, "lora")])
-def test_another_lora_rank_is_refused(model: Path, tmp_path: Path, saved: int, built: int, word: str) -> None:
+@pytest.mark.parametrize(
+    ("saved", "built", "word"),
+    [(4, 0, "with LoRA"), (0, 4, "without LoRA"), (4, 8, "lora"), (8, 4, "lora")],
+)
+def test_another_lora_rank_is_refused(
+    model: Path, tmp_path: Path, saved: int, built: int, word: str
+) -> None:
     written = save(tmp_path, *trained(model, saved), iteration=1)
     policy, trainer = build(model, built)
     before = {name: value.clone() for name, value in policy.state_dict().items()}
@@ -328,40 +364,62 @@ def test_another_lora_rank_is_refused(model: Path, tmp_path: Path, saved: int, b
 
 
 @pytest.mark.parametrize("rank", [4, 0])
-@pytest.mark.parametrize(("key", "size"), [("hidden_size", 48), ("num_hidden_layers", 3), ("num_hidden_layers", 1)])
-def test_another_model_is_refused(model: Path, tmp_path: Path, rank: int, key: str, size: int) -> None:
+@pytest.mark.parametrize(
+    ("key", "size"), [("hidden_size", 48), ("num_hidden_layers", 3), ("num_hidden_layers", 1)]
+)
+def test_another_model_is_refused(
+    model: Path, tmp_path: Path, rank: int, key: str, size: int
+) -> None:
     """Wider, deeper or shallower: no weight is ignored silently."""
     config = smaller_config()
     config["text_config"][key] = size
-    written = save(tmp_path / "run", *trained(smaller_directory(tmp_path / "other", config), rank), iteration=1)
+    written = save(
+        tmp_path / "run", *trained(smaller_directory(tmp_path / "other", config), rank), iteration=1
+    )
     with pytest.raises(UserError, match="fit"):
         load_checkpoint(written, *build(model, rank))
 
 
-@pytest.mark.parametrize("name", ["target.layers.0", "value_head.gone.exp_avg"], ids=["averages", "moments"])
-def test_the_optimiser_state_of_another_algorithm_is_refused(model: Path, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["target.layers.0", "value_head.gone.exp_avg"], ids=["averages", "moments"]
+)
+def test_the_optimiser_state_of_another_algorithm_is_refused(
+    model: Path, tmp_path: Path, name: str
+) -> None:
     class Another(Trainer):
         def state(self) -> dict[str, Tensor]:
             return {name: torch.zeros(1)}
 
     policy, _ = build(model)
     checkpoint = save(tmp_path, policy, Another(policy, OptimizerConfig(1e-2, 1e-2, 1.0), 3), 1)
-    with pytest.raises(UserError, match="step_000001 has the optimiser state of another algorithm or version"):
+    with pytest.raises(
+        UserError, match="step_000001 has the optimiser state of another algorithm or version"
+    ):
         load_checkpoint(checkpoint, *build(model))
 
 
 def test_the_state_is_json_and_weights_are_safetensors(model: Path, tmp_path: Path) -> None:
     written = save(tmp_path, *trained(model), iteration=3)
     assert json.loads((written / "state.json").read_text())["iteration"] == 3
-    kinds = {path.suffix for path in written.rglob("*") if path.is_file() and path.name != "COMPLETE"}
+    kinds = {
+        path.suffix for path in written.rglob("*") if path.is_file() and path.name != "COMPLETE"
+    }
     assert kinds <= {".safetensors", ".json", ".md"}
 
 
 @pytest.mark.parametrize(
     ("file", "refused"),
-    [("config.json", True), ("model.safetensors", True), ("full_weights.pt", True), ("notes.json", False), ("README.md", False)],
+    [
+        ("config.json", True),
+        ("model.safetensors", True),
+        ("full_weights.pt", True),
+        ("notes.json", False),
+        ("README.md", False),
+    ],
 )
-def test_adapters_belong_to_the_files_of_their_model(model: Path, tmp_path: Path, file: str, refused: bool) -> None:
+def test_adapters_belong_to_the_files_of_their_model(
+    model: Path, tmp_path: Path, file: str, refused: bool
+) -> None:
     for name in ("base", "moved"):
         (tmp_path / name).mkdir()
         for known in ("config.json", "model.safetensors"):
@@ -369,14 +427,20 @@ def test_adapters_belong_to_the_files_of_their_model(model: Path, tmp_path: Path
     policy, trainer = trained(model)
     policy.origin = Origin(tmp_path / "base")
     written = save(tmp_path, policy, trainer, 1)
-    assert json.loads((written / "state.json").read_text())["model"]["config.json"] == hashlib.sha256(b"config.json").hexdigest()
+    assert (
+        json.loads((written / "state.json").read_text())["model"]["config.json"]
+        == hashlib.sha256(b"config.json").hexdigest()
+    )
     again, _ = build(model)
     again.origin = Origin(tmp_path / "moved")
     load_checkpoint(written, again)
     (tmp_path / "moved" / file).write_text("other")
     again.origin = Origin(tmp_path / "moved")
     if refused:
-        with pytest.raises(UserError, match=rf"was trained on another model than the one that is now in .*moved \({file} differs\)"):
+        with pytest.raises(
+            UserError,
+            match=rf"was trained on another model than the one that is now in .*moved \({file} differs\)",
+        ):
             load_checkpoint(written, again)
     else:
         load_checkpoint(written, again)
@@ -385,10 +449,14 @@ def test_adapters_belong_to_the_files_of_their_model(model: Path, tmp_path: Path
 def test_a_checkpoint_with_all_weights_belongs_to_no_files(model: Path, tmp_path: Path) -> None:
     policy, trainer = trained(model, rank=0)
     policy.origin = Origin(model)
-    assert "model" not in json.loads((save(tmp_path, policy, trainer, 1) / "state.json").read_text())
+    assert "model" not in json.loads(
+        (save(tmp_path, policy, trainer, 1) / "state.json").read_text()
+    )
 
 
-@pytest.mark.parametrize("name", ["heads.safetensors", "adapter/adapter_model.safetensors", "state.json"])
+@pytest.mark.parametrize(
+    "name", ["heads.safetensors", "adapter/adapter_model.safetensors", "state.json"]
+)
 def test_a_file_that_is_not_listed_is_damage(model: Path, tmp_path: Path, name: str) -> None:
     written = save(tmp_path, *trained(model), iteration=1)
     listed = json.loads((written / "COMPLETE").read_text())
@@ -398,14 +466,19 @@ def test_a_file_that_is_not_listed_is_damage(model: Path, tmp_path: Path, name: 
             verify(written)
 
 
-def test_a_run_continues_from_the_newest_checkpoint_that_is_not_damaged(model: Path, tmp_path: Path) -> None:
+def test_a_run_continues_from_the_newest_checkpoint_that_is_not_damaged(
+    model: Path, tmp_path: Path
+) -> None:
     said: list[str] = []
     assert newest_sound(tmp_path, said.append) is None
     written = [save(tmp_path, *trained(model), iteration=number) for number in (1, 2, 3)]
     (written[2] / "COMPLETE").write_text("{}")
     (written[1] / "heads.safetensors").write_bytes(b"cut")
     assert newest_sound(tmp_path, said.append) == written[0]
-    assert [str(path) in line for path, line in zip(reversed(written[1:]), said, strict=True)] == [True, True]
+    assert [str(path) in line for path, line in zip(reversed(written[1:]), said, strict=True)] == [
+        True,
+        True,
+    ]
     (written[0] / "state.json").unlink()
     with pytest.raises(UserError, match=r"step_000001 is damaged"):
         newest_sound(tmp_path, said.append)

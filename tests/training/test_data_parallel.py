@@ -65,7 +65,13 @@ def loss(model: Any, batch: Rows) -> tuple[Tensor, dict[str, Tensor]]:
     return total, {"loss": total.detach(), "count": batch.counts.double().sum()}
 
 
-def make(mode: str, micro_batch_size: int, policy: Any, settings: OptimizerConfig = SETTINGS, keep_reference: bool = False) -> Trainer:
+def make(
+    mode: str,
+    micro_batch_size: int,
+    policy: Any,
+    settings: OptimizerConfig = SETTINGS,
+    keep_reference: bool = False,
+) -> Trainer:
     if mode == "sharded":
         shard(policy)
     return Trainer(policy, settings, micro_batch_size, keep_reference)
@@ -76,7 +82,11 @@ def updates(mode: str, minibatch: int = 4, micro: int = 2, **options: Any) -> di
     subject, metrics = make(mode, micro, Toy()), []
     for seed in range(3):
         chosen = {name: values[seed] for name, values in options.items()}
-        metrics.append(subject.update(rows(SIZE, seed=seed), loss, minibatches(SIZE, 2, minibatch, seed), **chosen))
+        metrics.append(
+            subject.update(
+                rows(SIZE, seed=seed), loss, minibatches(SIZE, 2, minibatch, seed), **chosen
+            )
+        )
     return {"metrics": metrics, "weights": subject.weights(), "state": subject.state()}
 
 
@@ -89,7 +99,10 @@ def only_touched(mode: str) -> dict[str, Any]:
     subject, batch = make(mode, 2, Toy()), rows(SIZE)
     mine = rows_of_rank(minibatches(SIZE, 1, 4, 0), 2)
     batch.x = torch.full_like(batch.x, float("nan")).index_copy(0, mine, batch.x[mine])
-    return {"metrics": [subject.update(batch, loss, minibatches(SIZE, 1, 4, 0))], "weights": subject.weights()}
+    return {
+        "metrics": [subject.update(batch, loss, minibatches(SIZE, 1, 4, 0))],
+        "weights": subject.weights(),
+    }
 
 
 def not_finite(mode: str) -> dict[str, Any]:
@@ -103,7 +116,11 @@ def not_finite(mode: str) -> dict[str, Any]:
         refused = 1
     after = {name: value.clone() for name, value in subject.weights().items()}
     assert all(torch.equal(value, after[name]) for name, value in before.items())
-    return {"refused": refused, "metrics": [subject.step(rows(SIZE), loss)], "weights": subject.weights()}
+    return {
+        "refused": refused,
+        "metrics": [subject.step(rows(SIZE), loss)],
+        "weights": subject.weights(),
+    }
 
 
 def reference(mode: str) -> dict[str, Any]:
@@ -117,7 +134,12 @@ def reference(mode: str) -> dict[str, Any]:
 
     with subject.kept_weights(REFERENCE):
         first = seen()
-    return {"first": first, "now": seen(), "metrics": [subject.step(rows(SIZE), loss)], "weights": subject.weights()}
+    return {
+        "first": first,
+        "now": seen(),
+        "metrics": [subject.step(rows(SIZE), loss)],
+        "weights": subject.weights(),
+    }
 
 
 class Exact(LinearPolicy):
@@ -135,12 +157,21 @@ def ppo(mode: str, lora: int, kl_coef: float, **keys: Any) -> dict[str, Any]:
     policy.double()
     algorithm, metrics = PPO(settings, 1.0), []
     batch = ppo_batch(algorithm, policy)
-    subject = OnPolicyUpdater(make(mode, 1, policy, SETTINGS, keep_reference=algorithm.keeps_reference), 0, 1.0, reuse_frozen=True)
+    subject = OnPolicyUpdater(
+        make(mode, 1, policy, SETTINGS, keep_reference=algorithm.keeps_reference),
+        0,
+        1.0,
+        reuse_frozen=True,
+    )
     for iteration in range(3):
         reference = subject.reference(batch.calls) if kl_coef else None
         known = replace(batch, calls=replace(batch.calls, reference=reference))
         metrics.append(subject.update(known, algorithm, False, iteration, iteration))
-    return {"metrics": metrics, "weights": subject.trainer.weights(), "state": subject.trainer.state()}
+    return {
+        "metrics": metrics,
+        "weights": subject.trainer.weights(),
+        "state": subject.trainer.state(),
+    }
 
 
 def enough(metrics: dict[str, float]) -> bool:
@@ -171,19 +202,40 @@ def alone() -> dict[str, Any]:
 
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mode", MODES)
-def test_ranks_do_not_change_the_result(tmp_path: Path, alone: dict[str, Any], mode: str, count: int) -> None:
-    first, *others = on_ranks(lambda rank: {name: run(mode) for name, run in SCENARIOS.items()}, tmp_path, count)
-    for name, expected in alone.items():
-        torch.testing.assert_close(first[name], expected, rtol=1e-9, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}")
-        for other in others:
-            assert other[name]["metrics"] == first[name]["metrics"], "bit-identical, otherwise ranks would diverge"
-            assert other[name]["weights"].keys() == (set() if mode == "sharded" else expected["weights"].keys())
-    assert all(alone[name]["metrics"][2]["actor/kl_loss"] > 1e-3 for name in ("LoRA with KL", "all weights with KL"))
-    assert alone["enough"]["metrics"][2]["actor/updates"] < 4 == alone["odd minibatches"]["metrics"][2]["actor/updates"]
-    assert alone["not finite"]["refused"] == 1
-    assert not any(".exp_avg" in name and "blocks" in name for name in critic_only(mode, tmp_path)[0]), (
-        "no Adam state of weights that did not train"
+def test_ranks_do_not_change_the_result(
+    tmp_path: Path, alone: dict[str, Any], mode: str, count: int
+) -> None:
+    first, *others = on_ranks(
+        lambda rank: {name: run(mode) for name, run in SCENARIOS.items()}, tmp_path, count
     )
+    for name, expected in alone.items():
+        torch.testing.assert_close(
+            first[name],
+            expected,
+            rtol=1e-9,
+            atol=1e-12,
+            msg=lambda text, name=name: f"{name}: {text}",
+        )
+        for other in others:
+            assert other[name]["metrics"] == first[name]["metrics"], (
+                "bit-identical, otherwise ranks would diverge"
+            )
+            assert other[name]["weights"].keys() == (
+                set() if mode == "sharded" else expected["weights"].keys()
+            )
+    assert all(
+        alone[name]["metrics"][2]["actor/kl_loss"] > 1e-3
+        for name in ("LoRA with KL", "all weights with KL")
+    )
+    assert (
+        alone["enough"]["metrics"][2]["actor/updates"]
+        < 4
+        == alone["odd minibatches"]["metrics"][2]["actor/updates"]
+    )
+    assert alone["not finite"]["refused"] == 1
+    assert not any(
+        ".exp_avg" in name and "blocks" in name for name in critic_only(mode, tmp_path)[0]
+    ), "no Adam state of weights that did not train"
 
 
 def critic_only(mode: str, folder: Path) -> list[Any]:
@@ -202,7 +254,9 @@ class Collectives(TorchDispatchMode):
         super().__init__()
         self.counts: dict[str, int] = {}
 
-    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if operation.namespace == "c10d":
             name = operation.overloadpacket.__name__
             self.counts[name] = self.counts.get(name, 0) + 1
@@ -218,12 +272,21 @@ def collectives(mode: str, micro: int) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("passes", [1, 4])
-def test_replicas_communicate_once_per_step_and_shards_in_every_pass(tmp_path: Path, passes: int) -> None:
+def test_replicas_communicate_once_per_step_and_shards_in_every_pass(
+    tmp_path: Path, passes: int
+) -> None:
     """Two all-reduces, of a step's gradients and statistics; the sharded policy's is that of the norm, in place of the gradients'."""
-    replicated, sharded = (on_ranks(lambda rank, mode=mode: collectives(mode, 4 // passes), tmp_path)[0] for mode in MODES)
+    replicated, sharded = (
+        on_ranks(lambda rank, mode=mode: collectives(mode, 4 // passes), tmp_path)[0]
+        for mode in MODES
+    )
     assert replicated == {"allreduce_": 2}
     groups = 3  # two blocks, and the head
-    assert sharded == {"allreduce_": 2, "_reduce_scatter_base_": groups * passes, "_allgather_base_": 2 * groups * passes}
+    assert sharded == {
+        "allreduce_": 2,
+        "_reduce_scatter_base_": groups * passes,
+        "_allgather_base_": 2 * groups * passes,
+    }
 
 
 # real policies
@@ -244,7 +307,11 @@ def pi0(folder: Path) -> Policy:
     return policy
 
 
-POLICIES: dict[str, Callable[[Path], Policy]] = {"linear": lambda folder: LinearPolicy(LinearOptions()), "oft": oft, "pi0": pi0}
+POLICIES: dict[str, Callable[[Path], Policy]] = {
+    "linear": lambda folder: LinearPolicy(LinearOptions()),
+    "oft": oft,
+    "pi0": pi0,
+}
 LOW = "oft, bfloat16"
 """Its gradients are sums of fewer bits, whose order and rounding depend on the micro-batches, and so on the ranks."""
 
@@ -257,7 +324,9 @@ def ppo_batch(algorithm: PPO, policy: Policy) -> Batch:
 
 @pytest.mark.parametrize("name", [*POLICIES, pytest.param(LOW, marks=pytest.mark.slow)])
 def test_ranks_do_not_change_the_result_of_a_real_policy(tmp_path: Path, name: str) -> None:
-    policy = with_critic(oft(tmp_path / "model", "bfloat16") if name == LOW else POLICIES[name](tmp_path / "model"))
+    policy = with_critic(
+        oft(tmp_path / "model", "bfloat16") if name == LOW else POLICIES[name](tmp_path / "model")
+    )
     algorithm = PPO(PPOConfig(), 1.0)
     batch = ppo_batch(algorithm, policy)
 
@@ -267,7 +336,11 @@ def test_ranks_do_not_change_the_result_of_a_real_policy(tmp_path: Path, name: s
             with torch.no_grad():
                 inputs = policy.precompute(batch.calls.inputs)
             known = replace(batch, calls=replace(batch.calls, inputs=inputs))
-            subject.update(known, lambda policy, part: algorithm.loss(policy, part, False), minibatches(len(known), 1, 3, seed))
+            subject.update(
+                known,
+                lambda policy, part: algorithm.loss(policy, part, False),
+                minibatches(len(known), 1, 3, seed),
+            )
         return subject.weights()
 
     found = {mode: on_ranks(lambda rank, mode=mode: learn(mode), tmp_path)[0] for mode in MODES}
@@ -276,7 +349,12 @@ def test_ranks_do_not_change_the_result_of_a_real_policy(tmp_path: Path, name: s
     assert sum(not torch.equal(value, before[key]) for key, value in alone.items()) > len(alone) / 2
     for mode in MODES:
         if name == LOW:
-            apart, moved = (torch.cat([(value - of[key]).flatten() for key, value in alone.items()]).norm() for of in (found[mode], before))
+            apart, moved = (
+                torch.cat([(value - of[key]).flatten() for key, value in alone.items()]).norm()
+                for of in (found[mode], before)
+            )
             assert apart < 0.2 * moved
             continue
-        torch.testing.assert_close(found[mode], alone, rtol=0, atol=1e-5, msg=lambda text, mode=mode: f"{mode}: {text}")
+        torch.testing.assert_close(
+            found[mode], alone, rtol=0, atol=1e-5, msg=lambda text, mode=mode: f"{mode}: {text}"
+        )

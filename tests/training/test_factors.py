@@ -29,7 +29,12 @@ class Network(nn.Module):
 def adapted(dtype: torch.dtype, ours: bool = True, **options: Any) -> Any:
     torch.manual_seed(0)
     network = Network().to(dtype).requires_grad_(False)
-    inject_adapter_in_model(LoraConfig(r=RANK, lora_alpha=int(RANK * SCALE), target_modules=["linear", "conv"], **options), network)
+    inject_adapter_in_model(
+        LoraConfig(
+            r=RANK, lora_alpha=int(RANK * SCALE), target_modules=["linear", "conv"], **options
+        ),
+        network,
+    )
     cast_adapter_dtype(network, "default")
     with torch.no_grad():
         for name, value in network.named_parameters():
@@ -65,9 +70,13 @@ def test_the_product_is_in_bfloat16_and_the_gradient_in_float32(layer: str) -> N
     for result in (found, expected):
         result.backward(direction)
     for factor, reference in zip(factors(adapter), low, strict=True):
-        assert factor.dtype == torch.float32 and factor.grad is not None and reference.grad is not None
+        assert (
+            factor.dtype == torch.float32 and factor.grad is not None and reference.grad is not None
+        )
         assert factor.grad.dtype == torch.float32
-        torch.testing.assert_close(factor.grad, reference.grad.float(), rtol=ROUNDED, atol=10 * ROUNDED)
+        torch.testing.assert_close(
+            factor.grad, reference.grad.float(), rtol=ROUNDED, atol=10 * ROUNDED
+        )
 
 
 @pytest.mark.parametrize("layer", list(INPUTS))
@@ -87,7 +96,10 @@ def test_the_adapted_product_has_the_derivatives_of_its_formula() -> None:
     sizes = {"x": (6, 5), "weight": (4, 5), "bias": (4,), "a": (2, 5), "b": (4, 2)}
     given = {name: torch.randn(size, dtype=torch.float64) for name, size in sizes.items()}
     x, weight, bias, a, b = given.values()
-    torch.testing.assert_close(AdaptedProduct.apply(x, weight, bias, a, b, SCALE), x @ weight.T + bias + SCALE * x @ a.T @ b.T)
+    torch.testing.assert_close(
+        AdaptedProduct.apply(x, weight, bias, a, b, SCALE),
+        x @ weight.T + bias + SCALE * x @ a.T @ b.T,
+    )
     for learned in ({"x", "a", "b"}, {"a", "b"}):
         inputs = [value.clone().requires_grad_(name in learned) for name, value in given.items()]
         assert torch.autograd.gradcheck(lambda *them: AdaptedProduct.apply(*them, SCALE), inputs)
@@ -122,7 +134,9 @@ class Float32Sizes(TorchDispatchMode):
 
     largest = 0
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         found = function(*args, **(kwargs or {}))
         if isinstance(found, Tensor) and found.dtype == torch.float32:
             self.largest = max(self.largest, found.numel())
@@ -146,7 +160,10 @@ def test_an_adapter_s_bias_is_cast_too() -> None:
     adapter = adapted(torch.bfloat16, lora_bias=True).linear
     x = INPUTS["linear"].bfloat16()
     a, b = (factor.bfloat16() for factor in factors(adapter))
-    expected = adapter.base_layer(x) + F.linear(F.linear(x, a), b, adapter.lora_B["default"].bias.bfloat16()) * SCALE
+    expected = (
+        adapter.base_layer(x)
+        + F.linear(F.linear(x, a), b, adapter.lora_B["default"].bias.bfloat16()) * SCALE
+    )
     torch.testing.assert_close(adapter(x), expected, rtol=ROUNDED, atol=ROUNDED)
 
 
@@ -155,4 +172,8 @@ def test_other_layers_keep_peft_s_cast() -> None:
     inject_adapter_in_model(LoraConfig(r=RANK, target_modules=["0", "1"]), network)
     cast_adapter_dtype(network, "default")
     multiply_in_input_dtype(network)
-    assert network[0](torch.randn(2, 3, 5).bfloat16()).dtype == network[1](torch.arange(3)).dtype == torch.bfloat16
+    assert (
+        network[0](torch.randn(2, 3, 5).bfloat16()).dtype
+        == network[1](torch.arange(3)).dtype
+        == torch.bfloat16
+    )

@@ -50,7 +50,11 @@ def update(policy: Policy) -> tuple[Tensor, dict[str, Tensor], int]:
         found = policy.evaluate(inputs, latent, 1.0)
         waiting = sum(kept.values())
         (found.log_prob.sum() + found.value.sum()).backward()
-    return found.log_prob.detach(), {name: p.grad for name, p in policy.named_parameters() if p.grad is not None}, waiting
+    return (
+        found.log_prob.detach(),
+        {name: p.grad for name, p in policy.named_parameters() if p.grad is not None},
+        waiting,
+    )
 
 
 @pytest.mark.parametrize("rank", [0, 2])
@@ -62,7 +66,9 @@ def test_less_memory_for_the_same_gradients(tmp_path: Path, name: str, rank: int
     checkpoint_blocks(policies[1])
     names = [set(policy.state_dict()) for policy in policies]
     assert names[0] == names[1]
-    (log_prob, gradients, waiting), (again, recomputed, less) = (update(policy) for policy in policies)
+    (log_prob, gradients, waiting), (again, recomputed, less) = (
+        update(policy) for policy in policies
+    )
     assert torch.equal(again, log_prob)
     assert recomputed.keys() == gradients.keys() and len(gradients) > 10
     for key, gradient in gradients.items():

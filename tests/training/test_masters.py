@@ -43,11 +43,19 @@ def linear(model: Any, part: Rows) -> tuple[Tensor, dict[str, Tensor]]:
 
 def batch(seed: int, size: int = 8) -> Rows:
     generator = torch.Generator().manual_seed(seed)
-    x, y = torch.randn(size, 16, generator=generator).abs().bfloat16().float(), torch.randint(0, 3, (size,), generator=generator).float()
+    x, y = (
+        torch.randn(size, 16, generator=generator).abs().bfloat16().float(),
+        torch.randint(0, 3, (size,), generator=generator).float(),
+    )
     return Rows(x, y, torch.ones(size, dtype=torch.bool))
 
 
-def trainer(dtype: torch.dtype, micro: int = 8, settings: OptimizerConfig = SETTINGS, model: nn.Module | None = None) -> Trainer:
+def trainer(
+    dtype: torch.dtype,
+    micro: int = 8,
+    settings: OptimizerConfig = SETTINGS,
+    model: nn.Module | None = None,
+) -> Trainer:
     return Trainer(model or Weights(dtype), settings, micro)  # type: ignore[arg-type]
 
 
@@ -80,7 +88,9 @@ def test_400_steps_are_those_of_a_float32_run_rounded() -> None:
 def test_weights_that_are_precise_enough_have_no_masters() -> None:
     for dtype in (torch.float32, torch.float64):
         subject = trainer(dtype)
-        assert all(subject.trained[name] is parameter for name, parameter in subject.parameters.items())
+        assert all(
+            subject.trained[name] is parameter for name, parameter in subject.parameters.items()
+        )
         train(subject, range(1))
         assert not any(name.endswith(".master") for name in subject.state())
     low = trainer(torch.bfloat16)
@@ -116,7 +126,9 @@ def test_an_additional_term_is_added() -> None:
     subject, other = trainer(torch.bfloat16), trainer(torch.float32)
     for each in (subject, other):
         each.step(batch(0), linear, beside=[ExtraLoss(batch(1), linear, 0.5)])
-    torch.testing.assert_close(subject.trained["body.weight"].grad, other.trained["body.weight"].grad, rtol=0.01, atol=1e-3)
+    torch.testing.assert_close(
+        subject.trained["body.weight"].grad, other.trained["body.weight"].grad, rtol=0.01, atol=1e-3
+    )
 
 
 def test_the_gradient_is_of_one_step_only() -> None:
@@ -130,7 +142,9 @@ def test_while_only_the_critic_trains_masters_stay() -> None:
     subject = trainer(torch.bfloat16)
     before = {name: value.clone() for name, value in subject.trained.items()}
     subject.update(batch(0), linear, [torch.arange(8)], critic_only=True)
-    changed = {name for name, value in subject.trained.items() if not torch.equal(value, before[name])}
+    changed = {
+        name for name, value in subject.trained.items() if not torch.equal(value, before[name])
+    }
     assert changed == {"value_head.weight", "value_head.bias"}
     train(subject, range(1))
     assert not torch.equal(subject.trained["body.weight"], before["body.weight"])
@@ -179,8 +193,14 @@ def test_a_checkpoint_without_masters_continues_from_its_weights() -> None:
     """Of a run before there were masters; its moments are bfloat16."""
     begun, continued = trainer(torch.bfloat16), trainer(torch.bfloat16)
     train(begun, range(3))
-    old = {name: value.bfloat16() for name, value in begun.state().items() if not name.endswith(".master")}
-    continued.policy.load_state_dict({name: value * 2 for name, value in begun.policy.state_dict().items()})
+    old = {
+        name: value.bfloat16()
+        for name, value in begun.state().items()
+        if not name.endswith(".master")
+    }
+    continued.policy.load_state_dict(
+        {name: value * 2 for name, value in begun.policy.state_dict().items()}
+    )
     continued.load_state(old)
     assert torch.equal(continued.trained["body.weight"], body(continued).float())
     train(continued, range(3, 5))
@@ -191,7 +211,9 @@ def test_other_weights_come_and_go() -> None:
     subject, plain = trainer(torch.bfloat16), trainer(torch.bfloat16)
     for each in (subject, plain):
         train(each, range(10))
-    with subject.swapped_weights({name: torch.zeros_like(value) for name, value in subject.copies().items()}):
+    with subject.swapped_weights(
+        {name: torch.zeros_like(value) for name, value in subject.copies().items()}
+    ):
         assert not body(subject).any()
     for each in (subject, plain):
         train(each, range(10, 20))
@@ -205,8 +227,16 @@ def test_masters_move_with_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
         train(each, range(3))
     moved: list[Tensor] = []
     copied = Tensor.to
-    monkeypatch.setattr(Tensor, "to", lambda value, *where, **how: (moved.append(value), copied(value, *where, **how))[1])
-    masters = {name: value.data_ptr() for name, value in subject.state().items() if name.endswith(".master")}
+    monkeypatch.setattr(
+        Tensor,
+        "to",
+        lambda value, *where, **how: (moved.append(value), copied(value, *where, **how))[1],
+    )
+    masters = {
+        name: value.data_ptr()
+        for name, value in subject.state().items()
+        if name.endswith(".master")
+    }
     subject.move(CPU)
     monkeypatch.undo()
     assert set(masters.values()) < {value.data_ptr() for value in moved}
@@ -227,7 +257,11 @@ def on_two(mode: str, tmp_path: Path) -> list[dict[str, Tensor]]:
         torch.distributed.broadcast_object_list(whole, 0)
         again.load_state(whole[0])
         loaded = {f"again {name}": value for name, value in again.state().items()}
-        return state | {f"weights {name}": value.detach().clone() for name, value in weights.items()} | loaded
+        return (
+            state
+            | {f"weights {name}": value.detach().clone() for name, value in weights.items()}
+            | loaded
+        )
 
     return on_ranks(work, tmp_path)
 

@@ -63,7 +63,9 @@ def test_the_newest_records_and_their_next_observations(
         return
     found = store.sample(400, generator())
     assert set(found.now["number"].tolist()) <= set(acted)
-    assert len(acted) > 12 or set(found.now["number"].tolist()) == set(acted), "every transition is drawn"
+    assert len(acted) > 12 or set(found.now["number"].tolist()) == set(acted), (
+        "every transition is drawn"
+    )
     goes_on = found.now["discount"] > 0
     assert torch.equal(found.following["number"][goes_on], found.now["number"][goes_on] + 1)
     assert torch.equal(found.now["image"][:, 0, 0].long(), found.now["number"] % 256)
@@ -72,9 +74,13 @@ def test_the_newest_records_and_their_next_observations(
 def test_sampling_is_uniform(tmp_path: Path) -> None:
     store = Replay(tmp_path / "replay", 100)
     acted = fill(store, [7, 5, 8])
-    counts = torch.bincount(store.sample(40_000, generator()).now["number"], minlength=store.total)[acted].double()
+    counts = torch.bincount(store.sample(40_000, generator()).now["number"], minlength=store.total)[
+        acted
+    ].double()
     expected = 40_000 / len(acted)
-    assert float(((counts - expected) ** 2 / expected).sum()) < 45, "chi-square of 19 degrees, p = 0.0007"
+    assert float(((counts - expected) ** 2 / expected).sum()) < 45, (
+        "chi-square of 19 degrees, p = 0.0007"
+    )
 
 
 def test_resume_from_a_checkpoint_discards_later_records(tmp_path: Path) -> None:
@@ -90,14 +96,18 @@ def test_resume_from_a_checkpoint_discards_later_records(tmp_path: Path) -> None
         fill(store, [4, 5, 2])
     first, second = straight.sample(50, generator(1)), again.sample(50, generator(1))
     for name, value in first.now.items():
-        assert torch.equal(value, second.now[name]) and torch.equal(first.following[name], second.following[name])
+        assert torch.equal(value, second.now[name]) and torch.equal(
+            first.following[name], second.following[name]
+        )
 
 
 def test_a_checkpoint_without_its_files_is_refused(tmp_path: Path) -> None:
     store = Replay(tmp_path / "replay", 20)
     fill(store, [9])
     (tmp_path / "replay" / "segment_000001" / "acted").unlink()
-    with pytest.raises(UserError, match=r"segment_000001/acted is missing or truncated: resume another checkpoint"):
+    with pytest.raises(
+        UserError, match=r"segment_000001/acted is missing or truncated: resume another checkpoint"
+    ):
         Replay(tmp_path / "replay", 20, store.total)
     (tmp_path / "replay" / "layout.json").unlink()
     with pytest.raises(UserError, match=r"layout\.json cannot be read"):
@@ -119,7 +129,9 @@ def test_files_that_no_checkpoint_needs_are_deleted(tmp_path: Path) -> None:
     store.sample(30, generator())
 
 
-def test_a_full_disk_is_an_error_and_not_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_an_error_and_not_a_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = Replay(tmp_path / "replay", 100)
     fill(store, [5])
     total = store.total
@@ -148,14 +160,18 @@ fill(store, [2000]); store.flush()
 print(store.total, flush=True)
 while True: fill(store, [700])
 """
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         total = int(process.stdout.readline())
         process.send_signal(signal.SIGKILL)
     module.SEGMENT = 1024
     store = Replay(tmp_path / "replay", 5000, total)
     found = store.sample(500, generator())
-    assert len(store) == 2000 and torch.equal(found.now["image"][:, 0, 0].long(), found.now["number"] % 256)
+    assert len(store) == 2000 and torch.equal(
+        found.now["image"][:, 0, 0].long(), found.now["number"] % 256
+    )
 
 
 def test_a_fixed_share_of_each_store(tmp_path: Path) -> None:
@@ -183,7 +199,9 @@ def together(parts: list[Transitions], size: int) -> dict[str, Tensor]:
         if not part.of_rank.counts:
             continue
         seen[part.of_rank.rows] += 1
-        for name, value in (part.now | {f"next.{name}": value for name, value in part.following.items()}).items():
+        for name, value in (
+            part.now | {f"next.{name}": value for name, value in part.following.items()}
+        ).items():
             whole = found.setdefault(name, torch.zeros(size, *value.shape[1:], dtype=value.dtype))
             whole[part.of_rank.rows] = value
     assert (seen == 1).all(), "every row belongs to one rank"
@@ -205,13 +223,23 @@ def test_parts_of_means_and_rows_of_random_numbers(tmp_path: Path) -> None:
 lengths_of_episodes = st.lists(st.integers(1, 12), min_size=1, max_size=8)
 
 
-@given(lengths_of_episodes, lengths_of_episodes, st.integers(3, 40), st.integers(1, 4), st.booleans())
+@given(
+    lengths_of_episodes, lengths_of_episodes, st.integers(3, 40), st.integers(1, 4), st.booleans()
+)
 def test_ranks_draw_the_batches_of_one_replay(
-    tmp_path_factory: pytest.TempPathFactory, first: list[int], later: list[int], capacity: int, ranks: int, fetched: bool
+    tmp_path_factory: pytest.TempPathFactory,
+    first: list[int],
+    later: list[int],
+    capacity: int,
+    ranks: int,
+    fetched: bool,
 ) -> None:
     """Each rank its own rows, also after a resume from the files that a checkpoint keeps, without what was stored after it."""
     folder = tmp_path_factory.mktemp("replay")
-    alone, parts = Replay(folder / "one", capacity), [ShardedReplay(folder / "many", rank, ranks, capacity) for rank in range(ranks)]
+    alone, parts = (
+        Replay(folder / "one", capacity),
+        [ShardedReplay(folder / "many", rank, ranks, capacity) for rank in range(ranks)],
+    )
 
     def add(stores: list[Any], lengths: list[int], first: int) -> None:
         for i, length in enumerate(lengths):
@@ -220,10 +248,15 @@ def test_ranks_draw_the_batches_of_one_replay(
                 store.append(new if store.stores_next else {"acted": new["acted"]})
 
     def check() -> None:
-        assert {len(alone)} == {len(store) for store in parts} and {alone.total} == {store.total for store in parts}
+        assert {len(alone)} == {len(store) for store in parts} and {alone.total} == {
+            store.total for store in parts
+        }
         if not len(alone):
             return
-        whole, found = alone.sample(30, generator()), together([store.sample(30, generator()) for store in parts], 30)
+        whole, found = (
+            alone.sample(30, generator()),
+            together([store.sample(30, generator()) for store in parts], 30),
+        )
         goes_on = whole.now["discount"] > 0
         for name, value in whole.now.items():
             assert torch.equal(found[name], value)
@@ -236,7 +269,10 @@ def test_ranks_draw_the_batches_of_one_replay(
             store.flush()
             store.forget(alone.total)
         add(parts, [7, 9], 5000)  # lost with the processes
-        parts[:] = [ShardedReplay(folder / "many", rank, ranks, capacity, alone.total) for rank in range(ranks)]
+        parts[:] = [
+            ShardedReplay(folder / "many", rank, ranks, capacity, alone.total)
+            for rank in range(ranks)
+        ]
         check()
     add([alone, *parts], later, 1000)
     check()

@@ -25,15 +25,32 @@ from tests.rollout.walk import ACTOR_STD, Table, Walk, tabular
 SETTINGS = Settings(0, 1.0, 2)
 RING = [1.0, -2.0, 3.0]
 CONFIG = SACConfig(
-    critics=3, critic_subset=2, hidden=8, shift=0, batch_size=64, gamma=0.7, value_learning_rate=0.05, target_rate=0.3, initial_alpha=0.4
+    critics=3,
+    critic_subset=2,
+    hidden=8,
+    shift=0,
+    batch_size=64,
+    gamma=0.7,
+    value_learning_rate=0.05,
+    target_rate=0.3,
+    initial_alpha=0.4,
 )
 
 
-def learnt(world: Walk, config: SACConfig, directory: Path, chunk: int = 2, steps: int = 500) -> Tensor:
+def learnt(
+    world: Walk, config: SACConfig, directory: Path, chunk: int = 2, steps: int = 500
+) -> Tensor:
     """The critics' tables ``[K, places]`` after ``updates`` updates on six episodes, two from each third of the seeds."""
     policy = tabular(len(world.rewards), chunk, config)
     trainer = Trainer(policy, SAC(config), 64)
-    running = OffPolicyFlow(LocalCollector(policy, [world], SETTINGS), trainer, SETTINGS, config, directory / "replay", {})
+    running = OffPolicyFlow(
+        LocalCollector(policy, [world], SETTINGS),
+        trainer,
+        SETTINGS,
+        config,
+        directory / "replay",
+        {},
+    )
     running.begin(0)
     seeds = torch.arange(6)
     running.collect_transitions(Episodes.first_attempts(torch.zeros_like(seeds), seeds))
@@ -62,7 +79,9 @@ def test_a_discount_per_chunk_counts_policy_calls(tmp_path: Path) -> None:
     """``Q(p) = r(p) + r(p + 1) + gamma Q(p + 2)`` in full chunks."""
     config = replace(CONFIG, gamma=0.4, gamma_unit="chunk")
     shift = np.roll(np.eye(3), 2, axis=1)
-    expected = np.linalg.solve(np.eye(3) - config.gamma * shift, [RING[p] + RING[(p + 1) % 3] for p in range(3)])
+    expected = np.linalg.solve(
+        np.eye(3) - config.gamma * shift, [RING[p] + RING[(p + 1) % 3] for p in range(3)]
+    )
     for member in learnt(Walk(RING, 4), config, tmp_path):
         assert member.tolist() == pytest.approx(expected.tolist(), abs=0.02)
 
@@ -95,12 +114,21 @@ def squashed_entropy(std: float) -> float:
     """Entropy of ``tanh(x)``, x normal with mean 0, by quadrature: ``H(x) + E[log(1 - tanh(x)**2)]``; nats."""
     x = np.linspace(-9 * std, 9 * std, 20_001)
     density = np.exp(-0.5 * (x / std) ** 2) / (std * math.sqrt(2 * math.pi))
-    return 0.5 * math.log(2 * math.pi * math.e * std**2) + float(np.trapezoid(density * np.log1p(-(np.tanh(x) ** 2)), x))
+    return 0.5 * math.log(2 * math.pi * math.e * std**2) + float(
+        np.trapezoid(density * np.log1p(-(np.tanh(x) ** 2)), x)
+    )
 
 
 def test_the_soft_fixed_point_counts_the_entropy_of_full_chunks(tmp_path: Path) -> None:
     """``Q(p) = r(p) + gamma r(p+1) + gamma**2 (Q(p+2) + alpha H)``, H of a chunk's two actions, one dimension each."""
-    config = replace(CONFIG, backup_entropy=True, critics=1, critic_subset=1, batch_size=128, value_learning_rate=0.04)
+    config = replace(
+        CONFIG,
+        backup_entropy=True,
+        critics=1,
+        critic_subset=1,
+        batch_size=128,
+        value_learning_rate=0.04,
+    )
     bonus = config.initial_alpha * 2 * squashed_entropy(ACTOR_STD)
     gamma, shift = config.gamma, np.roll(np.eye(3), 2, axis=1)
     rewards = [RING[p] + gamma * RING[(p + 1) % 3] + gamma**2 * bonus for p in range(3)]
@@ -119,12 +147,24 @@ def batch(size: int = 6) -> Transitions:
     reward = torch.linspace(-1, 1, size)
     discount = torch.full((size,), 0.9)
     discount[-1] = 0.0
-    now = {"place": places[0].expand(size, 3).clone(), "action": torch.zeros(size, 2, 1), "reward": reward, "discount": discount}
-    following = now | {"place": places[1].expand(size, 3).clone(), "reward": torch.full((size,), 77.0)}
-    return Transitions(now | {"acted": torch.ones(size).bool()}, following | {"acted": torch.ones(size).bool()})
+    now = {
+        "place": places[0].expand(size, 3).clone(),
+        "action": torch.zeros(size, 2, 1),
+        "reward": reward,
+        "discount": discount,
+    }
+    following = now | {
+        "place": places[1].expand(size, 3).clone(),
+        "reward": torch.full((size,), 77.0),
+    }
+    return Transitions(
+        now | {"acted": torch.ones(size).bool()}, following | {"acted": torch.ones(size).bool()}
+    )
 
 
-def subject(config: SACConfig, online: list[list[float]], target: list[list[float]]) -> tuple[SACPolicy, Trainer]:
+def subject(
+    config: SACConfig, online: list[list[float]], target: list[list[float]]
+) -> tuple[SACPolicy, Trainer]:
     """Critics with these tables ``[K][3]``."""
     policy = tabular(3, 2, config)
     trainer = Trainer(policy, SAC(config), 64)
@@ -141,12 +181,18 @@ def step(trainer: Trainer, seed: int = 0, **options: Any) -> dict[str, float]:
 def test_targets_are_of_the_slow_critics_at_the_next_observation() -> None:
     """Every entry of both tables differs, so only the right critics at the right place give this number."""
     config = replace(CONFIG, critics=2, value_learning_rate=0.0)
-    _, trainer = subject(config, online=[[10.0, 20.0, 30.0], [40.0, 50.0, 60.0]], target=[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    _, trainer = subject(
+        config,
+        online=[[10.0, 20.0, 30.0], [40.0, 50.0, 60.0]],
+        target=[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]],
+    )
     metrics = step(trainer)
     data = batch().now
     expected = data["reward"] + data["discount"] * 2.0
     assert metrics["critic/target_mean"] == pytest.approx(float(expected.mean()))
-    assert metrics["critic/value_mean"] == pytest.approx(25.0), "of the learning critics, at the present observation"
+    assert metrics["critic/value_mean"] == pytest.approx(25.0), (
+        "of the learning critics, at the present observation"
+    )
     losses = [float(((value - expected) ** 2).mean()) / 2 for value in (10.0, 40.0)]
     assert metrics["critic/vf_loss"] == pytest.approx(sum(losses))
 
@@ -160,7 +206,9 @@ def test_the_subset_of_critics_is_drawn_for_every_update() -> None:
     found = Counter[int]()
     for _ in range(updates):
         mean = sac_step(trainer, data, generator)["critic/target_mean"]
-        found[round((mean - float(data.now["reward"].mean())) / float(data.now["discount"].mean()))] += 1
+        found[
+            round((mean - float(data.now["reward"].mean())) / float(data.now["discount"].mean()))
+        ] += 1
     assert found.keys() == {0, 1, 2}
     for least, share in ((0, 3 / 6), (1, 2 / 6), (2, 1 / 6)):
         assert found[least] / updates == pytest.approx(share, abs=0.1), "3.1 standard deviations"
@@ -168,7 +216,14 @@ def test_the_subset_of_critics_is_drawn_for_every_update() -> None:
 
 @pytest.mark.parametrize(("backup", "alpha"), [(False, 0.4), (True, 0.4), (True, 0.1)])
 def test_the_entropy_bonus_in_a_target(backup: bool, alpha: float) -> None:
-    config = replace(CONFIG, critics=1, critic_subset=1, backup_entropy=backup, initial_alpha=alpha, value_learning_rate=0.0)
+    config = replace(
+        CONFIG,
+        critics=1,
+        critic_subset=1,
+        backup_entropy=backup,
+        initial_alpha=alpha,
+        value_learning_rate=0.0,
+    )
     _, trainer = subject(config, [[0.0] * 3], [[0.0] * 3])
     means = [step(trainer, seed)["critic/target_mean"] for seed in range(150)]
     discount = float(batch().now["discount"].mean())
@@ -189,12 +244,16 @@ def test_alpha_reaches_the_target_entropy() -> None:
     """The actor's entropy is that of two squashed actions; alpha rises below the target and falls above it."""
     entropy = 2 * squashed_entropy(ACTOR_STD)
     for wanted, rises in ((entropy + 1, True), (entropy - 1, False)):
-        config = replace(CONFIG, critics=1, critic_subset=1, target_entropy=wanted, learning_rate=1e-2)
+        config = replace(
+            CONFIG, critics=1, critic_subset=1, target_entropy=wanted, learning_rate=1e-2
+        )
         policy, trainer = subject(config, [[0.0] * 3], [[0.0] * 3])
         before = policy.log_alpha.item()
         metrics = step(trainer, with_actor=True)
         assert (policy.log_alpha.item() > before) == rises
-        assert metrics["actor/alpha"] == pytest.approx(config.initial_alpha), "the one that the losses used"
+        assert metrics["actor/alpha"] == pytest.approx(config.initial_alpha), (
+            "the one that the losses used"
+        )
 
 
 def test_the_default_target_entropy_is_minus_one_nat_per_dimension() -> None:
@@ -216,7 +275,14 @@ class Prefers(nn.Module):
 
 
 def test_the_actor_maximises_the_critics_which_do_not_learn_from_it() -> None:
-    config = replace(CONFIG, critics=2, learning_rate=3e-2, value_learning_rate=0.0, initial_alpha=1e-3, target_entropy=-50.0)
+    config = replace(
+        CONFIG,
+        critics=2,
+        learning_rate=3e-2,
+        value_learning_rate=0.0,
+        initial_alpha=1e-3,
+        target_entropy=-50.0,
+    )
     policy = tabular(3, 2, config)
     policy.value_head = policy.critics = Prefers(2)  # type: ignore[assignment]
     trainer = Trainer(policy, SAC(config), 64)
@@ -232,7 +298,9 @@ def test_the_actor_maximises_the_critics_which_do_not_learn_from_it() -> None:
 def test_a_resumed_trainer_has_its_slow_critics_and_moments() -> None:
     """Bit for bit, actor and alpha too."""
     config = replace(CONFIG, target_rate=0.1)
-    straight, resumed = (subject(config, [[1.0, 2.0, 3.0]] * 3, [[3.0, 1.0, 2.0]] * 3) for _ in range(2))
+    straight, resumed = (
+        subject(config, [[1.0, 2.0, 3.0]] * 3, [[3.0, 1.0, 2.0]] * 3) for _ in range(2)
+    )
     for seed in range(4):
         step(straight[1], seed, with_actor=True)
     for seed in range(2):
@@ -247,7 +315,9 @@ def test_a_resumed_trainer_has_its_slow_critics_and_moments() -> None:
         step(trainer, seed, with_actor=True)
     for name, value in straight[0].state_dict().items():
         assert torch.equal(value, policy.state_dict()[name]), name
-    assert isinstance(trainer.target.critics, Table) and isinstance(straight[1].target.critics, Table)
+    assert isinstance(trainer.target.critics, Table) and isinstance(
+        straight[1].target.critics, Table
+    )
     assert torch.equal(trainer.target.critics.values, straight[1].target.critics.values)
 
 
@@ -262,7 +332,11 @@ def test_a_gradient_that_is_not_finite_takes_no_step(which: str) -> None:
     before = {name: value.clone() for name, value in policy.state_dict().items()}
     with pytest.raises(FloatingPointError, match=f"gradient of the {which} is not finite"):
         sac_step(trainer, data, torch.Generator().manual_seed(0), with_actor=True)
-    names = [name for name in before if name.startswith("actor." if which == "actor" else ("actor.", "critics.", "value_head."))]
+    names = [
+        name
+        for name in before
+        if name.startswith("actor." if which == "actor" else ("actor.", "critics.", "value_head."))
+    ]
     assert names and all(torch.equal(before[name], policy.state_dict()[name]) for name in names)
 
 
@@ -280,7 +354,9 @@ def test_imitation_is_weighted_by_its_coefficient() -> None:
     """With constant critics and no entropy, gradient descent moves the actor in proportion to the coefficient."""
     found = []
     for coefficient in (0.0, 0.5, 1.5):
-        config = replace(CONFIG, demonstrations=1, sft_coef=coefficient, initial_alpha=1e-12, max_grad_norm=1e6)
+        config = replace(
+            CONFIG, demonstrations=1, sft_coef=coefficient, initial_alpha=1e-12, max_grad_norm=1e6
+        )
         policy, trainer = subject(config, [[0.0] * 3] * 3, [[0.0] * 3] * 3)
         actor = list(policy.actor.parameters())
         trainer.optimizers["actor"] = torch.optim.SGD(actor, lr=1e-3)  # type: ignore[assignment]
@@ -288,8 +364,12 @@ def test_imitation_is_weighted_by_its_coefficient() -> None:
         shown.now["action"] = torch.full((6, 2, 1), 0.5)
         before = [parameter.detach().clone() for parameter in actor]
         metrics = step(trainer, with_actor=True, shown=shown)
-        assert metrics.get("sft/loss", 0.25) == pytest.approx(0.25) and ("sft/loss" in metrics) == (coefficient > 0), "the mean action is 0"
-        found.append([parameter.detach() - old for parameter, old in zip(actor, before, strict=True)])
+        assert metrics.get("sft/loss", 0.25) == pytest.approx(0.25) and ("sft/loss" in metrics) == (
+            coefficient > 0
+        ), "the mean action is 0"
+        found.append(
+            [parameter.detach() - old for parameter, old in zip(actor, before, strict=True)]
+        )
     for none, half, more in zip(*found, strict=True):
         torch.testing.assert_close(none, torch.zeros_like(none), atol=1e-9, rtol=0)
         torch.testing.assert_close(3 * half, more, atol=1e-8, rtol=1e-3)

@@ -54,7 +54,9 @@ def same(first: dict[str, Tensor], second: dict[str, Tensor], limit: float = 0.0
 # checkpoints
 
 
-def part(fresh: Policy, mode: str, steps: range, start: Path | None = None, written: Path | None = None) -> dict[str, Any]:
+def part(
+    fresh: Policy, mode: str, steps: range, start: Path | None = None, written: Path | None = None
+) -> dict[str, Any]:
     """Some steps of a run, from a checkpoint to a checkpoint."""
     policy = copy.deepcopy(fresh)
     trainer = make(mode, 3, policy, OptimizerConfig(3e-4, 3e-4, 1.0))
@@ -62,16 +64,27 @@ def part(fresh: Policy, mode: str, steps: range, start: Path | None = None, writ
         assert load_checkpoint(start, policy, trainer) == {"iteration": 1}
     learn(policy, trainer, steps)
     if written is not None:
-        assert save_checkpoint(written, policy, trainer, {"iteration": 1}, 1) == written / "step_000001"
+        assert (
+            save_checkpoint(written, policy, trainer, {"iteration": 1}, 1)
+            == written / "step_000001"
+        )
     return {"weights": trainer.weights(), "state": trainer.state()}
 
 
-@pytest.mark.parametrize(("before", "afters"), [("alone", ["sharded"]), ("sharded", ["alone", "replicated"])])
-def test_a_run_resumes_with_another_number_of_ranks(fresh: Policy, tmp_path: Path, before: str, afters: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("before", "afters"), [("alone", ["sharded"]), ("sharded", ["alone", "replicated"])]
+)
+def test_a_run_resumes_with_another_number_of_ranks(
+    fresh: Policy, tmp_path: Path, before: str, afters: list[str]
+) -> None:
     """A checkpoint is read bit for bit as written; later steps differ by rounding."""
 
     def run(mode: str, *what: Any) -> dict[str, Any]:
-        return part(fresh, mode, *what) if mode == "alone" else on_ranks(lambda rank: part(fresh, mode, *what), tmp_path)[0]
+        return (
+            part(fresh, mode, *what)
+            if mode == "alone"
+            else on_ranks(lambda rank: part(fresh, mode, *what), tmp_path)[0]
+        )
 
     saved, written = run(before, range(1), None, tmp_path), tmp_path / "step_000001"
     expected = part(fresh, "alone", range(2))
@@ -88,11 +101,15 @@ def test_a_run_resumes_with_another_number_of_ranks(fresh: Policy, tmp_path: Pat
 @pytest.mark.parametrize(
     ("make_policy", "rank"),
     [
-        pytest.param(lambda path: small_oft(path, {"dtype": "bfloat16"}, proprio=True), 2, id="oft"),
+        pytest.param(
+            lambda path: small_oft(path, {"dtype": "bfloat16"}, proprio=True), 2, id="oft"
+        ),
         pytest.param(lambda path: small_pi0(path, dtype="bfloat16", frozen_vlm=True), 0, id="pi0"),
     ],
 )
-def test_a_sharded_policy_acts_and_learns(tmp_path: Path, make_policy: Callable[[Path], Policy], rank: int) -> None:
+def test_a_sharded_policy_acts_and_learns(
+    tmp_path: Path, make_policy: Callable[[Path], Policy], rank: int
+) -> None:
     """Weights of both dtypes train: OFT's adapters and critic are in float32, its head in bfloat16; π₀'s norms are in float32."""
     policy = with_critic(make_policy(tmp_path / "model"))
     add_lora(policy, LoraOptions(rank=rank), 0)
@@ -137,21 +154,37 @@ class Moving(Toy):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("mode", MODES)
-def test_ranks_that_rest_between_updates_learn_the_same(tmp_path: Path, mode: str, dtype: torch.dtype) -> None:
+def test_ranks_that_rest_between_updates_learn_the_same(
+    tmp_path: Path, mode: str, dtype: torch.dtype
+) -> None:
     """State and weights can be read while they rest, and a checkpoint be loaded."""
 
     def work(rank: int) -> list[dict[str, Any]]:
         found = []
         for moves in (False, True):
-            trainer, metrics, seen = make(mode, 2, Moving()._apply(lambda weight: weight.to(dtype)), keep_reference=True), [], []
+            trainer, metrics, seen = (
+                make(
+                    mode, 2, Moving()._apply(lambda weight: weight.to(dtype)), keep_reference=True
+                ),
+                [],
+                [],
+            )
             for seed in range(3):
                 batch = rows(7, seed=seed)
                 batch.x = batch.x.to(dtype)
                 metrics.append(trainer.update(batch, loss, minibatches(7, 2, 4, seed)))
                 if moves:
                     trainer.move("cpu")
-                    assert all(each.grad is None for each in (*trainer.parameters.values(), *trainer.trained.values()))
-                seen.append({name: value.clone() for name, value in (trainer.weights() | trainer.state()).items()})
+                    assert all(
+                        each.grad is None
+                        for each in (*trainer.parameters.values(), *trainer.trained.values())
+                    )
+                seen.append(
+                    {
+                        name: value.clone()
+                        for name, value in (trainer.weights() | trainer.state()).items()
+                    }
+                )
                 if moves:
                     trainer.move("cpu")
             with trainer.kept_weights(REFERENCE):
@@ -183,7 +216,9 @@ def test_sums_of_bfloat16_gradients_are_rounded_once(tmp_path: Path) -> None:
         return local_gradient(policy.weight)
 
     for gradient in on_ranks(work, tmp_path, 3):
-        assert gradient.dtype == torch.bfloat16 and torch.equal(gradient, torch.full((2,), 258.0).bfloat16())
+        assert gradient.dtype == torch.bfloat16 and torch.equal(
+            gradient, torch.full((2,), 258.0).bfloat16()
+        )
 
 
 # memory
@@ -195,24 +230,42 @@ def test_the_footprint_is_the_memory_of_a_rank(tmp_path: Path) -> None:
         trainer = make("sharded", 4, policy)
         trainer.step(rows(), loss)
         kept = [local_shard(parameter).nbytes for parameter in policy.parameters()]
-        moments = [value.nbytes for slots in trainer.optimizers["policy"].state.values() for slot, value in slots.items() if slot != "step"]
+        moments = [
+            value.nbytes
+            for slots in trainer.optimizers["policy"].state.values()
+            for slot, value in slots.items()
+            if slot != "step"
+        ]
         return [sum(kept), sum(moments)]
 
     expected = footprint(Toy(), 2, sharded=True)
     assert on_ranks(work, tmp_path)[0] == [expected.weights, expected.optimizer]
     block, head = 8 * (9 + 3), 8 * (3 + 1)
-    assert expected == Footprint(2 * 8 * (6 + 2) + head, 2 * 8 * (6 + 2) + head, 2 * (2 * 8 * (6 + 2) + head), head + 3 * block)
+    assert expected == Footprint(
+        2 * 8 * (6 + 2) + head,
+        2 * 8 * (6 + 2) + head,
+        2 * (2 * 8 * (6 + 2) + head),
+        head + 3 * block,
+    )
     whole = 2 * block + head
     assert footprint(Toy(), 2, sharded=False) == Footprint(whole, whole, 2 * whole, whole)
     assert footprint(Toy(), 1, sharded=False) == Footprint(whole, whole, 2 * whole, 0)
 
 
 LORA = {(1, False): 16.87, (8, False): 16.94, (2, True): 10.00, (8, True): 3.67, (64, True): 1.84}
-FULL = {(1, False): 135.78, (8, False): 135.84, (2, True): 70.83, (8, True): 19.91, (64, True): 5.07}
+FULL = {
+    (1, False): 135.78,
+    (8, False): 135.84,
+    (2, True): 70.83,
+    (8, True): 19.91,
+    (64, True): 5.07,
+}
 
 
 @pytest.mark.parametrize(("rank", "gigabytes"), [(32, LORA), (0, FULL)])
-def test_seven_billion_weights(tmp_path: Path, rank: int, gigabytes: dict[tuple[int, bool], float]) -> None:
+def test_seven_billion_weights(
+    tmp_path: Path, rank: int, gigabytes: dict[tuple[int, bool], float]
+) -> None:
     """The table in docs/training_ranks.md: OpenVLA-OFT in bfloat16, on the meta device."""
     config = json.loads((ROOT / "manifests/openvla_7b_config_reconstructed.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -269,7 +322,9 @@ class Scalar(nn.Module):
 
 def test_sharding_needs_several_ranks() -> None:
     assert not dist.is_initialized()
-    with pytest.raises(UserError, match=r"cluster\.trainer_sharding=full: there are no trainer ranks"):
+    with pytest.raises(
+        UserError, match=r"cluster\.trainer_sharding=full: there are no trainer ranks"
+    ):
         shard(Toy())
 
 
@@ -282,5 +337,9 @@ def test_an_old_torch_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_torch_distributed_is_not_imported_before_it_is_used() -> None:
     for path in Path(training.__path__[0]).glob("*.py"):
-        tops = [node for node in ast.parse(path.read_text()).body if isinstance(node, (ast.Import, ast.ImportFrom))]
+        tops = [
+            node
+            for node in ast.parse(path.read_text()).body
+            if isinstance(node, (ast.Import, ast.ImportFrom))
+        ]
         assert not re.search(r"torch\.distributed\.", " ".join(map(ast.unparse, tops))), path.name

@@ -26,7 +26,11 @@ class Model(nn.Module):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             self.body = nn.Linear(3, 2, dtype=torch.float64)
-            self.value_head = nn.Sequential(nn.Linear(2, 4, dtype=torch.float64), nn.Tanh(), nn.Linear(4, 1, dtype=torch.float64))
+            self.value_head = nn.Sequential(
+                nn.Linear(2, 4, dtype=torch.float64),
+                nn.Tanh(),
+                nn.Linear(4, 1, dtype=torch.float64),
+            )
 
 
 @dataclass
@@ -47,7 +51,10 @@ class Rows:
 
 def rows(size: int = 12, uncounted: float = 0.3, seed: int = 0) -> Rows:
     generator = torch.Generator().manual_seed(seed)
-    x, y = torch.randn(size, 3, generator=generator).double(), torch.randn(size, generator=generator).double()
+    x, y = (
+        torch.randn(size, 3, generator=generator).double(),
+        torch.randn(size, generator=generator).double(),
+    )
     return Rows(x, y, torch.rand(size, generator=generator) >= uncounted)
 
 
@@ -66,7 +73,10 @@ def test_an_additional_term_adds_its_own_mean() -> None:
         subject.step(main, loss, beside=[ExtraLoss(other, loss, 0.3)])
         found[micro] = {name: parameter.grad for name, parameter in subject.parameters.items()}
     expected = Model()
-    value = loss(expected, main)[0] / main.counts.sum() + 0.3 * loss(expected, other)[0] / other.counts.sum()
+    value = (
+        loss(expected, main)[0] / main.counts.sum()
+        + 0.3 * loss(expected, other)[0] / other.counts.sum()
+    )
     value.backward()
     nn.utils.clip_grad_norm_(expected.parameters(), SETTINGS.max_grad_norm)
     for name, parameter in expected.named_parameters():
@@ -86,7 +96,9 @@ def test_reference_weights_are_those_of_the_initial_policy() -> None:
     assert any(not torch.equal(value, first[name]) for name, value in later.items())
 
 
-def trainer(micro_batch_size: int = 100, settings: OptimizerConfig = SETTINGS, model: Model | None = None) -> Trainer:
+def trainer(
+    micro_batch_size: int = 100, settings: OptimizerConfig = SETTINGS, model: Model | None = None
+) -> Trainer:
     return Trainer(model or Model(), settings, micro_batch_size)  # type: ignore[arg-type]
 
 
@@ -94,14 +106,18 @@ def weights(of: Trainer) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in of.policy.named_parameters()}
 
 
-def assert_equal(first: dict[str, Tensor], second: dict[str, Tensor], tolerance: float = 0.0) -> None:
+def assert_equal(
+    first: dict[str, Tensor], second: dict[str, Tensor], tolerance: float = 0.0
+) -> None:
     assert first.keys() == second.keys()
     for name, value in first.items():
         torch.testing.assert_close(value, second[name], rtol=0, atol=tolerance, msg=name)
 
 
 def update(of: Trainer, batch: Rows, seed: int = 1, **options: Any) -> dict[str, float]:
-    return of.update(batch, loss, minibatches(len(batch), options.pop("epochs", 2), 5, seed), **options)
+    return of.update(
+        batch, loss, minibatches(len(batch), options.pop("epochs", 2), 5, seed), **options
+    )
 
 
 @given(st.integers(1, 14), st.integers(1, 14), st.integers(0, 1000))
@@ -126,11 +142,15 @@ def test_a_step_is_adamw_on_the_clipped_mean_gradient() -> None:
         batch = rows(seed=t)
         model.zero_grad()
         (loss(model, batch)[0] / batch.counts.sum()).backward()
-        gradient = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        gradient = {
+            name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None
+        }
         norm = sum(float((g**2).sum()) for g in gradient.values()) ** 0.5
         metrics = subject.step(batch, loss)
         assert metrics["actor/grad_norm"] == pytest.approx(norm) and norm > 0.7
-        assert metrics["count"] == 1 and metrics["loss"] == pytest.approx(float(loss(model, batch)[1]["loss"]) / int(batch.counts.sum()))
+        assert metrics["count"] == 1 and metrics["loss"] == pytest.approx(
+            float(loss(model, batch)[1]["loss"]) / int(batch.counts.sum())
+        )
         with torch.no_grad():
             for name, p in model.named_parameters():
                 g = gradient[name] * 0.7 / norm
@@ -161,7 +181,9 @@ def test_the_learning_rate_scale_lasts_one_step() -> None:
     half.step(batch, loss, learning_rate_scale=0.5)
     whole.step(batch, loss)
     for name, value in before.items():
-        torch.testing.assert_close(weights(whole)[name] - value, 2 * (weights(half)[name] - value), rtol=1e-6, atol=1e-12)
+        torch.testing.assert_close(
+            weights(whole)[name] - value, 2 * (weights(half)[name] - value), rtol=1e-6, atol=1e-12
+        )
     assert [group["lr"] for group in half.optimizers["policy"].param_groups] == [1e-2, 5e-2]
 
 
@@ -170,9 +192,19 @@ def test_critic_only_changes_nothing_else() -> None:
     before = weights(subject)
     update(subject, rows(), critic_only=True)
     after = weights(subject)
-    assert all(torch.equal(value, after[name]) for name, value in before.items() if name.startswith("body."))
-    assert all(not torch.equal(value, after[name]) for name, value in before.items() if name.startswith("value_head."))
-    assert {name.split(".")[0] for name in subject.state()} == {"value_head"}, "no Adam state of weights that did not train"
+    assert all(
+        torch.equal(value, after[name])
+        for name, value in before.items()
+        if name.startswith("body.")
+    )
+    assert all(
+        not torch.equal(value, after[name])
+        for name, value in before.items()
+        if name.startswith("value_head.")
+    )
+    assert {name.split(".")[0] for name in subject.state()} == {"value_head"}, (
+        "no Adam state of weights that did not train"
+    )
     assert all(parameter.requires_grad for parameter in subject.policy.parameters())
     update(subject, rows())
     assert not torch.equal(weights(subject)["body.weight"], before["body.weight"])
@@ -181,7 +213,12 @@ def test_critic_only_changes_nothing_else() -> None:
 def test_critic_only_ends_with_the_update_that_fails() -> None:
     subject = trainer()
     with pytest.raises(FloatingPointError):
-        subject.update(rows(), lambda model, batch: (loss(model, batch)[0] * float("nan"), {}), [torch.arange(5)], critic_only=True)
+        subject.update(
+            rows(),
+            lambda model, batch: (loss(model, batch)[0] * float("nan"), {}),
+            [torch.arange(5)],
+            critic_only=True,
+        )
     assert all(parameter.requires_grad for parameter in subject.policy.parameters())
 
 
@@ -243,7 +280,9 @@ def test_a_fully_masked_minibatch_is_no_step() -> None:
     subject = trainer()
     before = weights(subject)
     assert subject.step(rows(uncounted=1.1), loss) == {}
-    assert update(subject, rows(uncounted=1.1), enough=lambda metrics: pytest.fail("asked about nothing")) == {"actor/updates": 0}
+    assert update(
+        subject, rows(uncounted=1.1), enough=lambda metrics: pytest.fail("asked about nothing")
+    ) == {"actor/updates": 0}
     assert_equal(weights(subject), before)
     assert subject.state() == {}
 

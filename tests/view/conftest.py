@@ -35,7 +35,9 @@ class Answer:
     @property
     def data(self) -> Any:
         """What view.js draws."""
-        found = re.search(r'<script type="application/json" id="data">(.*?)</script>', self.text, re.DOTALL)
+        found = re.search(
+            r'<script type="application/json" id="data">(.*?)</script>', self.text, re.DOTALL
+        )
         assert found is not None, self.text
         return json.loads(found[1])
 
@@ -50,10 +52,19 @@ class Page:
         """The path is sent as it is."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
-            connection.request("GET", path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+            connection.request(
+                "GET",
+                path,
+                headers={name.replace("_", "-"): value for name, value in headers.items()},
+            )
             found = connection.getresponse()
             body = found.read()
-            return Answer(found.status, body.decode(errors="replace"), body, {name.lower(): value for name, value in found.getheaders()})
+            return Answer(
+                found.status,
+                body.decode(errors="replace"),
+                body,
+                {name.lower(): value for name, value in found.getheaders()},
+            )
         finally:
             connection.close()
 
@@ -75,7 +86,14 @@ def viewed() -> Viewed:
         app = build_app(directory, token, loopback)
         # uvloop, which trackers bring along, would keep a pipe for signals open.
         server = uvicorn.Server(
-            uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1, loop="asyncio")
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                timeout_graceful_shutdown=1,
+                loop="asyncio",
+            )
         )
         with listening_at("127.0.0.1", 0, "here") as listener:
             thread = threading.Thread(target=server.run, args=([listener],))
@@ -99,12 +117,18 @@ def film(path: Path, title: str) -> None:
 def log(run_dir: Path, steps: range) -> None:
     with MetricsLog(run_dir) as metrics:
         for step in steps:
-            values = {"rollout/success_once": step / 40, "actor/approx_kl": 0.01 if step > 1 else float("nan"), f"own/{HOSTILE}": 1.0}
+            values = {
+                "rollout/success_once": step / 40,
+                "actor/approx_kl": 0.01 if step > 1 else float("nan"),
+                f"own/{HOSTILE}": 1.0,
+            }
             metrics.write(step, values)
 
 
 def evaluation(outcomes: list[bool]) -> dict[str, Any]:
-    episodes = [{"task": HOSTILE, "seed": seed, "success": won} for seed, won in enumerate(outcomes)]
+    episodes = [
+        {"task": HOSTILE, "seed": seed, "success": won} for seed, won in enumerate(outcomes)
+    ]
     return {"greedy": {**summary(episodes, "task"), "episodes": episodes}}
 
 
@@ -113,7 +137,10 @@ def run_dir(tmp_path: Path) -> Path:
     """A run that ended, with names that are HTML."""
     path = tmp_path / "runs" / "ppo" / "20261120-120000"
     log(path, range(1, 21))
-    documents = {"before": evaluation([True] * 4 + [False] * 36), "step_000010": evaluation([True] * 20 + [False] * 20)}
+    documents = {
+        "before": evaluation([True] * 4 + [False] * 36),
+        "step_000010": evaluation([True] * 20 + [False] * 20),
+    }
     documents["after"] = evaluation([False] + [True] * 35 + [False] * 4)
     documents["comparison"] = compare(documents["before"], documents["after"])
     (path / "evaluation").mkdir()
@@ -125,14 +152,28 @@ def run_dir(tmp_path: Path) -> Path:
     timeline.begin_iteration(20)
     timeline.add("act", "policy <script>", 0.0, 0.5)
     timeline.write(path / "timeline.json")
-    (path / "recipe.yaml").write_text(json.dumps({"name": HOSTILE, "iterations": 40, "algorithm": {"gamma": 0.97}}))
+    (path / "recipe.yaml").write_text(
+        json.dumps({"name": HOSTILE, "iterations": 40, "algorithm": {"gamma": 0.97}})
+    )
     return path
 
 
 def block(policy: int, suite: int, task: int, wins: int) -> dict[str, Any]:
-    names = {"policy": ("start", f"best {HOSTILE}")[policy], "probe": "none", "suite": f"suite{suite}", "task": f"task{task} {HOSTILE}"}
-    episodes = [names | {"seed": seed, "instruction": "go", "success": seed < wins, "steps": 5, "return": 0.0} for seed in range(6)]
-    return {"block": {"policy": policy, "suite": suite, "task": task, "seeds": list(range(6))}, "episodes": episodes}
+    names = {
+        "policy": ("start", f"best {HOSTILE}")[policy],
+        "probe": "none",
+        "suite": f"suite{suite}",
+        "task": f"task{task} {HOSTILE}",
+    }
+    episodes = [
+        names
+        | {"seed": seed, "instruction": "go", "success": seed < wins, "steps": 5, "return": 0.0}
+        for seed in range(6)
+    ]
+    return {
+        "block": {"policy": policy, "suite": suite, "task": task, "seeds": list(range(6))},
+        "episodes": episodes,
+    }
 
 
 @pytest.fixture
@@ -149,9 +190,21 @@ def sweep_dir(tmp_path: Path) -> Path:
                 name = f"{policy:02d}_{suite:03d}_{task:03d}_{0:07d}"
                 (path / "blocks" / f"{name}.json").write_text(json.dumps(document))
                 film(path / "videos" / f"{name}.mp4", f"film {HOSTILE}")
-    suites = [{"suite": f"suite{suite}", "tasks": [f"task{task} {HOSTILE}" for task in range(2)]} for suite in range(2)]
-    head = {"format": FORMAT, "name": "libero_eval", "environment": {"cpu": "abacus"}, "suites": suites, "recipe": {"name": "libero_eval"}}
-    head |= {"provenance": {"start": {}, f"best {HOSTILE}": {}}, "lost": {"simulators": 0, "processes": 0}}
+    suites = [
+        {"suite": f"suite{suite}", "tasks": [f"task{task} {HOSTILE}" for task in range(2)]}
+        for suite in range(2)
+    ]
+    head = {
+        "format": FORMAT,
+        "name": "libero_eval",
+        "environment": {"cpu": "abacus"},
+        "suites": suites,
+        "recipe": {"name": "libero_eval"},
+    }
+    head |= {
+        "provenance": {"start": {}, f"best {HOSTILE}": {}},
+        "lost": {"simulators": 0, "processes": 0},
+    }
     (path / "recipe.yaml").write_text("name: libero_eval\n")
     (path / "result.json").write_text(json.dumps(head | tables(episodes) | {"episodes": episodes}))
     return path

@@ -15,7 +15,11 @@ from tests.view.conftest import Viewed, log
 
 CHROMIUM = shutil.which("chromium")
 
-pytestmark = [needs("serve"), needs("browser"), pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")]
+pytestmark = [
+    needs("serve"),
+    needs("browser"),
+    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +40,18 @@ def tab(browser: Any) -> Iterator[Any]:
     tab = browser.new_page(viewport={"width": 1000, "height": 800})
     tab.set_default_timeout(15_000)
     tab.on("pageerror", lambda error: problems.append(str(error)))
-    tab.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
-    tab.on("request", lambda request: problems.append(request.url) if not request.url.startswith(("http://127.0.0.1:", "data:")) else None)
+    tab.on(
+        "console",
+        lambda message: problems.append(message.text) if message.type == "error" else None,
+    )
+    tab.on(
+        "request",
+        lambda request: (
+            problems.append(request.url)
+            if not request.url.startswith(("http://127.0.0.1:", "data:"))
+            else None
+        ),
+    )
     yield tab
     tab.close()  # before its server ends, if the test did not fail
     assert problems == []
@@ -61,15 +75,25 @@ def test_a_run_in_progress(run_dir: Path, viewed: Viewed, tab: Any) -> None:
         tab.locator("#more summary").click()
         tab.wait_for_selector("#more canvas")
         assert "own/</script><script>" in tab.locator("#more h3").inner_text()
-        assert [each.inner_text().strip() for each in tab.locator("#films b").all()] == ["before.", "after."]
+        assert [each.inner_text().strip() for each in tab.locator("#films b").all()] == [
+            "before.",
+            "after.",
+        ]
         until(tab, "document.querySelectorAll('#films video')[1].readyState >= 2")
         tab.locator("#films select").nth(2).select_option("step_000010")
         assert "step_000010" in (tab.locator("#films video").nth(1).get_attribute("src") or "")
         video = tab.locator("#films video").first.element_handle()
         log(run_dir, range(21, 23))
         tab.wait_for_selector("text=iteration 22 of 40")
-        assert tab.locator("#curves canvas").count() == 2 and tab.evaluate("v => v.isConnected", video), "the film goes on"
-        assert tab.locator("#curves figure").first.locator(".u-legend").inner_text().startswith("iteration")
+        assert tab.locator("#curves canvas").count() == 2 and tab.evaluate(
+            "v => v.isConnected", video
+        ), "the film goes on"
+        assert (
+            tab.locator("#curves figure")
+            .first.locator(".u-legend")
+            .inner_text()
+            .startswith("iteration")
+        )
         assert tab.title() != "injected"
         tab.close()
 

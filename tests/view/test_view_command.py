@@ -24,7 +24,9 @@ from tests.view.conftest import log
 
 
 @pytest.fixture
-def complaint(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+def complaint(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., str]:
     """The one line that a mistake is told in."""
     monkeypatch.chdir(tmp_path)
 
@@ -38,10 +40,14 @@ def complaint(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: p
     return told
 
 
-def test_mistakes_are_one_line(complaint: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistakes_are_one_line(
+    complaint: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert complaint().startswith("view: the following arguments are required: RUN|SWEEP|DATASET")
     assert complaint("--port", "x", ".").startswith("view: argument --port: invalid int value: 'x'")
-    assert complaint("--port", "70000", ".").startswith("view: --port 70000 is not between 0 and 65535")
+    assert complaint("--port", "70000", ".").startswith(
+        "view: --port 70000 is not between 0 and 65535"
+    )
     monkeypatch.setattr(command, "PACKAGES", ("starlettt",))
     assert complaint(".") == "view needs starlettt: pip install 'rlinf-vla[serve]'"
     monkeypatch.setattr(command, "PACKAGES", ())
@@ -66,19 +72,29 @@ def test_what_cannot_be_shown_is_one_line(complaint: Callable[..., str], tmp_pat
 
 
 @needs("serve")
-@pytest.mark.parametrize(("options", "signum"), [((), signal.SIGINT), (("--token", "--host", "0.0.0.0"), signal.SIGTERM)])
-def test_a_signal_ends_it_with_exit_code_0(tmp_path: Path, options: tuple[str, ...], signum: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("options", "signum"), [((), signal.SIGINT), (("--token", "--host", "0.0.0.0"), signal.SIGTERM)]
+)
+def test_a_signal_ends_it_with_exit_code_0(
+    tmp_path: Path, options: tuple[str, ...], signum: signal.Signals
+) -> None:
     """Found by its short name; the printed address shows the page."""
     log(tmp_path / "runs" / "ppo" / "20261120-120000", range(1, 3))
     (tmp_path / "runs" / "ppo" / "20261120-120000" / "recipe.yaml").write_text("name: ppo\n")
     arguments = [sys.executable, "-m", "rlinf_vla.cli.main", "view", "ppo", "--port", "0", *options]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(arguments, cwd=tmp_path, env=os.environ | {"PYTHONUNBUFFERED": "1"}, text=True, **pipes) as program:
+    with subprocess.Popen(
+        arguments, cwd=tmp_path, env=os.environ | {"PYTHONUNBUFFERED": "1"}, text=True, **pipes
+    ) as program:
         try:
             assert program.stdout is not None and program.stderr is not None
             line = program.stdout.readline()
-            found = re.fullmatch(r"runs/ppo/20261120-120000: http://[\d.]+(:\d+/\S*) \(Ctrl-C ends\)\n", line)
-            assert found is not None and ("token=" in line) == ("--token" in options), line + program.stderr.read()
+            found = re.fullmatch(
+                r"runs/ppo/20261120-120000: http://[\d.]+(:\d+/\S*) \(Ctrl-C ends\)\n", line
+            )
+            assert found is not None and ("token=" in line) == ("--token" in options), (
+                line + program.stderr.read()
+            )
             opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
             with opener.open(f"http://127.0.0.1{found[1]}", timeout=60) as answer:
                 assert b"Learning curves" in answer.read()
@@ -90,7 +106,9 @@ def test_a_signal_ends_it_with_exit_code_0(tmp_path: Path, options: tuple[str, .
 
 
 @needs("serve")
-def test_a_browser_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_browser_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     import uvicorn
 
     opened: list[str] = []

@@ -94,7 +94,9 @@ class Policy(nn.Module):
     """The same for ``model.lora.language=false``."""
     full_modules: ClassVar[tuple[str, ...]] = ()
     """Modules of ``backbone`` trained in full beside the adapters: new or small heads."""
-    split_unsupported: ClassVar[str | None] = "does not declare which of its modules form the action head"
+    split_unsupported: ClassVar[str | None] = (
+        "does not declare which of its modules form the action head"
+    )
     """Why ``rollout.split=head`` is not supported, as a phrase that follows the model's name.
 
     None: it is supported, by the three methods marked "for a split".
@@ -191,7 +193,10 @@ class Policy(nn.Module):
     def pooled_width(self) -> int:
         """``F`` of ``pooled``, found by encoding an empty observation."""
         empty = Observation(
-            {name: torch.zeros(1, *size, 3, dtype=torch.uint8) for name, size in self.spec.images.items()},
+            {
+                name: torch.zeros(1, *size, 3, dtype=torch.uint8)
+                for name, size in self.spec.images.items()
+            },
             torch.zeros(1, self.spec.state_dim),
             ["nothing"],
         )
@@ -260,7 +265,9 @@ class Policy(nn.Module):
 class RealTimeChunking(Protocol):
     """A policy for ``control.real_time_chunking``: its chunks continue the one being executed."""
 
-    def act_with_prefix(self, features: Any, noise: Noise | None, temperature: float, committed: Tensor, frozen: int) -> ActionSample:
+    def act_with_prefix(
+        self, features: Any, noise: Noise | None, temperature: float, committed: Tensor, frozen: int
+    ) -> ActionSample:
         """Sample a chunk that starts with ``committed[:, :frozen]``, then departs from it smoothly.
 
         committed: float32 ``[B, N, D]``, N <= C: what the robot will execute from this observation

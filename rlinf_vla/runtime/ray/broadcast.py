@@ -50,11 +50,20 @@ class WeightsBuffer:
         """Views of the flat tensors, by name."""
         self.buckets: list[Tensor] = []
         for dtype in dict.fromkeys(dtype for dtype, _ in layout.values()):
-            shapes = {name: torch.Size(shape) for name, (each, shape) in layout.items() if each == dtype}
-            flat = torch.empty(sum(shape.numel() for shape in shapes.values()), dtype=dtype, device=device)
+            shapes = {
+                name: torch.Size(shape) for name, (each, shape) in layout.items() if each == dtype
+            }
+            flat = torch.empty(
+                sum(shape.numel() for shape in shapes.values()), dtype=dtype, device=device
+            )
             pieces = flat.split([shape.numel() for shape in shapes.values()])
-            self.tensors |= {name: piece.view(shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
-            self.buckets += [each for each in flat.split(max(1, bucket // dtype.itemsize)) if len(each)]
+            self.tensors |= {
+                name: piece.view(shape)
+                for (name, shape), piece in zip(shapes.items(), pieces, strict=True)
+            }
+            self.buckets += [
+                each for each in flat.split(max(1, bucket // dtype.itemsize)) if len(each)
+            ]
 
     def fill(self, tensors: Tensors) -> None:
         for name, value in tensors.items():
@@ -118,10 +127,14 @@ class Membership:
 
     def _form(self, order: Order, rank: int) -> Any:
         patience = timedelta(seconds=order.timeout_s)
-        client = dist.TCPStore(*order.address, is_master=False, wait_for_workers=False, timeout=patience)
+        client = dist.TCPStore(
+            *order.address, is_master=False, wait_for_workers=False, timeout=patience
+        )
         store = dist.PrefixStore(f"weights/{order.generation}", client)
         store.set(f"here/{rank}", "")
-        store.wait([f"here/{each}" for each in range(order.size)], patience)  # NCCL would wait for ever for a lost member
+        store.wait(
+            [f"here/{each}" for each in range(order.size)], patience
+        )  # NCCL would wait for ever for a lost member
         if self._device == "cpu":
             options = dist.ProcessGroupGloo._Options()
             options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._host)]
@@ -243,8 +256,13 @@ class Inbox:
         started = time.perf_counter()
         busy = self.busy.seconds(started)
         with self._changed:
-            self._receiving, self._deadline = order.version, time.monotonic() + order.limit_s(layout)
-            self._arrived = {version: buffer for version, buffer in self._arrived.items() if version >= oldest}
+            self._receiving, self._deadline = (
+                order.version,
+                time.monotonic() + order.limit_s(layout),
+            )
+            self._arrived = {
+                version: buffer for version, buffer in self._arrived.items() if version >= oldest
+            }
             self._changed.notify_all()
         buffer = None
         try:
@@ -260,7 +278,11 @@ class Inbox:
                     self._arrived[order.version] = buffer
                 self._changed.notify_all()
         ended = time.perf_counter()
-        return Received(buffer is not None, ended - started, min(ended - started, self.busy.seconds(ended) - busy))
+        return Received(
+            buffer is not None,
+            ended - started,
+            min(ended - started, self.busy.seconds(ended) - busy),
+        )
 
     def take(self, version: int, patience_s: float = TIMEOUT_S) -> Tensors | None:
         """Remove and return a version; wait if it is arriving. None: it did not or will not arrive.
@@ -268,7 +290,11 @@ class Inbox:
         ``patience_s``: time for the order to receive it to arrive after the first work with it.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._settled >= version or self._receiving == version, patience_s)
-            self._changed.wait_for(lambda: self._receiving != version, max(0.0, self._deadline - time.monotonic()))
+            self._changed.wait_for(
+                lambda: self._settled >= version or self._receiving == version, patience_s
+            )
+            self._changed.wait_for(
+                lambda: self._receiving != version, max(0.0, self._deadline - time.monotonic())
+            )
             buffer = self._arrived.pop(version, None)
         return None if buffer is None else buffer.tensors

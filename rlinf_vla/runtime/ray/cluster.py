@@ -19,13 +19,19 @@ from rlinf_vla.runtime.ray.places import RAYS_OWN, Role, bundles_of, require_roo
 
 _REACH_S = 5.0
 """Timeout of a connection to the address that the user gave."""
-_SOCKET, _LONGEST_SOCKET = "/ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store", 107
+_SOCKET, _LONGEST_SOCKET = (
+    "/ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store",
+    107,
+)
 logger = logging.getLogger(__name__)
 
 
 @contextmanager
 def connect_cluster(
-    address: str | None, roles: Mapping[str, Role], say: Callable[[str], None], fake_gpus: int | None = None
+    address: str | None,
+    roles: Mapping[str, Role],
+    say: Callable[[str], None],
+    fake_gpus: int | None = None,
 ) -> Iterator[None]:
     """Connect to the cluster at ``address``, or start one on this machine if it is None.
 
@@ -35,26 +41,41 @@ def connect_cluster(
     if address is None:
         _require_short_folder()
         if there := os.environ.get("RAY_ADDRESS"):
-            raise UserError(f"RAY_ADDRESS={there} is not read: set cluster.address={there} to use that cluster, or unset it")
+            raise UserError(
+                f"RAY_ADDRESS={there} is not read: set cluster.address={there} to use that cluster, or unset it"
+            )
         _require_token()
     try:
         import ray
         from ray.job_config import JobConfig
     except ImportError:
-        raise UserError("cluster.runtime=ray needs Ray: pip install 'rlinf-vla[ray]', or use cluster.runtime=in_process") from None
+        raise UserError(
+            "cluster.runtime=ray needs Ray: pip install 'rlinf-vla[ray]', or use cluster.runtime=in_process"
+        ) from None
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_worker_niceness", "0")  # workers are the main work here; Ray's default is 15
+    os.environ.setdefault(
+        "RAY_worker_niceness", "0"
+    )  # workers are the main work here; Ray's default is 15
     job = JobConfig()
     job._py_driver_sys_path = _Nothing()
-    quiet: dict[str, Any] = {"log_to_driver": logger.isEnabledFor(logging.DEBUG), "logging_level": "ERROR", "job_config": job}
+    quiet: dict[str, Any] = {
+        "log_to_driver": logger.isEnabledFor(logging.DEBUG),
+        "logging_level": "ERROR",
+        "job_config": job,
+    }
     if address is None:
         wanted = total(bundles_of(roles))
         own = {name: amount for name, amount in wanted.items() if name not in RAYS_OWN}
         cpus = max(os.cpu_count() or 1, int(-(-wanted.get("CPU", 0.0) // 1)))
         with _signals_left_to_us(), _all_visible() if fake_gpus else nullcontext():
             context = ray.init(
-                address="local", num_cpus=cpus, num_gpus=fake_gpus, resources=own or None, include_dashboard=_has_dashboard(), **quiet
+                address="local",
+                num_cpus=cpus,
+                num_gpus=fake_gpus,
+                resources=own or None,
+                include_dashboard=_has_dashboard(),
+                **quiet,
             )
     else:
         _reach(address)
@@ -64,7 +85,10 @@ def connect_cluster(
             raise UserError(f"cluster.address={address}: {explain(error)}") from None
     try:
         url = context.dashboard_url
-        say(f"Ray {ray.__version__}, {_count(ray.nodes())}" + (f", dashboard http://{url}" if url else ""))
+        say(
+            f"Ray {ray.__version__}, {_count(ray.nodes())}"
+            + (f", dashboard http://{url}" if url else "")
+        )
         require_room(ray.nodes(), roles)
         yield
     finally:
@@ -87,7 +111,9 @@ def _require_short_folder() -> None:
     length = len(os.fsencode(str(Path(folder).absolute()) + _SOCKET))
     if length > _LONGEST_SOCKET:
         most = _LONGEST_SOCKET - len(_SOCKET)
-        raise UserError(f"TMPDIR={folder} has {length - len(_SOCKET)} characters, for Ray's sockets at most {most}: set RAY_TMPDIR=/tmp")
+        raise UserError(
+            f"TMPDIR={folder} has {length - len(_SOCKET)} characters, for Ray's sockets at most {most}: set RAY_TMPDIR=/tmp"
+        )
 
 
 def _require_token() -> None:
@@ -117,7 +143,9 @@ def _signals_left_to_us() -> Iterator[None]:
 
 @contextmanager
 def _hangup_ignored() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():  # only the main thread may set signal handlers
+    if (
+        threading.current_thread() is not threading.main_thread()
+    ):  # only the main thread may set signal handlers
         yield
         return
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -152,7 +180,9 @@ def _reach(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=_REACH_S).close()
     except (OSError, OverflowError) as error:  # OverflowError: a port above 65535
         reason = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"cluster.address={address}: nothing answers there ({reason}); is `ray start --head` running?") from None
+        raise UserError(
+            f"cluster.address={address}: nothing answers there ({reason}); is `ray start --head` running?"
+        ) from None
 
 
 def explain(error: Exception) -> str:
@@ -168,5 +198,7 @@ def explain(error: Exception) -> str:
 
 def _count(nodes: Sequence[Mapping[str, Any]]) -> str:
     alive = [node for node in nodes if node["Alive"]]
-    cpus, gpus = (sum(node["Resources"].get(name, 0.0) for node in alive) for name in ("CPU", "GPU"))
+    cpus, gpus = (
+        sum(node["Resources"].get(name, 0.0) for node in alive) for name in ("CPU", "GPU")
+    )
     return f"{len(alive)} node{'s' if len(alive) > 1 else ''}, {cpus:g} CPUs, {gpus:g} GPUs"

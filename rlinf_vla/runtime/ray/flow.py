@@ -43,7 +43,11 @@ class Workers(NamedTuple):
 
     def actors(self) -> dict[str, list[Any]]:
         """Return the actors of each role."""
-        pools = {pool.role: pool.actors for pool in (self.rollouts, self.rewards, self.references) if pool is not None}
+        pools = {
+            pool.role: pool.actors
+            for pool in (self.rollouts, self.rewards, self.references)
+            if pool is not None
+        }
         return {"trainer": list(self.trainers.actors), **pools, "feature": self.features}
 
 
@@ -53,9 +57,15 @@ class RayFlow(OnPolicyFlow):
     def __init__(self, workers: Workers, num_envs: int, settings: Settings, **options: Any) -> None:
         """``num_envs``: of all rollout workers. ``options``: see ``OnPolicyFlow``."""
         super().__init__(settings, **options)
-        self.rollouts, self.rewards, self.references, self.features, trainers, self._growth = workers
+        self.rollouts, self.rewards, self.references, self.features, trainers, self._growth = (
+            workers
+        )
         cluster = self.rollouts.cluster
-        self.workers, self.num_envs, self.offload = len(self.rollouts.actors), num_envs, cluster.offload
+        self.workers, self.num_envs, self.offload = (
+            len(self.rollouts.actors),
+            num_envs,
+            cluster.offload,
+        )
         self.share = max(1, num_envs // (self.workers * cluster.shards_per_worker))
         """Environments per shard."""
         self.streaming = streams(cluster.streaming, cluster.offload)
@@ -91,15 +101,28 @@ class RayFlow(OnPolicyFlow):
     def start_slots(self, iteration: int, version: int, horizon: int) -> Rollouts:
         calls = rollout_calls(horizon, self.env.episode_limit, self.steps)
         firsts = range(0, self.num_envs, self.share)
-        return self._start([Task("collect", iteration, version, (iteration, first, calls)) for first in firsts])
+        return self._start(
+            [Task("collect", iteration, version, (iteration, first, calls)) for first in firsts]
+        )
 
-    def start_groups(self, iteration: int, version: int, groups: int, attempts: int, draw: int) -> Rollouts:
-        episodes = drawn_episodes(self.settings.run_seed, iteration, groups, draw, len(self.env.tasks)).repeat(attempts)
+    def start_groups(
+        self, iteration: int, version: int, groups: int, attempts: int, draw: int
+    ) -> Rollouts:
+        episodes = drawn_episodes(
+            self.settings.run_seed, iteration, groups, draw, len(self.env.tasks)
+        ).repeat(attempts)
         each = attempts * max(1, -(-self.share // attempts))
-        return self._start([Task("collect_episodes", iteration, version, (part,)) for part in parts(episodes, each)])
+        return self._start(
+            [
+                Task("collect_episodes", iteration, version, (part,))
+                for part in parts(episodes, each)
+            ]
+        )
 
     def score(self, rollouts: Rollouts) -> Rollouts:
-        return super().score(rollouts if self.rewards is None else self._each(rollouts, self._rewarded))
+        return super().score(
+            rollouts if self.rewards is None else self._each(rollouts, self._rewarded)
+        )
 
     def reference(self, rollouts: Rollouts) -> Rollouts:
         if self.offload:
@@ -122,20 +145,37 @@ class RayFlow(OnPolicyFlow):
             self._rest()
             self.trainers.call("wake")
         self.changed = True
-        results = self.trainers.call("update", ray.put(batch), value_only, self.iteration, self.policy_version, algorithm.state())
+        results = self.trainers.call(
+            "update",
+            ray.put(batch),
+            value_only,
+            self.iteration,
+            self.policy_version,
+            algorithm.state(),
+        )
         add_spans(self.timeline, [span for ((*_, span),) in results])
         metrics, parity, span = results[0][0]
         self.parity = self.parity if self.parity is not None else parity
         self.log_update(metrics)
-        self.log({"timing_s/update": self.metrics.get("timing_s/update", 0.0) + span.end - span.start})
+        self.log(
+            {"timing_s/update": self.metrics.get("timing_s/update", 0.0) + span.end - span.start}
+        )
         return algorithm.enough(metrics)
 
     def _rest(self) -> None:
         """Move idle workers off the GPU; the replacement of a lost one starts independently."""
         import ray
 
-        actors = [*self.rollouts.actors, *self.features, *(self.references.actors if self.references else [])]
-        ray.wait([actor.rest.remote() for actor in actors], num_returns=len(actors), timeout=self.rollouts.cluster.heartbeat_s)
+        actors = [
+            *self.rollouts.actors,
+            *self.features,
+            *(self.references.actors if self.references else []),
+        ]
+        ray.wait(
+            [actor.rest.remote() for actor in actors],
+            num_returns=len(actors),
+            timeout=self.rollouts.cluster.heartbeat_s,
+        )
 
     def publish(self) -> None:
         super().publish()
@@ -146,20 +186,27 @@ class RayFlow(OnPolicyFlow):
         self.send_weights()
         present = self.policy_version
         self._weights = {
-            version: weights for version, weights in self._weights.items() if version == present or self.is_pending_version(version)
+            version: weights
+            for version, weights in self._weights.items()
+            if version == present or self.is_pending_version(version)
         }
         if self._done:
             self.log_rollout(self._ended - self._began, sum(each.steps for each in self._done))
         if self.features:
-            up, down = (sum(getattr(each, way) for each in self._done) for way in ("sent", "received"))
+            up, down = (
+                sum(getattr(each, way) for each in self._done) for way in ("sent", "received")
+            )
             self.log({"split/bytes_up": float(up), "split/bytes_down": float(down)})
         seconds = time.perf_counter() - self._began
-        pools = [pool for pool in (self.rollouts, self.rewards, self.references) if pool is not None]
+        pools = [
+            pool for pool in (self.rollouts, self.rewards, self.references) if pool is not None
+        ]
         self.log(
             {
                 "rollout/bytes": float(sum(each.nbytes for each in self._done)),
                 "weights/load_s": max((each.load_s for each in self._done), default=0.0),
-                "utilisation/rollout": sum(each.seconds for each in self._done) / (max(1, self.rollouts.size) * seconds),
+                "utilisation/rollout": sum(each.seconds for each in self._done)
+                / (max(1, self.rollouts.size) * seconds),
                 "utilisation/trainer": self.metrics.get("timing_s/update", 0.0) / seconds,
             }
         )
@@ -178,7 +225,10 @@ class RayFlow(OnPolicyFlow):
         lost = 0
         for place, actor in enumerate(self.features):
             try:
-                pid = ray.get(actor.pid.options(concurrency_group=HEALTH).remote(), timeout=self.rollouts.cluster.heartbeat_s)
+                pid = ray.get(
+                    actor.pid.options(concurrency_group=HEALTH).remote(),
+                    timeout=self.rollouts.cluster.heartbeat_s,
+                )
             except (exceptions.RayActorError, exceptions.GetTimeoutError):
                 continue
             lost += self._feature_pids.setdefault(place, pid) != pid
@@ -197,9 +247,15 @@ class RayFlow(OnPolicyFlow):
         self.trainers.save(directory, state, keep, self._packed_earlier())
 
     def _packed_earlier(self) -> dict[int, Packed]:
-        return {version: followed(weights.everything) for version, weights in self._weights.items() if self.is_pending_version(version)}
+        return {
+            version: followed(weights.everything)
+            for version, weights in self._weights.items()
+            if self.is_pending_version(version)
+        }
 
-    def send_weights(self, version: int | None = None, earlier_weights: Packed | None = None) -> None:
+    def send_weights(
+        self, version: int | None = None, earlier_weights: Packed | None = None
+    ) -> None:
         """Publish the trained weights, or ``earlier_weights``, for the workers' next work."""
         version = self.policy_version if version is None else version
         with self.timeline.span("publish", trainer_track(0, len(self.trainers.actors))):
@@ -220,7 +276,9 @@ class RayFlow(OnPolicyFlow):
         if self.policy_version not in self._weights:
             self.send_weights()
         weights = self._weights[self.policy_version]
-        return evaluate_on(self.rollouts, weights, self.share, episodes, temperature, filmed, progress, probe)
+        return evaluate_on(
+            self.rollouts, weights, self.share, episodes, temperature, filmed, progress, probe
+        )
 
     def will_leave(self) -> bool:
         return self.trainers.will_leave()
@@ -237,7 +295,9 @@ class RayFlow(OnPolicyFlow):
     def _produce(self, task: Task) -> Trajectory:
         """Roll out a shard on any worker and give its heavy part to the trainer."""
         while True:
-            played, heavy, scene = self.rollouts.call(task.method, self._weights[task.version], *task.arguments, returns=3)
+            played, heavy, scene = self.rollouts.call(
+                task.method, self._weights[task.version], *task.arguments, returns=3
+            )
             serial = next(self._serial)
             try:
                 self.trainers.call("accept", serial, heavy)
@@ -259,12 +319,19 @@ class RayFlow(OnPolicyFlow):
             while True:
                 heavy, scene = self._heavy[serial_of(shard)]
                 try:
-                    found: dict[str, Any] = dict(work(replace(shard, inputs={}), heavy, scene).tensors())
+                    found: dict[str, Any] = dict(
+                        work(replace(shard, inputs={}), heavy, scene).tensors()
+                    )
                     return replace(shard, **found)
                 except ShardLost:
                     shard = replace(self._produce(task), reward=shard.reward)
 
-        return self._shards([(task, self._executor.submit(chained, task, future)) for task, future in rollouts.items])
+        return self._shards(
+            [
+                (task, self._executor.submit(chained, task, future))
+                for task, future in rollouts.items
+            ]
+        )
 
     def _rewarded(self, shard: Trajectory, heavy: Any, scene: Any) -> Packed:
         assert self.rewards is not None

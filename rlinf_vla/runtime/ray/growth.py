@@ -31,7 +31,9 @@ class Growth:
             if not ray.wait([group.ready()], timeout=0)[0]:
                 return
             self._request, (options,) = None, places.values()
-            self._pool.add(partial(self._spawn, options=options), partial(remove_placement_group, group))
+            self._pool.add(
+                partial(self._spawn, options=options), partial(remove_placement_group, group)
+            )
 
     def close(self) -> None:
         from ray.util.placement_group import remove_placement_group

@@ -18,7 +18,13 @@ from rlinf_vla.rollout.evaluation_episodes import EpisodeResult
 from rlinf_vla.rollout.transitions import ChunkRewards
 from rlinf_vla.runtime import builders, run_directory
 from rlinf_vla.runtime.base import Runtime
-from rlinf_vla.runtime.off_policy import RANKS, SimulatorFlow, append_all, learn_from_replay, open_replays
+from rlinf_vla.runtime.off_policy import (
+    RANKS,
+    SimulatorFlow,
+    append_all,
+    learn_from_replay,
+    open_replays,
+)
 from rlinf_vla.runtime.ray.flow import Workers
 from rlinf_vla.runtime.ray.pool import Pool, parts
 from rlinf_vla.runtime.ray.publisher import Publisher
@@ -32,7 +38,9 @@ from rlinf_vla.telemetry.timeline import Timeline
 class LearnerWorker(TrainerWorker):
     """A trainer rank of an off-policy algorithm, with its part of the replay buffers."""
 
-    def open_replays(self, directory: Path, state: dict[str, Any], instructions: tuple[str, ...]) -> list[tuple[int, int]]:
+    def open_replays(
+        self, directory: Path, state: dict[str, Any], instructions: tuple[str, ...]
+    ) -> list[tuple[int, int]]:
         """Open the buffers; return (records ever added, records to sample from) of each."""
         self.policy.fit_instructions(instructions)
         self.replays = open_replays(directory, self.algorithm.config, state)
@@ -66,7 +74,14 @@ class LearnerWorker(TrainerWorker):
         """``algorithm``: the state of the driver's, which adapts it."""
         self.algorithm.restore(algorithm)
         with self.builders.update_threads():
-            return learn_from_replay(self.trainer, self.algorithm, self.replays, updates, self.builders.settings.run_seed, iteration)
+            return learn_from_replay(
+                self.trainer,
+                self.algorithm,
+                self.replays,
+                updates,
+                self.builders.settings.run_seed,
+                iteration,
+            )
 
     def acting_weights(self) -> Tensors:
         return self.trainer.acting_weights()
@@ -87,7 +102,11 @@ class LearnersReplay:
 
         stored = ray.put(Packed.of(episode))
         # a reference within a list is not fetched until it is asked for
-        self.set_size(self._trainers.call("append", self._number, Packed.of({ACTED: episode[ACTED]}), [stored])[0][0])
+        self.set_size(
+            self._trainers.call(
+                "append", self._number, Packed.of({ACTED: episode[ACTED]}), [stored]
+            )[0][0]
+        )
 
     def set_size(self, size: tuple[int, int]) -> None:
         self.total, self._length = size
@@ -117,7 +136,12 @@ class RayCollector:
         self.weights, self._sent = self._publisher.publish(self._version)
 
     def collect(
-        self, episodes: Episodes, rewards: ChunkRewards, expert: bool, timeline: Timeline, progress: Callable[[float], None]
+        self,
+        episodes: Episodes,
+        rewards: ChunkRewards,
+        expert: bool,
+        timeline: Timeline,
+        progress: Callable[[float], None],
     ) -> list[EpisodeRecords]:
         works = [(self.weights, part, rewards, expert) for part in parts(episodes, self.share)]
         found = []
@@ -127,10 +151,17 @@ class RayCollector:
         return found
 
     def evaluate(
-        self, episodes: int, temperature: float, filmed: int, progress: Callable[[float], None], probe: str | None
+        self,
+        episodes: int,
+        temperature: float,
+        filmed: int,
+        progress: Callable[[float], None],
+        probe: str | None,
     ) -> list[EpisodeResult]:
         """Run the first ``episodes`` evaluation episodes; record frames of the first ``filmed``."""
-        return evaluate_on(self.pool, self.weights, self.share, episodes, temperature, filmed, progress, probe)
+        return evaluate_on(
+            self.pool, self.weights, self.share, episodes, temperature, filmed, progress, probe
+        )
 
     def metrics(self) -> dict[str, float]:
         lost, recovery_s = self.pool.news()
@@ -142,7 +173,14 @@ class RayOffPolicyFlow(SimulatorFlow):
 
     shown: LearnersReplay
 
-    def __init__(self, collector: RayCollector, trainers: Trainers, settings: Settings, config: OffPolicyConfig, stores: Any) -> None:
+    def __init__(
+        self,
+        collector: RayCollector,
+        trainers: Trainers,
+        settings: Settings,
+        config: OffPolicyConfig,
+        stores: Any,
+    ) -> None:
         super().__init__(settings, config, *stores)
         self.collector, self._trainers = collector, trainers
 
@@ -162,23 +200,42 @@ class RayOffPolicyFlow(SimulatorFlow):
         return super().save() | ({RANKS: ranks} if ranks > 1 else {})
 
     def learn(self, updates: int, algorithm: OffPolicy) -> dict[str, float]:
-        metrics: dict[str, float] = self._trainers.call("learn", updates, self.iteration, algorithm.state())[0][0]
+        metrics: dict[str, float] = self._trainers.call(
+            "learn", updates, self.iteration, algorithm.state()
+        )[0][0]
         return metrics
 
 
 @contextmanager
-def open_off_policy(recipe: Recipe, workers: Workers, directory: Path, checkpoint: Path | None) -> Iterator[Runtime]:
+def open_off_policy(
+    recipe: Recipe, workers: Workers, directory: Path, checkpoint: Path | None
+) -> Iterator[Runtime]:
     """Restore ``checkpoint`` and yield the runtime. Raises UserError."""
     trainers = workers.trainers
     state = trainers.restore(checkpoint)
-    collector = RayCollector(workers.rollouts, trainers, recipe.env.num_envs // recipe.cluster.shards)
-    sizes = trainers.call("open_replays", directory / run_directory.REPLAY, state, collector.env.instructions)[0][0]
+    collector = RayCollector(
+        workers.rollouts, trainers, recipe.env.num_envs // recipe.cluster.shards
+    )
+    sizes = trainers.call(
+        "open_replays", directory / run_directory.REPLAY, state, collector.env.instructions
+    )[0][0]
     stores = [LearnersReplay(trainers, number, size) for number, size in enumerate(sizes)]
-    flow = RayOffPolicyFlow(collector, trainers, builders.actor_settings(recipe, recipe.rollout.temperature), recipe.algorithm, stores)
+    flow = RayOffPolicyFlow(
+        collector,
+        trainers,
+        builders.actor_settings(recipe, recipe.rollout.temperature),
+        recipe.algorithm,
+        stores,
+    )
 
     def save(state: dict[str, Any]) -> None:
         trainers.save(directory / run_directory.CHECKPOINTS, state, recipe.checkpoints.keep)
 
     yield Runtime(
-        flow, collector.env, collector.env.control_hz / collector.steps, partial(collector.evaluate, recipe.episodes), save, state
+        flow,
+        collector.env,
+        collector.env.control_hz / collector.steps,
+        partial(collector.evaluate, recipe.episodes),
+        save,
+        state,
     )

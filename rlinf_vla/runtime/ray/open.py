@@ -22,7 +22,14 @@ from rlinf_vla.runtime.ray.cluster import connect_cluster
 from rlinf_vla.runtime.ray.flow import RayFlow, Workers
 from rlinf_vla.runtime.ray.growth import Growth
 from rlinf_vla.runtime.ray.off_policy import LearnerWorker, open_off_policy
-from rlinf_vla.runtime.ray.places import Role, ask_where, machines_for, require_room, reserve_places, roles_of
+from rlinf_vla.runtime.ray.places import (
+    Role,
+    ask_where,
+    machines_for,
+    require_room,
+    reserve_places,
+    roles_of,
+)
 from rlinf_vla.runtime.ray.pool import Pool
 from rlinf_vla.runtime.ray.rollout_workers import FeatureWorker, RolloutWorker
 from rlinf_vla.runtime.ray.scoring_workers import ReferenceWorker, RewardWorker
@@ -36,7 +43,9 @@ PLACEMENT = "placement.json"
 
 
 @contextmanager
-def open_on_ray(recipe: Recipe, directory: Path, checkpoint: Path | None, say: Say) -> Iterator[Runtime]:
+def open_on_ray(
+    recipe: Recipe, directory: Path, checkpoint: Path | None, say: Say
+) -> Iterator[Runtime]:
     """Start the recipe's workers and restore ``checkpoint``. Raises UserError."""
     cluster = recipe.cluster
     split, family = recipe.rollout.split == "head", recipe.algorithm.family
@@ -50,16 +59,28 @@ def open_on_ray(recipe: Recipe, directory: Path, checkpoint: Path | None, say: S
         "reward": _reward_workers(recipe),
         "feature": cluster.feature_workers if split else 0,
     }
-    parts, workers, fake_gpus = dict.fromkeys(counts, _builders(recipe)), cluster.rollout_workers, None
+    parts, workers, fake_gpus = (
+        dict.fromkeys(counts, _builders(recipe)),
+        cluster.rollout_workers,
+        None,
+    )
     if cluster.device == FAKE_GPU and cluster.address is None:
         fake_gpus = describe(cluster).gpus
     with connect_cluster(cluster.address, roles_of(cluster, counts), say, fake_gpus):
-        machines, learner = machines_for(cluster), LearnerWorker if family == OFF_POLICY else TrainerWorker
+        machines, learner = (
+            machines_for(cluster),
+            LearnerWorker if family == OFF_POLICY else TrainerWorker,
+        )
         roles = roles_of(cluster, counts, machines)
         if builders.needs_environments(recipe):
-            say(f"starting {recipe.env.num_envs} environments ({recipe.env.name}) on {workers} rollout worker{'s' if workers > 1 else ''}")
+            say(
+                f"starting {recipe.env.num_envs} environments ({recipe.env.name}) on {workers} rollout worker{'s' if workers > 1 else ''}"
+            )
         with launch_workers(parts, roles, cluster, say, machines, learner) as launched:
-            write_json(directory / PLACEMENT, {"workers": ask_where(launched.actors(), cluster.start_timeout_s)})
+            write_json(
+                directory / PLACEMENT,
+                {"workers": ask_where(launched.actors(), cluster.start_timeout_s)},
+            )
             trainer = launched.trainers.worker_info
             say(builders.size_of(recipe, trainer.weights, trainer.trained))
             for line in () if trainer.policy is None else trainer.policy.remarks:
@@ -75,17 +96,35 @@ def open_on_ray(recipe: Recipe, directory: Path, checkpoint: Path | None, say: S
 
 
 @contextmanager
-def _open_on_policy(recipe: Recipe, workers: Workers, directory: Path, checkpoint: Path | None) -> Iterator[Runtime]:
+def _open_on_policy(
+    recipe: Recipe, workers: Workers, directory: Path, checkpoint: Path | None
+) -> Iterator[Runtime]:
     ahead = {"staleness": recipe.algorithm.staleness, "iterations": recipe.iterations}
-    with closing(RayFlow(workers, recipe.env.num_envs, builders.actor_settings(recipe, recipe.rollout.temperature), **ahead)) as flow:
+    with closing(
+        RayFlow(
+            workers,
+            recipe.env.num_envs,
+            builders.actor_settings(recipe, recipe.rollout.temperature),
+            **ahead,
+        )
+    ) as flow:
         state = flow.trainers.restore(checkpoint)
         if checkpoint is not None:
             flow.restore_earlier_weights(load_earlier(checkpoint))
 
         def save(state: dict[str, Any]) -> None:
-            flow.write_checkpoint(directory / run_directory.CHECKPOINTS, state, recipe.checkpoints.keep)
+            flow.write_checkpoint(
+                directory / run_directory.CHECKPOINTS, state, recipe.checkpoints.keep
+            )
 
-        yield Runtime(flow, flow.env, flow.env.control_hz / flow.steps, partial(flow.evaluate, recipe.episodes), save, state)
+        yield Runtime(
+            flow,
+            flow.env,
+            flow.env.control_hz / flow.steps,
+            partial(flow.evaluate, recipe.episodes),
+            save,
+            state,
+        )
 
 
 def _reward_workers(recipe: Recipe) -> int:
@@ -114,7 +153,9 @@ def _environments(recipe: Recipe) -> Iterator[tuple[Sequence[VectorEnv], Sequenc
     if not builders.needs_environments(recipe):
         yield (), ()
         return
-    share = replace(recipe, env=replace(recipe.env, num_envs=recipe.env.num_envs // recipe.cluster.shards))
+    share = replace(
+        recipe, env=replace(recipe.env, num_envs=recipe.env.num_envs // recipe.cluster.shards)
+    )
     outline = None if recipe.algorithm.trains_reward else builders.outline(recipe)
     with builders.open_envs(share, outline, recipe.rollout.pipeline_depth) as groups:
         if outline is None:
@@ -123,7 +164,12 @@ def _environments(recipe: Recipe) -> Iterator[tuple[Sequence[VectorEnv], Sequenc
         # supervised training reads no reward, and one that it trains cannot be built yet
         chunk = outline.spec.chunk
         timed = wrapped_envs.timed(share, groups, chunk)
-        yield timed, timed if recipe.algorithm.family == SUPERVISED else wrapped_envs.rewarded(share, groups, chunk)
+        yield (
+            timed,
+            timed
+            if recipe.algorithm.family == SUPERVISED
+            else wrapped_envs.rewarded(share, groups, chunk),
+        )
 
 
 @contextmanager
@@ -145,18 +191,31 @@ def launch_workers(
     require_room(ray.nodes(), roles, machines)
     remote: Any = ray.remote
     with ExitStack() as stack:
-        places = stack.enter_context(reserve_places(roles, cluster.start_timeout_s, cluster.spread, machines))
+        places = stack.enter_context(
+            reserve_places(roles, cluster.start_timeout_s, cluster.spread, machines)
+        )
 
         groups = {HEALTH: 1, WEIGHTS: 1}
         # Ray itself restarts these, so that the handles of rollout workers stay valid
-        kind = remote(max_restarts=-1, max_task_retries=-1, concurrency_groups=groups)(FeatureWorker)
-        features = [kind.options(**place).remote(builders["feature"], number) for number, place in enumerate(places["feature"])]
+        kind = remote(max_restarts=-1, max_task_retries=-1, concurrency_groups=groups)(
+            FeatureWorker
+        )
+        features = [
+            kind.options(**place).remote(builders["feature"], number)
+            for number, place in enumerate(places["feature"])
+        ]
         for actor in features:
             stack.callback(ray.kill, actor)
 
-        def spawn(kind: type, role: str, place: int, options: Mapping[str, Any] | None = None) -> Any:
-            actor = remote(max_restarts=0, concurrency_groups=groups, **options or places[role][place])(kind)
-            backbone = [features[place % len(features)]] if features and kind is RolloutWorker else []
+        def spawn(
+            kind: type, role: str, place: int, options: Mapping[str, Any] | None = None
+        ) -> Any:
+            actor = remote(
+                max_restarts=0, concurrency_groups=groups, **options or places[role][place]
+            )(kind)
+            backbone = (
+                [features[place % len(features)]] if features and kind is RolloutWorker else []
+            )
             return actor.remote(builders[role], place, *backbone)
 
         def pool(kind: type, role: str) -> Pool:
@@ -166,12 +225,17 @@ def launch_workers(
 
         rollouts = pool(RolloutWorker, "rollout")
         rewards, references = (
-            pool(kind, role) if roles[role].count else None for kind, role in ((RewardWorker, "reward"), (ReferenceWorker, "reference"))
+            pool(kind, role) if roles[role].count else None
+            for kind, role in ((RewardWorker, "reward"), (ReferenceWorker, "reference"))
         )
-        trainers = Trainers([spawn(learner, "trainer", rank) for rank in range(roles["trainer"].count)], cluster)
+        trainers = Trainers(
+            [spawn(learner, "trainer", rank) for rank in range(roles["trainer"].count)], cluster
+        )
         stack.callback(trainers.close)
         growth, most = None, cluster.most_rollout_workers or 0
         if most > roles["rollout"].count:
-            growth = Growth(rollouts, roles["rollout"], most, partial(spawn, RolloutWorker, "rollout"))
+            growth = Growth(
+                rollouts, roles["rollout"], most, partial(spawn, RolloutWorker, "rollout")
+            )
             stack.callback(growth.close)
         yield Workers(rollouts, rewards, references, features, trainers, growth)

@@ -64,15 +64,24 @@ class Bundle:
     @property
     def share(self) -> float:
         """GPU of each of its workers: equal parts, rounded down to what Ray resolves."""
-        return 1.0 if len(self.workers) == 1 else math.floor(_RAYS_UNIT / len(self.workers)) / _RAYS_UNIT
+        return (
+            1.0
+            if len(self.workers) == 1
+            else math.floor(_RAYS_UNIT / len(self.workers)) / _RAYS_UNIT
+        )
 
 
-def roles_of(config: ClusterConfig, counts: Mapping[str, int], cluster: Cluster | None = None) -> dict[str, Role]:
+def roles_of(
+    config: ClusterConfig, counts: Mapping[str, int], cluster: Cluster | None = None
+) -> dict[str, Role]:
     """Return the roles with their ``counts`` of workers; with a ``cluster``, each on a GPU of it.
 
     Raises UserError if the cluster has too few GPUs.
     """
-    roles = {name: Role(**vars(getattr(config.roles, name)), count=count) for name, count in counts.items()}
+    roles = {
+        name: Role(**vars(getattr(config.roles, name)), count=count)
+        for name, count in counts.items()
+    }
     if cluster is None:
         return roles
     rollouts, trainers = assign(config.placement, counts[ROLLOUT], counts[TRAINER], cluster)
@@ -80,7 +89,9 @@ def roles_of(config: ClusterConfig, counts: Mapping[str, int], cluster: Cluster 
     found = {}
     for name, role in roles.items():
         slots = own.get(BESIDE.get(name, name)) or rollouts
-        found[name] = replace(role, slots=tuple(slots[number % len(slots)] for number in range(role.count)))
+        found[name] = replace(
+            role, slots=tuple(slots[number % len(slots)] for number in range(role.count))
+        )
     return found
 
 
@@ -109,7 +120,10 @@ def bundles_of(roles: Mapping[str, Role], cluster: Cluster | None = None) -> lis
 
 @contextmanager
 def reserve_places(
-    roles: Mapping[str, Role], patience_s: float, spread: bool = False, cluster: Cluster | None = None
+    roles: Mapping[str, Role],
+    patience_s: float,
+    spread: bool = False,
+    cluster: Cluster | None = None,
 ) -> Iterator[dict[str, list[dict[str, Any]]]]:
     """Reserve places; yield, for each worker of each role, the options of a Ray actor in its place.
 
@@ -121,11 +135,19 @@ def reserve_places(
     from ray.util.placement_group import remove_placement_group
 
     bundles = bundles_of(roles, cluster)
-    found: dict[str, list[dict[str, Any]]] = {name: [{} for _ in range(role.count)] for name, role in roles.items()}
+    found: dict[str, list[dict[str, Any]]] = {
+        name: [{} for _ in range(role.count)] for name, role in roles.items()
+    }
     with ExitStack() as stack:
         groups = []
-        for machine in dict.fromkeys(bundle.slot.machine if bundle.slot else None for bundle in bundles):
-            here = [bundle for bundle in bundles if (bundle.slot.machine if bundle.slot else None) == machine]
+        for machine in dict.fromkeys(
+            bundle.slot.machine if bundle.slot else None for bundle in bundles
+        ):
+            here = [
+                bundle
+                for bundle in bundles
+                if (bundle.slot.machine if bundle.slot else None) == machine
+            ]
             strategy = ("SPREAD" if spread else "PACK") if machine is None else "STRICT_PACK"
             group, options = request(here, roles, strategy)
             stack.callback(remove_placement_group, group)
@@ -135,21 +157,29 @@ def reserve_places(
         try:
             ray.get([group.ready() for group in groups], timeout=patience_s)
         except ray.exceptions.GetTimeoutError:
-            raise UserError(f"the cluster had no room within {patience_s:g} s for {_wanted(roles)}: lower cluster.*_workers") from None
+            raise UserError(
+                f"the cluster had no room within {patience_s:g} s for {_wanted(roles)}: lower cluster.*_workers"
+            ) from None
         yield found
 
 
-def request(bundles: Sequence[Bundle], roles: Mapping[str, Role], strategy: str) -> tuple[Any, dict[tuple[str, int], dict[str, Any]]]:
+def request(
+    bundles: Sequence[Bundle], roles: Mapping[str, Role], strategy: str
+) -> tuple[Any, dict[tuple[str, int], dict[str, Any]]]:
     """Ask Ray for a placement group; return it, and each worker's options as an actor in it."""
     from ray.util.placement_group import placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     labels = [dict(bundle.labels) for bundle in bundles]
     selectors = {"bundle_label_selector": labels} if any(labels) else {}
-    group = placement_group([bundle.resources or {"CPU": 0.001} for bundle in bundles], strategy=strategy, **selectors)
+    group = placement_group(
+        [bundle.resources or {"CPU": 0.001} for bundle in bundles], strategy=strategy, **selectors
+    )
     found = {}
     for index, bundle in enumerate(bundles):
-        place = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=index)
+        place = PlacementGroupSchedulingStrategy(
+            placement_group=group, placement_group_bundle_index=index
+        )
         for name, number in bundle.workers:
             shared = {"num_gpus": bundle.share} if bundle.slot else {}
             found[name, number] = roles[name].options | shared | {"scheduling_strategy": place}
@@ -180,11 +210,16 @@ def ask_where(actors: Mapping[str, Sequence[Any]], patience_s: float) -> list[di
         for number, actor in enumerate(actors[role])
     ]
     answers = ray.get([answer for *_, answer in asked], timeout=patience_s)
-    return [{"role": role, "number": number} | answer for (role, number, _), answer in zip(asked, answers, strict=True)]
+    return [
+        {"role": role, "number": number} | answer
+        for (role, number, _), answer in zip(asked, answers, strict=True)
+    ]
 
 
 def sum_of(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
-    return {name: first.get(name, 0.0) + second.get(name, 0.0) for name in first.keys() | second.keys()}
+    return {
+        name: first.get(name, 0.0) + second.get(name, 0.0) for name in first.keys() | second.keys()
+    }
 
 
 def total(bundles: Iterable[Bundle]) -> dict[str, float]:
@@ -195,7 +230,9 @@ def total(bundles: Iterable[Bundle]) -> dict[str, float]:
     return found
 
 
-def require_room(nodes: Sequence[Mapping[str, Any]], roles: Mapping[str, Role], cluster: Cluster | None = None) -> None:
+def require_room(
+    nodes: Sequence[Mapping[str, Any]], roles: Mapping[str, Role], cluster: Cluster | None = None
+) -> None:
     """Raise UserError at once for roles that can never fit the cluster's ``nodes``."""
     alive, bundles = [node for node in nodes if node["Alive"]], bundles_of(roles, cluster)
     for name, wanted in sorted(total(bundles).items()):
@@ -204,13 +241,28 @@ def require_room(nodes: Sequence[Mapping[str, Any]], roles: Mapping[str, Role], 
             fix = "lower cluster.*_workers"
             if name not in RAYS_OWN:
                 fix = f"on the machine that has it, ray start --address=HOST:PORT --resources='{{\"{name}\": {wanted:g}}}'"
-            raise UserError(f"the cluster has {there:g} {name}, the plan wants {wanted:g} ({_wanted(roles)}): {fix}")
+            raise UserError(
+                f"the cluster has {there:g} {name}, the plan wants {wanted:g} ({_wanted(roles)}): {fix}"
+            )
     for bundle in bundles:
-        fits = [node for node in alive if all(node["Resources"].get(each, 0.0) >= amount for each, amount in bundle.resources.items())]
-        fits = [node for node in fits if all(node.get("Labels", {}).get(key) == value for key, value in bundle.labels.items())]
+        fits = [
+            node
+            for node in alive
+            if all(
+                node["Resources"].get(each, 0.0) >= amount
+                for each, amount in bundle.resources.items()
+            )
+        ]
+        fits = [
+            node
+            for node in fits
+            if all(node.get("Labels", {}).get(key) == value for key, value in bundle.labels.items())
+        ]
         if not fits:
             whom = " and ".join(dict.fromkeys(name for name, _ in bundle.workers))
-            raise UserError(f"no node of the cluster can run a {whom} worker, which needs {bundle.resources} and labels {bundle.labels}")
+            raise UserError(
+                f"no node of the cluster can run a {whom} worker, which needs {bundle.resources} and labels {bundle.labels}"
+            )
 
 
 def _wanted(roles: Mapping[str, Role]) -> str:

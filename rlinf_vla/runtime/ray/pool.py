@@ -30,7 +30,9 @@ class WorkerLost(Exception):
     """A worker died or did not answer in time."""
 
 
-def wait(actor: Any, refs: Sequence[Any], cluster: ClusterConfig, what: str, unless: Sequence[Any] = ()) -> list[Any]:
+def wait(
+    actor: Any, refs: Sequence[Any], cluster: ClusterConfig, what: str, unless: Sequence[Any] = ()
+) -> list[Any]:
     """Return the values of ``refs``, which ``actor`` computes within the times of ``cluster``.
 
     Returns nothing as soon as one of ``unless`` is ready before them. Raises WorkerLost, ShardLost,
@@ -45,7 +47,9 @@ def wait(actor: Any, refs: Sequence[Any], cluster: ClusterConfig, what: str, unl
     refs = list(refs)
     try:
         while True:
-            ready, _ = ray.wait(refs, num_returns=len(refs), timeout=cluster.heartbeat_s / 4, fetch_local=False)
+            ready, _ = ray.wait(
+                refs, num_returns=len(refs), timeout=cluster.heartbeat_s / 4, fetch_local=False
+            )
             if len(ready) == len(refs):
                 return list(ray.get(refs, timeout=cluster.heartbeat_s))
             if unless and ray.wait(list(unless), timeout=0)[0]:
@@ -84,7 +88,14 @@ class ShardLost(Exception):
 class Pool:
     """``size`` interchangeable workers of one role."""
 
-    def __init__(self, role: str, spawn: Callable[[int], Any], size: int, cluster: ClusterConfig, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        role: str,
+        spawn: Callable[[int], Any],
+        size: int,
+        cluster: ClusterConfig,
+        say: Callable[[str], None],
+    ) -> None:
         """``spawn(i)``: new actor in place ``i``; ``ready`` initialises and ``ping`` checks it."""
         self.role, self.cluster, self._spawn, self._say = role, cluster, spawn, say
         self.faults = 0
@@ -133,7 +144,9 @@ class Pool:
             self._turns.done(place, actor)
             return found
 
-    def map(self, method: str, works: Sequence[tuple[Any, ...]], progress: Callable[[float], None]) -> list[Any]:
+    def map(
+        self, method: str, works: Sequence[tuple[Any, ...]], progress: Callable[[float], None]
+    ) -> list[Any]:
         """Call ``method`` with the arguments of each of ``works``; return the results in order.
 
         ``progress`` gets the share that is done, several times a second; it may raise.
@@ -182,7 +195,9 @@ class Pool:
         self._closing = True
         for actor in self.actors:
             ray.kill(actor)
-        for thread in self._starts:  # after the end of the connection, they would make Ray start another cluster
+        for thread in (
+            self._starts
+        ):  # after the end of the connection, they would make Ray start another cluster
             thread.join(self.cluster.heartbeat_s)
         while self._leave:  # threads remove workers that leave now
             with suppress(KeyError):
@@ -207,9 +222,15 @@ class Pool:
         leaving = leaving_nodes()
         self._leaving.update(leaving)
         present = self.introduced.copy()
-        return bool(leaving) and present[place].node_id in leaving and any(each.node_id not in leaving for each in present.values())
+        return (
+            bool(leaving)
+            and present[place].node_id in leaving
+            and any(each.node_id not in leaving for each in present.values())
+        )
 
-    def _replace(self, place: int, actor: Any, reason: str, then: str = "", fault: bool = True) -> None:
+    def _replace(
+        self, place: int, actor: Any, reason: str, then: str = "", fault: bool = True
+    ) -> None:
         """Start another worker in ``place``; an additional one, or one that was told to leave, is
         no ``fault``."""
         import ray
@@ -227,7 +248,9 @@ class Pool:
             with self._lock:
                 self.faults += 1
                 if self.faults > self.cluster.max_restarts:
-                    self.error = RuntimeError(f"{self.role} workers were lost {self.faults} times, the last time because {reason}")
+                    self.error = RuntimeError(
+                        f"{self.role} workers were lost {self.faults} times, the last time because {reason}"
+                    )
         if self._closing or self.error is not None:
             return
         self._say(f"{reason}: replaced{then}")
@@ -258,7 +281,9 @@ class Pool:
                 if place not in self._started or not self.introduced:
                     raise
                 if not waits:
-                    self._say(f"{self.role} {place} has no place in the cluster yet: the others do its work")
+                    self._say(
+                        f"{self.role} {place} has no place in the cluster yet: the others do its work"
+                    )
                 waits = True
 
     def _until_ready(self, place: int, actor: Any, began: float) -> None:
@@ -267,7 +292,9 @@ class Pool:
         what = f"{self.role} {place}"
         try:
             worker_info = self._ready(place, actor)
-        except exceptions.RayTaskError as error:  # its construction fails: a replacement would fail, too
+        except (
+            exceptions.RayTaskError
+        ) as error:  # its construction fails: a replacement would fail, too
             self._failed(place, actor, raised_there(error))
         except exceptions.GetTimeoutError:
             limit = f"{self.cluster.start_timeout_s:g} s"
@@ -276,7 +303,12 @@ class Pool:
         except exceptions.RayError as error:
             # Ray may have chosen a machine that was told to leave; only the error's text names it
             gone = any(node in str(error) for node in self._leaving.copy())
-            self._replace(place, actor, f"{what} was lost while it started ({type(error).__name__})", fault=not gone)
+            self._replace(
+                place,
+                actor,
+                f"{what} was lost while it started ({type(error).__name__})",
+                fault=not gone,
+            )
         else:
             self.introduced[place] = worker_info
             self._started.add(place)

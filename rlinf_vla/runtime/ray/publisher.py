@@ -30,7 +30,9 @@ class Publisher:
     fetches it from the store. So the way of the weights does not change the result.
     """
 
-    def __init__(self, pool: Pool, trainers: Trainers, split: bool = False, staleness: int = 0) -> None:
+    def __init__(
+        self, pool: Pool, trainers: Trainers, split: bool = False, staleness: int = 0
+    ) -> None:
         """``pool``: rollout workers. ``split``: they hold the policy's head only. ``staleness``:
         number of earlier versions that they may still load."""
         self._pool, self._trainers, self._split, self._staleness = pool, trainers, split, staleness
@@ -43,7 +45,9 @@ class Publisher:
         self._late: dict[Member, Any] = {}
         """Receiver that did not answer in time -> its answer, if it comes after all."""
 
-    def publish(self, version: int, earlier: Packed | None = None) -> tuple[Weights, dict[str, float]]:
+    def publish(
+        self, version: int, earlier: Packed | None = None
+    ) -> tuple[Weights, dict[str, float]]:
         """Publish the trainer's weights, or ``earlier`` ones; return them and metrics.
 
         ``weights/broadcast_s``, ``overlap``, ``received`` and ``missed`` are of the broadcast
@@ -56,8 +60,13 @@ class Publisher:
         ((held, everything, head), *_) = self._trainers.call("weights", *arguments, returns=3)
         if members:
             self._broadcast(version, held, members)
-        weights = Weights(version, everything, head if self._split else everything, frozenset(members))
-        return weights, metrics | {"weights/bytes": float(held.nbytes), "weights/publish_s": time.perf_counter() - started}
+        weights = Weights(
+            version, everything, head if self._split else everything, frozenset(members)
+        )
+        return weights, metrics | {
+            "weights/bytes": float(held.nbytes),
+            "weights/publish_s": time.perf_counter() - started,
+        }
 
     def _members(self) -> dict[Member, Any]:
         """Return the workers to broadcast to, with their actors.
@@ -66,7 +75,9 @@ class Publisher:
         """
         import ray
 
-        if not broadcasts(self._pool.cluster) or (self._source is not None and not ray.wait([self._source], timeout=0)[0]):
+        if not broadcasts(self._pool.cluster) or (
+            self._source is not None and not ray.wait([self._source], timeout=0)[0]
+        ):
             return {}
         source, found = self._trainers.worker_info, {}
         for place, info in sorted(self._pool.introduced.items()):
@@ -85,7 +96,9 @@ class Publisher:
             member: actor.receive.options(concurrency_group=WEIGHTS).remote(rank, *what)
             for rank, (member, actor) in enumerate(members.items(), 1)
         }
-        self._source = self._trainers.actors[0].send.options(concurrency_group=WEIGHTS).remote(order)
+        self._source = (
+            self._trainers.actors[0].send.options(concurrency_group=WEIGHTS).remote(order)
+        )
         self._sent = _Sent(receivers, order.limit_s(held.layout))
 
     def _finished(self) -> dict[str, float]:
@@ -97,8 +110,12 @@ class Publisher:
         (receivers, limit_s), self._sent = self._sent, None
         ray.wait([self._source], timeout=limit_s)
         ray.wait(list(receivers.values()), num_returns=len(receivers), timeout=2 * TIMEOUT_S)
-        answers: dict[Member, Received | None] = {member: _answer(ref) for member, ref in receivers.items()}
-        self._late = {member: ref for member, ref in (self._late | receivers).items() if _answer(ref) is None}
+        answers: dict[Member, Received | None] = {
+            member: _answer(ref) for member, ref in receivers.items()
+        }
+        self._late = {
+            member: ref for member, ref in (self._late | receivers).items() if _answer(ref) is None
+        }
         arrived = [answer for answer in answers.values() if answer is not None and answer.arrived]
         if len(arrived) < len(receivers) or not _answer(self._source):
             self._group = ()

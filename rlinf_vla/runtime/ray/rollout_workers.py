@@ -180,7 +180,9 @@ class RolloutWorker(PolicyWorker):
                 learner = builders.learner()
             else:
                 learner = builders.head()
-                head = call_with_restart(self.features, "head", (), builders.cluster.heartbeat_s).tensors()
+                head = call_with_restart(
+                    self.features, "head", (), builders.cluster.heartbeat_s
+                ).tensors()
                 load_head(learner, head, builders.cluster.torch_device)
             self._spec = learner.spec
             if isinstance(learner, RewardModel):
@@ -206,38 +208,73 @@ class RolloutWorker(PolicyWorker):
         return Actor(self.policy, settings, None if self.features is None else self._encode)
 
     def _encode(self, inputs: Inputs) -> Tensors:
-        return call_with_restart(self.features, "encode", (self.weights, Packed.of(inputs)), self.builders.cluster.heartbeat_s).tensors()
+        return call_with_restart(
+            self.features,
+            "encode",
+            (self.weights, Packed.of(inputs)),
+            self.builders.cluster.heartbeat_s,
+        ).tensors()
 
     def receive(self, rank: int, order: Order, layout: Layout, oldest: int) -> Received:
         """See ``Inbox.receive``; it may run while this worker does anything else."""
         return self.inbox.receive(rank, order, layout, oldest)
 
-    def collect(self, weights: Weights, iteration: int, first: int, calls: int) -> tuple[ShardDone, Packed, Packed]:
+    def collect(
+        self, weights: Weights, iteration: int, first: int, calls: int
+    ) -> tuple[ShardDone, Packed, Packed]:
         """Roll out the environments from number ``first`` on.
 
         Returns the light part, what only the policy reads, and what only a reward reads.
         """
 
-        return self._play(weights, lambda groups, **how: collect(self.actor, groups, iteration, weights.version, calls, first=first, **how))
+        return self._play(
+            weights,
+            lambda groups, **how: collect(
+                self.actor, groups, iteration, weights.version, calls, first=first, **how
+            ),
+        )
 
-    def collect_episodes(self, weights: Weights, episodes: Episodes) -> tuple[ShardDone, Packed, Packed]:
-        return self._play(weights, lambda groups, **how: collect_episodes(self.actor, groups, episodes, weights.version, **how))
+    def collect_episodes(
+        self, weights: Weights, episodes: Episodes
+    ) -> tuple[ShardDone, Packed, Packed]:
+        return self._play(
+            weights,
+            lambda groups, **how: collect_episodes(
+                self.actor, groups, episodes, weights.version, **how
+            ),
+        )
 
-    def _play(self, weights: Weights, play: Callable[..., Trajectory]) -> tuple[ShardDone, Packed, Packed]:
+    def _play(
+        self, weights: Weights, play: Callable[..., Trajectory]
+    ) -> tuple[ShardDone, Packed, Packed]:
         timeline, apart = Timeline(), self.builders.rewards_apart
         if self.features is not None:
             self.actor.sent = self.actor.received = 0
         with self._acting(weights) as seconds:
-            rollouts = play(self.groups if apart else self.rewarded, spans=timeline, beside=seen if apart else lambda call: {})
+            rollouts = play(
+                self.groups if apart else self.rewarded,
+                spans=timeline,
+                beside=seen if apart else lambda call: {},
+            )
         spans, steps = self._spans(timeline), int(rollouts.valid.sum())
         crossed = (self.actor.sent, self.actor.received) if self.features is not None else (0, 0)
         heavy, scene = heavy_parts(rollouts)
-        return ShardDone(light_part(rollouts), spans, steps, seconds, heavy.nbytes + scene.nbytes, *crossed), heavy, scene
+        return (
+            ShardDone(
+                light_part(rollouts), spans, steps, seconds, heavy.nbytes + scene.nbytes, *crossed
+            ),
+            heavy,
+            scene,
+        )
 
-    def play_evaluation(self, weights: Weights, numbers: range, temperature: float, filmed: int, probe: str | None) -> list[EpisodeResult]:
+    def play_evaluation(
+        self, weights: Weights, numbers: range, temperature: float, filmed: int, probe: str | None
+    ) -> list[EpisodeResult]:
         """Play evaluation episodes ``numbers``; record the frames of those below ``filmed``."""
         with self._acting(weights):
-            return play_evaluation(self.actor_at(temperature), self.groups, numbers, Timeline(), filmed, probe=probe)
+            return play_evaluation(
+                self.actor_at(temperature), self.groups, numbers, Timeline(), filmed, probe=probe
+            )
 
     def collect_transitions(
         self, weights: Weights, episodes: Episodes, rewards: ChunkRewards, expert: bool
@@ -248,8 +285,13 @@ class RolloutWorker(PolicyWorker):
         """
         timeline = Timeline()
         with self._acting(weights):
-            found = record_transitions(self.policy, self.actor, self.rewarded, episodes, rewards, expert, timeline)
-        return [(Packed.of(each.records), each.success, each.steps, each.cost, each.fault) for each in found], self._spans(timeline)
+            found = record_transitions(
+                self.policy, self.actor, self.rewarded, episodes, rewards, expert, timeline
+            )
+        return [
+            (Packed.of(each.records), each.success, each.steps, each.cost, each.fault)
+            for each in found
+        ], self._spans(timeline)
 
     @contextmanager
     def _acting(self, weights: Weights) -> Iterator[float]:
@@ -268,11 +310,16 @@ class RolloutWorker(PolicyWorker):
 
     def _spans(self, timeline: Timeline) -> list[Span]:
         """Return the spans under this worker's name, in seconds of ``time.time``."""
-        return [each._replace(track=f"rollout {self.place} {each.track}") for each in shifted(timeline.spans(), clock_offset())]
+        return [
+            each._replace(track=f"rollout {self.place} {each.track}")
+            for each in shifted(timeline.spans(), clock_offset())
+        ]
 
     def demonstrate(self, config: DemonstrationConfig) -> tuple[Demonstrations, float | None]:
         with self.builders.rollout_threads():
-            return collect_demonstrations(self.policy, self.groups, config, self.builders.settings.run_seed)
+            return collect_demonstrations(
+                self.policy, self.groups, config, self.builders.settings.run_seed
+            )
 
     def label(self, config: DemonstrationConfig) -> Frames:
         with self.builders.rollout_threads():

@@ -29,7 +29,11 @@ class RewardWorker(Worker):
             if self.reward_shaper is None:
                 self.reward_shaper = self.builders.reward_shaper(env)
             return Packed.of(
-                {"reward": relabel_rewards(flattened(calls), scene.tensors(), self.reward_shaper, env.num_envs).reshape(calls.reward.shape)}
+                {
+                    "reward": relabel_rewards(
+                        flattened(calls), scene.tensors(), self.reward_shaper, env.num_envs
+                    ).reshape(calls.reward.shape)
+                }
             )
 
 
@@ -50,12 +54,23 @@ class ReferenceWorker(Worker):
         """Return reference log-probabilities in the shape of the shard's own."""
         self.policy.to(self.builders.cluster.torch_device)
         with self.builders.update_threads():
-            return Packed.of({"reference": self.learning.log_prob(whole(calls, heavy)).reshape(calls.log_prob.shape)})
+            return Packed.of(
+                {
+                    "reference": self.learning.log_prob(whole(calls, heavy)).reshape(
+                        calls.log_prob.shape
+                    )
+                }
+            )
 
 
 def learning(builders: Builders, trainer: Trainer) -> OnPolicyUpdater:
     """Build the ``OnPolicyUpdater`` of a worker."""
-    return OnPolicyUpdater(trainer, builders.settings.run_seed, builders.settings.temperature, builders.cluster.reuse_frozen)
+    return OnPolicyUpdater(
+        trainer,
+        builders.settings.run_seed,
+        builders.settings.temperature,
+        builders.cluster.reuse_frozen,
+    )
 
 
 def whole(calls: Trajectory, heavy: Packed) -> Trajectory:

@@ -14,7 +14,9 @@ from torch import Tensor
 from rlinf_vla.core.types import Tensors, Trajectory, flattened
 from rlinf_vla.rollout.reward_shaping import SEEN
 
-warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # shared arrays are only read here
+warnings.filterwarnings(
+    "ignore", message="The given NumPy array is not writable"
+)  # shared arrays are only read here
 
 
 @dataclass(frozen=True)
@@ -28,12 +30,21 @@ class Packed:
     def of(tensors: Tensors) -> Packed:
         half = frozenset(name for name, tensor in tensors.items() if tensor.dtype == torch.bfloat16)
         host = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        return Packed({name: (each.view(torch.int16) if name in half else each).numpy() for name, each in host.items()}, half)
+        return Packed(
+            {
+                name: (each.view(torch.int16) if name in half else each).numpy()
+                for name, each in host.items()
+            },
+            half,
+        )
 
     def tensors(self) -> Tensors:
         """Return tensors that share the arrays' memory and must not be written to."""
         found = {name: torch.from_numpy(array) for name, array in self.arrays.items()}
-        return {name: each.view(torch.bfloat16) if name in self.bfloat16 else each for name, each in found.items()}
+        return {
+            name: each.view(torch.bfloat16) if name in self.bfloat16 else each
+            for name, each in found.items()
+        }
 
     @property
     def nbytes(self) -> int:
@@ -51,14 +62,22 @@ def heavy_parts(rollouts: Trajectory) -> tuple[Packed, Packed]:
     Both have one row per policy call.
     """
     flat = flattened(rollouts)
-    named = {f"{_INPUT}{name}": value for name, value in flat.inputs.items() if not name.startswith(SEEN)}
+    named = {
+        f"{_INPUT}{name}": value for name, value in flat.inputs.items() if not name.startswith(SEEN)
+    }
     shown = {name: value for name, value in flat.inputs.items() if name.startswith(SEEN)}
-    return Packed.of(named | {f"{_LATENT}{name}": value for name, value in flat.latent.items()}), Packed.of(shown)
+    return Packed.of(
+        named | {f"{_LATENT}{name}": value for name, value in flat.latent.items()}
+    ), Packed.of(shown)
 
 
 def light_part(rollouts: Trajectory) -> Packed:
     """Return all fields but inputs and latents."""
-    named = {field.name: getattr(rollouts, field.name) for field in fields(Trajectory) if field.name not in ("inputs", "latent")}
+    named = {
+        field.name: getattr(rollouts, field.name)
+        for field in fields(Trajectory)
+        if field.name not in ("inputs", "latent")
+    }
     return Packed.of({name: value for name, value in named.items() if value is not None})
 
 
@@ -112,7 +131,18 @@ class HeavyParts:
         rows = calls.inputs[ROW]
         serials = (rows >> 32).unique().tolist()
         names = self._parts[serials[0]]
-        found: dict[str, Any] = {name: StoredRows({number: self._parts[number][name] for number in serials}, rows) for name in names}
-        inputs = {name.removeprefix(_INPUT): value for name, value in found.items() if name.startswith(_INPUT)}
-        latent = {name.removeprefix(_LATENT): value for name, value in found.items() if name.startswith(_LATENT)}
+        found: dict[str, Any] = {
+            name: StoredRows({number: self._parts[number][name] for number in serials}, rows)
+            for name in names
+        }
+        inputs = {
+            name.removeprefix(_INPUT): value
+            for name, value in found.items()
+            if name.startswith(_INPUT)
+        }
+        latent = {
+            name.removeprefix(_LATENT): value
+            for name, value in found.items()
+            if name.startswith(_LATENT)
+        }
         return replace(calls, inputs=inputs, latent=latent)

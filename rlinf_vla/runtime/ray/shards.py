@@ -27,7 +27,12 @@ class Task:
 class Shards:
     """Pending shards in a fixed order; iterating waits for each (for all without ``streaming``)."""
 
-    def __init__(self, items: Sequence[tuple[Task, Future[Trajectory]]], streaming: bool, look: Callable[[float], None]) -> None:
+    def __init__(
+        self,
+        items: Sequence[tuple[Task, Future[Trajectory]]],
+        streaming: bool,
+        look: Callable[[float], None],
+    ) -> None:
         self.items, self._streaming, self._look = items, streaming, look
 
     def __iter__(self) -> Iterator[Trajectory]:

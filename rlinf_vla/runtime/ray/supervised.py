@@ -33,7 +33,9 @@ class RaySupervisedFlow(SupervisedFlow):
         self._publisher = Publisher(workers.rollouts, workers.trainers)
         self._sent: Weights | None = None
 
-    def collect_demonstrations(self, config: DemonstrationConfig) -> tuple[Demonstrations, float | None]:
+    def collect_demonstrations(
+        self, config: DemonstrationConfig
+    ) -> tuple[Demonstrations, float | None]:
         ((found, success),) = self.rollouts.call("demonstrate", config)
         return found, success
 
@@ -57,19 +59,31 @@ class RaySupervisedFlow(SupervisedFlow):
         return logits
 
     def evaluate(
-        self, episodes: int, size: int, temperature: float, filmed: int, progress: Callable[[float], None], probe: str | None
+        self,
+        episodes: int,
+        size: int,
+        temperature: float,
+        filmed: int,
+        progress: Callable[[float], None],
+        probe: str | None,
     ) -> list[EpisodeResult]:
         """Evaluate the current policy on the first ``episodes``, ``size`` in a call of a worker."""
         if self._sent is None or self._sent.version != self.policy_version:
             self._sent, _ = self._publisher.publish(self.policy_version)
-        return evaluate_on(self.rollouts, self._sent, size, episodes, temperature, filmed, progress, probe)
+        return evaluate_on(
+            self.rollouts, self._sent, size, episodes, temperature, filmed, progress, probe
+        )
 
 
 @contextmanager
-def open_supervised(recipe: Recipe, workers: Workers, directory: Path, checkpoint: Path | None, say: Say) -> Iterator[Runtime]:
+def open_supervised(
+    recipe: Recipe, workers: Workers, directory: Path, checkpoint: Path | None, say: Say
+) -> Iterator[Runtime]:
     """Restore ``checkpoint`` and yield the runtime of supervised training. Raises UserError."""
     introduced = workers.rollouts.call("worker_info")[0]
-    flow = RaySupervisedFlow(workers, builders.actor_settings(recipe, recipe.rollout.temperature), say)
+    flow = RaySupervisedFlow(
+        workers, builders.actor_settings(recipe, recipe.rollout.temperature), say
+    )
     state = flow.trainers.restore(checkpoint)
 
     def save(state: dict[str, Any]) -> None:
@@ -80,4 +94,6 @@ def open_supervised(recipe: Recipe, workers: Workers, directory: Path, checkpoin
         yield Runtime(flow, None, 0.0, None, save, state)
     else:
         play = partial(flow.evaluate, recipe.episodes, recipe.env.num_envs // recipe.cluster.shards)
-        yield Runtime(flow, env, env.control_hz / env.steps(introduced.policy.chunk), play, save, state)
+        yield Runtime(
+            flow, env, env.control_hz / env.steps(introduced.policy.chunk), play, save, state
+        )

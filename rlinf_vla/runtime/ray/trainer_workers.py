@@ -48,11 +48,16 @@ class TrainerWorker(Worker):
     def ready(self, meeting_point: tuple[str, int] | None = None, ranks: int = 1) -> WorkerInfo:
         builders, cluster, self.ranks = self.builders, self.builders.cluster, ranks
         if meeting_point is not None:
-            backend, timeout = "nccl" if cluster.device == CUDA else "gloo", timedelta(seconds=cluster.call_timeout_s)
+            backend, timeout = (
+                "nccl" if cluster.device == CUDA else "gloo",
+                timedelta(seconds=cluster.call_timeout_s),
+            )
             if self.place:
                 self.store = dist.TCPStore(*meeting_point, is_master=False, wait_for_workers=False)
             self.store.set_timeout(timeout)  # of each wait for another rank
-            dist.init_process_group(backend, store=self.store, rank=self.place, world_size=ranks, timeout=timeout)
+            dist.init_process_group(
+                backend, store=self.store, rank=self.place, world_size=ranks, timeout=timeout
+            )
         with builders.update_threads():
             self.policy = builders.learner()
             if cluster.trainer_sharding == "full":
@@ -61,7 +66,10 @@ class TrainerWorker(Worker):
         begin_digests(self.policy)
         self.algorithm, self.heavy = builders.algorithm(), HeavyParts()
         self.outbox = Outbox(cluster.torch_device, node_address())  # after the groups of the ranks
-        weights, trained = (sum(each.numel() for each in group) for group in (self.policy.parameters(), self.trainer.parameters.values()))
+        weights, trained = (
+            sum(each.numel() for each in group)
+            for group in (self.policy.parameters(), self.trainer.parameters.values())
+        )
         return self.info(self.policy.spec, weights=weights, trained=trained)
 
     @cached_property
@@ -80,11 +88,15 @@ class TrainerWorker(Worker):
         """Load a checkpoint; return its state. Raises UserError if damaged or of another model."""
         return load_checkpoint(checkpoint, self.policy, self.trainer)
 
-    def save(self, directory: Path, state: dict[str, Any], keep: int, earlier_weights: dict[int, Packed]) -> None:
+    def save(
+        self, directory: Path, state: dict[str, Any], keep: int, earlier_weights: dict[int, Packed]
+    ) -> None:
         versions = {version: packed.tensors() for version, packed in earlier_weights.items()}
         save_checkpoint(directory, self.policy, self.trainer, state, keep, versions)
 
-    def weights(self, earlier: Packed | None = None, broadcast: int | None = None, split: bool = False) -> tuple[Held, Packed, Packed]:
+    def weights(
+        self, earlier: Packed | None = None, broadcast: int | None = None, split: bool = False
+    ) -> tuple[Held, Packed, Packed]:
         """Return the weights that act, and with ``split`` those of the action head.
 
         On all ranks but the first everything is empty. ``earlier`` replaces the current weights.
@@ -95,11 +107,16 @@ class TrainerWorker(Worker):
             return Held(), Packed({}), Packed({})
         if self.builders.settings.rounded:
             everything = rounded_weights(self.policy, everything)
-        packed, head = Packed.of(everything), Packed.of(head_weights(self.policy, everything) if split else {})
+        packed, head = (
+            Packed.of(everything),
+            Packed.of(head_weights(self.policy, everything) if split else {}),
+        )
         held = Held(packed.nbytes)
         if broadcast is not None:
             own = head if split else packed
-            held = Held(packed.nbytes, self.outbox.hold(broadcast, own.tensors()), self.outbox.address())
+            held = Held(
+                packed.nbytes, self.outbox.hold(broadcast, own.tensors()), self.outbox.address()
+            )
         return held, packed, head
 
     def acting_weights(self) -> Tensors:
@@ -120,7 +137,13 @@ class TrainerWorker(Worker):
     def reference(self, calls: Trajectory, heavy: Packed) -> Packed:
         """Return reference log-probabilities if there is no reference worker."""
         with self.builders.update_threads():
-            return Packed.of({"reference": self.learning.reference(whole(calls, heavy)).reshape(calls.log_prob.shape)})
+            return Packed.of(
+                {
+                    "reference": self.learning.reference(whole(calls, heavy)).reshape(
+                        calls.log_prob.shape
+                    )
+                }
+            )
 
     def show(self, demonstrations: Demonstrations) -> None:
         """Set the demonstrations for the imitation loss of updates."""
@@ -136,7 +159,12 @@ class TrainerWorker(Worker):
             return success_logits(self.trainer, frames)
 
     def update(
-        self, batch: Batch, value_only: bool, iteration: int, version: int, algorithm: dict[str, Any]
+        self,
+        batch: Batch,
+        value_only: bool,
+        iteration: int,
+        version: int,
+        algorithm: dict[str, Any],
     ) -> tuple[dict[str, float], Parity | None, Span]:
         """Return metrics, ``Learning.parity``, and the span of the work, in ``time.time``.
 
@@ -147,7 +175,11 @@ class TrainerWorker(Worker):
         with self.builders.update_threads():
             batch = replace(batch, calls=self.heavy.complete(batch.calls))
             metrics = self.learning.update(batch, self.algorithm, value_only, iteration, version)
-        return metrics, self.learning.parity, Span("update", trainer_track(self.place, self.ranks), started, time.time())
+        return (
+            metrics,
+            self.learning.parity,
+            Span("update", trainer_track(self.place, self.ranks), started, time.time()),
+        )
 
 
 class TrainerLost(Restart, RuntimeError):
@@ -160,8 +192,15 @@ class Trainers:
     def __init__(self, actors: Sequence[Any], cluster: ClusterConfig) -> None:
         self._order = threading.Lock()
         patience = cluster.start_timeout_s
-        self.actors, self._patience = actors, replace(cluster, heartbeat_s=patience, call_timeout_s=patience)
-        meeting_point = wait(actors[0], [actors[0].meeting_point.remote()], self._patience, "trainer 0") if len(actors) > 1 else []
+        self.actors, self._patience = (
+            actors,
+            replace(cluster, heartbeat_s=patience, call_timeout_s=patience),
+        )
+        meeting_point = (
+            wait(actors[0], [actors[0].meeting_point.remote()], self._patience, "trainer 0")
+            if len(actors) > 1
+            else []
+        )
         introduced = self.call("ready", *meeting_point, *([len(actors)] if meeting_point else []))
         self.worker_info: WorkerInfo = introduced[0][0]
         self._nodes = {each.node_id for (each,) in introduced}
@@ -178,16 +217,29 @@ class Trainers:
         """
         import ray
 
-        with self._order:  # several threads call, and collectives need the same order of calls on all ranks
-            refs = [getattr(actor, method).options(num_returns=returns).remote(*arguments) for actor in self.actors]
+        with (
+            self._order
+        ):  # several threads call, and collectives need the same order of calls on all ranks
+            refs = [
+                getattr(actor, method).options(num_returns=returns).remote(*arguments)
+                for actor in self.actors
+            ]
         refs = refs if returns > 1 else [[ref] for ref in refs]
         waiting, found = {rank: each[0] for rank, each in enumerate(refs)}, dict[int, list[Any]]()
         try:
-            while waiting:  # for the rank that is ready first, because the others wait for one that was lost
+            while (
+                waiting
+            ):  # for the rank that is ready first, because the others wait for one that was lost
                 ready = ray.wait(list(waiting.values()), timeout=0)[0]
                 rank = next((rank for rank, ref in waiting.items() if ref in ready), min(waiting))
                 ref = waiting.pop(rank)
-                values = wait(self.actors[rank], [ref], self._patience, f"trainer {rank}", list(waiting.values()))
+                values = wait(
+                    self.actors[rank],
+                    [ref],
+                    self._patience,
+                    f"trainer {rank}",
+                    list(waiting.values()),
+                )
                 if values:
                     found[rank] = [*values, *refs[rank][1:]]
                 else:
@@ -203,10 +255,18 @@ class Trainers:
 
     def restore(self, checkpoint: Path | None) -> dict[str, Any]:
         """Load a checkpoint, if there is one; return its state. Raises UserError, TrainerLost."""
-        state: dict[str, Any] = self.call("restore", checkpoint)[0][0] if checkpoint is not None else {}
+        state: dict[str, Any] = (
+            self.call("restore", checkpoint)[0][0] if checkpoint is not None else {}
+        )
         return state
 
-    def save(self, directory: Path, state: dict[str, Any], keep: int, earlier_weights: Mapping[int, Packed] = MappingProxyType({})) -> None:
+    def save(
+        self,
+        directory: Path,
+        state: dict[str, Any],
+        keep: int,
+        earlier_weights: Mapping[int, Packed] = MappingProxyType({}),
+    ) -> None:
         """Write a checkpoint on the first rank's machine. Raises TrainerLost."""
         self.call("save", directory, state, keep, dict(earlier_weights))
 
@@ -215,7 +275,12 @@ class Trainers:
             return None
         for rank, actor in enumerate(self.actors):
             try:
-                wait(actor, [actor.ping.options(concurrency_group=HEALTH).remote()], self._patience, f"trainer {rank}")
+                wait(
+                    actor,
+                    [actor.ping.options(concurrency_group=HEALTH).remote()],
+                    self._patience,
+                    f"trainer {rank}",
+                )
             except WorkerLost as loss:
                 return str(loss)
         return None

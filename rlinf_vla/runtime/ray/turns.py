@@ -86,7 +86,9 @@ class Turns:
         known, now = self._seconds.get(method, {}), self._clock()
         if any(place not in known for place in (*self._free, *self._busy)):
             return next(iter(self._free))
-        ends = dict.fromkeys(self._free, 0.0) | {place: self._left(place, now) for place in self._busy}
+        ends = dict.fromkeys(self._free, 0.0) | {
+            place: self._left(place, now) for place in self._busy
+        }
         for _ in range(max(1, self._waiting)):
             best = min(ends, key=lambda place: ends[place] + known[place])
             if best in self._free:

@@ -35,7 +35,9 @@ class Builders:
     """The network that the run trains, a policy or a reward model, with its initial weights."""
     head: Callable[[], Policy]
     """Policy reduced by ``rollout.split.strip_to_head``, its weights still to be filled in."""
-    environments: Callable[[], AbstractContextManager[tuple[Sequence[VectorEnv], Sequence[VectorEnv]]]]
+    environments: Callable[
+        [], AbstractContextManager[tuple[Sequence[VectorEnv], Sequence[VectorEnv]]]
+    ]
     """A rollout worker's environment groups: unchanged, and with the recipe's reward."""
     trainer: Callable[[Any], Any]
     algorithm: Callable[[], Any]
@@ -84,7 +86,12 @@ class Worker:
 
     def where(self) -> dict[str, Any]:
         """Return this worker's machine, process, GPUs that Ray gave it, and device of tensors."""
-        found = {"node": node_address(), "node_id": node_id(), "pid": self.pid(), "gpus": list(gpus())}
+        found = {
+            "node": node_address(),
+            "node_id": node_id(),
+            "pid": self.pid(),
+            "gpus": list(gpus()),
+        }
         return found | {"device": self.builders.cluster.torch_device}
 
     def info(self, spec: PolicySpec | None = None, **known: Any) -> WorkerInfo:
@@ -92,7 +99,9 @@ class Worker:
         return WorkerInfo(self.pid(), node_address(), node_id(), spec, gpus=gpus(), **known)
 
 
-def call_with_restart(actor: Any, method: str, arguments: tuple[Any, ...], heartbeat_s: float) -> Any:
+def call_with_restart(
+    actor: Any, method: str, arguments: tuple[Any, ...], heartbeat_s: float
+) -> Any:
     """Call ``method`` of an actor that Ray restarts itself; kill one that hangs, and retry."""
     import ray
     from ray import exceptions
@@ -101,7 +110,10 @@ def call_with_restart(actor: Any, method: str, arguments: tuple[Any, ...], heart
         ref = getattr(actor, method).remote(*arguments)
         try:
             while not ray.wait([ref], timeout=heartbeat_s)[0]:
-                ray.get(actor.ping.options(concurrency_group=HEALTH).remote(), timeout=heartbeat_s + START_S)
+                ray.get(
+                    actor.ping.options(concurrency_group=HEALTH).remote(),
+                    timeout=heartbeat_s + START_S,
+                )
             return ray.get(ref)
         except exceptions.GetTimeoutError:
             ray.kill(actor, no_restart=False)

@@ -13,7 +13,9 @@ import torch.distributed as dist
 
 from tests.runtime.ray.namespaces import Nodes, namespaces
 
-dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # PyTorch keeps a pipe open from the first one on: no test's leak
+dist.TCPStore(
+    "127.0.0.1", 0, is_master=True, wait_for_workers=False
+)  # PyTorch keeps a pipe open from the first one on: no test's leak
 
 
 @pytest.fixture

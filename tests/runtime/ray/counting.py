@@ -44,7 +44,13 @@ SETTINGS = Settings(run_seed=3, temperature=1.0, batch_size=2)
 PPO_CONFIG = PPOConfig(horizon=12, epochs=2, minibatch_size=10, target_kl=None, kl_coef=0.05)
 GRPO_CONFIG = GRPOConfig(episodes=24, group_size=4, groups_per_step=2, target_kl=None, resample=1)
 CLUSTER = ClusterConfig(
-    "toy", heartbeat_s=20.0, call_timeout_s=60.0, start_timeout_s=300.0, max_restarts=1000, rollout_threads=1, update_threads=1
+    "toy",
+    heartbeat_s=20.0,
+    call_timeout_s=60.0,
+    start_timeout_s=300.0,
+    max_restarts=1000,
+    rollout_threads=1,
+    update_threads=1,
 )
 
 
@@ -75,10 +81,19 @@ class Recipe:
 
 def shaping(before: Observation, actions: Tensor, result: StepResult) -> StepResult:
     """Reads all inputs of a reward."""
-    seen = sum(image.float().mean(dim=(1, 2, 3)) for image in (before.images["base"], result.observation.images["base"])) / 255
+    seen = (
+        sum(
+            image.float().mean(dim=(1, 2, 3))
+            for image in (before.images["base"], result.observation.images["base"])
+        )
+        / 255
+    )
     words = torch.tensor([float(len(line)) for line in result.observation.instruction])
     moved = (result.observation.state - before.state)[:, 0]
-    return replace(result, reward=result.reward + 0.1 * (seen + moved + 0.01 * words)[:, None] * actions[..., 0])
+    return replace(
+        result,
+        reward=result.reward + 0.1 * (seen + moved + 0.01 * words)[:, None] * actions[..., 0],
+    )
 
 
 def reward_shaper(env: EnvSpec) -> RewardShaper:
@@ -99,7 +114,11 @@ def head(recipe: Recipe) -> Policy:
 
 
 def algorithm(config: PPOConfig | GRPOConfig) -> OnPolicy:
-    return PPO(config, SETTINGS.temperature) if isinstance(config, PPOConfig) else GRPO(config, SETTINGS.temperature)
+    return (
+        PPO(config, SETTINGS.temperature)
+        if isinstance(config, PPOConfig)
+        else GRPO(config, SETTINGS.temperature)
+    )
 
 
 def trainer(built: Policy) -> Trainer:
@@ -107,7 +126,9 @@ def trainer(built: Policy) -> Trainer:
 
 
 @contextmanager
-def environments(count: int, recipe: Recipe) -> Iterator[tuple[Sequence[VectorEnv], Sequence[VectorEnv]]]:
+def environments(
+    count: int, recipe: Recipe
+) -> Iterator[tuple[Sequence[VectorEnv], Sequence[VectorEnv]]]:
     found = groups(count, recipe.depth)
     slow = recipe.slow
     with suppress(FileExistsError, TypeError):
@@ -119,7 +140,9 @@ def environments(count: int, recipe: Recipe) -> Iterator[tuple[Sequence[VectorEn
     yield found, rewarded(found, recipe)
 
 
-def _slowly(step: Callable[[Tensor, bool], None], actions: Tensor, skip_ended: bool = False) -> None:
+def _slowly(
+    step: Callable[[Tensor, bool], None], actions: Tensor, skip_ended: bool = False
+) -> None:
     time.sleep(0.2)
     step(actions, skip_ended)
 
@@ -132,7 +155,9 @@ def builders(recipe: Recipe) -> dict[str, Builders]:
     found = Builders(
         learner=partial(policy, recipe),
         head=partial(head, recipe),
-        environments=partial(environments, NUM_ENVS // (recipe.rollout_workers * recipe.shards_per_worker), recipe),
+        environments=partial(
+            environments, NUM_ENVS // (recipe.rollout_workers * recipe.shards_per_worker), recipe
+        ),
         trainer=trainer,
         algorithm=partial(algorithm, recipe.config),
         reward_shaper=reward_shaper,
@@ -146,7 +171,9 @@ def builders(recipe: Recipe) -> dict[str, Builders]:
 def in_process(recipe: Recipe) -> InProcessFlow:
     built = policy(recipe)
     envs = rewarded(groups(NUM_ENVS, recipe.depth), recipe)
-    return InProcessFlow(built, envs, trainer(built), SETTINGS, staleness=recipe.config.staleness, iterations=3)
+    return InProcessFlow(
+        built, envs, trainer(built), SETTINGS, staleness=recipe.config.staleness, iterations=3
+    )
 
 
 def roles(recipe: Recipe, machines: Cluster | None = None) -> dict[str, Role]:
@@ -158,11 +185,15 @@ def roles(recipe: Recipe, machines: Cluster | None = None) -> dict[str, Role]:
     }
     counts["feature"] = recipe.feature_workers
     config = replace(CLUSTER, placement=recipe.placement or "collocated")
-    return {name: replace(role, cpus=0.05) for name, role in roles_of(config, counts, machines).items()}
+    return {
+        name: replace(role, cpus=0.05) for name, role in roles_of(config, counts, machines).items()
+    }
 
 
 @contextmanager
-def on_ray(recipe: Recipe, say: Callable[[str], None] = lambda text: None, cluster: ClusterConfig = CLUSTER) -> Iterator[RayFlow]:
+def on_ray(
+    recipe: Recipe, say: Callable[[str], None] = lambda text: None, cluster: ClusterConfig = CLUSTER
+) -> Iterator[RayFlow]:
     """In the cluster that this process is connected to."""
     cluster = replace(
         cluster,
@@ -174,7 +205,9 @@ def on_ray(recipe: Recipe, say: Callable[[str], None] = lambda text: None, clust
     ahead = {"staleness": recipe.config.staleness}
     machines = Cluster("toy", (NodeConfig(gpus=8),)) if recipe.placement else None
     with (
-        launch_workers(builders(recipe), roles(recipe, machines), cluster, say, machines) as workers,
+        launch_workers(
+            builders(recipe), roles(recipe, machines), cluster, say, machines
+        ) as workers,
         closing(RayFlow(workers, NUM_ENVS, SETTINGS, **ahead, iterations=3)) as flow,
     ):
         yield flow
@@ -206,7 +239,12 @@ def trained(flow: OnPolicyFlow) -> dict[str, Tensor]:
 
 
 def with_staleness(recipe: Recipe, staleness: int) -> Recipe:
-    return replace(recipe, config=replace(recipe.config, staleness=staleness, decoupled=True, **_without_resampling(recipe)))
+    return replace(
+        recipe,
+        config=replace(
+            recipe.config, staleness=staleness, decoupled=True, **_without_resampling(recipe)
+        ),
+    )
 
 
 def _without_resampling(recipe: Recipe) -> dict[str, int]:

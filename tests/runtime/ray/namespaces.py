@@ -39,24 +39,42 @@ class Nodes:
 
     def inside(self, namespace: str, *command: str, **options: Any) -> subprocess.Popen[str]:
         command = ("ip", "netns", "exec", namespace, *command)
-        return self._started.enter_context(subprocess.Popen(command, env=self._environment, cwd=ROOT, text=True, **options))
+        return self._started.enter_context(
+            subprocess.Popen(command, env=self._environment, cwd=ROOT, text=True, **options)
+        )
 
     def close(self) -> None:
         """The output of the command that ran inside, after its end."""
         self._started.close()
 
     def start_near(self) -> None:
-        head = ("--head", f"--node-ip-address={NEAR}", "--port=6379", "--include-dashboard=false", '--resources={"near": 8}')
+        head = (
+            "--head",
+            f"--node-ip-address={NEAR}",
+            "--port=6379",
+            "--include-dashboard=false",
+            '--resources={"near": 8}',
+        )
         self._ray("rlinf_near", "start", *head, *COMMON)
 
     def start_far(self) -> None:
-        there = (f"--address={self.address}", f"--node-ip-address={FAR}", '--resources={"far": 8, "robot": 1}')
+        there = (
+            f"--address={self.address}",
+            f"--node-ip-address={FAR}",
+            '--resources={"far": 8, "robot": 1}',
+        )
         self._ray("rlinf_far", "start", *there, "--labels=market-type=spot", *COMMON)
 
     def tell_to_leave(self, node_id: str) -> None:
         """Send the notice that comes before a preemption."""
-        why = ("--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=preempted", "--deadline-remaining-seconds=120")
-        self._ray("rlinf_near", "drain-node", f"--address={self.address}", f"--node-id={node_id}", *why)
+        why = (
+            "--reason=DRAIN_NODE_REASON_PREEMPTION",
+            "--reason-message=preempted",
+            "--deadline-remaining-seconds=120",
+        )
+        self._ray(
+            "rlinf_near", "drain-node", f"--address={self.address}", f"--node-id={node_id}", *why
+        )
 
     def cut(self) -> None:
         ip("-n", "rlinf_far", "link", "set", "rlinf1", "down")
@@ -66,7 +84,13 @@ class Nodes:
 
     def kill(self, namespace: str) -> None:
         """Kills all processes of a node at once."""
-        found = subprocess.run(["ip", "netns", "pids", namespace], check=True, capture_output=True, text=True, timeout=30)
+        found = subprocess.run(
+            ["ip", "netns", "pids", namespace],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
         for pid in map(int, found.stdout.split()):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -75,7 +99,12 @@ class Nodes:
         log = self._folder / f"{namespace}.log"
         with log.open("w") as file:  # daemons would keep a pipe open
             command = [str(Path(sys.executable).with_name("ray")), *arguments]
-            assert self.inside(namespace, *command, stdout=file, stderr=subprocess.STDOUT).wait(timeout=120) == 0, log.read_text()
+            assert (
+                self.inside(namespace, *command, stdout=file, stderr=subprocess.STDOUT).wait(
+                    timeout=120
+                )
+                == 0
+            ), log.read_text()
 
 
 def ip(*arguments: str) -> None:
@@ -89,7 +118,20 @@ def namespaces() -> Iterator[None]:
         ip("netns", "add", name)
         ip("-n", name, "link", "set", "lo", "up")
     try:
-        ip("link", "add", "rlinf0", "netns", "rlinf_near", "type", "veth", "peer", "name", "rlinf1", "netns", "rlinf_far")
+        ip(
+            "link",
+            "add",
+            "rlinf0",
+            "netns",
+            "rlinf_near",
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "rlinf1",
+            "netns",
+            "rlinf_far",
+        )
         for name, device, address in (("rlinf_near", "rlinf0", NEAR), ("rlinf_far", "rlinf1", FAR)):
             ip("-n", name, "addr", "add", f"{address}/24", "dev", device)
             ip("-n", name, "link", "set", device, "up")

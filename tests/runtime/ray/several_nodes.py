@@ -16,7 +16,18 @@ from rlinf_vla.runtime.ray.cluster import connect_cluster
 from rlinf_vla.runtime.ray.flow import RayFlow
 from rlinf_vla.runtime.ray.open import launch_workers
 from rlinf_vla.runtime.ray.places import Role
-from tests.runtime.ray.counting import CLUSTER, NUM_ENVS, PPO_CONFIG, SETTINGS, Recipe, algorithm, builders, one_thread, roles, trained
+from tests.runtime.ray.counting import (
+    CLUSTER,
+    NUM_ENVS,
+    PPO_CONFIG,
+    SETTINGS,
+    Recipe,
+    algorithm,
+    builders,
+    one_thread,
+    roles,
+    trained,
+)
 from tests.runtime.ray.two_nodes import digest
 
 RECIPE = Recipe(PPO_CONFIG, rollout_workers=2, shards_per_worker=2)
@@ -30,20 +41,34 @@ def tell_to_leave(node: Any) -> None:
 
     why = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
     deadline_ms = int(1000 * (time.time() + 300))
-    accepted, problem = ray._private.worker.global_worker.gcs_client.drain_node(node.node_id, why, "preempted", deadline_ms)
+    accepted, problem = ray._private.worker.global_worker.gcs_client.drain_node(
+        node.node_id, why, "preempted", deadline_ms
+    )
     assert accepted, problem
 
 
 def main() -> None:
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "resources": {ROLL: 1}, "include_dashboard": False})
-    training, leaving = cluster.add_node(num_cpus=1, resources={TRAIN: 1}), cluster.add_node(num_cpus=1, resources={ROLL: 1})
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 1, "resources": {ROLL: 1}, "include_dashboard": False},
+    )
+    training, leaving = (
+        cluster.add_node(num_cpus=1, resources={TRAIN: 1}),
+        cluster.add_node(num_cpus=1, resources={ROLL: 1}),
+    )
     wanted = roles(RECIPE) | {
         "trainer": Role(count=1, cpus=0.1, resources={TRAIN: 1.0}),
         "rollout": Role(count=2, cpus=0.1, resources={ROLL: 1.0}),
     }
-    config = replace(CLUSTER, shards_per_worker=RECIPE.shards_per_worker, max_restarts=0, spread=True, most_rollout_workers=3)
+    config = replace(
+        CLUSTER,
+        shards_per_worker=RECIPE.shards_per_worker,
+        max_restarts=0,
+        spread=True,
+        most_rollout_workers=3,
+    )
     said, found = list[str](), dict[str, Any]()
     with (
         connect_cluster(cluster.address, wanted, said.append),
@@ -82,7 +107,12 @@ def main() -> None:
         found["trainer leaves"].append(flow.will_leave())
         before = iterations
         iterate_until(lambda: iterations > before)
-        found |= {"said": said, "faults": flow.rollouts.faults, "iterations": iterations, "digest": digest(trained(flow))}
+        found |= {
+            "said": said,
+            "faults": flow.rollouts.faults,
+            "iterations": iterations,
+            "digest": digest(trained(flow)),
+        }
     print(json.dumps(found))
     cluster.shutdown()
 

@@ -17,7 +17,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlinf_vla.runtime.ray.broadcast import Inbox, Membership, Order, Outbox, Received, WeightsBuffer, layout_of
+from rlinf_vla.runtime.ray.broadcast import (
+    Inbox,
+    Membership,
+    Order,
+    Outbox,
+    Received,
+    WeightsBuffer,
+    layout_of,
+)
 from rlinf_vla.runtime.ray.serialization import Packed
 from tests.training.processes import forked
 
@@ -75,10 +83,14 @@ def receivers(count: int) -> Iterator[list[Receiver]]:
 
 
 def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
-    return layout_of(found) == layout_of(expected) and all(torch.equal(found[name], value) for name, value in expected.items())
+    return layout_of(found) == layout_of(expected) and all(
+        torch.equal(found[name], value) for name, value in expected.items()
+    )
 
 
-def order_of(outbox: Outbox, version: int, size: int = 3, generation: int = 1, timeout_s: float = ENDS_S) -> Order:
+def order_of(
+    outbox: Outbox, version: int, size: int = 3, generation: int = 1, timeout_s: float = ENDS_S
+) -> Order:
     return Order(outbox.address(), generation, size, version, timeout_s)
 
 
@@ -106,7 +118,11 @@ def test_all_receivers_get_the_same_bytes_while_the_sources_weights_change() -> 
             assert outbox.send(order_of(outbox, version))
             for each in both:
                 received, taken = each.answer()
-                assert received.arrived and taken is not None and same(taken, {name: value + version for name, value in WEIGHTS.items()})
+                assert (
+                    received.arrived
+                    and taken is not None
+                    and same(taken, {name: value + version for name, value in WEIGHTS.items()})
+                )
 
 
 def test_only_the_version_that_is_held_is_sent() -> None:
@@ -115,7 +131,9 @@ def test_only_the_version_that_is_held_is_sent() -> None:
     assert not outbox.send(order_of(outbox, 3))
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)]
+)
 def test_a_member_lost_while_it_receives(how: signal.Signals) -> None:
     """The others return after the timeout; the next generation works without it."""
     count = 1 << 22  # more than the kernel takes for a process that does not read
@@ -139,7 +157,9 @@ def test_a_member_lost_while_it_receives(how: signal.Signals) -> None:
             Membership("cpu", HOST).broadcast(order, 0, buffer)
         for received, taken in (answers := [first.answer(), third.answer()]):
             assert received.arrived == (taken is not None) and (taken is None or same(taken, large))
-        assert not all(received.arrived for received, _ in answers), "the lost one was to pass it on"
+        assert not all(received.arrived for received, _ in answers), (
+            "the lost one was to pass it on"
+        )
 
         outbox.hold(1, large)
         for rank, each in enumerate((first, third), 1):

@@ -21,24 +21,49 @@ from rlinf_vla.runtime.ray.broadcast import Order
 from rlinf_vla.runtime.ray.flow import RayFlow
 from rlinf_vla.runtime.ray.pool import Pool
 from rlinf_vla.runtime.ray.trainer_workers import TrainerLost, Trainers
-from tests.runtime.ray.counting import CLUSTER, GRPO_CONFIG, PPO_CONFIG, Rank, Recipe, algorithm, in_process, iterate, on_ray, trained
+from tests.runtime.ray.counting import (
+    CLUSTER,
+    GRPO_CONFIG,
+    PPO_CONFIG,
+    Rank,
+    Recipe,
+    algorithm,
+    in_process,
+    iterate,
+    on_ray,
+    trained,
+)
 
 EVENTS = int(os.environ.get("CHAOS_EVENTS", "8"))
 """``make chaos`` makes it 200."""
 RECIPES = {
-    "ppo": Recipe(PPO_CONFIG, rollout_workers=2, reference_workers=1, shaped=True, reward_workers=1, weights="broadcast"),
-    "ppo, workers join": Recipe(PPO_CONFIG, rollout_workers=1, shards_per_worker=4, weights="broadcast"),
+    "ppo": Recipe(
+        PPO_CONFIG,
+        rollout_workers=2,
+        reference_workers=1,
+        shaped=True,
+        reward_workers=1,
+        weights="broadcast",
+    ),
+    "ppo, workers join": Recipe(
+        PPO_CONFIG, rollout_workers=1, shards_per_worker=4, weights="broadcast"
+    ),
     "grpo": Recipe(GRPO_CONFIG, rollout_workers=2, feature_workers=1),
 }
 
 
 def disturb(flow: RayFlow, events: int, seed: int, done: threading.Event) -> None:
     """SIGKILL to random workers, some of them still starting, others at work. They block SIGTERM (``runtime/ray/cluster.py``)."""
-    pools: list[Pool] = [pool for pool in (flow.rollouts, flow.rewards, flow.references) if pool is not None]
+    pools: list[Pool] = [
+        pool for pool in (flow.rollouts, flow.rewards, flow.references) if pool is not None
+    ]
     chance = random.Random(seed)
     for _ in range(events):
         time.sleep(chance.uniform(0.0, 0.4))
-        while not (alive := [each.pid for pool in pools for each in list(pool.introduced.values())] + feature_workers(flow)):
+        while not (
+            alive := [each.pid for pool in pools for each in list(pool.introduced.values())]
+            + feature_workers(flow)
+        ):
             time.sleep(0.05)
         with suppress(ProcessLookupError):
             os.kill(chance.choice(alive), signal.SIGKILL)
@@ -61,7 +86,9 @@ def feature_workers(flow: RayFlow) -> list[int]:
 Metrics = list[dict[str, float]]
 
 
-def run_until(flow: RayFlow, recipe: Recipe, done: Callable[[], bool], before: Metrics | None = None) -> Metrics:
+def run_until(
+    flow: RayFlow, recipe: Recipe, done: Callable[[], bool], before: Metrics | None = None
+) -> Metrics:
     """Run at least two iterations, and add their metrics to ``before``; return the metrics of all."""
     subject, found = algorithm(recipe.config), [] if before is None else before
     first = len(found)
@@ -72,19 +99,37 @@ def run_until(flow: RayFlow, recipe: Recipe, done: Callable[[], bool], before: M
     return found
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name == "ppo" else pytest.mark.nightly) for name in RECIPES])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name == "ppo" else pytest.mark.nightly)
+        for name in RECIPES
+    ],
+)
 def test_lost_workers_do_not_change_the_weights(name: str, cluster: None) -> None:
     recipe, done, said = RECIPES[name], threading.Event(), list[str]()
     joins = "join" in name
-    with on_ray(recipe, said.append, replace(CLUSTER, most_rollout_workers=4 if joins else None)) as flow:
-        threading.Thread(target=disturb, args=(flow, -(-EVENTS // len(RECIPES)), 1, done), daemon=True).start()
-        metrics = run_until(flow, recipe, lambda: done.is_set() and (not joins or any("joins" in line for line in said)))
+    with on_ray(
+        recipe, said.append, replace(CLUSTER, most_rollout_workers=4 if joins else None)
+    ) as flow:
+        threading.Thread(
+            target=disturb, args=(flow, -(-EVENTS // len(RECIPES)), 1, done), daemon=True
+        ).start()
+        metrics = run_until(
+            flow,
+            recipe,
+            lambda: done.is_set() and (not joins or any("joins" in line for line in said)),
+        )
         found = trained(flow)
     undisturbed = in_process(recipe)
     iterate(undisturbed, recipe, len(metrics))
     for key, value in trained(undisturbed).items():
         assert torch.equal(found[key], value), key
-    lost = sum(each.get(f"faults/{role}", 0) for each in metrics for role in ("rollout", "reward", "reference", "feature"))
+    lost = sum(
+        each.get(f"faults/{role}", 0)
+        for each in metrics
+        for role in ("rollout", "reward", "reference", "feature")
+    )
     assert joins or (lost >= 1 and max(each["faults/recovery_s"] for each in metrics) > 0)
 
 
@@ -111,10 +156,17 @@ def test_a_worker_that_hangs_is_replaced(cluster: None) -> None:
 @pytest.mark.slow
 def test_workers_that_join_and_leave(cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """While there is room, and without counting as faults."""
-    monkeypatch.setattr(publisher, "Order", partial(Order, timeout_s=20.0))  # a busy machine needs it to form a group
+    monkeypatch.setattr(
+        publisher, "Order", partial(Order, timeout_s=20.0)
+    )  # a busy machine needs it to form a group
     monkeypatch.setattr(publisher, "TIMEOUT_S", 20.0)
-    recipe, said = Recipe(PPO_CONFIG, rollout_workers=1, shards_per_worker=4, weights="broadcast"), list[str]()
-    with on_ray(recipe, said.append, replace(CLUSTER, most_rollout_workers=3, max_restarts=0)) as flow:
+    recipe, said = (
+        Recipe(PPO_CONFIG, rollout_workers=1, shards_per_worker=4, weights="broadcast"),
+        list[str](),
+    )
+    with on_ray(
+        recipe, said.append, replace(CLUSTER, most_rollout_workers=3, max_restarts=0)
+    ) as flow:
         pool, deadline = flow.rollouts, time.monotonic() + 250
 
         def joined(workers: int) -> Callable[[], bool]:
@@ -127,7 +179,9 @@ def test_workers_that_join_and_leave(cluster: None, monkeypatch: pytest.MonkeyPa
 
         def received() -> bool:
             assert time.monotonic() < deadline, (said, metrics[-1])
-            return metrics[-1].get("weights/received") == 3  # a broadcast that is late on a busy machine is left out
+            return (
+                metrics[-1].get("weights/received") == 3
+            )  # a broadcast that is late on a busy machine is left out
 
         metrics = run_until(flow, recipe, joined(2))
         assert pool.size == 3
@@ -147,7 +201,10 @@ def test_a_role_that_keeps_dying_ends_the_run(cluster: None) -> None:
     recipe = Recipe(PPO_CONFIG)
     with on_ray(recipe, cluster=replace(CLUSTER, max_restarts=0)) as flow:
         os.kill(flow.rollouts.introduced[0].pid, signal.SIGKILL)
-        with pytest.raises(RuntimeError, match="rollout workers were lost 1 times, the last time because rollout 0 was lost"):
+        with pytest.raises(
+            RuntimeError,
+            match="rollout workers were lost 1 times, the last time because rollout 0 was lost",
+        ):
             iterate(flow, recipe)
 
 
@@ -166,7 +223,9 @@ def test_a_lost_trainer_is_reported(cluster: None) -> None:
 def test_a_lost_rank_is_noticed_while_the_first_waits_for_it(cluster: None) -> None:
     import ray
 
-    actors = [ray.remote(num_cpus=0, concurrency_groups={"health": 1})(Rank).remote() for _ in range(2)]
+    actors = [
+        ray.remote(num_cpus=0, concurrency_groups={"health": 1})(Rank).remote() for _ in range(2)
+    ]
     trainers = Trainers(actors, CLUSTER)
     (_,), (second,) = trainers.call("ready", "nowhere", 2)
     with pytest.raises(TrainerLost, match="trainer 1 was lost"):

@@ -30,18 +30,43 @@ class Elsewhere:
     """``rlinf-vla train`` on the near node, its cell on the far one."""
 
     def __init__(self, nodes: Nodes, folder: Path) -> None:
-        self.nodes, self.cell, self.run, self._said = nodes, folder / "cell", folder / "run", folder / "said.txt"
+        self.nodes, self.cell, self.run, self._said = (
+            nodes,
+            folder / "cell",
+            folder / "run",
+            folder / "said.txt",
+        )
         self.cell.mkdir()
         limits = folder / "patient.yaml"
         limits.write_text(CELL_YAML)
-        self.words = (f"robot.folder={self.cell}", f"robot.cell={limits}", "cluster.runtime=ray", f"cluster.address={nodes.address}")
-        self.words += (*SMALL, f"cluster.heartbeat_s={HEARTBEAT_S}", "cluster.start_timeout_s=120", "session.minutes=20", *LONG)
-        self.learner = self.command("train", "recipe=franka_rlpd", f"run_dir={self.run}", "resume=auto", *self.words)
+        self.words = (
+            f"robot.folder={self.cell}",
+            f"robot.cell={limits}",
+            "cluster.runtime=ray",
+            f"cluster.address={nodes.address}",
+        )
+        self.words += (
+            *SMALL,
+            f"cluster.heartbeat_s={HEARTBEAT_S}",
+            "cluster.start_timeout_s=120",
+            "session.minutes=20",
+            *LONG,
+        )
+        self.learner = self.command(
+            "train", "recipe=franka_rlpd", f"run_dir={self.run}", "resume=auto", *self.words
+        )
 
     def command(self, *words: str) -> subprocess.Popen[str]:
         with self._said.open("a") as said:
             return self.nodes.inside(
-                "rlinf_near", sys.executable, "-m", "rlinf_vla.cli.main", *words, stdout=said, stderr=said, start_new_session=True
+                "rlinf_near",
+                sys.executable,
+                "-m",
+                "rlinf_vla.cli.main",
+                *words,
+                stdout=said,
+                stderr=said,
+                start_new_session=True,
             )
 
     @property
@@ -57,7 +82,11 @@ class Elsewhere:
 
     def lengths(self) -> list[float]:
         """Files of the episodes that were used for training."""
-        return [line[STEPS] for line in read_metrics(self.run) if STEPS in line] if self.run.exists() else []
+        return (
+            [line[STEPS] for line in read_metrics(self.run) if STEPS in line]
+            if self.run.exists()
+            else []
+        )
 
     def wait_played(self) -> None:
         """Another iteration."""
@@ -86,16 +115,24 @@ def elsewhere(nodes: Nodes, tmp_path: Path) -> Iterator[Elsewhere]:
 @pytest.mark.nightly
 @pytest.mark.realtime
 @pytest.mark.timeout(1200)
-def test_a_session_survives_the_loss_of_link_and_node(elsewhere: Elsewhere, nodes: Nodes, tmp_path: Path) -> None:
+def test_a_session_survives_the_loss_of_link_and_node(
+    elsewhere: Elsewhere, nodes: Nodes, tmp_path: Path
+) -> None:
     elsewhere.wait_played()
     elsewhere.wait_moving()
 
     before = len(journal(elsewhere.cell))
     nodes.cut()
     cut = time.monotonic()
-    wait_until(lambda: any(each["event"] == "end" for each in journal(elsewhere.cell)[before:]), 60, "the arm's process ends")
+    wait_until(
+        lambda: any(each["event"] == "end" for each in journal(elsewhere.cell)[before:]),
+        60,
+        "the arm's process ends",
+    )
     assert time.monotonic() - cut < 6 * HEARTBEAT_S
-    assert [each["fault"] for each in journal(elsewhere.cell)[before:] if each["event"] == "end"] == [f"policy: {LEARNER_GONE}"]
+    assert [
+        each["fault"] for each in journal(elsewhere.cell)[before:] if each["event"] == "end"
+    ] == [f"policy: {LEARNER_GONE}"]
     elsewhere.wait(lambda: "starting a new one" in elsewhere.said, "the learner names it")
     nodes.kill("rlinf_far")
     nodes.fix()
@@ -118,6 +155,11 @@ def test_a_session_survives_the_loss_of_link_and_node(elsewhere: Elsewhere, node
     checkpoint = max((elsewhere.run / "checkpoints").glob("step_*"))
     words = [word for word in elsewhere.words if re.match(r"robot|cluster|env|control", word)]
     judged = elsewhere.command(
-        "eval", "recipe=franka_rlpd", f"checkpoint={checkpoint}", f"run_dir={tmp_path / 'eval'}", "episodes=2", *words
+        "eval",
+        "recipe=franka_rlpd",
+        f"checkpoint={checkpoint}",
+        f"run_dir={tmp_path / 'eval'}",
+        "episodes=2",
+        *words,
     )
     assert judged.wait(timeout=START_S) == 0, elsewhere.said[-2000:]

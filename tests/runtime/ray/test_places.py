@@ -26,7 +26,9 @@ def config(placement: str) -> ClusterConfig:
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize(("workers", "ranks"), [(4, 4), (4, 2), (6, 2), (1, 1)])
-def test_the_planner_and_the_runtime_place_workers_alike(placement: str, workers: int, ranks: int) -> None:
+def test_the_planner_and_the_runtime_place_workers_alike(
+    placement: str, workers: int, ranks: int
+) -> None:
     counts = COUNTS | {"rollout": workers, "trainer": ranks}
     roles = roles_of(config(placement), counts, EIGHT)
     (machine,) = place(Plan("ray", placement, workers, trainer_ranks=ranks), EIGHT)
@@ -36,7 +38,9 @@ def test_the_planner_and_the_runtime_place_workers_alike(placement: str, workers
         assert len(set(roles[role].slots)) == roles[role].count, "a GPU has one worker of each role"
     shared = set(roles["rollout"].slots) & set(roles["trainer"].slots)
     assert bool(shared) == (placement != "disaggregated")
-    assert set(roles["reference"].slots) <= set(roles["trainer"].slots) and set(roles["reward"].slots) <= set(roles["rollout"].slots)
+    assert set(roles["reference"].slots) <= set(roles["trainer"].slots) and set(
+        roles["reward"].slots
+    ) <= set(roles["rollout"].slots)
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
@@ -54,7 +58,12 @@ def test_workers_of_one_gpu_share_one_bundle(placement: str) -> None:
 
 def test_the_machines_labels_are_those_of_its_bundles() -> None:
     roles = roles_of(
-        replace(config("collocated"), roles=replace(ClusterConfig("x").roles, rollout=RoleConfig(labels={"a": "b"}))), COUNTS, TWO
+        replace(
+            config("collocated"),
+            roles=replace(ClusterConfig("x").roles, rollout=RoleConfig(labels={"a": "b"})),
+        ),
+        COUNTS,
+        TWO,
     )
     labels = [bundle.labels for bundle in bundles_of(roles, TWO)]
     assert labels == [{"type": "fast", "a": "b"}] * 4
@@ -64,26 +73,47 @@ def test_without_gpus_each_worker_has_its_own_bundle_and_features_share_the_trai
     roles = roles_of(ClusterConfig("made_up"), COUNTS | {"feature": 3})
     bundles = bundles_of(roles)
     assert [bundle.slot for bundle in bundles] == [None] * 9
-    assert bundles[0].workers[1:] == [("feature", 0), ("feature", 2)] and bundles[0].resources == {"CPU": 3.0}
+    assert bundles[0].workers[1:] == [("feature", 0), ("feature", 2)] and bundles[0].resources == {
+        "CPU": 3.0
+    }
 
 
 def test_too_few_gpus() -> None:
     with pytest.raises(
-        UserError, match=r"4 GPUs wanted, cluster=made_up has 2 \(cluster.placement=hybrid\): lower cluster.rollout_workers"
+        UserError,
+        match=r"4 GPUs wanted, cluster=made_up has 2 \(cluster.placement=hybrid\): lower cluster.rollout_workers",
     ):
         assign("hybrid", 4, 1, Cluster("made_up", (NodeConfig("node", 1, 2),)))
     nodes = [{"Alive": True, "Resources": {"CPU": 64.0, "GPU": 1.0}, "Labels": {}}]
     with pytest.raises(UserError, match="the cluster has 1 GPU, the plan wants 4"):
         require_room(nodes, roles_of(config("collocated"), COUNTS, EIGHT), EIGHT)
-    with pytest.raises(UserError, match="no node of the cluster can run a trainer and rollout and reference"):
-        require_room([nodes[0] | {"Resources": {"CPU": 64.0, "GPU": 4.0}}], roles_of(config("collocated"), COUNTS, TWO), TWO)
+    with pytest.raises(
+        UserError, match="no node of the cluster can run a trainer and rollout and reference"
+    ):
+        require_room(
+            [nodes[0] | {"Resources": {"CPU": 64.0, "GPU": 4.0}}],
+            roles_of(config("collocated"), COUNTS, TWO),
+            TWO,
+        )
 
 
 def test_machines_of_a_ray_cluster() -> None:
     def node(address: str, gpus: float, alive: bool = True) -> dict[str, Any]:
-        return {"Alive": alive, "NodeManagerAddress": address, "Resources": {"CPU": 8.0} | ({"GPU": gpus} if gpus else {})}
+        return {
+            "Alive": alive,
+            "NodeManagerAddress": address,
+            "Resources": {"CPU": 8.0} | ({"GPU": gpus} if gpus else {}),
+        }
 
-    found = machines_of_ray("mine", [node("10.0.0.2", 4), node("10.0.0.1", 8), node("10.0.0.3", 0), node("10.0.0.4", 8, alive=False)])
+    found = machines_of_ray(
+        "mine",
+        [
+            node("10.0.0.2", 4),
+            node("10.0.0.1", 8),
+            node("10.0.0.3", 0),
+            node("10.0.0.4", 8, alive=False),
+        ],
+    )
     assert [(each.name, each.gpus) for each in found.nodes] == [("10.0.0.1", 8), ("10.0.0.2", 4)]
     assert assign("collocated", 9, 9, found)[0][8] == Slot(1, 0)
     with pytest.raises(UserError, match="no node of the Ray cluster has a GPU"):
@@ -142,4 +172,6 @@ def test_ray_gives_workers_the_gpus_of_the_plan() -> None:
     for placement, (gpus, planned) in json.loads(run.stdout.splitlines()[-1]).items():
         given = [each for name in COUNTS for each in gpus[name]]
         assert all(len(each) == 1 for each in given), placement
-        assert same_groups([each for (each,) in given], [each for name in COUNTS for each in planned[name]]), placement
+        assert same_groups(
+            [each for (each,) in given], [each for name in COUNTS for each in planned[name]]
+        ), placement

@@ -17,32 +17,54 @@ from rlinf_vla.runtime.ray.broadcast import Order, Outbox
 from rlinf_vla.runtime.ray.rollout_workers import RolloutWorker, Weights
 from rlinf_vla.runtime.ray.serialization import Packed
 from rlinf_vla.runtime.ray.worker import node_address
-from tests.runtime.ray.counting import PPO_CONFIG, Recipe, builders, in_process, iterate, on_ray, trained, with_staleness
+from tests.runtime.ray.counting import (
+    PPO_CONFIG,
+    Recipe,
+    builders,
+    in_process,
+    iterate,
+    on_ray,
+    trained,
+    with_staleness,
+)
 
 BROADCAST = Recipe(PPO_CONFIG, rollout_workers=2, weights="broadcast")
 
 
 def filled(worker: RolloutWorker, value: float) -> dict[str, Tensor]:
-    return {name: torch.full_like(weight.detach(), value) for name, weight in worker.policy.named_parameters()}
+    return {
+        name: torch.full_like(weight.detach(), value)
+        for name, weight in worker.policy.named_parameters()
+    }
 
 
 def loaded(worker: RolloutWorker, weights: Weights) -> float:
     """The value of all of its weights after a rollout with these."""
     worker.collect(weights, 0, 0, 1)
     worker.unmerge()
-    (value,) = torch.cat([weight.detach().flatten() for weight in worker.policy.parameters()]).unique().tolist()
+    (value,) = (
+        torch.cat([weight.detach().flatten() for weight in worker.policy.parameters()])
+        .unique()
+        .tolist()
+    )
     return float(value)
 
 
 def test_a_worker_loads_what_was_broadcast_to_it(cluster: None) -> None:
     worker = RolloutWorker(builders(BROADCAST)["rollout"], 0)
     info = worker.ready()
-    outbox, host, me = Outbox("cpu", node_address()), node_address(), frozenset({(info.node, info.pid)})
+    outbox, host, me = (
+        Outbox("cpu", node_address()),
+        node_address(),
+        frozenset({(info.node, info.pid)}),
+    )
 
     def published(version: int, generation: int, size: int = 2) -> Weights:
         """1 + version in the store; 101 + version is broadcast."""
         layout = outbox.hold(version, filled(worker, 101.0 + version))
-        order = Order(outbox.address(), generation, size, version, timeout_s=60.0 if size == 2 else 1.0)
+        order = Order(
+            outbox.address(), generation, size, version, timeout_s=60.0 if size == 2 else 1.0
+        )
         sending = threading.Thread(target=outbox.send, args=(order,))
         sending.start()
         worker.receive(1, order, layout, version)
@@ -52,10 +74,14 @@ def test_a_worker_loads_what_was_broadcast_to_it(cluster: None) -> None:
 
     assert outbox.address()[0] == host
     first = published(0, 1)
-    assert loaded(worker, replace(first, receivers=frozenset({(info.node, info.pid + 1)}))) == 1.0, "it went to another worker"
+    assert (
+        loaded(worker, replace(first, receivers=frozenset({(info.node, info.pid + 1)}))) == 1.0
+    ), "it went to another worker"
     assert loaded(worker, first) == 101.0
     assert loaded(worker, first) == 1.0, "as after a rest, when the buffer is used up"
-    assert loaded(worker, published(1, 2, size=3)) == 2.0, "a member is missing, so it does not arrive"
+    assert loaded(worker, published(1, 2, size=3)) == 2.0, (
+        "a member is missing, so it does not arrive"
+    )
     assert loaded(worker, published(2, 3)) == 103.0
 
 
@@ -64,10 +90,17 @@ def test_a_worker_loads_what_was_broadcast_to_it(cluster: None) -> None:
     [
         pytest.param(BROADCAST, 2, id="between rollouts"),
         pytest.param(with_staleness(BROADCAST, 1), 2, id="with staleness", marks=pytest.mark.slow),
-        pytest.param(replace(BROADCAST, placement="collocated"), 1, id="not to the worker on the trainer's GPU", marks=pytest.mark.slow),
+        pytest.param(
+            replace(BROADCAST, placement="collocated"),
+            1,
+            id="not to the worker on the trainer's GPU",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
-def test_each_broadcast_arrives_and_is_measured(recipe: Recipe, receivers: int, cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_broadcast_arrives_and_is_measured(
+    recipe: Recipe, receivers: int, cluster: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(publisher, "Order", partial(Order, timeout_s=60.0))
     monkeypatch.setattr(publisher, "TIMEOUT_S", 60.0)
     with on_ray(recipe) as flow:

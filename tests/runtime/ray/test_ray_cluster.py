@@ -32,19 +32,27 @@ def silent_port() -> Iterator[int]:
 
 @pytest.mark.parametrize("address", ["head", "head:port", "ray://head:10001", "-inf"])
 def test_an_invalid_address(address: str) -> None:
-    with pytest.raises(UserError, match=f"address={address} cannot be used: use HOST:PORT of the cluster's head"):
+    with pytest.raises(
+        UserError, match=f"address={address} cannot be used: use HOST:PORT of the cluster's head"
+    ):
         check_values(ClusterConfig(name="laptop", address=address))
 
 
 @pytest.mark.parametrize(
     ("address", "message"),
     [
-        ("127.0.0.1:{port}", "nothing answers there (Connection refused); is `ray start --head` running?"),
+        (
+            "127.0.0.1:{port}",
+            "nothing answers there (Connection refused); is `ray start --head` running?",
+        ),
         ("no.such.host.invalid:6379", "nothing answers there"),
     ],
 )
 def test_an_address_without_a_cluster(address: str, message: str, silent_port: int) -> None:
-    with pytest.raises(UserError) as error, connect_cluster(address.format(port=silent_port), {}, print):
+    with (
+        pytest.raises(UserError) as error,
+        connect_cluster(address.format(port=silent_port), {}, print),
+    ):
         pass
     assert message in str(error.value)
 
@@ -52,14 +60,23 @@ def test_an_address_without_a_cluster(address: str, message: str, silent_port: i
 @pytest.mark.parametrize(
     ("roles", "message"),
     [
-        ({"trainer": Role(count=3, gpus=1.0)}, "the cluster has 2 GPU, the plan wants 3 (3 trainer): lower cluster.*_workers"),
-        ({"trainer": Role(count=1), "rollout": Role(count=8)}, "the cluster has 8 CPU, the plan wants 9 (1 trainer, 8 rollout)"),
+        (
+            {"trainer": Role(count=3, gpus=1.0)},
+            "the cluster has 2 GPU, the plan wants 3 (3 trainer): lower cluster.*_workers",
+        ),
+        (
+            {"trainer": Role(count=1), "rollout": Role(count=8)},
+            "the cluster has 8 CPU, the plan wants 9 (1 trainer, 8 rollout)",
+        ),
         (
             {"robot": Role(count=1, resources={"robot": 1.0})},
             "the cluster has 0 robot, the plan wants 1 (1 robot): on the machine that has it, "
             "ray start --address=HOST:PORT --resources='{\"robot\": 1}'",
         ),
-        ({"rollout": Role(count=1, labels={"market-type": "on-demand"})}, "no node of the cluster can run a rollout worker"),
+        (
+            {"rollout": Role(count=1, labels={"market-type": "on-demand"})},
+            "no node of the cluster can run a rollout worker",
+        ),
     ],
 )
 def test_a_cluster_without_enough_resources(roles: dict[str, Role], message: str) -> None:
@@ -80,7 +97,10 @@ def test_a_cluster_with_enough_resources() -> None:
 def test_a_users_mistake_on_a_worker_is_one_line_and_a_bug_has_its_traceback() -> None:
     from ray.exceptions import RayTaskError
 
-    mistake, defect = (RayTaskError("ready", "Traceback ...\nwhere it was", cause) for cause in (UserError("no such task"), KeyError("x")))
+    mistake, defect = (
+        RayTaskError("ready", "Traceback ...\nwhere it was", cause)
+        for cause in (UserError("no such task"), KeyError("x"))
+    )
     assert str(raised_there(mistake)) == "no such task"
     found = raised_there(defect.as_instanceof_cause())  # as ray.get raises it
     assert isinstance(found, KeyError) and "where it was" in found.__notes__[0]
@@ -89,7 +109,10 @@ def test_a_users_mistake_on_a_worker_is_one_line_and_a_bug_has_its_traceback() -
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ("Version mismatch: The cluster was started with:\n Ray: 2.40.0", "that cluster runs another version of Ray or Python"),
+        (
+            "Version mismatch: The cluster was started with:\n Ray: 2.40.0",
+            "that cluster runs another version of Ray or Python",
+        ),
         ("AuthenticationError: invalid token", "set RAY_AUTH_MODE and RAY_AUTH_TOKEN"),
     ],
 )
@@ -123,6 +146,16 @@ with connect_cluster(None, {}, lambda text: None):
 
 @pytest.mark.slow
 def test_a_local_cluster_requires_its_token() -> None:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
-    done = subprocess.run([sys.executable, "-c", OWN_CLUSTER, STRANGER], env=environment, capture_output=True, text=True, timeout=280)
-    assert done.stdout.split() == ["AuthenticationError", "AuthenticationError", "let", "in"], done.stdout + done.stderr
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", OWN_CLUSTER, STRANGER],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.stdout.split() == ["AuthenticationError", "AuthenticationError", "let", "in"], (
+        done.stdout + done.stderr
+    )

@@ -12,16 +12,31 @@ from torch import Tensor
 from rlinf_vla.core.types import Trajectory, flattened
 from rlinf_vla.planner import synthetic
 from rlinf_vla.rollout.actor import Settings
-from rlinf_vla.runtime.ray.serialization import HeavyParts, Packed, heavy_parts, light_part, light_trajectory
+from rlinf_vla.runtime.ray.serialization import (
+    HeavyParts,
+    Packed,
+    heavy_parts,
+    light_part,
+    light_trajectory,
+)
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 
 SIZES = (3, 1, 5)
 
 
 def shard(number: int, size: int) -> Trajectory:
-    calls = synthetic.calls(LinearPolicy(LinearOptions()), size, Settings(number, 1.0, size, False), 1)
+    calls = synthetic.calls(
+        LinearPolicy(LinearOptions()), size, Settings(number, 1.0, size, False), 1
+    )
     half = torch.arange(size).bfloat16() + 10 * number
-    return replace(calls, inputs={"image": calls.inputs["image"] + number, "half": half, "ids": torch.randint(0, 9, (size, 2, 3))})
+    return replace(
+        calls,
+        inputs={
+            "image": calls.inputs["image"] + number,
+            "half": half,
+            "ids": torch.randint(0, 9, (size, 2, 3)),
+        },
+    )
 
 
 @pytest.fixture
@@ -35,17 +50,29 @@ def stored() -> tuple[Trajectory, Trajectory, HeavyParts]:
 
 
 def same(found: Trajectory, expected: Trajectory) -> None:
-    assert found.inputs.keys() == expected.inputs.keys() and found.latent.keys() == expected.latent.keys()
+    assert (
+        found.inputs.keys() == expected.inputs.keys()
+        and found.latent.keys() == expected.latent.keys()
+    )
     for one, other in zip(found.tensors(), expected.tensors(), strict=True):
         assert one.dtype == other.dtype and torch.equal(one, other)
 
 
 @pytest.mark.parametrize(
     "index",
-    [slice(None), slice(1, 8, 3), torch.tensor([8, 0, 8, 3]), [4, 2], torch.arange(9) % 2 == 0, torch.empty(0, dtype=torch.int64)],
+    [
+        slice(None),
+        slice(1, 8, 3),
+        torch.tensor([8, 0, 8, 3]),
+        [4, 2],
+        torch.arange(9) % 2 == 0,
+        torch.empty(0, dtype=torch.int64),
+    ],
     ids=str,
 )
-def test_an_index_selects_the_same_rows_as_of_one_tensor(stored: tuple[Trajectory, Trajectory, HeavyParts], index: Any) -> None:
+def test_an_index_selects_the_same_rows_as_of_one_tensor(
+    stored: tuple[Trajectory, Trajectory, HeavyParts], index: Any
+) -> None:
     whole, light, parts = stored
     completed = parts.complete(light)
     assert all(len(each) == len(whole) for each in completed.inputs.values())

@@ -47,11 +47,17 @@ class Workers:
 def shortest(seconds: list[float], calls: int) -> float:
     """By all ways to divide the calls."""
     shares = itertools.product(range(calls + 1), repeat=len(seconds))
-    return min(max(count * each for count, each in zip(share, seconds, strict=True)) for share in shares if sum(share) == calls)
+    return min(
+        max(count * each for count, each in zip(share, seconds, strict=True))
+        for share in shares
+        if sum(share) == calls
+    )
 
 
 @given(st.lists(st.integers(1, 9).map(float), min_size=1, max_size=3), st.integers(1, 7))
-def test_the_schedule_is_the_shortest_once_speeds_are_known(seconds: list[float], calls: int) -> None:
+def test_the_schedule_is_the_shortest_once_speeds_are_known(
+    seconds: list[float], calls: int
+) -> None:
     workers = Workers(seconds)
     workers.play(len(seconds))  # unknown: each takes one
     assert workers.made == [1] * len(seconds)

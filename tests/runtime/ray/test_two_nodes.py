@@ -32,8 +32,22 @@ def events(driver: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
 
 
 def run(nodes: Nodes, iterations: int, resource: str, cpus: float = 0.0) -> subprocess.Popen[str]:
-    command = (sys.executable, "-m", "tests.runtime.ray.two_nodes", nodes.address, str(iterations), resource, str(cpus))
-    return nodes.inside("rlinf_near", *command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    command = (
+        sys.executable,
+        "-m",
+        "tests.runtime.ray.two_nodes",
+        nodes.address,
+        str(iterations),
+        resource,
+        str(cpus),
+    )
+    return nodes.inside(
+        "rlinf_near",
+        *command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 def expected(iterations: int) -> str:
@@ -47,7 +61,11 @@ def test_rollouts_on_another_node(nodes: Nodes) -> None:
     driver = run(nodes, ITERATIONS, "far")
     found = list(events(driver))
     assert driver.wait(timeout=60) == 0, driver.stderr.read() if driver.stderr else ""
-    assert {(*each["nodes"], each["received"], each["missed"]) for each in found if each["kind"] == "iteration"} == {(FAR, 2, 0)}
+    assert {
+        (*each["nodes"], each["received"], each["missed"])
+        for each in found
+        if each["kind"] == "iteration"
+    } == {(FAR, 2, 0)}
     assert found[-1] == {"kind": "weights", "digest": expected(ITERATIONS)}
 
 
@@ -72,7 +90,9 @@ def test_a_cut_link(nodes: Nodes, resource: str) -> None:
     lost = [each["text"] for each in seen if each["kind"] == "said" and "replaced" in each["text"]]
     assert lost, complaint
     if resource:
-        assert code == 1 and "did not start within 90 s: the cluster has no room for it" in complaint
+        assert (
+            code == 1 and "did not start within 90 s: the cluster has no room for it" in complaint
+        )
         assert seconds < QUICK.start_timeout_s + 90
     else:
         assert code == 0, complaint
@@ -86,7 +106,10 @@ NODE_EVENTS = int(os.environ.get("CHAOS_EVENTS", "30")) // 10
 @pytest.mark.timeout(3600)
 def test_a_machine_that_comes_and_goes(nodes: Nodes) -> None:
     """It is told to leave, killed or cut off, and joins again, while workers are killed: the weights stay those of a quiet run."""
-    driver, chance = run(nodes, 0, "", 1.0), random.Random(2)  # each machine has room for one rollout worker
+    driver, chance = (
+        run(nodes, 0, "", 1.0),
+        random.Random(2),
+    )  # each machine has room for one rollout worker
     seen, happened = [], Counter[str]()
 
     def until(wanted: list[str]) -> dict[str, Any]:

@@ -25,7 +25,17 @@ from rlinf_vla.runtime.ray.cluster import connect_cluster
 from rlinf_vla.runtime.ray.flow import RayFlow
 from rlinf_vla.runtime.ray.open import launch_workers
 from rlinf_vla.runtime.ray.places import Role
-from tests.runtime.ray.counting import CLUSTER, NUM_ENVS, PPO_CONFIG, SETTINGS, Recipe, algorithm, builders, roles, trained
+from tests.runtime.ray.counting import (
+    CLUSTER,
+    NUM_ENVS,
+    PPO_CONFIG,
+    SETTINGS,
+    Recipe,
+    algorithm,
+    builders,
+    roles,
+    trained,
+)
 
 RECIPE = Recipe(PPO_CONFIG, rollout_workers=2)
 QUICK = replace(CLUSTER, heartbeat_s=5.0, start_timeout_s=90.0, spread=True, weights="broadcast")
@@ -37,7 +47,9 @@ def tell(**event: Any) -> None:
 
 
 def digest(weights: dict[str, Tensor]) -> str:
-    return hashlib.sha256(b"".join(weights[name].numpy().tobytes() for name in sorted(weights))).hexdigest()
+    return hashlib.sha256(
+        b"".join(weights[name].numpy().tobytes() for name in sorted(weights))
+    ).hexdigest()
 
 
 def main(address: str, iterations: int, resource: str, cpus: float) -> None:
@@ -48,7 +60,9 @@ def main(address: str, iterations: int, resource: str, cpus: float) -> None:
     wanted = roles(RECIPE)
     wanted["trainer"] = Role(count=1, cpus=0.5, resources={"near": 1.0})
     if resource or cpus:
-        wanted["rollout"] = Role(count=2, cpus=cpus or 0.5, resources={resource: 1.0} if resource else {})
+        wanted["rollout"] = Role(
+            count=2, cpus=cpus or 0.5, resources={resource: 1.0} if resource else {}
+        )
     say = partial(tell, kind="said")
     with (
         connect_cluster(address, wanted, lambda text: say(text=text)),
@@ -65,10 +79,24 @@ def main(address: str, iterations: int, resource: str, cpus: float) -> None:
             flow.begin(iteration)
             subject.iteration(flow)
             workers_now = flow.rollouts.introduced.copy().values()
-            nodes, pids = sorted({each.node for each in workers_now}), [each.pid for each in workers_now]
+            nodes, pids = (
+                sorted({each.node for each in workers_now}),
+                [each.pid for each in workers_now],
+            )
             ids = {each.node: each.node_id for each in workers_now}
-            sent = {name.partition("/")[2]: flow.metrics[name] for name in ("weights/received", "weights/missed")}
-            tell(kind="iteration", number=iteration, seconds=time.monotonic() - started, nodes=nodes, pids=pids, ids=ids, **sent)
+            sent = {
+                name.partition("/")[2]: flow.metrics[name]
+                for name in ("weights/received", "weights/missed")
+            }
+            tell(
+                kind="iteration",
+                number=iteration,
+                seconds=time.monotonic() - started,
+                nodes=nodes,
+                pids=pids,
+                ids=ids,
+                **sent,
+            )
         tell(kind="weights", digest=digest(trained(flow)))
 
 

@@ -18,7 +18,10 @@ assert AppLauncher.launched is not None, "launch the application first"
 
 class TerminationManager:
     def __init__(self, terms: dict[str, Any], env: ManagerBasedRLEnv) -> None:
-        self._terms, self._env = {name: term for name, term in terms.items() if term is not None}, env
+        self._terms, self._env = (
+            {name: term for name, term in terms.items() if term is not None},
+            env,
+        )
         self._dones = {name: torch.zeros(env.num_envs, dtype=torch.bool) for name in self._terms}
 
     @property
@@ -26,12 +29,17 @@ class TerminationManager:
         return list(self._terms)
 
     def compute(self) -> tuple[Tensor, Tensor]:
-        ended = {True: torch.zeros(self._env.num_envs, dtype=torch.bool), False: torch.zeros(self._env.num_envs, dtype=torch.bool)}
+        ended = {
+            True: torch.zeros(self._env.num_envs, dtype=torch.bool),
+            False: torch.zeros(self._env.num_envs, dtype=torch.bool),
+        }
         for name, term in self._terms.items():
             fired = term.func(self._env)
             for other in self._dones.values():
                 other[fired] = False
-            self._dones[name][fired] = True  # as before 2.3.1: rows that did not end keep their value
+            self._dones[name][fired] = (
+                True  # as before 2.3.1: rows that did not end keep their value
+            )
             ended[term.time_out] |= fired
         return ended[False], ended[True]
 
@@ -61,7 +69,12 @@ class ManagerBasedRLEnv:
         torch.manual_seed(seed)
         np.random.seed(seed)
 
-    def reset(self, seed: int | None = None, env_ids: Tensor | None = None, options: dict[str, Any] | None = None) -> Any:
+    def reset(
+        self,
+        seed: int | None = None,
+        env_ids: Tensor | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> Any:
         if seed is not None:
             self.seed(seed)
         self._reset_idx(torch.arange(self.num_envs) if env_ids is None else env_ids)
@@ -96,10 +109,17 @@ class ManagerBasedRLEnv:
     def _observed(self) -> dict[str, Any]:
         found = {}
         for group, terms in vars(self.cfg.observations).items():
-            values = {name: term.func(self) for name, term in vars(terms).items() if hasattr(term, "func")}
+            values = {
+                name: term.func(self) for name, term in vars(terms).items() if hasattr(term, "func")
+            }
             noise = torch.rand(1) if terms.enable_corruption else 0
-            values = {name: value if value.dtype == torch.uint8 else value + noise for name, value in values.items()}
-            found[group] = torch.cat(list(values.values()), dim=1) if terms.concatenate_terms else values
+            values = {
+                name: value if value.dtype == torch.uint8 else value + noise
+                for name, value in values.items()
+            }
+            found[group] = (
+                torch.cat(list(values.values()), dim=1) if terms.concatenate_terms else values
+            )
         return found
 
 
@@ -122,7 +142,9 @@ def cube_pos(env: ManagerBasedRLEnv) -> Tensor:
 def image(env: ManagerBasedRLEnv) -> Tensor:
     """RGBA, of ``cfg.scene.table_cam``'s size: its shade tells where tool and cube are."""
     camera = env.cfg.scene.table_cam
-    shade = (200 * torch.stack([env.tool[:, 0], env.cube[:, 0], env.cube[:, 1].abs(), env.finger], dim=1)).clamp(0, 255)
+    shade = (
+        200 * torch.stack([env.tool[:, 0], env.cube[:, 0], env.cube[:, 1].abs(), env.finger], dim=1)
+    ).clamp(0, 255)
     return shade.to(torch.uint8)[:, None, None].repeat(1, camera.height, camera.width, 1)
 
 

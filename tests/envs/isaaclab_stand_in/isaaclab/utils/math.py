@@ -19,4 +19,7 @@ def turned(quaternion: Tensor, rotation: Tensor) -> Tensor:
     angle = rotation.norm(dim=1, keepdim=True)
     v1 = torch.sin(angle / 2) * rotation / angle.clamp(min=1e-9)
     w1, w0, v0 = torch.cos(angle / 2), quaternion[:, :1], quaternion[:, 1:]
-    return torch.cat([w1 * w0 - (v1 * v0).sum(1, keepdim=True), w1 * v0 + w0 * v1 + torch.cross(v1, v0, dim=1)], dim=1)
+    return torch.cat(
+        [w1 * w0 - (v1 * v0).sum(1, keepdim=True), w1 * v0 + w0 * v1 + torch.cross(v1, v0, dim=1)],
+        dim=1,
+    )
