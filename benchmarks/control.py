@@ -38,11 +38,13 @@ from rlinf_vla.telemetry.control_timing import control_table
 from rlinf_vla.training.lora import acting
 
 RATES = (10.0, 20.0, 50.0)
-TURNS, SECONDS = 2, 2.0
+TURNS = 2
+SECONDS = 2.0
 """Turns of each loop at each rate, and seconds per turn. The two loops alternate."""
 ROBOT_S, CAMERA_S = 0.0003, 0.002
 """Seconds to observe or to command the robot, and to read one camera."""
-STALL_EVERY, STALL_PERIODS = 20, 1.5
+STALL_EVERY = 20
+STALL_PERIODS = 1.5
 """One in ``STALL_EVERY`` inferences takes ``STALL_PERIODS`` control periods longer."""
 
 
@@ -67,7 +69,9 @@ class Stalling:
     """Wrap an actor so that every ``STALL_EVERY``-th call takes ``seconds`` longer."""
 
     def __init__(self, actor: ControlActor, seconds: float) -> None:
-        self._actor, self._seconds, self._count = actor, seconds, 0
+        self._actor = actor
+        self._seconds = seconds
+        self._count = 0
 
     def __call__(self, request: Request) -> Chunk:
         self._count += 1
@@ -154,7 +158,8 @@ def _measure(
         recipe.control, max_misses=sys.maxsize
     )  # misses are counted here and must not stop the robot
     loop = ControlLoop(robot, cameras, background, policy.spec.chunk, counted, clock)
-    sensors, inline = Sensors(robot, cameras, clock), Stalling(actor, STALL_PERIODS / hz)
+    sensors = Sensors(robot, cameras, clock)
+    inline = Stalling(actor, STALL_PERIODS / hz)
     loop.warm_up(INSTRUCTION)
     ticks = round(SECONDS * hz)
     ours, plain = _Times(), _Times()
@@ -170,8 +175,10 @@ def _measure(
 
 def sleep_loop(robot: SyntheticRobot, sensors: Sensors, infer: Stalling, ticks: int) -> None:
     """Run the usual control loop: the next period starts after an overrun, which is not made up."""
-    target, period = tracked_target(robot.spec), 1 / robot.spec.control_hz
-    end, left = time.monotonic() + ticks * period, np.zeros((0, 7), np.float32)
+    target = tracked_target(robot.spec)
+    period = 1 / robot.spec.control_hz
+    end = time.monotonic() + ticks * period
+    left = np.zeros((0, 7), np.float32)
     while (began := time.monotonic()) < end:
         seen = sensors.read(lambda *_: None, lambda *_: None)
         if not len(left):
@@ -212,7 +219,8 @@ def budget(recipe: Recipe, policy: Policy, hz: float, document: dict[str, Any]) 
     ``overhead``: sensors and commands (p99). ``left``: time left for an inference, which took
     ``p50`` and ``p99``.
     """
-    sections, goes_by = document["sections_ms"], timing(recipe.control, hz, policy.spec.chunk)
+    sections = document["sections_ms"]
+    goes_by = timing(recipe.control, hz, policy.spec.chunk)
     overhead = sum(sections[name]["p99"] for name in ("lateness", "observe", "camera", "command"))
     inference = {
         each: sum(sections[name][each] for name in ("prepare", "encode", "act") if name in sections)

@@ -61,7 +61,8 @@ def run(arguments: Sequence[str]) -> None:
     configs = harness.simulators(arguments, USAGE)
     if not configs:
         return
-    report, document = harness.Report(next(iter(configs.values())), "bench_env"), dict[str, Any]()
+    report = harness.Report(next(iter(configs.values())), "bench_env")
+    document = dict[str, Any]()
     for name, config in configs.items():
         with report.console.status(f"starting {name}") as status:
             found = _simulator(recipes.read_node(config, "env"), status.update)
@@ -101,18 +102,23 @@ def _simulator(env: Any, say: Callable[[str], None]) -> list[EnvThroughput]:
 
 
 def _ours(env: VectorEnv, chunk: int, images: str) -> EnvThroughput:
-    generator, steps = torch.Generator().manual_seed(0), 0
+    generator = torch.Generator().manual_seed(0)
+    steps = 0
     started = spent = 0.0
     for episode in range(1 + EPISODES):
         if episode == 1:
-            started, spent, steps = time.perf_counter(), _cpu(), 0
+            started = time.perf_counter()
+            spent = _cpu()
+            steps = 0
         steps += _episode(env, chunk, episode, generator)
     return EnvThroughput("ours", images, steps, time.perf_counter() - started, _cpu() - spent)
 
 
 def _episode(env: VectorEnv, chunk: int, number: int, generator: torch.Generator) -> int:
     """Run for the length of one episode and return the control steps; reset what ends early."""
-    size, limit, done = env.spec.num_envs, env.spec.episode_limit, 0
+    size = env.spec.num_envs
+    limit = env.spec.episode_limit
+    done = 0
     episodes = numbered_episodes(
         EVALUATION_SEEDS, number * size, size, 1
     )  # the first task, as in the baselines
@@ -146,9 +152,11 @@ def _stock(baseline: Baseline, steps: int) -> EnvThroughput:
         watch.start()
         try:
             _wait_for("begin", process, baseline)
-            started, spent = time.perf_counter(), usage().cpu
+            started = time.perf_counter()
+            spent = usage().cpu
             _wait_for("end", process, baseline)
-            seconds, spent = time.perf_counter() - started, usage().cpu - spent
+            seconds = time.perf_counter() - started
+            spent = usage().cpu - spent
             process.communicate("", timeout=60)
         finally:
             watch.cancel()

@@ -27,7 +27,8 @@ class Report:
 
     def __init__(self, config: DictConfig, name: str) -> None:
         """Raises UserError if the directory, ``run_dir`` or a new one, is not writable."""
-        self.directory, self._name = run_directory.for_evaluation(config, None), name
+        self.directory = run_directory.for_evaluation(config, None)
+        self._name = name
         self.console = Console(highlight=False)
 
     def show(

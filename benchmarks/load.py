@@ -39,7 +39,8 @@ def run(config: DictConfig) -> None:
         size = sum(path.stat().st_size for path in Path(folder).glob("*.safetensors"))
         shards = len(list(Path(folder).glob("*.safetensors")))
         found = in_process("load", folder, chosen)
-    peak, above = found["peak"], found["peak"] - found["baseline"]
+    peak = found["peak"]
+    above = found["peak"] - found["baseline"]
     print(
         f"checkpoint: {model.name} of {model.checkpoint}, random, {size / 1e9:.2f} GB in {shards} shards; loaded on the CPU"
     )
@@ -99,15 +100,19 @@ def load(folder: Path, chosen: dict[str, Any]) -> dict[str, Any]:
     """Load the checkpoint; return memory before it and at its peak (bytes), and seconds."""
     with torch.device("meta"):  # does the imports of loading without allocating weights
         _policy(folder, chosen, random_weights=True)
-    baseline, started = resident("VmRSS"), time.perf_counter()
+    baseline = resident("VmRSS")
+    started = time.perf_counter()
     policy = _policy(folder, chosen, random_weights=False)
-    seconds, peak = time.perf_counter() - started, resident("VmHWM")
+    seconds = time.perf_counter() - started
+    peak = resident("VmHWM")
     assert not any(value.is_meta for value in policy.state_dict().values())
     return {"baseline": baseline, "peak": peak, "seconds": seconds}
 
 
 if __name__ == "__main__":
-    stage, folder, chosen = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
+    stage = sys.argv[1]
+    folder = Path(sys.argv[2])
+    chosen = json.loads(sys.argv[3])
     if stage == "make":
         make(folder, chosen)
     else:

@@ -39,7 +39,9 @@ def run(config: DictConfig) -> None:
     recipe = recipes.read(config)
     if recipe.cluster.device != "cpu":
         raise UserError("bench memory measures the CPU: use cluster=laptop")
-    model, rows, calls = MemoryModel(recipe), recipe.cluster.rows, recipe.rollout.batch_size
+    model = MemoryModel(recipe)
+    rows = recipe.cluster.rows
+    calls = recipe.rollout.batch_size
     counted = {
         "load": weights_of(model.policy).all,
         "act": model.rollout(calls),
@@ -95,15 +97,13 @@ def measure(recipe: Recipe, model: MemoryModel) -> dict[str, int]:
     load()
     held.clear()
     measured = {"load": peak_growth(load, CPU)}
-    policy, rows, calls = held[0], recipe.cluster.rows, recipe.rollout.batch_size
-    actor, numbers = (
-        Actor(policy, builders.actor_settings(recipe, recipe.rollout.temperature)),
-        torch.arange(calls),
-    )
-    inputs, episodes = (
-        policy.prepare(observation(policy.spec, calls)),
-        Episodes.first_attempts(0 * numbers, numbers),
-    )
+    policy = held[0]
+    rows = recipe.cluster.rows
+    calls = recipe.rollout.batch_size
+    actor = Actor(policy, builders.actor_settings(recipe, recipe.rollout.temperature))
+    numbers = torch.arange(calls)
+    inputs = policy.prepare(observation(policy.spec, calls))
+    episodes = Episodes.first_attempts(0 * numbers, numbers)
     measured["act"] = second(lambda: actor.act(inputs, episodes, 0 * numbers))
     batch = synthetic_batch(recipe, policy, model.algorithm, max(rows, calls))
     if model.kept:

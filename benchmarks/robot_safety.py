@@ -34,7 +34,8 @@ class Bench:
     """Run trials in one cell and accumulate their results."""
 
     def __init__(self, cell: Cell) -> None:
-        self.cell, self.filter = cell, SafetyFilter(cell)
+        self.cell = cell
+        self.filter = SafetyFilter(cell)
         self.used: dict[str, float] = {}
         self.faults: Counter[str] = Counter()
         self.actions = self.ticks = 0
@@ -63,7 +64,9 @@ def latency(cell: Cell, ticks: int = 20_000) -> dict[str, list[float]]:
 
     Values: median, 99th percentile, and the lowest of the medians of 100 consecutive blocks.
     """
-    filter_, follower, draw = SafetyFilter(cell), Follower(cell), np.random.default_rng(0)
+    filter_ = SafetyFilter(cell)
+    follower = Follower(cell)
+    draw = np.random.default_rng(0)
     filter_.start(follower.state())
     took = np.empty(ticks)
     goal: ToolTarget | None = None
@@ -101,13 +104,12 @@ def most_used(benches: dict[str, Bench]) -> float:
 
 
 def page(benches: dict[str, Bench], times: dict[str, list[float]], command: str, asked: int) -> str:
-    actions, ticks = (
-        sum(each.actions for each in benches.values()),
-        sum(each.ticks for each in benches.values()),
-    )
+    actions = sum(each.actions for each in benches.values())
+    ticks = sum(each.ticks for each in benches.values())
     faults = sum((each.faults for each in benches.values()), Counter[str]())
     worst = most_used(benches)
-    keys, columns = list(next(iter(benches.values())).used), " | ".join(benches)
+    keys = list(next(iter(benches.values())).used)
+    columns = " | ".join(benches)
     lines = [
         "# Safety filter stress test",
         "",

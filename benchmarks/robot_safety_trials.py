@@ -37,9 +37,11 @@ class Follower:
     """Ideal arm that reaches every command at once; joints by damped least squares."""
 
     def __init__(self, cell: Cell) -> None:
-        self._arm, self._tick_s = cell.arm, 1 / cell.servo_hz
+        self._arm = cell.arm
+        self._tick_s = 1 / cell.servo_hz
         self.joints: Vector = np.array(cell.home_joints_rad)
-        self._pose, self._time = cell.home, 0.0
+        self._pose = cell.home
+        self._time = 0.0
 
     def follow(self, command: ToolTarget) -> None:
         self._time += self._tick_s
@@ -60,7 +62,8 @@ def goals(
     """Yield goals for ever, in bouts of one kind; ``admitted`` returns the last admitted goal."""
     kinds = (policy, _push, _extremes, _jump, _corner, _malformed)
     while True:
-        kind, bout = kinds[draw.integers(len(kinds))], draw.normal(size=7)
+        kind = kinds[draw.integers(len(kinds))]
+        bout = draw.normal(size=7)
         for number in range(draw.integers(1, 120)):
             yield kind(draw, cell, admitted(), bout, number)
 
@@ -116,7 +119,9 @@ def _corner(draw: Draw, cell: Cell, from_: ToolTarget, bout: Vector, number: int
 def _malformed(
     draw: Draw, cell: Cell, from_: ToolTarget, bout: Vector, number: int
 ) -> ToolTarget | None:
-    position, quaternion, width = from_.pose.position.copy(), from_.pose.quaternion.copy(), 0.04
+    position = from_.pose.position.copy()
+    quaternion = from_.pose.quaternion.copy()
+    width = 0.04
     odd = float(draw.choice([math.nan, math.inf, -math.inf, 1e300, -1e300, 5e-324, 1.7e308]))
     wrong: Any = draw.choice(["position", "quaternion", "width", "shape", "length", "none"])
     if wrong == "position":
@@ -151,11 +156,9 @@ def run_trial(
     """Run the filter from rest at home on ``sent`` (goal, ticks to hold it) until a fault."""
     follower = Follower(cell)
     filter_.start(follower.state())
-    commands, joints, fault = (
-        [[*cell.home.position, *cell.home.quaternion]] * 4,
-        [follower.joints] * 4,
-        None,
-    )
+    commands = [[*cell.home.position, *cell.home.quaternion]] * 4
+    joints = [follower.joints] * 4
+    fault = None
     for goal, ticks in sent:
         for _ in range(ticks):
             command, _, fault = filter_.step(goal, follower.state(), 1 / cell.servo_hz)
@@ -172,7 +175,9 @@ def usage(cell: Cell, played: Trial) -> dict[str, float]:
 
     Checks the gate's limits with separate code.
     """
-    hz, position, quaternion = cell.servo_hz, played.commands[:, :3], played.commands[:, 3:]
+    hz = cell.servo_hz
+    position = played.commands[:, :3]
+    quaternion = played.commands[:, 3:]
     used = {}
     for key, axis in (("workspace_x_m", 0), ("workspace_y_m", 1), ("workspace_z_m", 2)):
         low, high = getattr(cell, key)

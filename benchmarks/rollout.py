@@ -108,7 +108,8 @@ def _rollouts(
 
 
 def _rollout(recipe: Recipe, actor: Actor, groups: Sequence[VectorEnv]) -> Rollout:
-    timeline, limit = Timeline(), groups[0].spec.episode_limit
+    timeline = Timeline()
+    limit = groups[0].spec.episode_limit
     calls = rollout_calls(
         getattr(recipe.algorithm, "horizon", limit), limit, actor.policy.spec.chunk
     )
@@ -125,7 +126,9 @@ def _rollout(recipe: Recipe, actor: Actor, groups: Sequence[VectorEnv]) -> Rollo
 
 def _frames(recipe: Recipe, say: Callable[[str], None]) -> dict[str, float]:
     """Control steps per second, each with an image, in one environment of each variant."""
-    one, others, rates = replace(recipe.env, num_envs=1), harness.comparisons(recipe.env), {}
+    one = replace(recipe.env, num_envs=1)
+    others = harness.comparisons(recipe.env)
+    rates = {}
     for name, variant in (others.variants(one) if others else {one.name: one}).items():
         say(f"frames of {name}")
         with harness.opened(variant) as env:

@@ -99,7 +99,8 @@ def _possible(control: ControlConfig, chunk: int) -> bool:
 def _run(
     url: str, recipe: Recipe, control: ControlConfig, costs: tuple[float, float]
 ) -> dict[str, Any]:
-    remote, clock = plugins.models()[REMOTE], Clock()
+    remote = plugins.models()[REMOTE]
+    clock = Clock()
     policy = remote.load(Path(NO_MODEL), remote.Config(url=url))
     robot = SyntheticRobot(clock, CONTROL_HZ, costs[0])
     cameras = [

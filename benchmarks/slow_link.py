@@ -76,7 +76,9 @@ def _delay(source: socket.socket, target: socket.socket, link: Link) -> None:
                 target.sendall(data)
 
     threading.Thread(target=send, daemon=True).start()
-    draw, due, data = random.Random(link.seed), 0.0, b" "  # noqa: S311  (no secret)
+    draw = random.Random(link.seed)  # noqa: S311  (no secret)
+    due = 0.0
+    data = b" "
     while data:
         try:
             data = source.recv(_PIECE)

@@ -58,7 +58,8 @@ class SoakResult:
     @property
     def levels(self) -> tuple[float, float]:
         """Median bytes of the second and of the last sixth of the samples."""
-        held, sixth = [sample.resident for sample in self.samples], len(self.samples) // 6
+        held = [sample.resident for sample in self.samples]
+        sixth = len(self.samples) // 6
         return statistics.median(held[sixth : 2 * sixth]), statistics.median(held[-sixth:])
 
     @property
@@ -81,7 +82,9 @@ def run(arguments: Sequence[str]) -> int:
     if not configs:
         return 0
     report = harness.Report(next(iter(configs.values())), "bench_soak")
-    console, document, grown = report.console, dict[str, Any](), []
+    console = report.console
+    document = dict[str, Any]()
+    grown = []
     for name, config in configs.items():
         with (
             console.status(f"starting {name}") as status,
@@ -104,18 +107,22 @@ def run(arguments: Sequence[str]) -> int:
 
 def soak(env: VectorEnv, seconds: float, say: Callable[[str], None]) -> SoakResult:
     """Run episodes for ``seconds``; each ends at a random length, on success or at the limit."""
-    chance, noise, spec = random.Random(0), torch.Generator().manual_seed(0), env.spec  # noqa: S311  (nothing secret)
+    chance = random.Random(0)  # noqa: S311  (nothing secret)
+    noise = torch.Generator().manual_seed(0)
+    spec = env.spec
     drawn = Episodes.first_attempts(
         torch.zeros(spec.num_envs, dtype=torch.int64), torch.zeros(spec.num_envs, dtype=torch.int64)
     )
-    left, over = [0] * spec.num_envs, torch.ones(spec.num_envs, dtype=torch.bool)
-    samples, episodes, steps, begin = list[Sample](), 0, 0, time.monotonic()
+    left = [0] * spec.num_envs
+    over = torch.ones(spec.num_envs, dtype=torch.bool)
+    samples = list[Sample]()
+    episodes = 0
+    steps = 0
+    begin = time.monotonic()
     while (now := time.monotonic() - begin) < seconds:
         for row in over.nonzero().flatten().tolist():
-            drawn.task_id[row], drawn.seed[row] = (
-                chance.randrange(len(spec.tasks)),
-                chance.randrange(2**31),
-            )
+            drawn.task_id[row] = chance.randrange(len(spec.tasks))
+            drawn.seed[row] = chance.randrange(2**31)
             left[row] = chance.randint(1, spec.episode_limit)
         if over.any():
             env.reset(drawn, over)

@@ -32,7 +32,8 @@ class SyntheticRobot:
 
     def __init__(self, clock: Clock, control_hz: float, cost: float = 0.0) -> None:
         self.spec = RobotSpec("synthetic", control_hz, 1 / control_hz, SPACE)
-        self._clock, self._cost = clock, cost
+        self._clock = clock
+        self._cost = cost
         zeros = np.zeros(7)
         self.state = ToolState(clock.now(), zeros, zeros, REST, np.zeros(6), SPACE.gripper_width_m)
         self.commands: list[tuple[float, ToolTarget, float]] = []
@@ -75,8 +76,11 @@ class SyntheticCamera:
     """A camera whose images are grey and taken on request; ``cost``: seconds per image."""
 
     def __init__(self, clock: Clock, name: str, size: tuple[int, int], cost: float = 0.0) -> None:
-        self.name, self._clock, self._cost = name, clock, cost
-        self._image, self._count = np.full((*size, 3), 128, np.uint8), 0
+        self.name = name
+        self._clock = clock
+        self._cost = cost
+        self._image = np.full((*size, 3), 128, np.uint8)
+        self._count = 0
 
     def start(self) -> None: ...
 

@@ -129,7 +129,8 @@ def run(config: DictConfig) -> None:
     reached = serial.rollout_seconds / found[PIPELINED].rollout_seconds
     said = f"{bound:.2f} by the profile (the slower stage, or all cores), {reached / bound:.0%} of it reached"
     console.print(f"rollouts, {PIPELINED} / {SERIAL}: {reached:.2f}; the bound: {said}")
-    best, least = min(found, key=lambda name: found[name].seconds), min(predicted.values())
+    best = min(found, key=lambda name: found[name].seconds)
+    least = min(predicted.values())
     chosen = next(
         name for name, seconds in predicted.items() if seconds <= (1 + TIE_TOLERANCE) * least
     )  # as the planner does
@@ -157,7 +158,8 @@ SERIAL, PIPELINED = "in process, serial", "in process, pipelined"
 
 def plans(recipe: Recipe) -> dict[str, Plan]:
     """Return plans that compute the same update, with the recipe's own plan if it is another."""
-    depth, rows = max(2, recipe.rollout.pipeline_depth), recipe.cluster.rows
+    depth = max(2, recipe.rollout.pipeline_depth)
+    rows = recipe.cluster.rows
     found = {
         SERIAL: Plan(pipeline_depth=1, micro_batch_size=rows),
         PIPELINED: Plan(pipeline_depth=depth, micro_batch_size=rows),

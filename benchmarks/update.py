@@ -50,7 +50,8 @@ def run(config: DictConfig) -> None:
 
 
 def _show(report: harness.Report, found: UpdateMeasurements, subject: str) -> None:
-    console, rates = report.console, found.rates.items()
+    console = report.console
+    rates = found.rates.items()
     console.print(f"{subject}, {found.title}; limits: {found.limits.described()}")
     rows = []
     for name, rate in rates:

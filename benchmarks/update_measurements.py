@@ -118,7 +118,8 @@ def measured_memory(
     """
     for parameter in trained:
         parameter.grad = None
-    present, learning = nbytes([*weights, *data]) + kept, nbytes(trained)
+    present = nbytes([*weights, *data]) + kept
+    learning = nbytes(trained)
     peak = present + peak_growth(update, weights[0].device)
     return Memory(
         nbytes(weights), learning, 2 * learning + kept, activations, nbytes(data) + computed, peak

@@ -72,10 +72,8 @@ def measure(
         found.memory[name] = _memory(
             plan, algorithm, batch, flow, update, again and cluster.reuse_frozen
         )
-        flows[name], kinds[name] = (
-            flow,
-            Work(update, len(batch) * config.epochs, "policy calls", model_work(plan)),
-        )
+        flows[name] = flow
+        kinds[name] = Work(update, len(batch) * config.epochs, "policy calls", model_work(plan))
     say(f"{REPEATS} updates under each plan")
     found.time(kinds, batch.advantage.device, REPEATS)
     whole, *others = kinds
@@ -111,7 +109,8 @@ def model_work(recipe: Recipe) -> counting.Work | None:
         model = MemoryModel(recipe)
     except UserError:
         return None
-    config, rows = recipe.algorithm, recipe.cluster.rows
+    config = recipe.algorithm
+    rows = recipe.cluster.rows
     weights = list(model.policy.parameters())
 
     def step(size: int) -> counting.Work:
@@ -147,9 +146,12 @@ def _memory(
     A separate trainer measures the activations, because the flow's must not have made a step yet.
     ``remembers``: the update stores what the frozen part computes.
     """
-    policy, trained, config = flow.policy, list(flow.trainer.parameters.values()), algorithm.config
+    policy = flow.policy
+    trained = list(flow.trainer.parameters.values())
+    config = algorithm.config
     weights = [*policy.parameters(), *policy.buffers()]
-    part, computed = batch[: config.minibatch_size], 0
+    part = batch[: config.minibatch_size]
+    computed = 0
     if remembers:
         inputs = precompute_frozen(policy, part.calls.inputs, recipe.cluster.rows)
         part = replace(part, calls=replace(part.calls, inputs=inputs))

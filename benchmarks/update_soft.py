@@ -101,10 +101,8 @@ def _memory(
     policy: SACPolicy, config: SACConfig, batch: Transitions, found: UpdateMeasurements
 ) -> None:
     """A separate trainer measures the activations: the measured one must not have made a step."""
-    weights, records = (
-        [*policy.parameters(), *policy.buffers()],
-        [*batch.now.values(), *batch.following.values()],
-    )
+    weights = [*policy.parameters(), *policy.buffers()]
+    records = [*batch.now.values(), *batch.following.values()]
     first, trainer = _trainer(policy, config), _trainer(policy, config)
     besides = [*weights, *records, *first.target.parameters()]
     activations = saved_for_backward(_step(first, batch, True), besides)
@@ -121,7 +119,8 @@ def _steps(
     device: torch.device,
     found: UpdateMeasurements,
 ) -> None:
-    trainer, size = _trainer(policy, config), config.batch_size
+    trainer = _trainer(policy, config)
+    size = config.batch_size
     steps = {
         name: _step(trainer, batch, actor) for name, actor in ((STEP, True), (CRITICS_STEP, False))
     }
@@ -164,7 +163,8 @@ def _critics(
 
     Raises AssertionError if their values or gradients differ.
     """
-    critics, action = policy.critics, batch.now[ACTION].to(device)
+    critics = policy.critics
+    action = batch.now[ACTION].to(device)
     width = members_weights(critics)[0][0].shape[1] - action[0].numel()
     features, target = (
         torch.randn(len(action), size, generator=torch.Generator().manual_seed(0)).to(device)

@@ -27,7 +27,9 @@ class BatchServer:
     """
 
     def __init__(self, batch: Batch, arrays: SharedArrays, first: int) -> None:
-        self.batch, self.arrays, self.first = batch, arrays, first
+        self.batch = batch
+        self.arrays = arrays
+        self.first = first
         self._frames = frame_memory.of_arrays(arrays)
         self._seeds = [0] * self.batch.num_envs
 
@@ -49,7 +51,10 @@ class BatchServer:
         self, slots: tuple[int, ...], begin: tuple[int, ...], end: tuple[int, ...]
     ) -> list[int]:
         """Execute actions ``begin:end``, up to the first terminal one. Returns steps so far."""
-        arrays, slot, done, last = self.arrays, np.array(slots), np.array(begin), np.array(end)
+        arrays = self.arrays
+        slot = np.array(slots)
+        done = np.array(begin)
+        last = np.array(end)
         while (alive := done < last).any():
             at = slot[alive], done[alive]
             reward, terminated, success, truncated = (
@@ -72,7 +77,9 @@ class BatchServer:
         executed: tuple[int, ...],
     ) -> list[None]:
         """Rebuild a lost simulator; staggered starts bring all episodes to the present at once."""
-        slot, count, longest = np.array(slots), np.array(executed), max(executed)
+        slot = np.array(slots)
+        count = np.array(executed)
+        longest = max(executed)
         for now in range(-longest, 1):
             begun = [i for i in range(len(slots)) if -executed[i] == now]
             if begun:
@@ -123,7 +130,8 @@ class BatchServer:
 
     def _observe(self, slots: tuple[int, ...]) -> None:
         state, images = self.batch.observe([slot - self.first for slot in slots])
-        shown, rows = self._frames, torch.tensor(slots, device=self._frames.device)
+        shown = self._frames
+        rows = torch.tensor(slots, device=self._frames.device)
         shown.state[rows] = state.to(shown.device)
         for (name, image), as_jpeg in zip(shown.images.items(), self.arrays.as_jpeg, strict=True):
             image[rows] = images[name].to(shown.device)

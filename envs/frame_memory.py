@@ -54,7 +54,8 @@ def size(spec: SimulatorSpec, slots: int) -> int:
 
 def within(memory: Tensor, spec: SimulatorSpec, slots: int) -> Frames:
     """Return the frames in ``memory``, uint8 ``[size(spec, slots)]``."""
-    shapes, views = observation_shapes(spec, slots), {}
+    shapes = observation_shapes(spec, slots)
+    views = {}
     for name, offset in placed(shapes)[0].items():
         dtype = torch.float32 if name == "state" else torch.uint8
         shape = torch.Size(shapes[name][1])
@@ -94,7 +95,8 @@ def opened(found: dict[str, Any]) -> Tensor:
     """
     handle, counter, event = (base64.b64decode(each) for each in found["bytes"])
     length, offset, counter_offset, event_needed = found["numbers"]
-    device, storage = torch.cuda.current_device(), torch.storage.TypedStorage
+    device = torch.cuda.current_device()
+    storage = torch.storage.TypedStorage
     place = (
         Tensor,
         (found["count"],),

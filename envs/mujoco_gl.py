@@ -73,10 +73,8 @@ def find(wanted: str, python: str | None, needed: bool = True) -> Renderer:
 @functools.cache
 def renderer(backend: str, python: str | None) -> str | None:
     """Test in a separate process: OpenGL makes later forks unsafe, and a driver may crash."""
-    program, variables = (
-        child_process.command(["-c", _PROBE], python),
-        child_process.environment(environment(backend)),
-    )
+    program = child_process.command(["-c", _PROBE], python)
+    variables = child_process.environment(environment(backend))
     try:
         done = subprocess.run(
             program,

@@ -74,7 +74,8 @@ class SimulatorPool:
         """Number of lost processes that were replaced so far."""
         self.cut: dict[int, int] = {}
         """Slots whose episodes the last command ended; the index in ``FAULTS`` of the reason."""
-        self.step_timeout, self._start_timeout = step_timeout, start_timeout
+        self.step_timeout = step_timeout
+        self._start_timeout = start_timeout
         """Seconds without an answer after which a process is replaced."""
         self.slots = slots
         self._slots = [_Slot() for _ in range(slots)]
@@ -82,7 +83,8 @@ class SimulatorPool:
         self._arrays: SharedArrays | None = None
         self._device = device
         self._closed = self._told = False
-        memory, variables = self._memory.fileno(), {"OMP_NUM_THREADS": "1", **(environment or {})}
+        memory = self._memory.fileno()
+        variables = {"OMP_NUM_THREADS": "1", **(environment or {})}
         start = partial(
             Child, [*program, str(memory)], python=python, variables=variables, files=[memory]
         )
@@ -150,14 +152,16 @@ class SimulatorPool:
             for process in self._processes:
                 if process.command is None:
                     continue
-                told, command = self._answer(process)["rows"], process.command
+                told = self._answer(process)["rows"]
+                command = process.command
                 for (slot, *arguments), answer in zip(command["rows"], told, strict=True):
                     answers[slot] = answer
                     if command["verb"] == "reset":
                         self._slots[slot] = _Slot(tuple(arguments))
                     elif command["verb"] == "step":
                         self._slots[slot].executed = answer
-                process.command, process.losses = None, Losses()
+                process.command = None
+                process.losses = Losses()
         except BaseException:
             self.close()  # some answers may still arrive, so the state is undefined
             raise

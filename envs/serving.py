@@ -88,7 +88,8 @@ def serve(
     only the episodes of its slots.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
-    channel, memory = Channel.to_parent(), int(sys.argv[-2])
+    channel = Channel.to_parent()
+    memory = int(sys.argv[-2])
     channel.exit_with_peer()
     command: dict[str, Any] = {}
     try:
@@ -120,7 +121,9 @@ class SlotServer:
     """Server of a :class:`Simulator`; this process owns the pool's slots from ``first`` on."""
 
     def __init__(self, simulator: Simulator, arrays: SharedArrays, first: int) -> None:
-        self.simulator, self.arrays, self.first = simulator, arrays, first
+        self.simulator = simulator
+        self.arrays = arrays
+        self.first = first
 
     def answer(self, command: dict[str, Any]) -> dict[str, Any]:
         verb: Callable[..., Any] = getattr(self, command["verb"])

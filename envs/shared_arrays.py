@@ -53,7 +53,8 @@ def observation_shapes(spec: SimulatorSpec, slots: int) -> Shapes:
 
 def placed(shapes: Shapes) -> tuple[dict[str, int], int]:
     """Return where in a memory each array begins, aligned, and the bytes of all."""
-    offsets, end = {}, 0
+    offsets = {}
+    end = 0
     for name, (dtype, shape) in shapes.items():
         offsets[name] = end
         size = np.dtype(dtype).itemsize * int(np.prod(shape))
@@ -76,7 +77,9 @@ class SharedArrays:
 
     def __init__(self, file: int, spec: SimulatorSpec, slots: int, episode_limit: int) -> None:
         """Map the open file ``file``, growing it to the size needed."""
-        n, limit, dim = slots, episode_limit, spec.action_dim
+        n = slots
+        limit = episode_limit
+        dim = spec.action_dim
         shapes: Shapes = {
             "actions": (np.float32, (n, limit, dim)),
             "reached": (np.int64, (n,)),

@@ -31,7 +31,8 @@ class SimulatorProcess:
         self.command: dict[str, Any] | None = None
         self.losses = Losses()
         """Losses since a command was last completed."""
-        self._start, self._message = start, message | {"first": slots.start, "slots": len(slots)}
+        self._start = start
+        self._message = message | {"first": slots.start, "slots": len(slots)}
 
     def launch(self, timeout: float) -> None:
         """Start the process. It must get ready within ``timeout`` seconds, in the background."""

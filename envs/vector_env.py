@@ -82,7 +82,8 @@ class ProcessVectorEnv(VectorEnv):
         return self._observation()
 
     def step_async(self, actions: Tensor, skip_ended: bool = False) -> None:
-        given, rows = checked_actions(self.spec, actions).numpy(), []
+        given = checked_actions(self.spec, actions).numpy()
+        rows = []
         for index in range(self.spec.num_envs):
             begin = self.pool.executed(index)
             if index in self._failed or (self._ended[index] and skip_ended):
@@ -93,7 +94,8 @@ class ProcessVectorEnv(VectorEnv):
             rows.append([index, begin, end])
         for index, begin, end in rows:
             self.pool.arrays.actions[index, begin:end] = given[index, : end - begin]
-        self._rows, self._chunk = rows, given.shape[1]
+        self._rows = rows
+        self._chunk = given.shape[1]
         self.pool.begin("step", rows)
 
     def step_wait(self) -> StepResult:
@@ -118,10 +120,8 @@ class ProcessVectorEnv(VectorEnv):
             terminated[index, :count] = arrays.terminated[index, begin:end]
             success[index, :count] = arrays.success[index, begin:end]
             valid[index, :count] = True
-            fell, over = (
-                bool(terminated[index, count - 1]),
-                end == self.spec.episode_limit or bool(arrays.truncated[index, end - 1]),
-            )
+            fell = bool(terminated[index, count - 1])
+            over = end == self.spec.episode_limit or bool(arrays.truncated[index, end - 1])
             # Termination in the last allowed step is not truncation: there is no bootstrap value.
             truncated[index, count - 1] = over and not fell
             self._ended[index] = fell or over

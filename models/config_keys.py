@@ -33,7 +33,8 @@ class Only:
     key is not there; by default, a supported value."""
 
     def __init__(self, *values: Any, **missing: Any) -> None:
-        self.values, self.missing = values, missing.get("missing", values[0])
+        self.values = values
+        self.missing = missing.get("missing", values[0])
 
     def allows(self, value: Any) -> bool:
         return any(

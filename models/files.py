@@ -19,7 +19,9 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.io import parse_json
 from rlinf_vla.core.weights import fault
 
-CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 FULL_WEIGHTS = "full_weights.pt"
 """What RLinf writes of a trained network, to be put beside the other files of its start."""
 SOURCES = (FULL_WEIGHTS, WEIGHTS, INDEX)
@@ -148,7 +150,8 @@ def padded_prompts(
     mask = torch.zeros(len(prompts), length, dtype=torch.bool)
     for row, (instruction, tokens) in enumerate(prompts):
         check_prompt(instruction, len(tokens), length)
-        ids[row, : len(tokens)], mask[row, : len(tokens)] = torch.tensor(tokens), True
+        ids[row, : len(tokens)] = torch.tensor(tokens)
+        mask[row, : len(tokens)] = True
     return ids, mask
 
 

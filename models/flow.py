@@ -16,7 +16,9 @@ from torch import Tensor
 
 def times(steps: int, device: torch.device | str | None = None) -> Tensor:
     """Return times ``[K]``: 1, 1 - delta, ..., delta; accumulated in float32, as in openpi."""
-    delta, time, result = np.float32(-1.0 / steps), np.float32(1.0), []
+    delta = np.float32(-1.0 / steps)
+    time = np.float32(1.0)
+    result = []
     for _ in range(steps):
         result.append(torch.full((), float(time), device=device))
         time = time + delta
@@ -43,7 +45,8 @@ def sde_step(
     t = time.reshape(-1, *[1] * (x.ndim - 1))
     remaining = torch.where(t >= 1 - 0.5 * delta, delta, 1 - t)
     sigma = noise_level * (t / remaining).sqrt()
-    action, noise = x - t * velocity, x + (1 - t) * velocity
+    action = x - t * velocity
+    noise = x + (1 - t) * velocity
     mean = (1 - (t - delta)) * action + (t - delta - sigma**2 * delta / (2 * t)) * noise
     return mean, sigma * math.sqrt(delta)
 

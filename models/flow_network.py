@@ -25,7 +25,10 @@ Velocity = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 network's states."""
 
 _ALIGNED = 8
-_STATES, _KEYS, _VALUES, _MASK = "prefix.states", "prefix.keys", "prefix.values", "prefix.mask"
+_STATES = "prefix.states"
+_KEYS = "prefix.keys"
+_VALUES = "prefix.values"
+_MASK = "prefix.mask"
 
 
 @dataclass
@@ -151,7 +154,8 @@ class NoiseHead(nn.Module):
     def __init__(self, width: int, action_dim: int, low: float, high: float) -> None:
         super().__init__()
         self.mlp = mlp(width, 128, 64, action_dim, activation=nn.Tanh)
-        self.low, self.high = 2 * math.log(low), 2 * math.log(high)
+        self.low = 2 * math.log(low)
+        self.high = 2 * math.log(high)
 
     def forward(self, states: Tensor) -> Tensor:
         """Return standard deviations ``[B, H, action_dim]``."""

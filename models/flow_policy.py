@@ -65,7 +65,8 @@ class FlowPolicy(PretrainedPolicy):
         ``widths`` are those of the expert and the language model; ``chunk`` is the default. Raises
         UserError for options that do not fit.
         """
-        options, (expert, vlm) = self.options, widths
+        options = self.options
+        (expert, vlm) = widths
         self.value_head = mlp(
             {"expert": expert, "vlm": vlm}.get(options.value_on, expert + vlm),
             512,
@@ -79,7 +80,8 @@ class FlowPolicy(PretrainedPolicy):
         self.noise_head = (
             NoiseHead(expert, action_dim, low, high) if options.sampler == "flow_noise" else None
         )
-        self.noise_dim, self.horizon = action_dim, horizon
+        self.noise_dim = action_dim
+        self.horizon = horizon
         chunk = options.chunk or chunk
         if chunk > horizon:
             raise UserError(
@@ -131,7 +133,8 @@ class FlowPolicy(PretrainedPolicy):
             return self.encode_prefix(inputs)
 
     def encode(self, inputs: Inputs) -> Features:
-        prefix, state = self.context(inputs), inputs["state"]
+        prefix = self.context(inputs)
+        state = inputs["state"]
         critics = []
         if self.options.value_on != "vlm":
             x = state.new_zeros(len(state), self.horizon, self.noise_dim)
@@ -194,7 +197,8 @@ class FlowPolicy(PretrainedPolicy):
     def _denoise(
         self, features: Features, noise: Noise | None, temperature: float, velocity_at: Velocity
     ) -> ActionSample:
-        steps, batch = self.options.denoise_steps, len(features.state)
+        steps = self.options.denoise_steps
+        batch = len(features.state)
         shape = (self.horizon, self.noise_dim)
         device = features.state.device
         random = (
@@ -249,7 +253,8 @@ class FlowPolicy(PretrainedPolicy):
 
     def act_from_noise(self, features: Features, noise: Tensor) -> Tensor:
         """See ``Policy``. Uses the same noise for every action of the horizon."""
-        x, steps = noise[:, None].expand(-1, self.horizon, -1), self.options.denoise_steps
+        x = noise[:, None].expand(-1, self.horizon, -1)
+        steps = self.options.denoise_steps
         for time in flow.times(steps, x.device):
             x = flow.ode_step(x, self._velocity(features.prefix, features.state, x, time)[0], steps)
         return self._actions(x, features)
@@ -277,10 +282,8 @@ class FlowPolicy(PretrainedPolicy):
             )
         else:
             chain = latent["chain"]
-            log_prob, entropy = (
-                flow.standard_log_prob(chain[:, 0]),
-                flow.gaussian_entropy(torch.ones_like(chain[:, 0])),
-            )
+            log_prob = flow.standard_log_prob(chain[:, 0])
+            entropy = flow.gaussian_entropy(torch.ones_like(chain[:, 0]))
             for i, time in enumerate(times):
                 parts = self._evaluate(
                     features, chain[:, i], chain[:, i + 1], time.expand(len(chain)), temperature
@@ -364,7 +367,8 @@ class _Recomputed(Features):
 
     def __init__(self, policy: FlowPolicy, inputs: Inputs) -> None:
         features = policy.encode(inputs)
-        self.state, self.critic = features.state, features.critic
+        self.state = features.state
+        self.critic = features.critic
         self._again = lambda: policy.context(inputs)
 
     @property

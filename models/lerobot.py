@@ -131,11 +131,14 @@ def read_statistics(
         if (directory / file).exists():
             step = _step(directory / file, step_name)
             tensors = _tensors(directory, step.get("state_file"))
-            prefix, config = f"{FEATURES[name]}.", step.get("config", {})
-            modes, normalization["epsilon"] = config.get("norm_map", {}), config.get("eps", 1e-8)
+            prefix = f"{FEATURES[name]}."
+            config = step.get("config", {})
+            modes = config.get("norm_map", {})
+            normalization["epsilon"] = config.get("eps", 1e-8)
         else:
             tensors = weights = read_weights(directory) if weights is None else weights
-            prefix, modes = BUFFERS[name], document.get("normalization_mapping", {})
+            prefix = BUFFERS[name]
+            modes = document.get("normalization_mapping", {})
         stored = {
             key.removeprefix(prefix): value.read()
             for key, value in tensors.items()
@@ -163,7 +166,8 @@ def processor_remarks(directory: Path, relative: bool) -> list[str]:
     unknown = []
     for file, _ in PROCESSORS.values():
         for step in _steps(directory / file) if (directory / file).exists() else []:
-            name, config = step.get("registry_name"), step.get("config") or {}
+            name = step.get("registry_name")
+            config = step.get("config") or {}
             if name in RELATIVE and bool(config.get("enabled")) != relative:
                 raise UserError(
                     f"{directory / file}: {name} is not as use_relative_actions of {CONFIG} says: make them agree"

@@ -38,11 +38,14 @@ class Normalizer(nn.Module):
         self.to_range = mode in RANGES
         if self.to_range:
             low, high = read_range(statistics, RANGES[mode], where)
-            offset, scale = low, high - low
+            offset = low
+            scale = high - low
         else:
             offset, scale = read_numbers(statistics, ("mean", "std"), where)
         if mode == "IDENTITY":
-            offset, scale, epsilon = torch.zeros_like(offset), torch.ones_like(scale), 0.0
+            offset = torch.zeros_like(offset)
+            scale = torch.ones_like(scale)
+            epsilon = 0.0
         self.register_buffer("offset", offset, persistent=False)
         self.register_buffer("scale", scale + epsilon, persistent=False)
 

@@ -44,7 +44,8 @@ class PretrainedPolicy(Policy):
 
     def __init__(self, directory: Path, options: Any) -> None:
         super().__init__()
-        self.directory, self.options = directory, options
+        self.directory = directory
+        self.options = options
         self.remarks: list[str] = []
         """Lines on the checkpoint, to which the constructor adds; they become those of ``spec``."""
         self.stored_dtypes: dict[str, torch.dtype] = {}

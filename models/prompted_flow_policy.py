@@ -31,7 +31,8 @@ class PromptedFlowPolicy(FlowPolicy):
         """Return the token ids that depend on the instruction."""
 
     def _read_tokenizer(self, path: Path, default_length: int) -> None:
-        self.tokenizer_file, self._default_length = path, default_length
+        self.tokenizer_file = path
+        self._default_length = default_length
         self.prompt_length = self.options.prompt_length or default_length
         self.tokenizer = files.read_tokenizer(path.parent)
 

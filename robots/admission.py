@@ -58,17 +58,16 @@ class Admission:
         start: Start,
         state: ToolState,
     ) -> None:
-        self.end, self.joints = start.place, start.joints
+        self.end = start.place
+        self.joints = start.joints
         self.speeds = np.zeros(7), np.zeros(7)
         self.width: float | None = None
         self.changes: dict[str, tuple[float, float]] = {}
-        self._cell, self._space, self._arm, self._start, self._state = (
-            cell,
-            space,
-            arm,
-            start,
-            state,
-        )
+        self._cell = cell
+        self._space = space
+        self._arm = arm
+        self._start = start
+        self._state = state
         try:
             pose, width = numbers(goal)
         except Refused as refused:
@@ -90,12 +89,10 @@ class Admission:
 
     def _in_time(self) -> None:
         """Shorten the path to one step and to the rest of the per-second budget."""
-        (begin, begin_turn), (end, turn), cell, start = (
-            self._start.place,
-            self.end,
-            self._cell,
-            self._start,
-        )
+        (begin, begin_turn) = self._start.place
+        (end, turn) = self.end
+        cell = self._cell
+        start = self._start
         keys = ("max_translation_per_step_m", "max_speed_m_s", "max_translation_per_second_m")
         turn_keys = (
             "max_rotation_per_step_rad",
@@ -109,7 +106,9 @@ class Admission:
         self, begin: Triple, end: Triple, gone: float, step: float, keys: tuple[str, str, str]
     ) -> Triple:
         per_step, speed, per_second = keys
-        way, longest, budget = math.dist(begin, end), step, getattr(self._cell, per_second)
+        way = math.dist(begin, end)
+        longest = step
+        budget = getattr(self._cell, per_second)
         if way > step + TOLERANCE:
             if step < getattr(self._cell, per_step):
                 self.changes[speed] = way * self._cell.control_hz, step * self._cell.control_hz
@@ -122,7 +121,9 @@ class Admission:
 
     def _near_the_arm(self) -> None:
         """Keep the goal within the lead of the measured tool, which bounds the force on contact."""
-        (begin, begin_turn), (end, turn), cell = self._start.place, self.end, self._cell
+        (begin, begin_turn) = self._start.place
+        (end, turn) = self.end
+        cell = self._cell
         at, turned = self._space.place(self._state.pose, begin_turn)
         end = self._lead(begin, end, at, cell.max_lead_m, "max_lead_m")
         self.end = end, self._lead(begin_turn, turn, turned, cell.max_lead_rad, "max_lead_rad")
@@ -136,16 +137,17 @@ class Admission:
 
     def _with_these_joints(self) -> None:
         """Shorten the path until joints, predicted from the measured ones, keep their limits."""
-        (begin, begin_turn), (whole, whole_turn), part = self._start.place, self.end, 1.0
+        (begin, begin_turn) = self._start.place
+        (whole, whole_turn) = self.end
+        part = 1.0
         if math.dist(begin, whole) <= TOLERANCE and math.dist(begin_turn, whole_turn) <= TOLERANCE:
             return
-        (inverse, smallest), began = (
-            self._arm.inverse(self._start.joints),
-            self._space.pose(self._start.place),
-        )
+        (inverse, smallest) = self._arm.inverse(self._start.joints)
+        began = self._space.pose(self._start.place)
         for _ in range(_CUTS):
             pose = self._space.pose(self.end)
-            joints, allowed = self._arm.reach(self._state.joints, pose, _REACHED, _ATTEMPTS), 0.5
+            joints = self._arm.reach(self._state.joints, pose, _REACHED, _ATTEMPTS)
+            allowed = 0.5
             if joints is None:  # half the way may be reachable
                 self.changes.setdefault("joint_margin_rad", (0.0, self._cell.joint_margin_rad))
             else:
@@ -158,7 +160,8 @@ class Admission:
                     self._dexterous(smallest, smallest_at_end),
                 )
                 if allowed == 1:
-                    self.joints, self.speeds = joints, speeds
+                    self.joints = joints
+                    self.speeds = speeds
                     return
             part *= _SHY * allowed
             self.end = along(begin, whole, part), along(begin_turn, whole_turn, part)
@@ -167,11 +170,13 @@ class Admission:
     def _allowed(self, joints: Vector) -> float:
         """Return the fraction of the way to ``joints`` that keeps margins and speeds."""
         margin, hz = self._cell.joint_margin_rad, self._cell.control_hz
-        part, before = 1.0, self._start.joints
+        part = 1.0
+        before = self._start.joints
         for joint, (at, was_at, (low, high)) in enumerate(
             zip(joints.tolist(), before.tolist(), _ENDS, strict=True)
         ):
-            way, allowed = abs(at - was_at), self._speed(joint, at, at - was_at) / hz
+            way = abs(at - was_at)
+            allowed = self._speed(joint, at, at - was_at) / hz
             if way > allowed + TOLERANCE:
                 part = min(part, allowed / way)
                 self.changes.setdefault("max_joint_speed_rad_s", (way * hz, allowed * hz))

@@ -37,7 +37,10 @@ class ArmClient(ABC):
         self, spec: RobotSpec, folder: Path, leave: Callable[[], None], python: str | None
     ) -> None:
         """``leave``: called when the arm is left, also after a failed connection."""
-        self.spec, self._folder, self._leave, self._python = spec, folder, leave, python
+        self.spec = spec
+        self._folder = folder
+        self._leave = leave
+        self._python = python
         self.found: dict[str, str] = {}
         """What the process reported when it was connected, such as ``host`` and ``versions``."""
         self._child: ChildProcess | None = None
@@ -71,7 +74,8 @@ class ArmClient(ABC):
             child.begin(options)
             self.found = child.wait_ready(deadline)["found"]
             undo.pop_all()
-        self._child, self._record = child, SharedRecord(self._folder / STATE)
+        self._child = child
+        self._record = SharedRecord(self._folder / STATE)
 
     @property
     def pid(self) -> int:
@@ -95,13 +99,15 @@ class ArmClient(ABC):
 
     def interventions(self) -> list[Intervention]:
         self._drain()
-        found, self._interventions = self._interventions, []
+        found = self._interventions
+        self._interventions = []
         return found
 
     def timings(self) -> dict[str, list[float]]:
         """Return ``safety``: seconds per step of the safety filter in the arm's process."""
         self._drain()
-        found, self._safety = self._safety, []
+        found = self._safety
+        self._safety = []
         return {"safety": found}
 
     def stop(self, why: str) -> None:

@@ -69,14 +69,13 @@ class ArmProcess(ABC):
     """Longest packed state in bytes."""
 
     def __init__(self, owner: Channel, options: dict[str, Any], cell: ArmCell) -> None:
-        self._owner, self._cell, self._host, self._options = (
-            owner,
-            cell,
-            str(options["host"]),
-            options,
-        )
+        self._owner = owner
+        self._cell = cell
+        self._host = str(options["host"])
+        self._options = options
         folder = Path(options["folder"])
-        self._lock, self._disk = Lock(folder, self._host), BackgroundWriter()
+        self._lock = Lock(folder, self._host)
+        self._disk = BackgroundWriter()
         latch = self._latch = Latch(folder, self._disk)
         if self._lock.killed is not None and latch.fault is None:
             latch.add(f"the arm's process {self._lock.killed} was killed")
@@ -291,7 +290,8 @@ class ArmProcess(ABC):
         if self._recovery is None or not self._recovery[0].done():
             return
         future, operator = self._recovery
-        self._recovery, self._servo.recovering = None, False
+        self._recovery = None
+        self._servo.recovering = False
         try:
             self.install(future.result())
         except Exception as error:

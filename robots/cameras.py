@@ -37,7 +37,9 @@ class FrameMonitor:
     """Check that the newest frame of a camera is neither stale nor frozen."""
 
     def __init__(self, name: str, max_age_s: float, frozen_s: float) -> None:
-        self._name, self._max_age_s, self._frozen_s = name, max_age_s, frozen_s
+        self._name = name
+        self._max_age_s = max_age_s
+        self._frozen_s = frozen_s
         self._digest = -1
         self._changed = 0.0
         """Time of the first frame with the current image."""
@@ -55,7 +57,8 @@ class FrameMonitor:
             )
         digest = zlib.crc32(frame.image.tobytes())
         if digest != self._digest:
-            self._digest, self._changed = digest, frame.time
+            self._digest = digest
+            self._changed = frame.time
         elif frame.time - self._changed > self._frozen_s:
             raise CameraError(
                 f"camera {self._name}: frozen, bit-identical pictures for {frame.time - self._changed:.2f} s; unplug and replug it"
@@ -69,7 +72,8 @@ class SimulatedCamera:
     def __init__(
         self, name: str, folder: Path, max_age_s: float, frozen_s: float, mount: Mount | None = None
     ) -> None:
-        self.name, self.mount = name, mount
+        self.name = name
+        self.mount = mount
         self._path = frames_path(folder, name)
         self._watch = FrameMonitor(name, max_age_s, frozen_s)
         self._frames: FrameRecord | None = None
@@ -111,7 +115,8 @@ class CapturingCamera(ABC):
     """Capture frames in a thread, so that ``latest`` never waits for the device."""
 
     def __init__(self, name: str, options: CameraConfig, mount: Mount | None = None) -> None:
-        self.name, self.mount = name, mount
+        self.name = name
+        self.mount = mount
         self.intrinsics: Intrinsics | None = None
         """Set by ``start`` if the driver knows them."""
         self._options = options
@@ -198,7 +203,8 @@ class OpenCVCamera(CapturingCamera):
         except ImportError:
             raise CameraError(f"camera {self.name}: OpenCV is not installed: {INSTALL}") from None
         device = self._options.device or "0"
-        self._cv2, self._device = cv2, cv2.VideoCapture(int(device) if device.isdigit() else device)
+        self._cv2 = cv2
+        self._device = cv2.VideoCapture(int(device) if device.isdigit() else device)
         if not self._device.isOpened():
             raise CameraError(
                 f"camera {self.name}: OpenCV finds nothing at device {device!r}; `ls /dev/v4l/by-id` names what is there"

@@ -239,15 +239,15 @@ def _check_space(cell: Cell) -> None:
         ("workspace_y_m", 0.0),
         ("workspace_z_m", kinematics.SHOULDER_M),
     ):
-        (low, high), nearest, furthest = boxes[key], middle - reach, middle + reach
+        (low, high) = boxes[key]
+        nearest = middle - reach
+        furthest = middle + reach
         if low < nearest or high > furthest:
             raise CellError(
                 f"{key}: [{low:g}, {high:g}] is beyond the arm's reach, [{nearest:.2f}, {furthest:.2f}]; tighten it"
             )
-    lower, upper = (
-        kinematics.LOWER + cell.joint_margin_rad,
-        kinematics.UPPER - cell.joint_margin_rad,
-    )
+    lower = kinematics.LOWER + cell.joint_margin_rad
+    upper = kinematics.UPPER - cell.joint_margin_rad
     for joint, (angle, low, high) in enumerate(
         zip(cell.home_joints_rad, lower, upper, strict=True), 1
     ):

@@ -38,11 +38,9 @@ class CommandFilter(ABC, Generic[Goal, State]):
     def __init__(self, cell: ArmCell) -> None:
         self.counts: Counter[str] = Counter()
         """Interventions so far, by rule."""
-        self._servo_hz, self._tick_s, self._ticks = (
-            cell.servo_hz,
-            1 / cell.servo_hz,
-            cell.ticks_per_step,
-        )
+        self._servo_hz = cell.servo_hz
+        self._tick_s = 1 / cell.servo_hz
+        self._ticks = cell.ticks_per_step
         self._reference: Any = None
         self._end: Any = None
         self._commanded: Any = None
@@ -81,7 +79,9 @@ class CommandFilter(ABC, Generic[Goal, State]):
         return Filtered(self._command, self._told, fault or self._gate_fault)
 
     def _hold(self) -> None:
-        self._end, self._left, self._goal = self._reference, 0, None
+        self._end = self._reference
+        self._left = 0
+        self._goal = None
 
     def _tell(self, state: State, rule: str, before: float, after: float) -> None:
         self._told.append(Intervention(state.time, rule, float(before), float(after)))

@@ -37,18 +37,18 @@ class CommandGate:
         self._tick_s = 1 / cell.servo_hz
         self._box = [(key, *getattr(cell, key)) for key in _BOX]
         self._to_reference = rotations.inverse(cell.reference)
-        self._tilt, self._twist = math.radians(cell.max_tilt_deg), math.radians(cell.max_twist_deg)
+        self._tilt = math.radians(cell.max_tilt_deg)
+        self._twist = math.radians(cell.max_twist_deg)
         self._widths = cell.gripper_width_m
-        self._moving, self._turning = _Motion(TRANSLATION, cell), _Motion(ROTATION, cell)
+        self._moving = _Motion(TRANSLATION, cell)
+        self._turning = _Motion(ROTATION, cell)
         self._position: list[float] = []
         self._quaternion: Quaternion = rotations.IDENTITY
 
     def rest(self, at: ToolTarget) -> None:
         """Restart the checks from standstill ``at`` this target."""
-        self._position, self._quaternion = (
-            at.pose.position.tolist(),
-            rotations.unit(at.pose.quaternion.tolist()),
-        )
+        self._position = at.pose.position.tolist()
+        self._quaternion = rotations.unit(at.pose.quaternion.tolist())
         self._moving.rest()
         self._turning.rest()
 
@@ -74,7 +74,8 @@ class CommandGate:
         )
         wrong = self._moving.check(moved, self._tick_s) or self._turning.check(turned, self._tick_s)
         if wrong is None:
-            self._position, self._quaternion = position, quaternion
+            self._position = position
+            self._quaternion = quaternion
         return wrong
 
     def _place(
@@ -100,7 +101,8 @@ class _Motion:
 
     def __init__(self, keys: tuple[str, ...], cell: Cell) -> None:
         self._limits = [(key, getattr(cell, key)) for key in keys]
-        self._second, self._step = round(cell.servo_hz), cell.ticks_per_step
+        self._second = round(cell.servo_hz)
+        self._step = cell.ticks_per_step
         self._ways: list[float] = []
         self.rest()
 
@@ -122,7 +124,9 @@ class _Motion:
         for value, (key, limit) in zip(found, self._limits, strict=True):
             if not value <= limit * (1 + _RELATIVE) + _ABSOLUTE:
                 return f"{key}: a command of {value:.6g} violates the limit"
-        self._velocity, self._acceleration, self._ways = velocity, acceleration, ways
+        self._velocity = velocity
+        self._acceleration = acceleration
+        self._ways = ways
         return None
 
 

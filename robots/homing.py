@@ -20,7 +20,8 @@ TOLERANCE_M = 0.02
 _PARTS = (1, 2, 4)
 """Numbers of joint motions from the lifted pose to the rest position, to try in this order."""
 _STEP_M, _STEP_RAD = 0.02, 0.02
-_REACHED, _ATTEMPTS = 1e-4, 20
+_REACHED = 1e-4
+_ATTEMPTS = 20
 
 
 def way_home(cell: Cell, joints: Vector) -> list[Vector]:
@@ -34,8 +35,10 @@ def way_home(cell: Cell, joints: Vector) -> list[Vector]:
     Raises RobotError if each way leaves the workspace, further than it begins, or leads below both
     the beginning and the rest position.
     """
-    space, begin = Workspace(cell), cell.arm.pose(joints)
-    start, home = space.place(begin, (0.0, 0.0, 0.0)), space.place(cell.home, (0.0, 0.0, 0.0))
+    space = Workspace(cell)
+    begin = cell.arm.pose(joints)
+    start = space.place(begin, (0.0, 0.0, 0.0))
+    home = space.place(cell.home, (0.0, 0.0, 0.0))
     height = max(0.0, home[0][2] - start[0][2])
     wrong = ""
     inside = not space.inside(start)[1].keys() & set(BOX)

@@ -117,7 +117,8 @@ def check(cell: JointCell) -> None:
             raise CellError(
                 f"{key}: has {count} numbers, joints has {len(cell.joints)} names; give one per joint"
             )
-    hz, ahead = cell.control_hz, np.array(cell.action_step) * cell.control_hz * cell.lag_s
+    hz = cell.control_hz
+    ahead = np.array(cell.action_step) * cell.control_hz * cell.lag_s
     for joint, name in enumerate(cell.joints):
         low, high, home = cell.lower[joint], cell.upper[joint], cell.home[joint]
         if low >= high:

@@ -27,9 +27,13 @@ class JointFilter(CommandFilter[JointTarget, RobotState]):
 
     def __init__(self, cell: JointCell) -> None:
         super().__init__(cell)
-        self._cell, self._gate, self._average = cell, JointGate(cell), Average(cell.windows)
-        self._lower, self._upper = np.array(cell.lower), np.array(cell.upper)
-        self._step, self._lead = np.array(cell.max_speed) / cell.control_hz, np.array(cell.max_lead)
+        self._cell = cell
+        self._gate = JointGate(cell)
+        self._average = Average(cell.windows)
+        self._lower = np.array(cell.lower)
+        self._upper = np.array(cell.upper)
+        self._step = np.array(cell.max_speed) / cell.control_hz
+        self._lead = np.array(cell.max_lead)
         self._deviation = np.where(cell.is_gripper, np.inf, np.array(cell.max_deviation))
         self._reference = self._end = self._commanded = np.zeros(len(cell.joints))
         self._away = 0
@@ -45,7 +49,8 @@ class JointFilter(CommandFilter[JointTarget, RobotState]):
         wrong = self._unmeasured(state) or self._outside(state)
         if wrong is not None:
             raise RobotError(wrong)
-        self._gate_fault, self._away = None, 0
+        self._gate_fault = None
+        self._away = 0
         self._rest(np.clip(state.joints, self._lower, self._upper), state)
 
     def felt(self, state: RobotState) -> str | None:
@@ -112,7 +117,8 @@ class JointFilter(CommandFilter[JointTarget, RobotState]):
             for joint in np.flatnonzero(np.abs(cut - wanted) > _ABSOLUTE):
                 self._tell(state, f"{key} {self._cell.joints[joint]}", wanted[joint], cut[joint])
             wanted = cut
-        self._end, self._left = wanted, self._ticks
+        self._end = wanted
+        self._left = self._ticks
 
     def _travel(self) -> JointTarget:
         if self._left:
@@ -126,8 +132,10 @@ class JointGate:
     """Check commands by finite differences, from the limits and earlier commands alone."""
 
     def __init__(self, cell: JointCell) -> None:
-        self._names, self._tick_s = cell.joints, 1 / cell.servo_hz
-        self._lower, self._upper = np.array(cell.lower), np.array(cell.upper)
+        self._names = cell.joints
+        self._tick_s = 1 / cell.servo_hz
+        self._lower = np.array(cell.lower)
+        self._upper = np.array(cell.upper)
         self._limits = [
             (key, np.array(getattr(cell, key)))
             for key in ("max_speed", "max_acceleration", "max_jerk")

@@ -79,7 +79,8 @@ def levers(tool_m: float) -> list[float]:
 
     ``tool_m``: distance of the tool centre point from the flange.
     """
-    beyond, found = _FLANGE_M + tool_m, list[float]()
+    beyond = _FLANGE_M + tool_m
+    found = list[float]()
     for _, a, d in reversed(_LINKS):
         found.append(
             beyond
@@ -151,20 +152,18 @@ class FrankaKinematics:
 
         Plain floats take a third of numpy's time here.
         """
-        x0, x1, x2, y0, y1, y2, z0, z1, z2, o0, o1, o2 = (
-            1.0,
-            0.0,
-            0.0,
-            0.0,
-            1.0,
-            0.0,
-            0.0,
-            0.0,
-            1.0,
-            0.0,
-            0.0,
-            0.0,
-        )
+        x0 = 1.0
+        x1 = 0.0
+        x2 = 0.0
+        y0 = 0.0
+        y1 = 1.0
+        y2 = 0.0
+        z0 = 0.0
+        z1 = 0.0
+        z2 = 1.0
+        o0 = 0.0
+        o1 = 0.0
+        o2 = 0.0
         axes, origins = [], []
         for (turn, a, d), angle in zip(_LINKS, joints.tolist(), strict=True):
             o0, o1, o2 = o0 + a * x0, o1 + a * x1, o2 + a * x2

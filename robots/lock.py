@@ -33,13 +33,12 @@ class Lock:
 
         Raises RobotError if another process drives the arm ``name``.
         """
-        self._path, self._text = folder / LOCK, ""
+        self._path = folder / LOCK
+        self._text = ""
         existed = self._path.exists()
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
-        self._address, self.socket = (
-            abstract_address(folder),
-            socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET),
-        )
+        self._address = abstract_address(folder)
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         until = time.monotonic() + self.ENDING_S
         while not self._taken():
             holder, state = self._read()
@@ -85,7 +84,8 @@ class Lock:
         except OSError:
             os.close(made)
             raise
-        before, self._file = self._file, made
+        before = self._file
+        self._file = made
         os.close(before)
         self._write(self._text)
 

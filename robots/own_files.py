@@ -29,7 +29,9 @@ class OwnFiles:
 
     def __init__(self, folder: Path, files: Mapping[str, OwnFile], disk: Disk) -> None:
         """``disk``: checks and restores, because a file system on a network may block."""
-        self._folder, self._files, self._disk = folder, files, disk
+        self._folder = folder
+        self._files = files
+        self._disk = disk
         self._asked = -LOOK_S
         self._checking = False
         self._fault: str | None = None
@@ -37,9 +39,11 @@ class OwnFiles:
     def look(self, now: float) -> str | None:
         """Return a fault that names what was missing, or None. Called at each tick; no blocking."""
         if not self._checking and now - self._asked >= LOOK_S:
-            self._asked, self._checking = now, True
+            self._asked = now
+            self._checking = True
             self._disk(self._check)
-        fault, self._fault = self._fault, None
+        fault = self._fault
+        self._fault = None
         return fault
 
     def _check(self) -> None:

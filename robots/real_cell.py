@@ -56,7 +56,9 @@ def camera(name: str, given: Any) -> CameraConfig:
 class ManualScene:
     """Implements ``Scene``: the operator arranges it by hand and reports success or failure."""
 
-    task, by_hand, has_expert = "ManualScene", True, False
+    task = "ManualScene"
+    by_hand = True
+    has_expert = False
 
     def __init__(self, instruction: str) -> None:
         self.instructions: tuple[str, ...] = (instruction,)

@@ -159,7 +159,8 @@ class Latch:
 
     def __init__(self, folder: Path, disk: Disk = at_once) -> None:
         """Read the faults on disk. A file that cannot be read is a fault, too."""
-        self._path, self._disk = folder / LATCH, disk
+        self._path = folder / LATCH
+        self._disk = disk
         self._written = False
         """Whether there should be a file."""
         try:
@@ -235,7 +236,8 @@ class Journal:
     """Append-only log of the arm's events, one JSON object per line."""
 
     def __init__(self, path: Path, disk: Disk = at_once) -> None:
-        self._path, self._disk = path, disk
+        self._path = path
+        self._disk = disk
         self._file = self._opened()
         self._flushed = time.monotonic()
 
@@ -274,7 +276,8 @@ class Journal:
     def _renew(self) -> None:
         if not leads_to(self._path, self._file.fileno()):
             with contextlib.suppress(FileNotFoundError):  # until its folder is there again
-                before, self._file = self._file, self._opened()
+                before = self._file
+                self._file = self._opened()
                 before.close()
 
     def close(self) -> None:

@@ -35,12 +35,10 @@ class SafetyFilter(CommandFilter[ToolTarget, ToolState]):
 
     def __init__(self, cell: Cell) -> None:
         super().__init__(cell)
-        self._cell, self._space, self._gate, self._arm = (
-            cell,
-            Workspace(cell),
-            CommandGate(cell),
-            cell.arm,
-        )
+        self._cell = cell
+        self._space = Workspace(cell)
+        self._gate = CommandGate(cell)
+        self._arm = cell.arm
         self._watch = StateMonitor(cell, self._space)
         self._average = Average(cell.windows)
         self._ways = np.zeros((round(cell.servo_hz), 2))
@@ -64,7 +62,8 @@ class SafetyFilter(CommandFilter[ToolTarget, ToolState]):
         if wrong is not None:
             raise RobotError(wrong)
         place, _ = self._space.inside(self._space.place(state.pose, (0.0, 0.0, 0.0)))
-        self._width, self._gate_fault = None, None
+        self._width = None
+        self._gate_fault = None
         self._rest(place, state)
 
     def felt(self, state: ToolState) -> str | None:
@@ -92,12 +91,10 @@ class SafetyFilter(CommandFilter[ToolTarget, ToolState]):
             self._reference, self._joints, gone_m, gone_rad, self._accelerations.range(self._ticks)
         )
         admission = Admission(self._cell, self._space, self._arm, goal, start, state)
-        self._end, self._end_joints, self._speeds, self._left = (
-            admission.end,
-            admission.joints,
-            admission.speeds,
-            self._ticks,
-        )
+        self._end = admission.end
+        self._end_joints = admission.joints
+        self._speeds = admission.speeds
+        self._left = self._ticks
         self._width = self._width if admission.width is None else admission.width
         for rule, (before, after) in admission.changes.items():
             self._tell(state, rule, before, after)
@@ -109,7 +106,8 @@ class SafetyFilter(CommandFilter[ToolTarget, ToolState]):
             (1 - done) * self._speeds[0] + done * self._speeds[1] if self._left else np.zeros(7)
         )
         if self._left == 1:
-            self._reference, self._joints = self._end, self._end_joints
+            self._reference = self._end
+            self._joints = self._end_joints
         elif self._left:
             part = 1 / self._left
             self._reference = (

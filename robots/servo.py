@@ -62,7 +62,9 @@ class ArmServo(ABC):
         self, cell: ArmCell, arm: Any, safety_filter: Any, latch: Latch, journal: Journal
     ) -> None:
         """``arm``: an ArmDriver. ``safety_filter``: with the methods of SafetyFilter."""
-        self._cell, self._latch, self._journal = cell, latch, journal
+        self._cell = cell
+        self._latch = latch
+        self._journal = journal
         self.arm = arm
         self._filter = safety_filter
         self.recovering = False
@@ -83,7 +85,8 @@ class ArmServo(ABC):
         """Ticks for which the command has stood still."""
         self._halting = False
         """Homing is being aborted."""
-        self._homed, self._freed = 0, True
+        self._homed = 0
+        self._freed = True
         """Ticks of homing; whether the force was within limits yet: homing may start in contact."""
         if arm.problem is not None and self.fault is None:
             latch.add(arm.problem)
@@ -118,7 +121,8 @@ class ArmServo(ABC):
                 now,
             )
             return
-        self._goal, self._armed = goal, True
+        self._goal = goal
+        self._armed = True
         self._valid_until = min(valid_until, now + self._cell.max_goal_validity_s)
 
     def stop(self, fault: str, now: float, own: bool = False) -> None:
@@ -140,7 +144,9 @@ class ArmServo(ABC):
 
     def release(self) -> None:
         """Drop the goal: the arm decelerates to a stop, also during homing; a grasp is kept."""
-        self._goal, self._armed, self._halting = None, False, True
+        self._goal = None
+        self._armed = False
+        self._halting = True
 
     def acknowledge(self, operator: str) -> None:
         """Clear the oldest fault: an operator has inspected the arm and the cause is removed."""
@@ -153,9 +159,12 @@ class ArmServo(ABC):
         """Start homing, unless a fault is latched or the arm is homing already."""
         if self.fault is None and not self.arm.homing:
             self._journal.write("homing")
-            self._goal, self._armed = None, False
+            self._goal = None
+            self._armed = False
             self._leave_springs()
-            self._halting, self._homed, self._freed = False, 0, False
+            self._halting = False
+            self._homed = 0
+            self._freed = False
             self.arm.home()
 
     @abstractmethod
@@ -216,17 +225,16 @@ class ArmServo(ABC):
         except RobotError as error:
             self.stop(str(error), now)
         else:
-            self._commanded, self._stepped, self._still = (
-                self._filter.admitted,
-                now - 1 / self._cell.servo_hz,
-                0,
-            )
+            self._commanded = self._filter.admitted
+            self._stepped = now - 1 / self._cell.servo_hz
+            self._still = 0
 
     def _step(self, now: float, state: RobotState, before: Target) -> list[Intervention]:
         if self.arm.problem is not None:  # the arm has ended impedance control by itself
             self._commanded = None
             return []
-        passed, self._stepped = now - self._stepped, now
+        passed = now - self._stepped
+        self._stepped = now
         begun = time.perf_counter()
         command, interventions, fault = self._filter.step(self._goal, state, passed)
         self.took.append(time.perf_counter() - begun)
@@ -264,5 +272,6 @@ class ArmServo(ABC):
     def _felt(self, state: RobotState) -> str | None:
         """Return the force or torque fault during homing, or None."""
         felt = self._filter.felt(state)
-        self._homed, self._freed = self._homed + 1, self._freed or felt is None
+        self._homed = self._homed + 1
+        self._freed = self._freed or felt is None
         return felt if self._freed or self._homed > _RELIEF_S * self._cell.servo_hz else None

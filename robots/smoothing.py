@@ -78,7 +78,8 @@ class Windows:
             least = 2 * v / (a * tick_s)
             product = 4 * v / (j * tick_s**2)
             one = max(math.ceil(least), math.ceil(math.sqrt(product)))
-            first, second = max(first, one), max(second, math.ceil(product / one))
+            first = max(first, one)
+            second = max(second, math.ceil(product / one))
         return cls(first, second)
 
 

@@ -27,7 +27,9 @@ class StateMonitor:
     """Check measured states against the limits of a cell."""
 
     def __init__(self, cell: Cell, space: Workspace) -> None:
-        self._cell, self._space, self._arm = cell, space, cell.arm
+        self._cell = cell
+        self._space = space
+        self._arm = cell.arm
         half = cell.joint_margin_rad / 2
         self._joints = list(
             zip((kinematics.LOWER + half).tolist(), (kinematics.UPPER - half).tolist(), strict=True)
@@ -100,7 +102,8 @@ class StateMonitor:
         return None
 
     def _other_tool(self, state: ToolState) -> str | None:
-        computed, pose = self._arm.pose(state.joints), state.pose
+        computed = self._arm.pose(state.joints)
+        pose = state.pose
         apart = 1000 * math.dist(computed.position, pose.position)
         turn = rotations.multiply(
             computed.quaternion.tolist(), rotations.inverse(pose.quaternion.tolist())

@@ -93,7 +93,8 @@ def _send(addresses: _Addresses, order: str, operator: str) -> tuple[bool, str] 
     answer = _asked(addresses, message)
     if answer is None:
         return None
-    before, left = answer["fault"], ""
+    before = answer["fault"]
+    left = ""
     if order != "stop" and before is not None:
         answer = _recovered(addresses, answer)
         if answer["fault"] is not None:
@@ -118,7 +119,8 @@ def _asked(addresses: _Addresses, message: dict[str, Any]) -> dict[str, Any] | N
 
 def _recovered(addresses: _Addresses, answer: dict[str, Any]) -> dict[str, Any]:
     """Return the answer of a process when its faults have changed, or after RECOVERY_S."""
-    before, until = answer["fault"], time.monotonic() + RECOVERY_S
+    before = answer["fault"]
+    until = time.monotonic() + RECOVERY_S
     while answer["fault"] == before and time.monotonic() < until:
         time.sleep(0.05)
         answer = _asked(addresses, {}) or answer

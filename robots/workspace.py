@@ -39,7 +39,9 @@ class Refused(ValueError):
 
     def __init__(self, rule: str, value: float, allowed: float) -> None:
         super().__init__(rule)
-        self.rule, self.value, self.allowed = rule, value, allowed
+        self.rule = rule
+        self.value = value
+        self.allowed = allowed
 
 
 class Workspace:
@@ -60,10 +62,8 @@ class Workspace:
 
     def pose(self, place: Place) -> ToolPose:
         """Convert a place back to a pose, with read-only arrays."""
-        position, quaternion = (
-            np.array(place[0]),
-            np.array(rotations.multiply(self._reference, rotations.from_vector(place[1]))),
-        )
+        position = np.array(place[0])
+        quaternion = np.array(rotations.multiply(self._reference, rotations.from_vector(place[1])))
         position.flags.writeable = quaternion.flags.writeable = (
             False  # a command that was sent must not change
         )
@@ -139,7 +139,8 @@ def part_within(begin: Triple, end: Triple, centre: Triple, radius: float) -> fl
         return 0.0
     way = [b - a for a, b in zip(begin, end, strict=True)]
     off = [a - c for a, c in zip(begin, centre, strict=True)]
-    square, half = sum(w * w for w in way), sum(w * o for w, o in zip(way, off, strict=True))
+    square = sum(w * w for w in way)
+    half = sum(w * o for w, o in zip(way, off, strict=True))
     return (
         math.sqrt(half * half + square * (radius * radius - from_begin * from_begin)) - half
     ) / square

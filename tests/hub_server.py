@@ -80,7 +80,8 @@ class Handler(BaseHTTPRequestHandler):
     do_HEAD = do_POST = do_PUT = do_DELETE = do_GET
 
     def respond(self) -> None:
-        path, body = unquote(self.path.split("?")[0]), self.body()
+        path = unquote(self.path.split("?")[0])
+        body = self.body()
         self.hub.requests.append(f"{self.command} {path}")
         if (
             self.command not in ("GET", "HEAD")

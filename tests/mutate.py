@@ -32,7 +32,10 @@ LIST = Path(__file__).with_suffix("").with_name("mutants")
 CODE = ("rlinf_vla", "benchmarks", "models", "envs", "rewards", "robots")
 """The copied packages; all but the first are installed inside the first."""
 LINKED = ("recipes", "assets", "docs", "README.md", "Makefile", "constraints.txt")
-KILLED, SURVIVED, ELSEWHERE, LATE = 1, 0, 99, 98
+KILLED = 1
+SURVIVED = 0
+ELSEWHERE = 99
+LATE = 98
 """Exit codes: pytest's; the copy was not what the tests imported; it took longer than LIMIT_S."""
 LIMIT_S = 300
 SLOW_TO_IMPORT = [
@@ -132,7 +135,8 @@ class Campaign:
     """Runs on ``workers`` copies at a time."""
 
     def __init__(self, workers: int, tests: Path = ROOT / "tests") -> None:
-        self._workers, self._tests = workers, tests
+        self._workers = workers
+        self._tests = tests
         self._copies: Queue[Path] = Queue()
         os.environ |= {
             "OMP_NUM_THREADS": "1",
@@ -196,7 +200,9 @@ def page(mutants: Sequence[Mutant], codes: Sequence[int], seconds: float) -> str
         fingerprint,
     )  # here: mutants are imported from a copy, by processes that read this file
 
-    killed, total, machine = codes.count(KILLED), len(codes), fingerprint()
+    killed = codes.count(KILLED)
+    total = len(codes)
+    machine = fingerprint()
     lines = [
         "# Mutants",
         "",

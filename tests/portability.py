@@ -19,12 +19,10 @@ from rlinf_vla.telemetry.environment import fingerprint
 FOLDERS = ("algorithms", "core", "evaluation", "models", "parity", "rollout", "runtime", "training")
 """Tests of computations; the others do not depend on PyTorch's rounding."""
 
-ATEN, MKL, ONEDNN, THREADS = (
-    "ATEN_CPU_CAPABILITY",
-    "MKL_CBWR",
-    "ONEDNN_MAX_CPU_ISA",
-    "OMP_NUM_THREADS",
-)
+ATEN = "ATEN_CPU_CAPABILITY"
+MKL = "MKL_CBWR"
+ONEDNN = "ONEDNN_MAX_CPU_ISA"
+THREADS = "OMP_NUM_THREADS"
 
 
 def settings() -> list[dict[str, str]]:
@@ -72,7 +70,10 @@ def run(
 
 
 def main(page: Path) -> int:
-    began, rows, failures, machine = time.strftime("%Y-%m-%d"), [], 0, fingerprint()
+    began = time.strftime("%Y-%m-%d")
+    rows = []
+    failures = 0
+    machine = fingerprint()
     for setting in settings():
         with tempfile.TemporaryDirectory() as folder:
             counts, ratios, failed = run(setting, Path(folder))

@@ -26,7 +26,9 @@ from rlinf_vla.training.lora import adapter_state, add_lora, save_adapter
 from tools.tiny_checkpoints import unit_statistics, write_openvla, write_pi0, write_processors
 
 ACTION_DIM = 7
-STATISTICS, NORM_STATS, TOKENIZER = "dataset_statistics.json", "norm_stats.json", "tokenizer.json"
+STATISTICS = "dataset_statistics.json"
+NORM_STATS = "norm_stats.json"
+TOKENIZER = "tokenizer.json"
 OURS = (
     "chunk",
     "center_crop",

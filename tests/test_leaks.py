@@ -144,7 +144,8 @@ def test_objects_in_a_reference_cycle_are_no_leak() -> None:
         """Ends its thread when it is garbage-collected."""
 
         def __init__(self) -> None:
-            self.itself, end = self, threading.Event()
+            self.itself = self
+            end = threading.Event()
             threading.Thread(target=end.wait).start()
             weakref.finalize(self, end.set)
 

@@ -160,7 +160,8 @@ def test_seeds_of_several_machines_make_one_row(
         tool.write(page, 3, set())
         for path in others:
             path.with_suffix(".hidden").rename(path)
-    text, figure = page.read_text(), page.parent.parent / "images" / "learning" / "ppo_pushcube.svg"
+    text = page.read_text()
+    figure = page.parent.parent / "images" / "learning" / "ppo_pushcube.svg"
     assert (
         expected == [line for line in text.splitlines() if "| PPO, PushCube" in line]
         and "60.0, 70.0, 80.0" in text

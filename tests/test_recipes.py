@@ -104,7 +104,8 @@ def kept_simulators() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def run(kept_simulators: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """Runs a recipe once, after the recipe that it starts from, in a shared folder; returns its run directory."""
-    folder, done = tmp_path_factory.mktemp("recipes"), dict[str, Path]()
+    folder = tmp_path_factory.mktemp("recipes")
+    done = dict[str, Path]()
     threads = torch.get_num_threads()
     directories = dict(EARLIER.values())
 

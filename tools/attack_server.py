@@ -59,7 +59,9 @@ def good_client(port: int, seconds: float) -> dict[str, Any]:
     """Ask ``RATE_HZ`` times a second; return the latencies in ms, and the distinct replies."""
     from websockets.sync.client import connect
 
-    message, found, replies = pack(observation()), [], Counter[bytes]()
+    message = pack(observation())
+    found = []
+    replies = Counter[bytes]()
     with connect(f"ws://127.0.0.1:{port}/", compression=None) as client:
         client.recv()
         began = time.perf_counter()
@@ -78,13 +80,11 @@ class Attacker:
 
     def __init__(self, port: int, number: int, count: int, rate: float, holds: bool) -> None:
         """``holds``: also keep slow and half-open connections."""
-        self.port, self.count, self.rate, self.draw, self.holds = (
-            port,
-            count,
-            rate,
-            seeded(number),
-            holds,
-        )
+        self.port = port
+        self.count = count
+        self.rate = rate
+        self.draw = seeded(number)
+        self.holds = holds
         self.sent: Counter[str] = Counter()
         self.sockets: dict[str, Any] = {}
         self.held: list[Any] = []
@@ -106,10 +106,8 @@ class Attacker:
 
     def send_frame(self) -> None:
         """Send a bad message on an open websocket, or a new one, and wait for the refusal."""
-        path, kind = (
-            self.draw.choice(PATHS),
-            self.draw.choice([*FRAMES, "text", "oversized", "unmasked", "left"]),
-        )
+        path = self.draw.choice(PATHS)
+        kind = self.draw.choice([*FRAMES, "text", "oversized", "unmasked", "left"])
         connection = self.sockets.pop(path, None) or upgraded(self.port, path)
         if kind == "text":
             data = frame(b"{}", first=0x81)
@@ -200,15 +198,15 @@ def measure(
         assert server.stdout is not None
         port = int(re.search(r":(\d+) accepts", server.stdout.readline())[1])  # type: ignore[index]
         assert "ready" in server.stdout.readline()
-        process, sent, replies = psutil.Process(server.pid), Counter[str](), set[int]()
+        process = psutil.Process(server.pid)
+        sent = Counter[str]()
+        replies = set[int]()
         found: dict[str, Any] = {"quiet": [], "attacked": [], "memory": [], "attacked_s": 0.0}
         good_client(port, 3)
         for pair in range(pairs):
             quiet = result(begun("--client", port, seconds))
-            began, share = (
-                time.perf_counter(),
-                -(-attacks // (pairs * ATTACKERS * THREADS)) * THREADS,
-            )
+            began = time.perf_counter()
+            share = -(-attacks // (pairs * ATTACKERS * THREADS)) * THREADS
             numbers = range(
                 ATTACKERS * (pairs * seed + pair), ATTACKERS * (pairs * seed + pair + 1)
             )
@@ -247,7 +245,8 @@ def measure(
 
 def page(found: dict[str, Any], command: str) -> str:
     """Return the results as a page of docs/results."""
-    rows, joined = [], {}
+    rows = []
+    joined = {}
     for kind in ("quiet", "attacked"):
         joined[kind] = np.concatenate([np.asarray(each) for each in found[kind]])
         cells = [f"{np.percentile(joined[kind], rank):.1f}" for rank in (50, 99)] + [
@@ -260,7 +259,8 @@ def page(found: dict[str, Any], command: str) -> str:
         "{:.0f} and {:.0f}".format(*(np.percentile(each, 99) for each in pair))
         for pair in zip(found["quiet"], found["attacked"], strict=True)
     ]
-    sent, total = found["sent"], sum(found["sent"].values())
+    sent = found["sent"]
+    total = sum(found["sent"].values())
     kinds = "\n".join(f"| {name} | {count} |" for name, count in sorted(sent.items()) if count)
     return f"""# A policy server under attack
 

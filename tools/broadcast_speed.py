@@ -46,7 +46,8 @@ class Source:
 class Worker:
     def __init__(self, megabytes: int) -> None:
         torch.set_num_threads(1)
-        self.weights, self.inbox = torch.zeros(megabytes * 250_000), Inbox("cpu", node_address())
+        self.weights = torch.zeros(megabytes * 250_000)
+        self.inbox = Inbox("cpu", node_address())
 
     def receive(self, *arguments: Any) -> Received:
         return self.inbox.receive(*arguments)

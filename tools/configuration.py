@@ -267,7 +267,8 @@ def flattened(node: dict[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
 
 def page(title: str, keys: list[Key]) -> str:
     """Return a page: a heading per plug-in, and below it one per key."""
-    lines, choice = [f"# {title}", ""], ""
+    lines = [f"# {title}", ""]
+    choice = ""
     for key in keys:
         if key.choice != choice:
             choice = key.choice

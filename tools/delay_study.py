@@ -120,13 +120,15 @@ def episodes_of(directory: Path) -> list[dict[str, Any]]:
 
 def row(name: str, mode: str, link: str, directory: Path, within: int) -> str:
     """Return a line of the table; success counts within ``within`` control periods."""
-    episodes, control = episodes_of(directory), json.loads((directory / "control.json").read_text())
+    episodes = episodes_of(directory)
+    control = json.loads((directory / "control.json").read_text())
     won = [each for each in episodes if each["success"] and each["steps"] <= within]
     low, high = wilson_interval(len(won), len(episodes))
     at_all = f"{sum(each['success'] for each in episodes)} of {len(episodes)}"
     solved = [each["steps"] for each in episodes if each["success"]]
     periods = f"{sum(solved) / len(solved):.1f}" if solved else "-"
-    steps, age = control["steps"], control["ages_ms"]["action"]["p50"]
+    steps = control["steps"]
+    age = control["ages_ms"]["action"]["p50"]
     faults = sum(each["fault"] for each in episodes)
     rate = f"{100 * len(won) / len(episodes):.0f} % ({100 * low:.0f} to {100 * high:.0f})"
     cells = [
@@ -181,7 +183,8 @@ def main(words: Sequence[str] | None = None) -> None:
             link_of(link)
         except ValueError:
             parser.error(f"--links {link}: give DELAY[+JITTER][/LOSS], such as 200+50 or 200/5")
-    lines, found = list[str](), dict[tuple[str, str, str], Path]()
+    lines = list[str]()
+    found = dict[tuple[str, str, str], Path]()
     for each in arguments.policies:
         name, _, run = each.partition("=")
         with served(run) as port:

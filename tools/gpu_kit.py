@@ -54,13 +54,11 @@ class Kit:
 
     def __init__(self, device: str, size: str, seconds: float, file: Path, folder: Path) -> None:
         """``seconds``: of one measurement of latencies. ``folder``: for files of this part."""
-        self.device, self.tiny, self.seconds, self.file, self.folder = (
-            torch.device(device),
-            size == "tiny",
-            seconds,
-            file,
-            folder,
-        )
+        self.device = torch.device(device)
+        self.tiny = size == "tiny"
+        self.seconds = seconds
+        self.file = file
+        self.folder = folder
         name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
         self.rows: list[Sequence[str]] = []
         self.document = json.loads(file.read_text()) | {

@@ -91,7 +91,8 @@ def placed(keys: tuple[str, ...]) -> Iterator[str]:
     """Yield what was chosen for each of GPUS."""
     model = MemoryModel(next(ways(keys, 1))[1])
     for count, gigabytes in GPUS.values():
-        memory, found = gigabytes * 1e9, ""
+        memory = gigabytes * 1e9
+        found = ""
         for way, model.recipe in ways(keys, count):
             try:
                 setting = choose(model, memory, exact=False)
@@ -119,7 +120,8 @@ def main() -> None:
         for first, keys in tables[name].items():
             rows.append(f"| {first} | {' | '.join(placed(keys))} |")
             print(rows[-1], flush=True)
-        begin, end = f"<!-- {name}: written by tools/gpu_memory.py -->\n", f"<!-- end of {name} -->"
+        begin = f"<!-- {name}: written by tools/gpu_memory.py -->\n"
+        end = f"<!-- end of {name} -->"
         before, _, rest = PAGE.read_text().partition(begin)
         PAGE.write_text(
             "".join([before, begin, *(f"{row}\n" for row in rows), end, rest.partition(end)[2]])

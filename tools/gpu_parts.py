@@ -54,7 +54,8 @@ def policy_calls(model: str, kit: Kit) -> None:
     limits = limits_of(kit.device, network_dtype(policy))
     kit.add("limits of the device", limits.described())
     if kit.tiny:
-        bench_policy.WARMUP, bench_policy.CALLS = 1, 2
+        bench_policy.WARMUP = 1
+        bench_policy.CALLS = 2
     bench_policy.SECONDS = kit.seconds
     for batch in (1, 4 if kit.tiny else 64):
         shown = observation(policy.spec, batch)
@@ -89,11 +90,9 @@ NAMES = {
 
 def control_step(model: str, policy: Policy, kit: Kit) -> None:
     """From an observation in the CPU's memory to actions there."""
-    actor, shown, zero = (
-        Actor(policy, Settings(0, 0.0, 1)),
-        observation(policy.spec, 1),
-        torch.zeros(1, dtype=torch.int64),
-    )
+    actor = Actor(policy, Settings(0, 0.0, 1))
+    shown = observation(policy.spec, 1)
+    zero = torch.zeros(1, dtype=torch.int64)
     calls = 5 if kit.tiny else 3000
     episodes = Episodes(zero, zero, zero)
     step = partial(lambda: actor.act(actor.prepare(shown), episodes, zero))
@@ -114,7 +113,8 @@ def capture(kit: Kit) -> None:
     for model in MODELS:
         policy = kit.policy(kit.recipe(model, "model.lora.rank=0"))
         numbers = torch.arange(2)
-        episodes, step = Episodes(numbers, numbers, 0 * numbers), numbers
+        episodes = Episodes(numbers, numbers, 0 * numbers)
+        step = numbers
         for temperature in (0.0, 1.0):
             plain, graphed = (
                 Actor(policy, Settings(0, temperature, 2, graphs)) for graphs in (False, True)
@@ -176,7 +176,8 @@ def profiles(kit: Kit) -> None:
     """Kernels of policy calls, and of an update."""
 
     def act(policy: Policy, name: str, batch: int) -> None:
-        numbers, actor = torch.arange(batch), Actor(policy, Settings(0, 0.0, batch))
+        numbers = torch.arange(batch)
+        actor = Actor(policy, Settings(0, 0.0, batch))
         inputs = actor.prepare(observation(policy.spec, batch))
         costs(
             kit,
@@ -264,13 +265,12 @@ def memory(kit: Kit) -> None:
     """What the planner counts, beside what PyTorch allocated at most."""
     recipe = of_rows(kit, 2 if kit.tiny else 4)
     rows, calls = recipe.cluster.rows, recipe.rollout.batch_size
-    model, policy = MemoryModel(recipe), kit.policy(recipe)
+    model = MemoryModel(recipe)
+    policy = kit.policy(recipe)
     weights = weights_of(model.policy)
     batch = synthetic_batch(recipe, policy, model.algorithm, rows).to(kit.device)
-    actor, numbers = (
-        Actor(policy, replace(builders.actor_settings(recipe, 1.0), cuda_graphs=False)),
-        torch.arange(calls),
-    )
+    actor = Actor(policy, replace(builders.actor_settings(recipe, 1.0), cuda_graphs=False))
+    numbers = torch.arange(calls)
     inputs = actor.prepare(observation(policy.spec, calls))
     if kit.device.type == "cuda":
         kit.add(

@@ -125,7 +125,8 @@ def genesis(kit: Kit) -> None:
         for depth in ((1,) if kit.tiny else (1, 2))
     ]
     for num_envs in (2,) if kit.tiny else (64, 1024, 4096):
-        folder, limit = kit.folder / str(num_envs), f"env.episode_limit={4 if kit.tiny else 30}"
+        folder = kit.folder / str(num_envs)
+        limit = f"env.episode_limit={4 if kit.tiny else 30}"
         keys = (
             "env=genesis",
             backend,

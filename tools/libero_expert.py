@@ -25,7 +25,8 @@ def play(env: VectorEnv, task: int) -> list[int]:
     Returns the control steps until success per environment, -1 without success.
     """
     n = env.spec.num_envs
-    states, alone = torch.arange(n), torch.full((n,), task)
+    states = torch.arange(n)
+    alone = torch.full((n,), task)
     env.reset(Episodes.first_attempts(alone, states))
     steps = [-1] * n
     over = torch.zeros(n, dtype=torch.bool)

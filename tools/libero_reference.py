@@ -91,7 +91,8 @@ def side_by_side(name: str, here: dict[str, Any], there: dict[str, Any]) -> Imag
 
 
 def main(python: str, output: Path, pictures: Path) -> None:
-    here, there = snapshots(None), snapshots(python)
+    here = snapshots(None)
+    there = snapshots(python)
     text = page(here, there)
     for name in SHOWN:
         picture = pictures / f"libero_reference_{name.rsplit('-', 1)[0]}.png"

@@ -66,7 +66,8 @@ def tour(suites: Sequence[str], most: int | None) -> tuple[str, int]:
         (env,) = plugin.create(
             LiberoConfig(suite=suite, cameras=[], num_envs=2, processes=2, scenes=0), 1
         )
-        names, wrong = env.spec.tasks[:most], 0
+        names = env.spec.tasks[:most]
+        wrong = 0
         for first in range(0, len(names), 2):
             tasks = [first, min(first + 1, len(names) - 1)]
             for task, reason in dict(zip(tasks, visit(env, tasks), strict=True)).items():
@@ -87,7 +88,8 @@ def tour(suites: Sequence[str], most: int | None) -> tuple[str, int]:
 
 
 if __name__ == "__main__":
-    which, most = sys.argv[2], int(sys.argv[3]) if sys.argv[3:] else None
+    which = sys.argv[2]
+    most = int(sys.argv[3]) if sys.argv[3:] else None
     text, failed = tour(SUITES_OF[which], most)
     Path(sys.argv[1]).write_text(f"{HEADS[which]} {HEAD}\n\n{text}")
     sys.exit(failed > 0)

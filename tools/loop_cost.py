@@ -22,7 +22,10 @@ from typing import Any
 
 import numpy as np
 
-SLOTS, EPISODES, STEPS, CHUNK = 8, 2, 16, 2
+SLOTS = 8
+EPISODES = 2
+STEPS = 16
+CHUNK = 2
 UPDATES = 3
 
 
@@ -48,7 +51,8 @@ def simulator() -> None:
         .uniform(-1, 1, (STEPS, SLOTS, simulator.spec.action_dim))
         .astype(np.float32)
     )
-    digest, times = hashlib.sha256(), defaultdict[str, list[float]](list)
+    digest = hashlib.sha256()
+    times = defaultdict[str, list[float]](list)
 
     def timed(name: str, call: Callable[..., Any], *arguments: Any) -> Any:
         begun = time.process_time()
@@ -80,7 +84,8 @@ def updates(keys: list[str]) -> None:
     from rlinf_vla.cli import main as cli
     from rlinf_vla.training.trainer import Trainer
 
-    original, seconds = Trainer.update, list[float]()
+    original = Trainer.update
+    seconds = list[float]()
 
     def update(trainer: Trainer, *arguments: Any, **keywords: Any) -> dict[str, float]:
         begun = resource.getrusage(resource.RUSAGE_SELF).ru_utime

@@ -13,7 +13,8 @@ from pathlib import Path
 
 def main(run: Path, output: Path) -> None:
     document = json.loads((run / "result.json").read_text())
-    (suite,), expert = document["suites"], document["policies"]["expert"]
+    (suite,) = document["suites"]
+    expert = document["policies"]["expert"]
     with (run / "episodes.csv").open() as file:
         episodes = [row for row in csv.DictReader(file) if row["policy"] == "expert"]
     lines = ["| task | instruction | successes | control steps of a success |", "|---|---|---|---|"]

@@ -72,7 +72,8 @@ def main() -> None:
     )
     parser.add_argument("--envs", type=int, default=64, help="environments of both workers")
     given = parser.parse_args()
-    (whole, _), speed = rollout(1, 0, given.envs), 1 - given.stopped / 100
+    (whole, _) = rollout(1, 0, given.envs)
+    speed = 1 - given.stopped / 100
     ideal = 2 * whole / (1 + speed)
     print(
         f"none stopped: {whole:.2f} s; one stopped: {ideal:.2f} s ideally, {whole / speed:.2f} s if each keeps its half",

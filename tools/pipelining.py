@@ -28,7 +28,8 @@ class Waiting:
     """Implements ``ActorProtocol``: waits ``seconds`` per environment."""
 
     def __init__(self, seconds: float, action_dim: int) -> None:
-        self.seconds, self.action_dim = seconds, action_dim
+        self.seconds = seconds
+        self.action_dim = action_dim
 
     def prepare(self, obs: Observation) -> Inputs:
         return {}
@@ -45,7 +46,9 @@ class Waiting:
 
 def play(groups: Sequence[VectorEnv], actor: Waiting, calls: int) -> tuple[float, float, float]:
     """Seconds of a rollout: wall, policy, and of the simulator that took longest."""
-    timeline, players, offset = Timeline(), [], 0
+    timeline = Timeline()
+    players = []
+    offset = 0
     timeline.begin_iteration(0)
     for number, env in enumerate(groups):
         slots = torch.arange(offset, offset + env.spec.num_envs)
@@ -84,7 +87,9 @@ def main() -> None:
         "--policy-s", type=float, help="per environment; default: as long as one group simulates"
     )
     given = arguments.parse_args()
-    plugin, one, many = plugins.envs()[given.env], 1, given.depth
+    plugin = plugins.envs()[given.env]
+    one = 1
+    many = given.depth
     config = plugin.Config(num_envs=given.num_envs, backend="cpu", image_size=64)
     opened = {depth: plugin.create(config, depth) for depth in (one, many)}
     try:
@@ -96,7 +101,8 @@ def main() -> None:
             (serial, policy, simulator), (pipelined, *_) = (
                 play(groups, actor, given.calls) for groups in opened.values()
             )
-            ratio, bound = serial / pipelined, serial / max(policy, simulator)
+            ratio = serial / pipelined
+            bound = serial / max(policy, simulator)
             rows.append(
                 {
                     "serial_s": serial,

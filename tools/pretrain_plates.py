@@ -41,7 +41,10 @@ JOINTS = np.array([0.25, 0.2, 0.1, 0.2, 0.1, 0.1, 0.1])
 """Standard deviations (rad) of the arm's joints where it is somewhere else."""
 HEIGHTS = (0.02, 0.005)
 """Of the middle of object and receptacle above the table, metres, about."""
-PROMPT_LENGTH, BATCH, RATE, WARMUP = 40, 128, 1e-3, 50
+PROMPT_LENGTH = 40
+BATCH = 128
+RATE = 1e-3
+WARMUP = 50
 
 
 @dataclass
@@ -61,7 +64,11 @@ def draw_scenes(count: int, config: ManiSkillConfig, render_backend: str) -> Sce
 
     fast_paths.install()
     rng = np.random.default_rng(FIRST_SEED)
-    images, states, instructions, pixels, actions = [], [], [], [], []
+    images = []
+    states = []
+    instructions = []
+    pixels = []
+    actions = []
     with low_poly_visuals():
         simulator = ManiSkillEnv(simulator_options(config), 1, "physx_cpu", render_backend)
     env = simulator.env
@@ -127,11 +134,10 @@ def train(
 
 
 def pretrain(policy: OpenVLAOFTPolicy, scenes: Scenes, tower_steps: int, steps: int) -> None:
-    inputs, count = policy.prepare(scenes.seen), len(scenes.actions)
-    size, side = (
-        policy.config["vision_config"]["featurizer"]["patch_size"],
-        policy.config["image_sizes"][0],
-    )
+    inputs = policy.prepare(scenes.seen)
+    count = len(scenes.actions)
+    size = policy.config["vision_config"]["featurizer"]["patch_size"]
+    side = policy.config["image_sizes"][0]
     columns, rows = (scenes.pixels / size).floor().clamp(0, side // size - 1).long().unbind(dim=-1)
     patches = rows * (side // size) + columns
     head = nn.Linear(policy.backbone.projector.fc1.in_features, patches.shape[1])

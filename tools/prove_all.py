@@ -114,7 +114,8 @@ class Run:
 
     def train(self) -> None:
         """Train, or go on. Raises CalledProcessError."""
-        keys, start = PROOFS[self.proof], self.directory.with_name("start")
+        keys = PROOFS[self.proof]
+        start = self.directory.with_name("start")
         if self.proof in STARTS:
             if not (start / "policy").exists():
                 train(start, *STARTS[self.proof], "evaluation.before_and_after=false")
@@ -218,10 +219,8 @@ def rows(proof: str, seeds: int, failed: set[Run], results: dict[int, Result]) -
         gain, (low, high) = hierarchical_difference(before, after)
         each = ", ".join(f"{100 * rate:.1f}" for rate in after.scores.mean(1))
         first, last = success(before), success(after)
-        (low_before, high_before), (low_after, high_after) = (
-            first["pc_success_ci95"],
-            last["pc_success_ci95"],
-        )
+        (low_before, high_before) = first["pc_success_ci95"]
+        (low_after, high_after) = last["pc_success_ci95"]
         apart = (
             "disjoint"
             if high_before < low_after
@@ -291,7 +290,8 @@ are wide, because two hardly show how much seeds differ.
         if page.exists()
         else []
     )
-    lines, figures = [*HEAD], []
+    lines = [*HEAD]
+    figures = []
     for proof in PROOFS:
         found = results(proof, seeds, store)
         store.save(proof, found)
@@ -330,7 +330,8 @@ def main() -> None:
     given = parser.parse_args()
     if unknown := set(given.names) - set(map(slug, PROOFS)):
         parser.error(f"{', '.join(sorted(unknown))}: no such proof")
-    failed, store = set[Run](), Store(given.page)
+    failed = set[Run]()
+    store = Store(given.page)
     for seed in range(given.seeds):  # a first seed of each comes first
         for proof in PROOFS:
             run = Run(proof, seed)

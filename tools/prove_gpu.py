@@ -188,7 +188,8 @@ def outcome(name: str, given: argparse.Namespace, results: Path) -> dict[str, An
     Its log is beside the numbers. What the part measured before it failed, or its time was over,
     is kept.
     """
-    file, began = results / f"{name}.json", time.monotonic()
+    file = results / f"{name}.json"
+    began = time.monotonic()
     write(
         file,
         {

@@ -64,10 +64,8 @@ COMMON = (
     *("algorithm.kl_coef=0.05", "algorithm.epochs=2"),
 )
 MANISKILL = ("env.reward=normalized_dense", "env.processes=1")
-TINY, PPO = (
-    "model.checkpoint=asset://openvla_tiny",
-    ("algorithm.horizon=10", "algorithm.value_warmup=0"),
-)
+TINY = "model.checkpoint=asset://openvla_tiny"
+PPO = ("algorithm.horizon=10", "algorithm.value_warmup=0")
 RECIPES = {
     "maniskill_ppo": (*MANISKILL, TINY, *PPO),
     "maniskill_grpo": (*MANISKILL, TINY, "algorithm.episodes=16", "algorithm.group_size=4"),
@@ -91,11 +89,9 @@ PIPELINED = {
     "2 rollout workers of 2 groups": (ray("collocated", 2, 1, pipeline_depth=2), ()),
 }
 """Plans of the recipe in Genesis, which advances a group as one batch in a process of its own."""
-JOIN, PREEMPT, MIXED = (
-    "2 rollout workers join",
-    "a worker is told to leave (SIGTERM)",
-    "mixed pool: 2 GPUs each of two types",
-)
+JOIN = "2 rollout workers join"
+PREEMPT = "a worker is told to leave (SIGTERM)"
+MIXED = "mixed pool: 2 GPUs each of two types"
 ONCE = {
     "2 groups taking turns": (Plan(pipeline_depth=2, micro_batch_size=20), ("env.processes=2",)),
     "1 rollout worker": (ray("collocated", 1, 1), ()),
@@ -147,7 +143,8 @@ def main() -> None:
     parser.add_argument("recipes", nargs="*", default=list(RECIPES))
     parser.add_argument("--page", type=Path)
     given = parser.parse_args()
-    rows, worst = list[str](), [0.0, 0.0]
+    rows = list[str]()
+    worst = [0.0, 0.0]
     for name in given.recipes:
         with tempfile.TemporaryDirectory() as folder:
             for row, errors in prove(name, Path(folder)):

@@ -55,7 +55,8 @@ class Measured(TrainerWorker):
     """Trainer rank that samples its memory while it updates."""
 
     def begin(self) -> None:
-        self.before, self.most = pages(), [0, 0]
+        self.before = pages()
+        self.most = [0, 0]
 
     def update(self, *arguments: Any) -> Any:
         ended = threading.Event()

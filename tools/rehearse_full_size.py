@@ -144,7 +144,9 @@ def train(run_dir: Path, *arguments: str) -> Measured:
         f"run_dir={run_dir}",
         *arguments,
     ]
-    started, peak, log = time.monotonic(), 0, run_dir.with_suffix(".log")
+    started = time.monotonic()
+    peak = 0
+    log = run_dir.with_suffix(".log")
     with log.open("w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=ROOT)
         while process.poll() is None:

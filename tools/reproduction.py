@@ -127,7 +127,8 @@ def evaluation_tasks() -> str:
 
 
 def commands(table: str, name: str, method: str) -> Iterator[str]:
-    recipe, run = recipe_of(name), f"runs/{name}"
+    recipe = recipe_of(name)
+    run = f"runs/{name}"
     sampled = recipe.model.name != "pi0" and recipe.evaluation.temperature is not None
     keys = f"checkpoint=null sweep.policies=[start,{run}] evaluation.modes=[{'sampled' if sampled else 'greedy'}]"
     count = 50 if recipe.env.name == "libero" else 64
@@ -137,7 +138,8 @@ def commands(table: str, name: str, method: str) -> Iterator[str]:
     )
     yield f"rlinf-vla train recipe={name} cluster=8gpu run_dir={run}"
     yield f"rlinf-vla eval run={run} {keys} {episodes} {together} run_dir={run}/sweep"
-    result, last = f"{run}/sweep/result.json", f"step_{recipe.iterations:06d}"
+    result = f"{run}/sweep/result.json"
+    last = f"step_{recipe.iterations:06d}"
     yield f"rlinf-vla compare start={result}:start {method}={result}:{last} --published {table} --output {name}.json"
 
 

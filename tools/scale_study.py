@@ -159,7 +159,8 @@ class Study:
         """Return the prediction of the plan that is fastest on ``gpus`` GPUs."""
         share = gpus if weak else MOST
         each = self.network.envs * settings.envs
-        envs, minibatch = share * each, share * self.network.minibatch * settings.minibatch
+        envs = share * each
+        minibatch = share * self.network.minibatch * settings.minibatch
         sizes = (
             f"env.num_envs={envs}",
             f"rollout.batch_size={each}",
@@ -276,7 +277,8 @@ def sensitivity(study: Study) -> Iterator[str]:
     yield "|---|---|---|---|---|"
     for name, settings in varied():
         first, last = (study.predict(gpus, False, settings) for gpus in (8, MOST))
-        share, change = 8 * first.seconds / (MOST * last.seconds), last.seconds / usual.seconds - 1
+        share = 8 * first.seconds / (MOST * last.seconds)
+        change = last.seconds / usual.seconds - 1
         plan = "the same" if last.plan == usual.plan else described(last)
         yield f"| {name} | {last.seconds:.2f} | {100 * change:+.0f} % | {percent(share)} | {plan} |"
 

@@ -169,7 +169,8 @@ def compare_mixing(largest: Largest, folder: Path, raw: Path) -> None:
     task = episode["task"].removeprefix(PREFIX)
     tables = scene25_assets.read(folder / "assets" / "carrot", counts(folder)).tables
     table = tables[episode["table_id"]]
-    rendered, shown = pixels(raw), pixels(raw.with_name(f"{name}_mask.png")) > 0
+    rendered = pixels(raw)
+    shown = pixels(raw.with_name(f"{name}_mask.png")) > 0
     picture = scene25_pictures.before_photographs(
         rendered[None], shown[None], scene25_pictures.read(table.photograph)[None]
     )[0]

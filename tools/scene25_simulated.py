@@ -39,7 +39,8 @@ class Played:
     """Plays recorded episodes and collects differences."""
 
     def __init__(self, folder: Path, render_backend: str) -> None:
-        self.folder, self.render_backend = folder, render_backend
+        self.folder = folder
+        self.render_backend = render_backend
         self.counts = counts(folder)
         self.largest = Largest()
 
@@ -63,7 +64,8 @@ class Played:
 
     def episode(self, path: Path) -> None:
         """Compare an episode of ``episodes`` or ``success``."""
-        recorded, where = read(path), path.parent.name
+        recorded = read(path)
+        where = path.parent.name
         rows = np.load(path.with_suffix(".npz"))
         env = self.begin(recorded)
         self.start(env, recorded)

@@ -130,7 +130,8 @@ def mcnemar(gained: NDArray[np.int64], lost: NDArray[np.int64]) -> Array:
 
 def errors(repeats: int) -> list[str]:
     """Return a row for each case without a difference: the share of wrong decisions."""
-    rows, evidence = [], CountedEvidence(LENGTH)
+    rows = []
+    evidence = CountedEvidence(LENGTH)
     for number, (name, cells) in enumerate(NULLS.items()):
         wrong = {"paired": 0, "unpaired": 0, "McNemar": 0}
         for before, after in drawn(cells, LENGTH, repeats, number):
@@ -182,7 +183,8 @@ def interval(count: int, total: int) -> str:
 
 def fixed_size(gained: float, lost: float, power: float, repeats: int, seed: int) -> int:
     """Return the smallest tested number of pairs at which McNemar's test has this power."""
-    generator, size = np.random.default_rng(seed), 10
+    generator = np.random.default_rng(seed)
+    size = 10
     while True:
         counts = generator.multinomial(size, [gained, lost, 1 - gained - lost], repeats)
         if (mcnemar(counts[:, 0], counts[:, 1]) < ALPHA).mean() >= power:
@@ -212,7 +214,8 @@ def power_rows(repeats: int) -> list[str]:
     """Return a row for each true difference, with 15 % of the episodes lost."""
     rows = []
     for number, gain in enumerate((0.1, 0.15, 0.2, 0.3, 0.4)):
-        gained, lost = 0.15 + gain, 0.15
+        gained = 0.15 + gain
+        lost = 0.15
         need = fixed_size(gained, lost, 0.9, 4000, number)
         horizon = 4 * need
         evidence = CountedEvidence(horizon)

@@ -102,7 +102,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
 def outside_code(pattern: re.Pattern[str], change: Any, text: str) -> str:
     """Return ``text`` with ``change`` made of each match of ``pattern`` that is not in code."""
-    parts, start = [], 0
+    parts = []
+    start = 0
     for code in CODE.finditer(text):
         parts += [pattern.sub(change, text[start : code.start()]), code[0]]
         start = code.end()

@@ -25,9 +25,13 @@ from rlinf_vla.models.openvla.processor import PROMPT
 from rlinf_vla.models.pi0.checkpoint import NORM_STATS
 from rlinf_vla.models.smolvla.checkpoint import VLM_CONFIG
 
-STATE_LOW, STATE_HIGH = [-0.2, -0.3, 0.0, -1, -1, -1, -1, 0.0], [0.2, 0.3, 0.3, 1, 1, 1, 1, 0.04]
+STATE_LOW = [-0.2, -0.3, 0.0, -1, -1, -1, -1, 0.0]
+STATE_HIGH = [0.2, 0.3, 0.3, 1, 1, 1, 1, 0.04]
 """Proprioception at a table: position (m), quaternion and the position of one finger (m)."""
-VOCABULARY, ACTION_BINS, IMAGE, CHUNK = 512, 32, 64, 2
+VOCABULARY = 512
+ACTION_BINS = 32
+IMAGE = 64
+CHUNK = 2
 SPECIAL = (
     "<unk>",
     "<s>",

@@ -65,10 +65,8 @@ def main(work: dict[str, Any]) -> None:
     seen = options["cameras"] if work["images"] else []
     cameras = [add_camera(made, scene.cameras[name], (options["image_size"],) * 2) for name in seen]
     build(made, robot, count)
-    posture, generator = (
-        torch.tensor(POSTURE_RAD).expand(count, 9),
-        torch.Generator().manual_seed(0),
-    )
+    posture = torch.tensor(POSTURE_RAD).expand(count, 9)
+    generator = torch.Generator().manual_seed(0)
 
     def play(_: int) -> None:
         made.reset()

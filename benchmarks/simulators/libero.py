@@ -71,7 +71,8 @@ def main(work: dict[str, Any]) -> None:
     make = import_libero()
     from libero.libero.envs.venv import SubprocVectorEnv
 
-    count, cameras = work["num_envs"], list(work["cameras"]) if work["images"] else []
+    count = work["num_envs"]
+    cameras = list(work["cameras"]) if work["images"] else []
     images = (
         {
             "camera_names": cameras,

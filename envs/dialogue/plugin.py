@@ -42,7 +42,8 @@ class Dialogue:
         from .world import DialogueWorld
 
         one_of(config.task, GAMES, "env.task")
-        count, game = divide(config.num_envs, groups, "env.num_envs"), GAMES[config.task]
+        count = divide(config.num_envs, groups, "env.num_envs")
+        game = GAMES[config.task]
         sizes = count, config.episode_limit, config.token_bytes or 1, config.answer_tokens
         return [DialogueWorld(game, config.task, *sizes) for _ in range(groups)]
 

@@ -22,14 +22,14 @@ class Talk:
     """One dialogue. ``most``: tokens after which an answer ends by itself."""
 
     def __init__(self, game: Game, seed: int, limit: int, most: int) -> None:
-        self.dialogue, self.limit, self.most = game(random.Random(seed)), limit, most  # noqa: S311  (no secrets)
-        self.turn, self.said, self.count, self.clock, self.ended = (
-            next(self.dialogue),
-            b"",
-            0,
-            0,
-            False,
-        )
+        self.dialogue = game(random.Random(seed))  # noqa: S311  (no secrets)
+        self.limit = limit
+        self.most = most
+        self.turn = next(self.dialogue)
+        self.said = b""
+        self.count = 0
+        self.clock = 0
+        self.ended = False
 
     @property
     def prompt(self) -> str:
@@ -45,17 +45,17 @@ class Talk:
             if byte == ord(END) or byte >= ord(" ")
         )
         written, end, _ = text.partition(END.encode())
-        self.said, self.count = self.said + written, self.count + bool(text)
+        self.said = self.said + written
+        self.count = self.count + bool(text)
         success = terminated = False
         if end or self.count == self.most:
             try:
-                self.turn, self.said, self.count = (
-                    self.dialogue.send(self.said.decode(errors="replace")),
-                    b"",
-                    0,
-                )
+                self.turn = self.dialogue.send(self.said.decode(errors="replace"))
+                self.said = b""
+                self.count = 0
             except StopIteration as outcome:
-                success, terminated = outcome.value, True
+                success = outcome.value
+                terminated = True
         truncated = not terminated and self.clock == self.limit
         self.ended = terminated or truncated
         return float(success), terminated, truncated, success
@@ -84,13 +84,15 @@ class DialogueWorld(VectorEnv):
         self.spec = EnvSpec(
             num_envs, token_bytes, 0, 1.0, episode_limit, {}, (name,), torch.device("cpu")
         )
-        self._game, self._most = game, answer_tokens
+        self._game = game
+        self._most = answer_tokens
         self._talks: list[Talk] = []
         self._closed = False
 
     def reset_async(self, episodes: Episodes, mask: Tensor | None = None) -> None:
         """The work is done at once: it is short."""
-        rows, seeds = checked_episodes(self.spec, episodes, mask), episodes.seed.tolist()
+        rows = checked_episodes(self.spec, episodes, mask)
+        seeds = episodes.seed.tolist()
         if self._closed:
             raise RuntimeError("the environment is closed")
         fresh = {

@@ -46,12 +46,10 @@ def joint_targets(
 
 def pose_error(position: Tensor, quaternion: Tensor, point: Tensor, orientation: Tensor) -> Tensor:
     """Translation (m) and rotation (rad, first order) from the tool to a pose: ``[N, 6]``."""
-    w, v, w_now, v_now = (
-        quaternion[:, :1],
-        quaternion[:, 1:],
-        orientation[:, :1],
-        orientation[:, 1:],
-    )
+    w = quaternion[:, :1]
+    v = quaternion[:, 1:]
+    w_now = orientation[:, :1]
+    v_now = orientation[:, 1:]
     turn = (
         w_now * v - w * v_now - torch.linalg.cross(v, v_now)
     )  # of the pose's quaternion times the conjugate of the tool's

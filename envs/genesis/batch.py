@@ -38,7 +38,8 @@ DAMPING = (150.0, 150.0, 120.0, 120.0, 45.0, 45.0, 45.0, 50.0, 50.0)
 """Nearly critical, less than in Genesis' examples: the arm lags by about one control step."""
 LEASH_M, LEASH_RAD = 0.08, 0.5
 """Largest lead of the target over the tool, so that a blocked arm does not wind up."""
-FINGER_OPEN_M, FINGER_CLOSED_M = 0.04, -0.01
+FINGER_OPEN_M = 0.04
+FINGER_CLOSED_M = -0.01
 """Finger targets for actions +1 and -1; the latter is beyond closed, so that it presses."""
 
 Views = dict[str, tuple[Camera, tuple[int, int]]]
@@ -72,7 +73,8 @@ class SceneWorld(Protocol):
 def scene_and_views(options: dict[str, Any]) -> tuple[Scene, Views]:
     """The scene of a simulator's ``options`` and its views."""
     scene = scene_from(options["scene"], Path(options["path"]))
-    size, first = (options["image_size"],) * 2, next(iter(scene.cameras.values()))
+    size = (options["image_size"],) * 2
+    first = next(iter(scene.cameras.values()))
     return scene, {name: (scene.cameras[name], size) for name in options["cameras"]} | {
         "": (first, (PICTURE_SIZE,) * 2)
     }
@@ -96,13 +98,17 @@ class SceneBatch:
     def __init__(
         self, options: dict[str, Any], scene: Scene, world: SceneWorld, stack: dict[str, str]
     ) -> None:
-        self._options, self.scene, self._world = options, scene, world
-        self.num_envs, self.device = world.num_envs, world.device
+        self._options = options
+        self.scene = scene
+        self._world = world
+        self.num_envs = world.num_envs
+        self.device = world.device
         self.spec = replace(outline(options), stack=stack)
         self._progress = torch.zeros(self.num_envs, device=self.device)
         self.now = self._world.read()
         """What the world was like after the last reset or control step."""
-        self._position, self._quaternion = self.now.tool.clone(), self.now.tool_quaternion.clone()
+        self._position = self.now.tool.clone()
+        self._quaternion = self.now.tool_quaternion.clone()
         self._joints = self.now.joints.clone()
         """Joint targets."""
 
@@ -147,7 +153,8 @@ class SceneBatch:
         if self._options["reward"] == "sparse":
             return success.float(), success, success
         done = predicates.progress(self.scene, self.now)
-        reward, self._progress = done - self._progress, done
+        reward = done - self._progress
+        self._progress = done
         return reward, success, success
 
     def observe(self, rows: list[int]) -> tuple[Tensor, dict[str, Tensor]]:

@@ -14,7 +14,8 @@ from .arm import TRANSLATION_M
 from .predicates import Body, State, body, goal, held, holds
 from .scene import Lifted, Predicate, Scene, subject
 
-OPEN, CLOSE = 1.0, -1.0
+OPEN = 1.0
+CLOSE = -1.0
 GAIN = 0.5
 """Share of the remaining distance per step; the tool lags by about a step, so more overshoots."""
 FASTEST = 0.7
@@ -34,7 +35,8 @@ def expert_actions(scene: Scene, state: State) -> Tensor:
 
 
 def _pursue(state: State, predicate: Predicate) -> Tensor:
-    thing, place = body(state, subject(predicate)), goal(state, predicate)
+    thing = body(state, subject(predicate))
+    place = goal(state, predicate)
     grasped = held(state, thing)
     if isinstance(predicate, Lifted):
         up = state.tool + torch.stack(

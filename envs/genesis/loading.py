@@ -150,7 +150,8 @@ def _thing(node: YamlNode, folder: Path) -> SceneObject:
         if "region" in node
         else node["position_m"].numbers((2, 3), -REACH_M, REACH_M)
     )
-    shape, given = make(node, folder), node.given(**_COMMON)
+    shape = make(node, folder)
+    given = node.given(**_COMMON)
     passes = not given.get("collision", True)
     if passes and not given.get("fixed", True):
         raise node.error("would fall through the table: what does not collide must be fixed")

@@ -45,8 +45,11 @@ class Genesis:
         PACKAGE.require()
         if gl() is None:
             raise UserError(NO_GL)
-        limit, tasks, no_expert = episode_limit(config, scene), (scene.name,), why_no_expert(scene)
-        device, variables = None, dict[str, str]()
+        limit = episode_limit(config, scene)
+        tasks = (scene.name,)
+        no_expert = why_no_expert(scene)
+        device = None
+        variables = dict[str, str]()
         if use_gpu(config.backend, config.num_envs, why_not_on_gpu()):
             options["backend"] = "gpu"
             device, variables = current_gpu()

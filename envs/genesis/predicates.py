@@ -38,7 +38,8 @@ class Shapes:
 
     @classmethod
     def of(cls, scene: Scene, device: torch.device) -> Shapes:
-        names, things = tuple(scene.things), scene.things.values()
+        names = tuple(scene.things)
+        things = scene.things.values()
         return cls(
             names,
             torch.tensor(
@@ -82,7 +83,8 @@ class State:
     @cached_property
     def rise(self) -> Tensor:
         """``[N, K]``: half the vertical extent of each object in its present orientation."""
-        half, up = self.shapes.half, self.up
+        half = self.shapes.half
+        up = self.up
         rise = (half * up.abs()).sum(-1)
         if Cylinder in self.shapes.kinds:
             lying = (
@@ -115,7 +117,8 @@ class Body(NamedTuple):
 
 def body(state: State, name: str) -> Body:
     """Select the object ``name`` (or ``target``) of each environment."""
-    half, everyone = state.shapes.half, len(state.target)
+    half = state.shapes.half
+    everyone = len(state.target)
     if name != TARGET:
         index = state.shapes.names.index(name)
         return Body(
@@ -124,10 +127,8 @@ def body(state: State, name: str) -> Body:
             half[index].expand(everyone, 3),
             state.rise[:, index],
         )
-    drawn, row = (
-        state.shapes.chosen[state.target],
-        torch.arange(everyone, device=state.target.device),
-    )
+    drawn = state.shapes.chosen[state.target]
+    row = torch.arange(everyone, device=state.target.device)
     return Body(
         state.centre[row, drawn], state.speed[row, drawn], half[drawn], state.rise[row, drawn]
     )
@@ -141,7 +142,8 @@ def holds(state: State, predicate: Predicate) -> Tensor:
         above, below = body(state, predicate.above), body(state, predicate.below)
         touches = (above.low - below.centre[:, 2] - below.rise).abs() < TOUCH_M
         return touches & _over(state, predicate.below, above) & _at_rest(state, above)
-    thing, region = body(state, predicate.object), predicate.region
+    thing = body(state, predicate.object)
+    region = predicate.region
     inside = torch.ones_like(thing.speed, dtype=torch.bool)
     for axis, interval in enumerate((region.x_m, region.y_m, region.z_m)):
         if interval is not None:

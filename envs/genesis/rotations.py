@@ -15,7 +15,8 @@ for _row, _sign in enumerate(
     (1.0, -1.0)
 ):  # R e3 = (2 (x z + w y), 2 (y z - w x), w w - x x - y y + z z), and of the inverse with - w
     _THIRD_AXES[_row, 0, 1, 3] = _THIRD_AXES[_row, 1, 2, 3] = 2.0
-    _THIRD_AXES[_row, 0, 0, 2], _THIRD_AXES[_row, 1, 0, 1] = 2.0 * _sign, -2.0 * _sign
+    _THIRD_AXES[_row, 0, 0, 2] = 2.0 * _sign
+    _THIRD_AXES[_row, 1, 0, 1] = -2.0 * _sign
     _THIRD_AXES[_row, 2] = torch.diag(torch.tensor([1.0, -1.0, -1.0, 1.0]))
 _THIRD_AXES = _THIRD_AXES.flatten(-2)
 

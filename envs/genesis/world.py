@@ -55,7 +55,8 @@ class World:
     ) -> None:
         """cameras: name -> camera and (height, width)."""
         gs = start(backend)
-        self.device, self.num_envs = torch.device(gs.device), num_envs
+        self.device = torch.device(gs.device)
+        self.num_envs = num_envs
         # One environment is rendered at a time, so that no image depends on the others.
         self._scene, self._robot, self._things = assemble(
             gs, scene, low_poly, SUBSTEPS, rendered_envs_idx=(0,)
@@ -83,7 +84,8 @@ class World:
         self._middle = torch.tensor([middles], device=self.device)
         """``[1, K, 3]``: centre of each object in its own frame."""
         self._off_centre = bool(self._middle.any())
-        self._shapes, self._rest_matters = Shapes.of(scene, self.device), asks_for_rest(scene)
+        self._shapes = Shapes.of(scene, self.device)
+        self._rest_matters = asks_for_rest(scene)
         self._target = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
         self._still = torch.zeros(num_envs, len(scene.things), device=self.device)
         hand = torch.tensor(scene.robot.tool_m, device=self.device) + torch.tensor(
@@ -122,10 +124,8 @@ class World:
     def read(self) -> State:
         """Read the present state."""
         solver = self._scene.rigid_solver
-        places, quaternions = (
-            solver.get_links_pos(self._links, relative=True),
-            solver.get_links_quat(self._links, relative=True),
-        )
+        places = solver.get_links_pos(self._links, relative=True)
+        quaternions = solver.get_links_quat(self._links, relative=True)
         axes = rotations.third_axes(quaternions)
         centre, quaternion = places[:, self._own], quaternions[:, self._own]
         if self._off_centre:
@@ -150,10 +150,8 @@ class World:
     def towards(self, position: Tensor, quaternion: Tensor, now: State, targets: Tensor) -> Tensor:
         """Arm joint targets ``[N, 7]`` after ``targets`` that bring the tool towards a pose."""
         solver = self._scene.rigid_solver
-        anchors, axes = (
-            solver.get_joints_anchor_pos(self._arm_joints),
-            solver.get_joints_anchor_axis(self._arm_joints),
-        )
+        anchors = solver.get_joints_anchor_pos(self._arm_joints)
+        axes = solver.get_joints_anchor_axis(self._arm_joints)
         error = pose_error(position, quaternion, now.tool, now.tool_quaternion)
         return joint_targets(anchors, axes, now.tool, error, now.joints[:, ARM], targets).clamp(
             *self._limits
@@ -228,22 +226,17 @@ def _add(gs: Any, scene: Any, thing: SceneObject) -> Any:
         "batch_fixed_verts": True,
     }
     if isinstance(shape, Box):
-        morph, volume = gs.morphs.Box(size=shape.size_m, **options), float(np.prod(shape.size_m))
+        morph = gs.morphs.Box(size=shape.size_m, **options)
+        volume = float(np.prod(shape.size_m))
     elif isinstance(shape, Sphere):
-        morph, volume = (
-            gs.morphs.Sphere(radius=shape.radius_m, **options),
-            4 / 3 * np.pi * shape.radius_m**3,
-        )
+        morph = gs.morphs.Sphere(radius=shape.radius_m, **options)
+        volume = 4 / 3 * np.pi * shape.radius_m**3
     elif isinstance(shape, Cylinder):
-        morph, volume = (
-            gs.morphs.Cylinder(radius=shape.radius_m, height=shape.height_m, **options),
-            np.pi * shape.radius_m**2 * shape.height_m,
-        )
+        morph = gs.morphs.Cylinder(radius=shape.radius_m, height=shape.height_m, **options)
+        volume = np.pi * shape.radius_m**2 * shape.height_m
     else:
-        morph, volume = (
-            gs.morphs.Mesh(file=shape.file, scale=shape.scale, **options),
-            shape.volume_m3,
-        )
+        morph = gs.morphs.Mesh(file=shape.file, scale=shape.scale, **options)
+        volume = shape.volume_m3
     material = gs.materials.Rigid(rho=thing.mass_kg / volume)
     return scene.add_entity(
         morph, material=material, surface=gs.surfaces.Default(color=thing.colour)

@@ -16,7 +16,8 @@ class YamlNode:
     """A value of the document and its location."""
 
     def __init__(self, where: str, value: Any) -> None:
-        self.where, self.value = where, value
+        self.where = where
+        self.value = value
 
     def error(self, what: str) -> UserError:
         return UserError(f"{self.where} {what}")

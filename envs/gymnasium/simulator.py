@@ -32,14 +32,17 @@ class GymnasiumBatch:
 
     def __init__(self, options: dict[str, Any], num_envs: int) -> None:
         torch.set_num_threads(1)
-        self._options, self._env = options, _make(options, num_envs)
-        self.num_envs, self.device = num_envs, torch.device("cpu")
+        self._options = options
+        self._env = _make(options, num_envs)
+        self.num_envs = num_envs
+        self.device = torch.device("cpu")
         space = self._env.single_action_space
         if not hasattr(space, "low") or len(space.shape) != 1:
             raise UserError(
                 f"env.id={options['id']} has actions {space}: only continuous vectors (Box) are supported"
             )
-        self._low, self._high = space.low.astype(np.float64), space.high.astype(np.float64)
+        self._low = space.low.astype(np.float64)
+        self._high = space.high.astype(np.float64)
         if options["scale_actions"] and not np.isfinite([self._low, self._high]).all():
             raise UserError(
                 f"env.id={options['id']} has actions without bounds: set env.scale_actions=false"
@@ -129,7 +132,8 @@ class GymnasiumBatch:
         return np.stack([np.asarray(frame) for frame in self._env.render()])
 
     def _check_keys(self) -> None:
-        options, mapping = self._options, isinstance(self._seen, dict)
+        options = self._options
+        mapping = isinstance(self._seen, dict)
         named = [(f"env.images.{name}", key) for name, key in options["images"].items()]
         for name, key in [*named, *(("env.state", key) for key in options["state"])]:
             if key == RENDERED and name.startswith("env.images"):

@@ -54,8 +54,10 @@ class IsaacLabBatch:
             quat_from_euler_xyz(*torch.zeros(3, 1))[0].argmax()
         )  # place of w: 0, since version 3 at the end
         self.env, self._units = _make(options, num_envs)
-        self.num_envs, self.device = num_envs, torch.device(self.env.device)
-        self._stepping, reset_idx = False, self.env._reset_idx
+        self.num_envs = num_envs
+        self.device = torch.device(self.env.device)
+        self._stepping = False
+        reset_idx = self.env._reset_idx
         self.env._reset_idx = lambda *rows, **more: (
             None if self._stepping else reset_idx(*rows, **more)
         )
@@ -107,7 +109,9 @@ class IsaacLabBatch:
     def _spec(self) -> SimulatorSpec:
         import isaaclab
 
-        options, (state, images), units = self._options, self.observe([0]), self._units
+        options = self._options
+        (state, images) = self.observe([0])
+        units = self._units
         for name, image in images.items():
             if image.dtype != torch.uint8 or image.ndim != 4:
                 found = f"{image.dtype} {list(image.shape[1:])}".removeprefix("torch.")
@@ -155,7 +159,8 @@ def _make(options: dict[str, Any], num_envs: int) -> tuple[Any, list[float] | No
         raise UserError(
             f"{task} is not a manager-based task with the observation group policy: only these are supported"
         )
-    cfg.seed, cfg.recorders = 0, None
+    cfg.seed = 0
+    cfg.recorders = None
     cfg.curriculum = (
         None  # it counts steps of the process, so an episode would depend on what ran before
     )
@@ -166,7 +171,8 @@ def _make(options: dict[str, Any], num_envs: int) -> tuple[Any, list[float] | No
             else "rerender_on_reset"
         )
         setattr(cfg, name, getattr(cfg, name, 0) or 1)
-    group.concatenate_terms, group.enable_corruption = False, False
+    group.concatenate_terms = False
+    group.enable_corruption = False
     ends = {
         name: term.time_out
         for name, term in vars(cfg.terminations).items()

@@ -39,7 +39,9 @@ class Background:
             if texture >= 0
         }
         table = next((names[name] for name in TABLES if names.get(name) in shown), names[FLOOR])
-        self._wall, self._floor, self._table = names[WALL], names[FLOOR], table
+        self._wall = names[WALL]
+        self._floor = names[FLOOR]
+        self._table = table
         self._own = {
             texture: self._pixels(texture).copy()
             for texture in {self._wall, self._floor, self._table}
@@ -89,11 +91,9 @@ class Background:
     def _pixels(self, texture: int) -> NDArray[np.uint8]:
         """The pixels of a texture in the model, a view ``[height, width, 3]``."""
         model = self._model
-        rows, columns, start = (
-            int(model.tex_height[texture]),
-            int(model.tex_width[texture]),
-            int(model.tex_adr[texture]),
-        )
+        rows = int(model.tex_height[texture])
+        columns = int(model.tex_width[texture])
+        start = int(model.tex_adr[texture])
         data = model.tex_data if hasattr(model, "tex_data") else model.tex_rgb  # MuJoCo 2.3.7
         pixels: NDArray[np.uint8] = data.reshape(-1)[start : start + rows * columns * 3].reshape(
             rows, columns, 3

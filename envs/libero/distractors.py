@@ -65,7 +65,8 @@ def choices(held: list[str], instruction: str) -> list[str]:
     held: categories of the scene's objects. An object counts as named if the instruction has any
     word of its name.
     """
-    named, held = _words(instruction), [each.removeprefix("new_") for each in held]
+    named = _words(instruction)
+    held = [each.removeprefix("new_") for each in held]
     return [each for each in GROCERIES if each not in held and not named & _words(each)]
 
 
@@ -113,7 +114,8 @@ class Distractors:
     """The distractors of robosuite's ``env``, which was built while they were ``added``."""
 
     def __init__(self, env: Any) -> None:
-        self._env, self._model = env, env.sim.model._model
+        self._env = env
+        self._model = env.sim.model._model
         self._objects = {
             name: env.objects_dict[name]
             for name in sorted(env.objects_dict)
@@ -150,13 +152,15 @@ class Distractors:
         There are fewer where no more have room. Returns the model's fields of this episode, by
         name.
         """
-        env, places = self._env, self._regions()
+        env = self._env
+        places = self._regions()
         task = [
             name for name in (*env.objects_dict, *env.fixtures_dict) if name not in self._objects
         ]
         env.sim.forward()
         boxes = [_box(self._model, env.sim.data, env.obj_body_id[name]) for name in task]
-        room, shown = np.stack([*places, *boxes]), 0
+        room = np.stack([*places, *boxes])
+        shown = 0
         for each in drawn.random.permutation(len(self._objects)):
             box = (
                 self._placed([*self._objects][each], room, drawn.random)
@@ -164,7 +168,8 @@ class Distractors:
                 else None
             )
             if box is not None:
-                room, shown = np.concatenate([room, box[None]]), shown + 1
+                room = np.concatenate([room, box[None]])
+                shown = shown + 1
         return {field: getattr(self._model, field).copy() for field in FIELDS}
 
     def _placed(
@@ -175,7 +180,9 @@ class Distractors:
         taken: rectangles ``[K, 2, 2]`` to keep away from. Returns the object's own, or None without
         room: then the object stays parked.
         """
-        env, position, qpos = self._env, self._positions[name], self._env.sim.data.qpos
+        env = self._env
+        position = self._positions[name]
+        qpos = self._env.sim.data.qpos
         for field in FIELDS:
             where = self._speeds[name] if field == "dof_damping" else self._geoms[name]
             getattr(self._model, field)[where] = self._own[field][where]
@@ -201,7 +208,8 @@ class Distractors:
         return None
 
     def _park(self, name: str) -> None:
-        model, geoms = self._model, self._geoms[name]
+        model = self._model
+        geoms = self._geoms[name]
         model.geom_contype[geoms] = model.geom_conaffinity[geoms] = 0
         model.geom_group[geoms] = HIDDEN_GROUP
         model.dof_damping[self._speeds[name]] = PARKED_DAMPING
@@ -211,7 +219,8 @@ class Distractors:
         from libero.libero.envs.regions import REGION_SAMPLERS
 
         (sampler,) = REGION_SAMPLERS[self._env.parsed_problem["problem_name"]].values()
-        thing, somewhere = self._objects[name], [(-1.0, 1.0)]
+        thing = self._objects[name]
+        somewhere = [(-1.0, 1.0)]
         keywords = {
             "rotation": thing.rotation,
             "rotation_axis": thing.rotation_axis,
@@ -248,13 +257,15 @@ class Distractors:
 
     def _hinders(self, name: str) -> bool:
         """Whether the object is in the way of a door or a drawer."""
-        env, model = self._env, self._env.sim.model
+        env = self._env
+        model = self._env.sim.model
         joints = [
             model.joint_name2id(joint)
             for fixture in env.fixtures_dict.values()
             for joint in fixture.joints
         ]
-        before, hinders = env.sim.data.qpos.copy(), False
+        before = env.sim.data.qpos.copy()
+        hinders = False
         for joint in joints:
             for share in np.linspace(0, 1, OPENINGS):
                 env.sim.data.qpos[model.jnt_qposadr[joint]] = model.jnt_range[joint] @ [
@@ -271,17 +282,16 @@ class Distractors:
         """Whether the line from the camera to the object's centre ends at the object."""
         import mujoco
 
-        data, model = self._env.sim.data._data, self._model
+        data = self._env.sim.data._data
+        model = self._model
         camera = self._env.sim.model.camera_name2id(CAMERA)
         shown = [geom for geom in self._geoms[name] if model.geom_group[geom] != HIDDEN_GROUP]
         line = data.geom_xpos[shown[0]] - data.cam_xpos[camera]
         x, y, z = data.cam_xmat[camera].reshape(3, 3).T @ line
         if max(abs(x), abs(y)) > -z * np.tan(np.deg2rad(model.cam_fovy[camera]) / 2):
             return False
-        groups, hit = (
-            np.array([group != HIDDEN_GROUP for group in range(6)], np.uint8),
-            np.zeros(1, np.int32),
-        )
+        groups = np.array([group != HIDDEN_GROUP for group in range(6)], np.uint8)
+        hit = np.zeros(1, np.int32)
         mujoco.mj_ray(model, data, data.cam_xpos[camera], line, groups, True, -1, hit)
         return int(hit[0]) in shown
 

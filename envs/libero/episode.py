@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 CONTROL_HZ = 20
-TIMESTEP, PERIOD = 0.002, 1.0 / CONTROL_HZ
+TIMESTEP = 0.002
+PERIOD = 1.0 / CONTROL_HZ
 
 
 class SamplingClock:
@@ -21,7 +22,8 @@ class SamplingClock:
     """
 
     def __init__(self) -> None:
-        self._time, self._looked = 0.0, False
+        self._time = 0.0
+        self._looked = False
         for _ in range(2):  # robosuite's reset, then LIBERO's initial state
             self._time += TIMESTEP
         self._looked = True

@@ -16,7 +16,9 @@ from .conventions import ROTATION_RAD, TRANSLATION_M
 
 Array = NDArray[np.float64]
 
-OPEN, HOLD, CLOSE = -1.0, 0.0, 1.0
+OPEN = -1.0
+HOLD = 0.0
+CLOSE = 1.0
 UP = np.array([0.0, 0.0, 1.0])
 GAIN = 4.0
 """A step covers about a quarter of the commanded distance."""
@@ -84,7 +86,8 @@ def carry(
 def grasp(env: Any, tool: Array, body: int) -> Array:
     """Approach the object from above with open gripper, then close the fingers around it."""
     point, turn, opening = grasp_of(env, tool, body)
-    aside, above = float(np.linalg.norm(point[:2] - tool[:2])), tool[2] - point[2]
+    aside = float(np.linalg.norm(point[:2] - tool[:2]))
+    above = tool[2] - point[2]
     if gap(env) < EMPTY:
         return towards(tool, tool + 0.05 * UP, 0.0, OPEN)  # nothing was grasped: try again
     if aside < 0.012 and abs(above) < 0.012 and abs(turn) < 0.15:
@@ -111,7 +114,8 @@ def grasp_of(env: Any, tool: Array, body: int) -> tuple[Array, float, float]:
     middle = (low + high) / 2
     ways = []
     for yaw in YAWS:
-        along, aside = np.array([np.cos(yaw), np.sin(yaw)]), np.array([-np.sin(yaw), np.cos(yaw)])
+        along = np.array([np.cos(yaw), np.sin(yaw)])
+        aside = np.array([-np.sin(yaw), np.cos(yaw)])
         width, length = np.ptp(corners[:, :2] @ along), np.ptp(corners[:, :2] @ aside)
         if width < WIDEST:
             for shift in (0.0, 1.0, -1.0):
@@ -145,7 +149,8 @@ def hand_fits(env: Any, body: int, point: Array, yaw: float) -> bool:
     ]
     high = np.concatenate([np.zeros((0, 3)), *others])
     near = high[high[:, 2] > point[2] + PALM][:, :2] - point[:2]
-    along, aside = near @ [np.cos(yaw), np.sin(yaw)], near @ [-np.sin(yaw), np.cos(yaw)]
+    along = near @ [np.cos(yaw), np.sin(yaw)]
+    aside = near @ [-np.sin(yaw), np.cos(yaw)]
     return not ((np.abs(along) < HAND[0]) & (np.abs(aside) < HAND[1])).any()
 
 

@@ -33,10 +33,16 @@ SEVERITIES = 5
 CAMERA = "agentview"
 """The camera that ``camera`` moves and ``sensor_noise`` degrades, as in LIBERO-Plus."""
 
-AZIMUTH_DEG, ELEVATION_DEG, DISTANCE, TURN_DEG = 15.0, 15.0, 0.2, 2.0
+AZIMUTH_DEG = 15.0
+ELEVATION_DEG = 15.0
+DISTANCE = 0.2
+TURN_DEG = 2.0
 """Camera: azimuth per severity; elevation in half of the orbits; further away, as a share of the
 distance, per severity; turn on the spot, about each of two axes, per severity."""
-DIRECTION_DEG, BRIGHTNESS, TINT, SPECULAR = 6.0, 0.12, 0.08, 0.15
+DIRECTION_DEG = 6.0
+BRIGHTNESS = 0.12
+TINT = 0.08
+SPECULAR = 0.15
 """Light, per severity: turn of each light; share of its intensity; of one colour channel against
 the others; and specular intensity."""
 SHADOWS_FROM = 3
@@ -88,7 +94,9 @@ def look(
 
 def _moved(model: Any, drawn: Draw, camera: int, centre: Array) -> dict[str, Array]:
     """Orbit around the workspace, move away from it, or turn on the spot, one of the three."""
-    kind, random, severity = int(drawn.random.randint(3)), drawn.random, drawn.severity
+    kind = int(drawn.random.randint(3))
+    random = drawn.random
+    severity = drawn.severity
     sides = np.where(random.uniform(size=2) < 0.5, -1.0, 1.0)
     position, quaternion = model.cam_pos.copy(), model.cam_quat.copy()
     arm = position[camera] - centre

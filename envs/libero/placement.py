@@ -21,7 +21,8 @@ DEEP_M = 0.005
 DEEPER_M = 0.0005
 """Bodies that already touch may overlap by so much more in a perturbed initial state."""
 
-LOWERED_M, LOWERED_STEPS = 0.002, 100
+LOWERED_M = 0.002
+LOWERED_STEPS = 100
 """Step (m) in which objects are lowered to where they will stand, and the most such steps."""
 
 T = TypeVar("T")
@@ -83,12 +84,11 @@ def move_arm(env: Any, drawn: Draw) -> None:
     The controller's null space tends to the moved position, as after a reset to it. Raises
     RuntimeError if the arm touches something in each of ``ATTEMPTS`` directions.
     """
-    robot, data = env.robots[0], env.sim.data
-    joints, rest, usual = (
-        robot._ref_joint_pos_indexes,
-        _depths(env),
-        data.qpos[robot._ref_joint_pos_indexes].copy(),
-    )
+    robot = env.robots[0]
+    data = env.sim.data
+    joints = robot._ref_joint_pos_indexes
+    rest = _depths(env)
+    usual = data.qpos[robot._ref_joint_pos_indexes].copy()
     for _ in range(ATTEMPTS):
         direction = drawn.random.normal(size=len(joints))
         noise = JOINT_RAD * drawn.severity * direction / np.linalg.norm(direction)
@@ -105,7 +105,8 @@ def displace(env: Any, drawn: Draw, suite: str) -> None:
     The offset is uniform in a square that grows with the severity. An object stays where it is if
     it would touch something new in each of ``ATTEMPTS`` places. Fixtures stay.
     """
-    reach, data = DISPLACEMENT_M.get(suite, 0.01) * drawn.severity, env.sim.data
+    reach = DISPLACEMENT_M.get(suite, 0.01) * drawn.severity
+    data = env.sim.data
     groups = _groups(env)
     starts = [
         [env.sim.model.get_joint_qpos_addr(env.objects_dict[each].joints[-1])[0] for each in loads]
@@ -138,7 +139,8 @@ def displace(env: Any, drawn: Draw, suite: str) -> None:
 
 def _groups(env: Any) -> list[list[str]]:
     """Return the objects on the workspace, each followed by the objects that stand on it."""
-    regions, names = env.parsed_problem["regions"], sorted(env.objects_dict)
+    regions = env.parsed_problem["regions"]
+    names = sorted(env.objects_dict)
     placed = [state for state in env.parsed_problem["initial_state"] if len(state) == 3]
     stands = {
         thing: regions[where]["target"] if where in regions else where for _, thing, where in placed
@@ -155,8 +157,10 @@ def _lower(env: Any, loads: list[str], joints: list[int]) -> list[float]:
 
     Returns their heights before (m).
     """
-    qpos, heights = env.sim.data.qpos, [start + 2 for start in joints]
-    before, own = qpos[heights].copy(), {env.obj_body_id[each] for each in loads}
+    qpos = env.sim.data.qpos
+    heights = [start + 2 for start in joints]
+    before = qpos[heights].copy()
+    own = {env.obj_body_id[each] for each in loads}
     objects = {env.obj_body_id[each] for each in env.objects_dict}
     for step in range(LOWERED_STEPS):
         qpos[heights] = before - step * LOWERED_M
@@ -169,11 +173,9 @@ def _lower(env: Any, loads: list[str], joints: list[int]) -> list[float]:
 def _depths(env: Any) -> dict[tuple[int, int], float]:
     """Return how deep MuJoCo's kinematic trees, the world among them, overlap (m), pair by pair."""
     env.sim.forward()
-    body, root, depths = (
-        env.sim.model.geom_bodyid,
-        env.sim.model.body_rootid,
-        dict[tuple[int, int], float](),
-    )
+    body = env.sim.model.geom_bodyid
+    root = env.sim.model.body_rootid
+    depths = dict[tuple[int, int], float]()
     for each in env.sim.data.contact[: env.sim.data.ncon]:
         one, other = sorted((int(root[body[each.geom1]]), int(root[body[each.geom2]])))
         depths[one, other] = max(depths.get((one, other), 0.0), -float(each.dist))
@@ -193,7 +195,8 @@ def _fixtures_in_place(env: Any) -> Iterator[None]:
     a fixture's site to that of the fixture, as if its body were still where the task's model has
     it, so it is put there for the draw; the reset then places it.
     """
-    model, fixed = env.sim.model, []
+    model = env.sim.model
+    fixed = []
     for sampler in env.placement_initializer.samplers.values():
         fixtures = {
             each.name: each for each in sampler.mujoco_objects if each.name in env.fixtures_dict
@@ -202,7 +205,8 @@ def _fixtures_in_place(env: Any) -> Iterator[None]:
             continue
         placed = {}
         for name, fixture in fixtures.items():
-            body, element = model.body_name2id(fixture.root_body), fixture.get_obj()
+            body = model.body_name2id(fixture.root_body)
+            element = fixture.get_obj()
             placed[name] = tuple(model.body_pos[body]), model.body_quat[body].copy(), fixture
             model.body_pos[body] = np.array(element.get("pos", "0 0 0").split(), float)
             model.body_quat[body] = np.array(element.get("quat", "1 0 0 0").split(), float)

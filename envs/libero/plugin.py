@@ -133,7 +133,8 @@ def simulator_options(config: LiberoConfig) -> dict[str, Any]:
     """
     for suite in suites(config):
         known(suite, "env.suite" if config.suites is None else "env.suites")
-    convention, common = CONVENTIONS[config.convention or "common"], CONVENTIONS["common"]
+    convention = CONVENTIONS[config.convention or "common"]
+    common = CONVENTIONS["common"]
     chosen = {
         name: value if (given := getattr(config, name)) is None else given
         for name, value in convention.items()

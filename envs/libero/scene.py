@@ -82,8 +82,11 @@ class Scene:
         import mujoco
 
         self._mujoco = mujoco
-        self.seed, self._cameras, self._size = seed, cameras, size
-        self.exact, self._plain = rendering == "exact", rendering == "fast"
+        self.seed = seed
+        self._cameras = cameras
+        self._size = size
+        self.exact = rendering == "exact"
+        self._plain = rendering == "fast"
         """Render every control step; render without antialiasing and reflections."""
         self._context: Any = None
         with np.load(init_states, allow_pickle=False) as stored:
@@ -207,7 +210,10 @@ class Scene:
         ``mj_step`` then starts over.
         """
         self._put_in_place(episode)
-        env, model, data, mujoco = self.env, self._model, episode.data, self._mujoco
+        env = self.env
+        model = self._model
+        data = episode.data
+        mujoco = self._mujoco
         env.sim.forward = lambda: mujoco.mj_step1(model, data)
         for substep in range(SUBSTEPS):
             env._pre_action(action, substep == 0)
@@ -272,11 +278,9 @@ class Scene:
             return
         if self._playing is not None:
             last = self._playing
-            last.robot, last.grip, last.sites = (
-                dict(vars(self._robot)),
-                self._robot.gripper.current_action,
-                self._model.site_rgba.copy(),
-            )
+            last.robot = dict(vars(self._robot))
+            last.grip = self._robot.gripper.current_action
+            last.sites = self._model.site_rgba.copy()
         self.env.sim.data._data = episode.data
         self._show(episode.look)
         if episode.sites is not None:
@@ -299,7 +303,8 @@ class Scene:
         self._put_in_place(episode)
         if self._context is None:
             self._begin_drawing()
-        sim, now = self.env.sim, self._model.site_rgba.copy()
+        sim = self.env.sim
+        now = self._model.site_rgba.copy()
         self._model.site_rgba[:] = sites
         sim.data._data = data
         self._context.gl_ctx.make_current()  # robosuite assumes one environment per process
@@ -320,16 +325,16 @@ class Scene:
             raise UserError(
                 "no OpenGL that renders without a screen: see `rlinf-vla doctor`, or disable videos: evaluation.filmed=0"
             )
-        sim, mujoco = self.env.sim, self._mujoco
+        sim = self.env.sim
+        mujoco = self._mujoco
         sim.forward = lambda: None
         try:
             context = MjRenderContextOffscreen(sim, device_id=-1)
         finally:
             del sim.forward
-        context.vopt.geomgroup[0], context.vopt.geomgroup[1] = (
-            0,
-            1,
-        )  # visual geoms, not collision geoms
+        # visual geoms, not collision geoms
+        context.vopt.geomgroup[0] = 0
+        context.vopt.geomgroup[1] = 1
         if self._plain:
             context.con.free()
             self._model.vis.quality.offsamples = 0

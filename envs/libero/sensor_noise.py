@@ -31,7 +31,8 @@ class SensorNoise:
     def __init__(self, drawn: Draw) -> None:
         random = drawn.random
         self.kind = KINDS[random.randint(len(KINDS))]
-        self._severity, self._angle = drawn.severity, float(random.uniform(-45, 45))
+        self._severity = drawn.severity
+        self._angle = float(random.uniform(-45, 45))
         self._seed = random.randint(2**31)
 
     def __call__(self, image: Image, step: int) -> Image:
@@ -56,10 +57,8 @@ class SensorNoise:
         reach = max(1, round(length))
         kernel = np.zeros((2 * reach + 1, 2 * reach + 1), np.float32)
         for distance in range(reach + 1):
-            row, column = (
-                distance * np.sin(np.deg2rad(self._angle)),
-                distance * np.cos(np.deg2rad(self._angle)),
-            )
+            row = distance * np.sin(np.deg2rad(self._angle))
+            column = distance * np.cos(np.deg2rad(self._angle))
             kernel[reach + round(row), reach + round(column)] += np.exp(
                 -0.5 * (distance / sigma) ** 2
             )
@@ -85,8 +84,10 @@ class SensorNoise:
     def _glass_blur(self, image: Image, step: int) -> Image:
         """Blur, take each pixel from a place nearby, and blur; the glass stays the same."""
         sigma, reach, times = GLASS[self._severity - 1]
-        random, found = np.random.RandomState(self._seed), self._blurred(image, sigma)
-        most, (height, width) = max(1, round(self._pixels(image, reach))), image.shape[:2]
+        random = np.random.RandomState(self._seed)
+        found = self._blurred(image, sigma)
+        most = max(1, round(self._pixels(image, reach)))
+        (height, width) = image.shape[:2]
         for _ in range(times):
             rows, columns = np.indices((height, width)) + random.randint(
                 -most, most + 1, (2, height, width)
@@ -99,7 +100,8 @@ class SensorNoise:
         import cv2
 
         amount, decay = FOG[self._severity - 1]
-        random, (height, width) = np.random.RandomState(self._seed), image.shape[:2]
+        random = np.random.RandomState(self._seed)
+        (height, width) = image.shape[:2]
         octaves = int(np.log2(max(2, min(height, width))))
         cloud: Any = sum(
             cv2.resize(

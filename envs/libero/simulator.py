@@ -97,7 +97,8 @@ class LiberoSimulator:
         import_libero()  # in advance, while the trainer does other work
 
     def reset(self, slot: int, seed: int, task: int) -> str:
-        last, self._slots[slot] = self._slots[slot], None
+        last = self._slots[slot]
+        self._slots[slot] = None
         chosen = self._options["tasks"][task]
         scene = self._scene(chosen)
         stored_below = self._options["stored_below"]
@@ -109,7 +110,8 @@ class LiberoSimulator:
             if perturbation is None
             else draw(Perturbation(*perturbation), chosen["number"], seed)
         )
-        instruction, noise = chosen["instruction"], None
+        instruction = chosen["instruction"]
+        noise = None
         if perturbed is not None and perturbed.dimension == "language":
             wordings = rewordings(instruction, perturbed.severity)
             instruction = wordings[perturbed.random.randint(len(wordings))]

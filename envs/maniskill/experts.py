@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-OPEN, CLOSE = 1.0, -1.0
+OPEN = 1.0
+CLOSE = -1.0
 GAIN = 2.0
 """A step covers about a third of the commanded distance, so a gain of 2 does not overshoot."""
 
@@ -35,8 +36,11 @@ def _towards(env: Any, target: Tensor, gripper: Tensor | float) -> Tensor:
 
 def push_cube(env: Any) -> Tensor:
     """Move behind the cube, seen from the target, at its height, and push along x."""
-    tcp, cube, goal = env.agent.tcp.pose.p, env.obj.pose.p, env.goal_region.pose.p
-    behind, beside = cube[:, 0] - tcp[:, 0], (cube[:, 1] - tcp[:, 1]).abs()
+    tcp = env.agent.tcp.pose.p
+    cube = env.obj.pose.p
+    goal = env.goal_region.pose.p
+    behind = cube[:, 0] - tcp[:, 0]
+    beside = (cube[:, 1] - tcp[:, 1]).abs()
     low = tcp[:, 2] < 0.045
     pushing = low & (behind > 0.02) & (beside < 0.025)
     start_x = cube[:, 0] - 0.06
@@ -51,7 +55,8 @@ def push_cube(env: Any) -> Tensor:
 
 def _grasp(env: Any, cube: Tensor) -> Tensor:
     """Action ``[N, 4]``: approach ``cube`` ``[N, 3]`` from above with open gripper and grasp it."""
-    tcp, finger = env.agent.tcp.pose.p, env.agent.robot.get_qpos()[:, -1]
+    tcp = env.agent.tcp.pose.p
+    finger = env.agent.robot.get_qpos()[:, -1]
     aside = (cube[:, :2] - tcp[:, :2]).norm(dim=1)
     above = tcp[:, 2] - cube[:, 2]
     between = (aside < 0.018) & (above.abs() < 0.018)
@@ -84,7 +89,8 @@ def _place(env: Any, cube: Tensor, goal: Tensor, tolerance: float) -> Tensor:
 
 def _leave(env: Any) -> Tensor:
     """Action ``[N, 4]``: open, then rise once the fingers are off the cube, so that it stays."""
-    tcp, finger = env.agent.tcp.pose.p, env.agent.robot.get_qpos()[:, -1:]
+    tcp = env.agent.tcp.pose.p
+    finger = env.agent.robot.get_qpos()[:, -1:]
     up = torch.tensor([0.0, 0.0, 0.05], device=tcp.device)
     return _towards(env, tcp + torch.where(finger > 0.036, up, 0.0), OPEN)
 

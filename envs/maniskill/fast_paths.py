@@ -78,7 +78,8 @@ def install() -> None:
     from mani_skill.utils.structs import Pose
     from mani_skill.utils.structs import pose as poses
 
-    rotation_conversions.quaternion_raw_multiply, poses.quaternion_apply = multiply, rotate
+    rotation_conversions.quaternion_raw_multiply = multiply
+    poses.quaternion_apply = rotate
     create = Pose.create.__func__
 
     def pose_of(cls: Any, pose: Any, device: Any = None) -> Any:
@@ -97,11 +98,14 @@ def install() -> None:
             )
         )
 
-    Pose.create, Pose.__mul__ = classmethod(pose_of), times
+    Pose.create = classmethod(pose_of)
+    Pose.__mul__ = times
     set_action = PDEEPosController.set_action
 
     def set_action_in_numpy(self: Any, action: Any) -> None:
-        config, solver, start = self.config, self.kinematics, self.articulation._objs[0].qpos
+        config = self.config
+        solver = self.kinematics
+        start = self.articulation._objs[0].qpos
         if config.use_target or config.interpolate:  # these keep state between steps
             return set_action(self, action)
         tool = tool_at_base(self)
@@ -116,10 +120,8 @@ def install() -> None:
             target = self.compute_target_pose(
                 Pose(raw_pose=torch.from_numpy(tool[None])), action
             ).sp
-        known, controlled = (
-            start[solver.pmodel_active_joint_indices],
-            solver.pmodel_controlled_joint_indices,
-        )
+        known = start[solver.pmodel_active_joint_indices]
+        controlled = solver.pmodel_controlled_joint_indices
         found, solved, _ = solver.pmodel.compute_inverse_kinematics(
             solver.end_link_idx, target, known, solver.qmask, max_iterations=100
         )
@@ -130,7 +132,8 @@ def install() -> None:
             joint._objs[0].drive_target = angle[None]
 
     PDEEPosController.set_action = set_action_in_numpy
-    parse, parsed = URDFLoader.parse, dict[Any, Any]()
+    parse = URDFLoader.parse
+    parsed = dict[Any, Any]()
 
     def parse_once(
         self: Any, urdf_file: str, srdf_file: str | None = None, package_dir: str | None = None

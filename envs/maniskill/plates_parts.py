@@ -119,7 +119,8 @@ class Receptacle:
 
 def rim(half_x: float, half_y: float, low: float, high: float, colour: Vector) -> tuple[Part, ...]:
     """Four walls, 6 mm thick, around a rectangle of these half sizes."""
-    z, half = (low + high) / 2, (high - low) / 2
+    z = (low + high) / 2
+    half = (high - low) / 2
     along_x = tuple(
         box(half_x + 0.006, 0.003, half, (0.0, side * (half_y + 0.003), z), colour)
         for side in (-1, 1)

@@ -19,7 +19,9 @@ from .plates_tables import OVERLAYS, SEEN_TABLES, TABLES
 
 Points = NDArray[np.float64]
 
-CENTRE, SIDE, POINTS = np.array([-0.03, 0.0]), 0.24, 6
+CENTRE = np.array([-0.03, 0.0])
+SIDE = 0.24
+POINTS = 6
 """Square of places (x, y), metres, table frame, and its number of points along a side."""
 RECEPTACLE_APART, OBJECTS_APART, RECEPTACLES_APART = 0.125, 0.14, 0.15
 """Least distances (m) of an object and a receptacle, of two objects, of two receptacles."""

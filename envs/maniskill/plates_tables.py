@@ -77,16 +77,12 @@ def table_texture(table: int) -> Picture:
     Tables from SEEN_TABLES on have other patterns and colours.
     """
     if table < SEEN_TABLES:
-        pattern, (light, dark) = (
-            SEEN_PATTERNS[table % len(SEEN_PATTERNS)],
-            PALETTE[table // len(SEEN_PATTERNS)],
-        )
+        pattern = SEEN_PATTERNS[table % len(SEEN_PATTERNS)]
+        (light, dark) = PALETTE[table // len(SEEN_PATTERNS)]
     else:
         unseen = table - SEEN_TABLES
-        pattern, (light, dark) = (
-            UNSEEN_PATTERNS[unseen % len(UNSEEN_PATTERNS)],
-            PALETTE[4 + unseen // len(UNSEEN_PATTERNS)],
-        )
+        pattern = UNSEEN_PATTERNS[unseen % len(UNSEEN_PATTERNS)]
+        (light, dark) = PALETTE[4 + unseen // len(UNSEEN_PATTERNS)]
     mix = pattern()[..., None]
     return np.round(np.array(light) * (1 - mix) + np.array(dark) * mix).astype(np.uint8)
 

@@ -48,10 +48,14 @@ class ManiSkill:
         options = simulator_options(config)
         divide(config.num_envs, groups, "env.num_envs")
         PACKAGE.require()
-        limit, tasks, no_expert = episode_limit(config), (config.task,), why_no_expert(config)
-        program, device = ["-m", "rlinf_vla.envs.maniskill.simulator"], None
+        limit = episode_limit(config)
+        tasks = (config.task,)
+        no_expert = why_no_expert(config)
+        program = ["-m", "rlinf_vla.envs.maniskill.simulator"]
+        device = None
         if use_gpu(config.backend, config.num_envs, why_not_on_gpu(config)):
-            program, processes = ["-m", "rlinf_vla.envs.maniskill.batch"], 1
+            program = ["-m", "rlinf_vla.envs.maniskill.batch"]
+            processes = 1
             device, environment = current_gpu()
             environment["MS_ASSET_DIR"] = str(asset_dir(config.asset_dir))
             options |= {"sim_backend": "physx_cuda", "render_backend": "gpu"}

@@ -25,7 +25,8 @@ from .plates_tables import overlay, table_texture
 from .put_on_plate import PutOnPlateEnv
 from .rows import stacked_poses
 
-TABLE_CENTRE, TABLE_HALF_SIZES = (-0.135, 0.0, 0.0005), (1.2, 0.6)
+TABLE_CENTRE = (-0.135, 0.0, 0.0005)
+TABLE_HALF_SIZES = (1.2, 0.6)
 """Of the table tops, metres: they cover the table. The half sizes are those along y and x."""
 PARKED = (3.0, -2.0, -0.9196429)
 """On the floor behind the camera: where the first hidden actor is, metres."""
@@ -41,7 +42,8 @@ def table_material(table: int) -> sapien.render.RenderMaterial:
     material.base_color_texture = sapien.render.RenderTexture2D(
         np.ascontiguousarray(rgba), "R8G8B8A8Unorm", srgb=True
     )
-    material.roughness, material.specular = 0.9, 0.1
+    material.roughness = 0.9
+    material.specular = 0.1
     return material
 
 

@@ -84,8 +84,11 @@ class Scene25Env(BaseEnv):
         **kwargs: Any,
     ) -> None:
         self.episodes = Episodes25(task, obj_set, counts)
-        self.task, self.obj_set, self.version = task, obj_set, version
-        self.whole, self.strength = "Whole" in task, 0.3 if "03" in task else 0.5
+        self.task = task
+        self.obj_set = obj_set
+        self.version = version
+        self.whole = "Whole" in task
+        self.strength = 0.3 if "03" in task else 0.5
         """How a Vision task disturbs pictures: all of them or what is shown, and by which share."""
         self.assets = scene25_assets.read(Path(carrot), counts)
         self.present: list[Scene25Episode] = []
@@ -334,7 +337,8 @@ class Scene25Env(BaseEnv):
     def _get_obs_sensor_data(self, apply_texture_transforms: bool = True) -> dict[str, Any]:
         data: dict[str, Any] = super()._get_obs_sensor_data(apply_texture_transforms)
         images = data[CAMERA]
-        rendered, segmentation = images["rgb"], images["segmentation"][..., 0]
+        rendered = images["rgb"]
+        segmentation = images["segmentation"][..., 0]
         shown = torch.isin(segmentation, self._foreground.to(segmentation.device))
         tables = torch.tensor([episode.table for episode in self.present])
         picture = scene25_pictures.before_photographs(

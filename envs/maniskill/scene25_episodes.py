@@ -64,7 +64,8 @@ WORDINGS = (
     "the {object} should be placed on the {plate}.",
 )
 """The first is that of training."""
-CENTRE, HALF_SIDE = np.array([-0.16, 0.0]), np.array([0.075, 0.075])
+CENTRE = np.array([-0.16, 0.0])
+HALF_SIDE = np.array([0.075, 0.075])
 REST_QPOS = (-0.01840777, 0.0398835, 0.22242722, -0.00460194, 1.36524296, 0.00153398, 0.037, 0.037)
 """Waist, shoulder, elbow, forearm, wrist (rad), fingers (m)."""
 JUMP_STEP = 5
@@ -123,12 +124,15 @@ class Episodes25:
     """The episodes of a task."""
 
     def __init__(self, task: str, obj_set: str, assets: Assets = PUBLISHED) -> None:
-        self.kind, self.assets, self.obj_set = TASKS[task], assets, obj_set
+        self.kind = TASKS[task]
+        self.assets = assets
+        self.obj_set = obj_set
         kind = self.kind
         self.objects = self._range(kind.objects, assets.objects)
         self.plates = self._range(kind.plates, assets.plates)
         self.tables = self._range(kind.tables, assets.tables)
-        self.pairs, self.turns = range(len(layouts(kind.layout))), range(4)
+        self.pairs = range(len(layouts(kind.layout)))
+        self.turns = range(4)
         if kind.layout == "position":
             counts = Counts(len(layouts("main")), len(self.pairs)), Counts(4, 8)
             self.pairs, self.turns = (each.of_set(obj_set) for each in counts)
@@ -165,7 +169,8 @@ class Episodes25:
         """Return the episode of an id, which is taken modulo the number of episodes."""
         extra_first = self.kind.extra != "plate"
         upper = (self.extras, self.plates) if extra_first else (self.plates, self.extras)
-        rest, digits = episode_id % len(self), list[int]()
+        rest = episode_id % len(self)
+        digits = list[int]()
         for part in (self.turns, self.pairs, self.tables, *reversed(upper), self.objects):
             rest, digit = divmod(rest, len(part))
             digits.append(digit)

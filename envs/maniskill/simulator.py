@@ -172,7 +172,8 @@ class ManiSkillEnv:
     ) -> None:
         self.env = make(options, num_envs, sim_backend, render_backend)
         """ManiSkill's own."""
-        self.options, self.num_envs = options, num_envs
+        self.options = options
+        self.num_envs = num_envs
         self._signs = torch.from_numpy(rotation_signs(self.env)).to(self.env.device)
         self._closed = closed_gripper(self.env)
         self._dense: Any = None
@@ -273,7 +274,8 @@ class ManiSkillSimulator:
 
     def observe(self, slot: int) -> Seen:
         state, images = self.slots[slot].observe([0])
-        image, (height, width) = images["base"][0].numpy(), self.spec.images["base"]
+        image = images["base"][0].numpy()
+        (height, width) = self.spec.images["base"]
         if image.shape[:2] != (height, width):
             import cv2
 

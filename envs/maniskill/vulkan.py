@@ -135,10 +135,8 @@ def _environment() -> dict[str, str]:
 def accepted(driver: Driver) -> bool:
     """Test in a separate process, because the Vulkan loader reads its environment only once."""
     device = {"cpu": "cpu", "gpu": "cuda"}[driver.render_backend]
-    program, environment = (
-        child_process.command(["-c", _CHECK, device]),
-        child_process.environment(driver.environment),
-    )
+    program = child_process.command(["-c", _CHECK, device])
+    environment = child_process.environment(driver.environment)
     try:
         check = subprocess.run(
             program, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=120

@@ -27,7 +27,8 @@ class MetaWorldSimulator:
     """
 
     def __init__(self, options: dict[str, Any], slots: int) -> None:
-        self._options, self._tasks = options, list(options["tasks"])
+        self._options = options
+        self._tasks = list(options["tasks"])
         self._common = options["convention"] == "common"
         self._worlds: list[World | None] = [None] * slots
         self._idle: OrderedDict[str, list[World]] = OrderedDict()
@@ -43,7 +44,8 @@ class MetaWorldSimulator:
 
     def reset(self, slot: int, seed: int, task: int) -> str:
         name = self._tasks[task]
-        last, self._worlds[slot] = self._worlds[slot], None
+        last = self._worlds[slot]
+        self._worlds[slot] = None
         if last is not None and last.task == name:
             world = last
         else:
@@ -52,11 +54,14 @@ class MetaWorldSimulator:
                 self._idle.move_to_end(last.task)
             world = self._world(name)
         world.begin(seed)
-        self._worlds[slot], self._value[slot] = world, 0.0
+        self._worlds[slot] = world
+        self._value[slot] = 0.0
         return str(self._options["tasks"][name])
 
     def step(self, slot: int, action: NDArray[np.float32]) -> Step:
-        world, total, success = self.under_way(slot), 0.0, False
+        world = self.under_way(slot)
+        total = 0.0
+        success = False
         command = np.clip(to_world(action) if self._common else action, -1, 1)
         for _ in range(self._options["action_repeat"]):
             dense, success = world.step(command)
@@ -66,7 +71,8 @@ class MetaWorldSimulator:
         return Step(self._reward(slot, dense, total, success), success, success)
 
     def observe(self, slot: int) -> Seen:
-        world, size = self.under_way(slot), self._options["image_size"]
+        world = self.under_way(slot)
+        size = self._options["image_size"]
         images = {
             name: world.image(camera, size) for name, camera in self._options["cameras"].items()
         }
@@ -98,7 +104,8 @@ class MetaWorldSimulator:
             return total
         if kind == "sparse":
             return float(success)
-        before, self._value[slot] = self._value[slot], 1.0 if success else dense / 10
+        before = self._value[slot]
+        self._value[slot] = 1.0 if success else dense / 10
         return self._value[slot] - before
 
     def _world(self, task: str) -> World:

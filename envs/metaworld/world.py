@@ -28,7 +28,8 @@ class World:
         env._partially_observable = False
         env.__dict__.pop("sawyer_observation_space", None)  # cached, and bounds the goal
         env._set_task_called = True
-        env._freeze_rand_vec, env.seeded_rand_vec = False, True
+        env._freeze_rand_vec = False
+        env.seeded_rand_vec = True
         env.max_path_length = np.inf  # the pool truncates episodes
         self._policy = ENV_POLICY_MAP[task]()
         self._fast = fast

@@ -53,7 +53,8 @@ class World:
     def __init__(self, scene: Scene, num_envs: int, views: Views) -> None:
         """views: name -> camera and (height, width)."""
         wp.config.quiet = True
-        self.device, self.num_envs = torch.device("cpu"), num_envs
+        self.device = torch.device("cpu")
+        self.num_envs = num_envs
         self._model = _model(scene)
         self._solvers = [
             SolverMuJoCo(
@@ -66,7 +67,8 @@ class World:
             for _ in range(num_envs)
         ]
         self._states = [self._model.state() for _ in range(num_envs)]
-        self._control, self._next = self._model.control(), self._model.state()
+        self._control = self._model.control()
+        self._next = self._model.state()
         self._targets = self._control.joint_target_q.numpy()
         self._shapes = Shapes.of(scene, self.device)
         self._target = torch.zeros(num_envs, dtype=torch.int64)
@@ -129,7 +131,8 @@ class World:
 
     def towards(self, position: Tensor, quaternion: Tensor, now: State, targets: Tensor) -> Tensor:
         """Arm joint targets ``[N, 7]`` after ``targets`` that bring the tool towards a pose."""
-        anchors, axes = self._poses[:, 1:HAND, :3], self._axes[:, 1:HAND, 0]
+        anchors = self._poses[:, 1:HAND, :3]
+        axes = self._axes[:, 1:HAND, 0]
         error = pose_error(position, quaternion, now.tool, now.tool_quaternion)
         return joint_targets(anchors, axes, now.tool, error, now.joints[:, ARM], targets).clamp(
             *self._limits
@@ -208,10 +211,8 @@ def _model(scene: Scene) -> Any:
     builder.end_world()
     builder.add_ground_plane(color=(0.62, 0.6, 0.57))
     shapes = builder.shape_count
-    builder.shape_material_ke[:], builder.shape_material_kd[:] = (
-        [CONTACT_KE] * shapes,
-        [CONTACT_KD] * shapes,
-    )
+    builder.shape_material_ke[:] = [CONTACT_KE] * shapes
+    builder.shape_material_kd[:] = [CONTACT_KD] * shapes
     return builder.finalize(device="cpu")
 
 

@@ -84,11 +84,10 @@ class CausalLMPolicy(Policy):
 
     def __init__(self, directory: Path, options: Any, backbone: Any) -> None:
         super().__init__()
-        self.directory, self.options, self.backbone = (
-            directory,
-            options,
-            backbone.eval(),
-        )  # without dropout: it draws from noise only
+        # without dropout: it draws from noise only
+        self.directory = directory
+        self.options = options
+        self.backbone = backbone.eval()
         config = backbone.config
         ends = (
             config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
@@ -186,7 +185,8 @@ class CausalLMPolicy(Policy):
         return logits, out.hidden_states[-1][:, -keep:]
 
     def encode(self, inputs: Inputs) -> Prefix:
-        ids, cache = inputs["token_ids"], Cache()
+        ids = inputs["token_ids"]
+        cache = Cache()
         mask = ids >= 0
         logits, states = self._run(ids, mask, 1, cache)
         return Prefix(logits[:, 0], states[:, 0], mask, cache)
@@ -196,12 +196,10 @@ class CausalLMPolicy(Policy):
 
     def act(self, features: Prefix, noise: Noise | None, temperature: float) -> ActionSample:
         """Sample by the inverse of the cumulative distribution: one random number per token."""
-        chunk, logits, mask, cache = (
-            self.spec.chunk,
-            features.logits,
-            features.mask,
-            Cache(features.cache.layers),
-        )
+        chunk = self.spec.chunk
+        logits = features.logits
+        mask = features.mask
+        cache = Cache(features.cache.layers)
         drawn = noise.uniform(chunk) if noise is not None and temperature > 0 else None
         tokens, log_probs = [], []
         for i in range(chunk):

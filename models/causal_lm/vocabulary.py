@@ -20,7 +20,8 @@ class Vocabulary:
     """
 
     def __init__(self, tokenizer: Tokenizer, size: int, end_id: int, alphabet: str | None) -> None:
-        self.tokenizer, self.end_id = tokenizer, end_id
+        self.tokenizer = tokenizer
+        self.end_id = end_id
         special = tokenizer.get_added_tokens_decoder().keys()
         texts = {
             token: tokenizer.decode([token])

@@ -50,7 +50,9 @@ class ClassifierReward:
     """Reward 1 in the last step of a call if the classifier reports success on its observation."""
 
     def __init__(self, model: RewardModel, threshold: float, ends_episode: bool) -> None:
-        self.model, self.threshold, self.ends_episode = model, threshold, ends_episode
+        self.model = model
+        self.threshold = threshold
+        self.ends_episode = ends_episode
 
     @torch.inference_mode()
     def __call__(self, before: Observation, actions: Tensor, result: StepResult) -> StepResult:

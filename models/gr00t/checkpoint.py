@@ -53,7 +53,8 @@ PROJECTORS = {"new_embodiment": 31, "oxe_droid": 17, "agibot_genie1": 26, "gr1":
 """Embodiment tag -> index of its projectors. Source: Isaac-GR00T ``data/embodiment_tags.py``."""
 OTHER = "choose another model.checkpoint"
 _LANGUAGE = "backbone.eagle_model.language_model."
-_EMBEDDING, _LM_HEAD = f"{_LANGUAGE}model.embed_tokens.weight", f"{_LANGUAGE}lm_head.weight"
+_EMBEDDING = f"{_LANGUAGE}model.embed_tokens.weight"
+_LM_HEAD = f"{_LANGUAGE}lm_head.weight"
 _UNUSED = "backbone.eagle_model.vision_model.vision_model.head."
 _PROJECTED = tuple(
     f"action_head.{name}." for name in ("state_encoder", "action_encoder", "action_decoder")
@@ -75,7 +76,8 @@ def eagle_config(directory: Path, document: Mapping[str, Any]) -> EagleConfig:
     """Return the sizes of images' and text's network. Raises UserError if they are not known."""
     backbone = document["backbone_cfg"]
     sizes = _eagle_sizes(directory, backbone.get("eagle_path"))
-    layers, most = backbone["select_layer"], sizes["text_config"]["num_hidden_layers"]
+    layers = backbone["select_layer"]
+    most = sizes["text_config"]["num_hidden_layers"]
     if layers > most:
         raise UserError(
             f"{directory / CONFIG}: backbone_cfg.select_layer={layers}, the language model has {most} layers: {OTHER}"

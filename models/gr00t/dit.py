@@ -219,7 +219,8 @@ class DiT(nn.Module):
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
-        sizes, width = config.dit, config.dit.width
+        sizes = config.dit
+        width = config.dit.width
         self.cross = config.cross
         self.timestep_encoder = TimestepEncoder(width)
         self.transformer_blocks = nn.ModuleList(
@@ -235,7 +236,8 @@ class DiT(nn.Module):
         return [block.attn1.keys_and_values(vl) for block, cross in blocks if cross]
 
     def forward(self, x: Tensor, pairs: KeysAndValues, mask: Tensor, bucket: Tensor) -> Tensor:
-        time, given = self.timestep_encoder(bucket), iter(pairs)
+        time = self.timestep_encoder(bucket)
+        given = iter(pairs)
         for block, cross in zip(self.transformer_blocks, self.cross, strict=True):
             x = block(x, time, next(given), mask) if cross else block(x, time)
         shift, scale = self.proj_out_1(F.silu(time)).chunk(2, dim=1)

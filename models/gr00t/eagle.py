@@ -37,7 +37,8 @@ class EagleConfig:
 
 
 def connector(config: EagleConfig) -> nn.Sequential:
-    patch, width = config.vision["hidden_size"] * config.shuffle**2, config.text["hidden_size"]
+    patch = config.vision["hidden_size"] * config.shuffle**2
+    width = config.text["hidden_size"]
     if config.connector_layers == 1:
         return nn.Sequential(nn.Linear(patch, width))
     return nn.Sequential(
@@ -90,6 +91,7 @@ class Eagle(nn.Module):
 
     def _shuffled(self, patches: Tensor) -> Tensor:
         """Join squares of neighbouring patches ``[B, P, d]``: ``[B, P / s**2, d s**2]``."""
-        side, s = int(patches.shape[1] ** 0.5), self.shuffle
+        side = int(patches.shape[1] ** 0.5)
+        s = self.shuffle
         squares = patches.unflatten(1, (side // s, s, side // s, s))
         return squares.permute(0, 1, 3, 2, 4, 5).flatten(3).flatten(1, 2)

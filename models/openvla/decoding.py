@@ -57,7 +57,9 @@ class Decoder:
 
     def __init__(self, network: PrismaticVLA, cache: StaticCache, mask: Tensor) -> None:
         """``mask``: bool ``[B, P]``, false for padding of the prompt."""
-        self.network, self.cache, self.prompt = network, cache, mask.shape[1]
+        self.network = network
+        self.cache = cache
+        self.prompt = mask.shape[1]
         follow = cache.capacity - self.prompt
         whole = F.pad(mask, (0, follow), value=True)
         weight = network.language_model.model.embed_tokens.weight

@@ -32,10 +32,8 @@ class LastLayer(LlamaDecoderLayer):
         queries = rotate(
             heads(attention.q_proj, normed[:, -rows:]), cos[:, :, -rows:], sin[:, :, -rows:]
         )
-        keys, values = (
-            rotate(heads(attention.k_proj, normed), cos, sin),
-            heads(attention.v_proj, normed),
-        )
+        keys = rotate(heads(attention.k_proj, normed), cos, sin)
+        values = heads(attention.v_proj, normed)
         if (cache := others.get("past_key_values")) is not None:
             keys, values = cache.update(keys, values, attention.layer_idx)
         bias = others["attention_mask"][:, :, -rows:]

@@ -127,14 +127,16 @@ class OpenVLAPolicy(PretrainedPolicy):
         card = self.take_card(config)
         options = self.options
         dataset = read_statistics(directory, config, options.unnorm_key, card)
-        self.dataset, self.statistics = dataset.name, dataset.statistics
+        self.dataset = dataset.name
+        self.statistics = dataset.statistics
         config |= read_conventions(directory, config, options)
         text = config["text_config"]
         proprio_dim = len(self.statistics["proprio"][BOUNDS[config["bounds"]][0]]) if proprio else 0
         with files.build_device(options.random_weights):
             self.backbone: PrismaticVLA = PrismaticVLA(config, proprio_dim=proprio_dim, **network)
         self.value_head = ValueHead(self.backbone.hidden_size)
-        size, bins = text["vocab_size"] - config["pad_to_multiple_of"], config["n_action_bins"]
+        size = text["vocab_size"] - config["pad_to_multiple_of"]
+        bins = config["n_action_bins"]
         where = f"{directory}: statistics of {dataset.name}"
         self.action_tokens = ActionTokenizer(
             size,

@@ -119,7 +119,8 @@ class PrismaticVLA(nn.Module):
             )
         if proprio_dim:
             self.proprio_projector = ProprioProjector(proprio_dim, llama.hidden_size)
-        self.film, self.bidirectional = film, bidirectional
+        self.film = film
+        self.bidirectional = bidirectional
         self.prefix_length = num_images * (towers[0].img_size // towers[0].patch_size) ** 2 + bool(
             proprio_dim
         )
@@ -160,9 +161,11 @@ class PrismaticVLA(nn.Module):
 
     def _mean_embedding(self, token_ids: Tensor, mask: Tensor, stop_id: int | None) -> Tensor:
         text = self.embed_tokens(token_ids)
-        total, count = (text * mask[..., None]).sum(1), mask.sum(1, keepdim=True)
+        total = (text * mask[..., None]).sum(1)
+        count = mask.sum(1, keepdim=True)
         if stop_id is not None:
-            total, count = total + self.language_model.model.embed_tokens.weight[stop_id], count + 1
+            total = total + self.language_model.model.embed_tokens.weight[stop_id]
+            count = count + 1
         return total / count
 
     def embed_tokens(self, token_ids: Tensor) -> Tensor:
@@ -186,10 +189,8 @@ class PrismaticVLA(nn.Module):
         )
         # a padding row attends to itself only, because a softmax over an empty set is NaN
         visible = visible | (order == order[:, None])
-        bias, rotations = (
-            additive(visible, embeds.dtype)[:, None],
-            self.rotations(embeds, mask.cumsum(dim=1) - 1),
-        )
+        bias = additive(visible, embeds.dtype)[:, None]
+        rotations = self.rotations(embeds, mask.cumsum(dim=1) - 1)
         return self.run_layers(embeds, bias, rotations, cache, rows)
 
     def rotations(self, embeds: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,8 @@ from ..files import check_prompt
 PROMPT = "In: What action should the robot take to {instruction}?\nOut:"
 
 # The released preprocessor_config.json holds these bf16-rounded values.
-DINO_MEAN, DINO_STD = (0.484375, 0.455078125, 0.40625), (0.228515625, 0.2236328125, 0.224609375)
+DINO_MEAN = (0.484375, 0.455078125, 0.40625)
+DINO_STD = (0.228515625, 0.2236328125, 0.224609375)
 SIGLIP_MEAN, SIGLIP_STD = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
 LETTERBOX_FILL = (127, 127, 127)
 LANCZOS_LOBES = 3
@@ -58,8 +59,10 @@ def _resized(images: Tensor, size: tuple[int, int], strategy: str) -> Tensor:
             .clone()
         )
         canvas[:, rows : rows + sides[0], columns : columns + sides[1]] = images
-        images, sides = canvas, list(canvas.shape[1:3])
-    target, shorter = size[0], min(sides)
+        images = canvas
+        sides = list(canvas.shape[1:3])
+    target = size[0]
+    shorter = min(sides)
     height, width = (target if side == shorter else int(target * side / shorter) for side in sides)
     images = pillow_resized(images, (height, width), "bicubic")
     top, left = round((height - target) / 2), round((width - target) / 2)
@@ -117,7 +120,8 @@ class PixelNormalizer(nn.Module):
     statistics: Tensor
 
     def forward(self, images: Tensor) -> Tensor:
-        scaled, statistics = images.float() / 255, self.statistics
+        scaled = images.float() / 255
+        statistics = self.statistics
         return torch.cat(
             [(scaled - statistics[0]) / statistics[1], (scaled - statistics[2]) / statistics[3]],
             dim=1,
@@ -130,8 +134,11 @@ class PromptEncoder:
     def __init__(
         self, tokenizer: Tokenizer, length: int, bos_id: int, pad_id: int, empty_id: int
     ) -> None:
-        self.tokenizer, self.length = tokenizer, length
-        self.bos_id, self.pad_id, self.empty_id = bos_id, pad_id, empty_id
+        self.tokenizer = tokenizer
+        self.length = length
+        self.bos_id = bos_id
+        self.pad_id = pad_id
+        self.empty_id = empty_id
         self._cache: dict[str, list[int]] = {}
 
     def ids(self, instruction: str) -> list[int]:

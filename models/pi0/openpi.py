@@ -81,7 +81,8 @@ def _layer_norm(jax: str, ours: str) -> dict[str, dict[str, Change]]:
 
 
 def _siglip() -> dict[str, dict[str, Change]]:
-    block, layer = "PaliGemma/img/Transformer/encoderblock", f"{VISION}.encoder.layers.{{}}"
+    block = "PaliGemma/img/Transformer/encoderblock"
+    layer = f"{VISION}.encoder.layers.{{}}"
     table: dict[str, dict[str, Change]] = {
         "PaliGemma/img/embedding/kernel": {f"{VISION}.embeddings.patch_embedding.weight": _patches},
         "PaliGemma/img/embedding/bias": {f"{VISION}.embeddings.patch_embedding.bias": _same},
@@ -104,7 +105,8 @@ def _siglip() -> dict[str, dict[str, Change]]:
 
 def _gemma(suffix: str, ours: str, adaptive: bool) -> dict[str, dict[str, Change]]:
     """``suffix``: of the stream's names; ``adaptive``: whether its norms have a condition."""
-    layers, layer = "PaliGemma/llm/layers", f"{ours}.layers.{{}}"
+    layers = "PaliGemma/llm/layers"
+    layer = f"{ours}.layers.{{}}"
     table: dict[str, dict[str, Change]] = {
         f"{layers}/attn/q_einsum{suffix}/w": {f"{layer}.self_attn.q_proj.weight": _by_head},
         f"{layers}/attn/kv_einsum{suffix}/w": {
@@ -302,7 +304,8 @@ class JaxCheckpoint:
         }
 
     def _gemma(self, suffix: str) -> dict[str, int]:
-        layers, shape = "PaliGemma/llm/layers", self.arrays.shape
+        layers = "PaliGemma/llm/layers"
+        shape = self.arrays.shape
         depth, heads, width, size = shape(f"{layers}/attn/q_einsum{suffix}/w")
         return {
             "width": width,

@@ -120,7 +120,8 @@ class Pi0Policy(FlowPolicy):
         self.simulated_delay: int = document.get("simulated_delay", 0)
         length = options.prompt_length or PROMPT_LENGTHS[with_state]
         self.tokenizer = files.find_tokenizer(directory, lerobot.PALIGEMMA)
-        bos, numbers = document.get("bos_token_id", 2), options.prompt_state_dim or 0
+        bos = document.get("bos_token_id", 2)
+        numbers = options.prompt_state_dim or 0
         self.prompts = PromptEncoder(
             files.read_tokenizer(self.tokenizer.parent), length, bos, with_state, numbers
         )

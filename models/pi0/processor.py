@@ -58,13 +58,11 @@ class PromptEncoder:
         self, tokenizer: Tokenizer, length: int, bos_id: int, with_state: bool, state_dim: int = 0
     ) -> None:
         """``state_dim``: numbers of the state in the text, padded with 0; fewer have no effect."""
-        self.tokenizer, self.length, self.bos_id, self.with_state, self.state_dim = (
-            tokenizer,
-            length,
-            bos_id,
-            with_state,
-            state_dim,
-        )
+        self.tokenizer = tokenizer
+        self.length = length
+        self.bos_id = bos_id
+        self.with_state = with_state
+        self.state_dim = state_dim
 
     def texts(self, instruction: str, state: Tensor) -> list[str]:
         """Return the pieces of text to tokenise.

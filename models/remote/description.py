@@ -12,7 +12,10 @@ from rlinf_vla.core.protocols import Convention, PolicySpec, ToolUnits
 from .options import RemoteOptions
 
 GREATEST = {"chunk": 1024, "action_dim": 4096, "state_dim": 4096}
-SIDE, IMAGES, REMARKS, LONGEST = 4096, 16, 16, 300
+SIDE = 4096
+IMAGES = 16
+REMARKS = 16
+LONGEST = 300
 MEANINGS = {
     "gripper": ("open_positive", "close_positive", "zero_to_one"),
     "state": ("quaternion", "axis_angle", "qpos"),

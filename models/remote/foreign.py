@@ -54,7 +54,8 @@ class ForeignServer:
 
     def __init__(self, options: RemoteOptions) -> None:
         """Raises UserError if the options leave something open."""
-        self._url, self._dialect = options.address, options.spoken
+        self._url = options.address
+        self._dialect = options.spoken
         name = options.keys or (LEROBOT if self._dialect == SGLANG else None)
         if name not in MEANINGS:
             raise UserError(
@@ -151,7 +152,8 @@ class ForeignServer:
         start = 0
         for key, count in self._keys.state.items() if self.spec.state_dim else ():
             end = self.spec.state_dim if count is None else start + count
-            message[key], start = row["state"][start:end].numpy(), end
+            message[key] = row["state"][start:end].numpy()
+            start = end
         message[self._keys.prompt] = as_text(row["instruction"])
         if self._dialect == VLLM_OMNI:
             message |= (

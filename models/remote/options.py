@@ -11,7 +11,10 @@ from rlinf_vla.config.ranges import Label, OneOf, Range, Size, SizeOrZero
 
 OPENPI, VLLM_OMNI, SGLANG = "openpi", "vllm_omni", "sglang"
 DIALECTS = (OPENPI, VLLM_OMNI, SGLANG)
-NATIVE, LIBERO, DROID, LEROBOT = "native", "libero", "droid", "lerobot"
+NATIVE = "native"
+LIBERO = "libero"
+DROID = "droid"
+LEROBOT = "lerobot"
 KEYS = (NATIVE, LIBERO, DROID, LEROBOT)
 PATHS = {"/v1/realtime/robot/openpi": VLLM_OMNI, "/openpi/policy": SGLANG}
 """Path of an address -> the dialect spoken there."""

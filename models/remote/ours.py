@@ -42,7 +42,8 @@ class OurServer:
 
     def __init__(self, options: RemoteOptions, metadata: dict[str, Any]) -> None:
         """Raises UserError if the description of the policy is not valid."""
-        said, same = metadata[OURS], pack(metadata[OURS])
+        said = metadata[OURS]
+        same = pack(metadata[OURS])
         self._url = options.address
         self.spec: PolicySpec
         self.spec, self._chunk = spec_of(said.get("spec"), options)

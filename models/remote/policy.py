@@ -48,8 +48,10 @@ class RemotePolicy(Policy):
 
     def __init__(self, server: Server) -> None:
         super().__init__()
-        self.server, self.spec = server, server.spec
-        self.backbone, self.value_head = nn.Identity(), nn.Identity()
+        self.server = server
+        self.spec = server.spec
+        self.backbone = nn.Identity()
+        self.value_head = nn.Identity()
         weakref.finalize(self, server.close)
 
     @classmethod

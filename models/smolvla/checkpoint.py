@@ -43,11 +43,10 @@ SMOLVLM2_500M: dict[str, Any] = {
     "scale_factor": 4,
 }
 """Sizes of VLM."""
-_EMBEDDING, _LM_HEAD = (
-    "vlm_with_expert.vlm.model.text_model.embed_tokens.weight",
-    "vlm_with_expert.vlm.lm_head.weight",
-)
-_TEXT, _VISION = tuple(SMOLVLM2_500M["text_config"]), tuple(SMOLVLM2_500M["vision_config"])
+_EMBEDDING = "vlm_with_expert.vlm.model.text_model.embed_tokens.weight"
+_LM_HEAD = "vlm_with_expert.vlm.lm_head.weight"
+_TEXT = tuple(SMOLVLM2_500M["text_config"])
+_VISION = tuple(SMOLVLM2_500M["vision_config"])
 TABLE: Table = {
     **KEYS,
     **keys(
@@ -89,7 +88,8 @@ def network_config(directory: Path, document: Mapping[str, Any]) -> SmolVLAConfi
         raise UserError(
             f"{directory / CONFIG}: resize_imgs_with_padding={given} is not supported, {size} is: {_OTHER}"
         )
-    every, crossed = document["self_attn_every_n_layers"], "cross" in document["attention_mode"]
+    every = document["self_attn_every_n_layers"]
+    crossed = "cross" in document["attention_mode"]
     return SmolVLAConfig(
         text=text,
         vision=vision,

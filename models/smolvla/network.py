@@ -47,11 +47,10 @@ class SmolVLAConfig:
 class Attention(nn.Module):
     def __init__(self, text: Any, width: int, cross: bool) -> None:
         super().__init__()
-        self.head_dim, self.cross = text.head_dim, cross
-        own, keys = (
-            text.num_attention_heads * self.head_dim,
-            text.num_key_value_heads * self.head_dim,
-        )
+        self.head_dim = text.head_dim
+        self.cross = cross
+        own = text.num_attention_heads * self.head_dim
+        keys = text.num_key_value_heads * self.head_dim
         self.q_proj = nn.Linear(width, own, bias=False)
         self.k_proj = nn.Linear(keys if cross else width, keys, bias=False)
         self.v_proj = nn.Linear(keys if cross else width, keys, bias=False)
@@ -72,7 +71,8 @@ class Attention(nn.Module):
             )
             keys, values = k, v
         else:
-            k, v = rotate(self._heads(self.k_proj(x)), *rotation), self._heads(self.v_proj(x))
+            k = rotate(self._heads(self.k_proj(x)), *rotation)
+            v = self._heads(self.v_proj(x))
             keys, values = (
                 (k, v)
                 if before is None
@@ -145,10 +145,8 @@ class Stream(nn.Module):
             else torch.cat([before.mask[:, None].expand(-1, x.shape[1], -1), own], dim=2)
         )
         mask = additive_mask(visible, x.dtype)
-        rotation, from_zero = (
-            rotations(positions, self.head_dim),
-            rotations(positions - positions[:, :1], self.head_dim),
-        )
+        rotation = rotations(positions, self.head_dim)
+        from_zero = rotations(positions - positions[:, :1], self.head_dim)
         pairs: KeysAndValues = []
         for index, (layer, cross) in enumerate(zip(self.layers, self.cross, strict=True)):
             count = visible.shape[2] - x.shape[1] if cross else visible.shape[2]

@@ -29,7 +29,8 @@ def chunk_rewards(
     )  # with a deadline the first executed action may have any place
     duration = valid.sum(-1)
     if unit == "chunk":
-        elapsed, duration = torch.zeros_like(elapsed), duration.clamp(max=1)
+        elapsed = torch.zeros_like(elapsed)
+        duration = duration.clamp(max=1)
     return torch.where(valid, reward * gamma**elapsed, 0).sum(-1), gamma ** duration.to(
         reward.dtype
     )

@@ -60,7 +60,9 @@ class Algorithm:
 
     def __init__(self, config: Any, temperature: float = 1.0, iterations: int = 0) -> None:
         """``temperature``: of the rollouts; ``iterations``: of the run. Raises UserError."""
-        self.config, self.temperature, self.iterations = config, temperature, iterations
+        self.config = config
+        self.temperature = temperature
+        self.iterations = iterations
 
     def check(self, env: EnvSpec) -> None:
         """Raise UserError if the recipe does not fit the environment."""
@@ -85,7 +87,8 @@ class Algorithm:
 
     def optimizers(self, parameters: Mapping[str, Tensor]) -> dict[str, Optimizer]:
         """Return the optimisers, by name, of the trainable ``parameters``: one AdamW by default."""
-        config, rate = self.config, self.config.learning_rate
+        config = self.config
+        rate = self.config.learning_rate
         return OptimizerConfig(
             learning_rate=rate,
             value_learning_rate=getattr(config, "value_learning_rate", rate),

@@ -84,7 +84,8 @@ class ClassifierTraining(Supervised):
     config: ClassifierConfig
 
     def iteration(self, flow: Flow) -> None:
-        frames, generator = flow.label(self.config.demonstrations), flow.generator()
+        frames = flow.label(self.config.demonstrations)
+        generator = flow.generator()
         learnt, _ = self.split(frames)
         batch = frames[learnt[balanced(frames.success[learnt], self.config.batch_size, generator)]]
         batch = Frames(

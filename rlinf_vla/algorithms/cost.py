@@ -58,7 +58,8 @@ class CostLimited(Algorithm):
 
     def adapt(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Take the dual step, unless no episode ended; return the multiplier as a metric."""
-        limit, cost = self.config.cost_limit, metrics.get(EPISODE_COST)
+        limit = self.config.cost_limit
+        cost = metrics.get(EPISODE_COST)
         if limit is None:
             return {}
         if cost is not None:

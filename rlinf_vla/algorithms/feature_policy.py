@@ -63,8 +63,11 @@ class FeaturePolicy(Policy):
         but ``base`` has no ``act_from_noise``.
         """
         super().__init__()
-        self.noise_bound, self.refine = noise_bound, refine
-        self.backbone, self.base, self.spec = base.backbone, base, base.spec
+        self.noise_bound = noise_bound
+        self.refine = refine
+        self.backbone = base.backbone
+        self.base = base
+        self.spec = base.spec
         self.merge_adapters = base.merge_adapters
         for name, parameter in base.named_parameters():
             if not name.startswith("backbone."):

@@ -82,7 +82,8 @@ class HGDAgger(Algorithm):
         self, shown: Demonstrations | None, corrections: Demonstrations | None, flow: Flow
     ) -> list[Demonstrations]:
         """Draw the batches of an iteration: ``updates`` of ``batch_size`` rows."""
-        config, generator = self.config, flow.generator()
+        config = self.config
+        generator = flow.generator()
         size = config.batch_size
         if shown is None or corrections is None:
             parts = [(shown or corrections, size)]

@@ -126,10 +126,8 @@ def policy_loss(
     log_ratio, ratio = safe_ratio(log_prob, old_log_prob if proximal is None else proximal, mask)
     # advantage and weight of a fully masked call are arbitrary
     counts = mask.any(dim=1, keepdim=True)
-    advantage, weight = (
-        torch.where(counts, advantage[:, None], 0),
-        torch.where(counts, weight[:, None], 0),
-    )
+    advantage = torch.where(counts, advantage[:, None], 0)
+    weight = torch.where(counts, weight[:, None], 0)
     loss = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(1 - clip.low, 1 + clip.high))
     if clip.dual is not None:
         loss = torch.where(advantage < 0, torch.minimum(loss, -advantage * clip.dual), loss)

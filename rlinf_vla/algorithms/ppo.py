@@ -57,18 +57,17 @@ class PPO(OnPolicy):
 
     def __init__(self, config: PPOConfig, temperature: float = 1.0, iterations: int = 0) -> None:
         super().__init__(config, temperature, iterations)
-        self.value_coef, self.value_clip, self.value_huber = (
-            config.value_coef,
-            config.value_clip,
-            config.value_huber,
-        )
+        self.value_coef = config.value_coef
+        self.value_clip = config.value_clip
+        self.value_huber = config.value_huber
 
     @property
     def keeps_proximal(self) -> bool:
         return False  # an iteration is one update
 
     def check(self, env: EnvSpec) -> None:
-        horizon, limit = self.config.horizon, env.episode_limit
+        horizon = self.config.horizon
+        limit = env.episode_limit
         if horizon % limit:
             near = max(1, round(horizon / limit)) * limit
             raise UserError(

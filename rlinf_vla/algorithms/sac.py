@@ -128,10 +128,8 @@ class SAC(OffPolicy):
     ) -> dict[str, float]:
         """Update the critics and, every ``actor_every`` updates, actor and alpha."""
         policy, config = trainer.policy, self.config
-        device, with_actor = (
-            policy.log_alpha.device,
-            iteration >= config.actor_warmup and index % config.actor_every == 0,
-        )
+        device = policy.log_alpha.device
+        with_actor = iteration >= config.actor_warmup and index % config.actor_every == 0
         imitated = shown() if config.sft_coef and with_actor else None
         now, following = (
             self.inputs(batch, records, generator, device)

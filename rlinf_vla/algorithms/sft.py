@@ -117,7 +117,8 @@ class SFT(Supervised):
     config: SFTConfig
 
     def iteration(self, flow: Flow) -> None:
-        shown, size = flow.demonstrate(self.config.demonstrations), self.config.batch_size
+        shown = flow.demonstrate(self.config.demonstrations)
+        size = self.config.batch_size
         batch = shown[torch.randint(len(shown), (size,), generator=flow.generator())]
         batch = replace(batch, draws=flow.iteration * size + torch.arange(size))
         rate = warmup_cosine(

@@ -115,7 +115,8 @@ def refuse_task_of_sweep(config: DictConfig, arguments: Sequence[str]) -> None:
 
 def with_folder(arguments: Sequence[str]) -> list[str]:
     """Replace ``--config-dir DIR`` by Hydra's override. Raises UserError if DIR does not exist."""
-    found, words = list[str](), iter(arguments)
+    found = list[str]()
+    words = iter(arguments)
     for word in words:
         option, _, value = word.partition("=")
         if option == FOLDER:
@@ -265,10 +266,8 @@ def explain(error: BaseException, arguments: Sequence[str]) -> str:
             r"Could not override '([^']+)'|Key '([^']+)' (?:is )?not in|Key not found: '([^']+)'",
             str(cause),
         ):
-            key, known = (
-                getattr(cause, "full_key", None) or match[1] or match[2] or match[3],
-                recipes.keys(),
-            )
+            key = getattr(cause, "full_key", None) or match[1] or match[2] or match[3]
+            known = recipes.keys()
             elsewhere = any(
                 f".{each}".endswith(f".{key}") for each in known
             )  # with another algorithm or model, so not misspelt
@@ -296,11 +295,9 @@ def explain(error: BaseException, arguments: Sequence[str]) -> str:
         str(error),
         re.DOTALL,
     ):
-        group, name, options = (
-            match[1],
-            match[2],
-            [each for each in match[3].split() if each != "schema"],
-        )
+        group = match[1]
+        name = match[2]
+        options = [each for each in match[3].split() if each != "schema"]
         close = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
         return f"{group}={name} does not exist{f'; did you mean {group}={close[0]}?' if close else ''} (available: {', '.join(options)})"
     if match := re.search(r"Error merging override (\S+)", str(error)):

@@ -21,7 +21,10 @@ from rlinf_vla.telemetry.tables import JSON, print_json, print_table
 
 VERB = "train"
 """The verb for which a recipe is composed."""
-DEFAULT, FILE, SAVED, COMMAND_LINE = "default", "file", "saved recipe", "command line"
+DEFAULT = "default"
+FILE = "file"
+SAVED = "saved recipe"
+COMMAND_LINE = "command line"
 PACKAGED = f"pkg://{CONFIG_MODULE}"
 
 

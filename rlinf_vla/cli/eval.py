@@ -38,11 +38,9 @@ def run(config: DictConfig) -> dict[str, Any]:
     if recipe.sweep.policies:
         return sweep.run(recipe, config)
     # without a checkpoint of a run, the recipe's initial model is evaluated
-    name, told, version = (
-        checkpoint.name if checkpoint else "start",
-        str(checkpoint or recipe.model.checkpoint),
-        0,
-    )
+    name = checkpoint.name if checkpoint else "start"
+    told = str(checkpoint or recipe.model.checkpoint)
+    version = 0
     with ExitStack() as stack:
         progress = stack.enter_context(stages())
         if recipe.env.name == ROBOT:
@@ -66,10 +64,8 @@ def run(config: DictConfig) -> dict[str, Any]:
             stack.enter_context(builders.threads(recipe.cluster.rollout_threads))
             timed = wrapped_envs.timed(recipe, groups, policy.spec.chunk)
             env = timed[0].spec
-            play, rate = (
-                play_in_process(recipe, policy, timed),
-                env.control_hz / env.steps(policy.spec.chunk),
-            )
+            play = play_in_process(recipe, policy, timed)
+            rate = env.control_hz / env.steps(policy.spec.chunk)
             where = f"of {recipe.env.name}"
         document = evaluate(recipe, play, rate, name, told, version, directory, progress)
     print(f"success of {name} in {recipe.episodes} episodes {where}: {headline(document)}")

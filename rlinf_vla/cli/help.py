@@ -273,7 +273,8 @@ HELP: dict[str, Help] = {
 
 def help_of(verb: str) -> str:
     """Return purpose, usage, options and three examples of a verb."""
-    found, command = HELP[verb], f"rlinf-vla {verb}"
+    found = HELP[verb]
+    command = f"rlinf-vla {verb}"
     lines = [*textwrap.wrap(f"{command}: {VERBS[verb].purpose}", WIDTH), "", "Usage:"]
     lines += [f"  {command} {usage}".rstrip() for usage in found.usage]
     lines += ["", "Options:", *_pairs(dict((*found.options, EVERY)))]

@@ -18,7 +18,8 @@ def run_jobs(jobs: Sequence[DictConfig], command: Callable[[DictConfig], object]
 
     Raises UserError before any if one of them cannot run, and Failure at the end if one failed.
     """
-    count, failed = len(jobs), list[int]()
+    count = len(jobs)
+    failed = list[int]()
     for number, job in enumerate(jobs, 1):
         try:
             recipe = recipes.read(job)

@@ -168,11 +168,9 @@ def _dispatch(arguments: Sequence[str]) -> int:
                 f"bench needs a benchmark ({', '.join(benches)}): rlinf-vla bench rollout recipe=NAME"
             )
         bench = rest.pop(0)
-        verb, module, composed = (
-            f"bench_{bench}",
-            f"{module}.{bench}",
-            bench not in UNCOMPOSED_BENCHES,
-        )
+        verb = f"bench_{bench}"
+        module = f"{module}.{bench}"
+        composed = bench not in UNCOMPOSED_BENCHES
     if verb in DRY and DRY_RUN in rest:
         if JSON in rest:
             raise UserError(f"{DRY_RUN} prints no document: leave {JSON} out")

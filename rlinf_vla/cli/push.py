@@ -47,10 +47,8 @@ def run(arguments: Sequence[str]) -> None:
         print(f"\n{CARD} of the {shared.kind} {given.repository}:\n\n{text}")
         print(f"{len(shared.files)} files, {total:,.1f} MB; nothing was sent (--dry-run)")
         return
-    message, tag = (
-        f"Upload {shared.checkpoint or shared.kind} with rlinf-vla",
-        VERSION if shared.kind == DATASET else None,
-    )
+    message = f"Upload {shared.checkpoint or shared.kind} with rlinf-vla"
+    tag = VERSION if shared.kind == DATASET else None
     address = hub.upload(
         given.repository, shared.kind, shared.files, message, given.private, given.revision, tag
     )

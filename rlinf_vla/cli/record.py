@@ -58,10 +58,12 @@ class Recording:
     def __init__(self, recipe: Recipe, shown: DemonstrationConfig) -> None:
         """Raises UserError if ``output`` holds anything but what this recording left there."""
         assert recipe.output is not None
-        self.recipe, self.shown = recipe, shown
+        self.recipe = recipe
+        self.shown = shown
         self.output = Path(recipe.output).expanduser().absolute()
         self.parts = self.output.with_name(f".{self.output.name}.episodes")
-        ours, there = self.parts / PUBLISHED, self.output / form.INFO
+        ours = self.parts / PUBLISHED
+        there = self.output / form.INFO
         if not (ours.is_file() and there.is_file() and ours.read_bytes() == there.read_bytes()):
             builders.new_directory(recipe.output)
         self.played = self.successes = 0
@@ -117,7 +119,8 @@ class Recording:
         if self._is_kept(episode):
             writer.add_episode(episode.frames, episode.instruction)
         self._writing = False
-        self.played, self.successes = self.played + 1, self.successes + episode.success
+        self.played = self.played + 1
+        self.successes = self.successes + episode.success
 
     def _keep(self, writer: LeRobotWriter, error: BaseException) -> None:
         """Make a dataset of the whole episodes, unless the writer failed in one of them."""

@@ -35,7 +35,10 @@ from rlinf_vla.telemetry.run_files import CONTROL_FILE
 from rlinf_vla.telemetry.tables import JSON, print_json, print_table
 from rlinf_vla.training.checkpoint_files import complete_checkpoints
 
-RUNNING, FINISHED, INTERRUPTED, DAMAGED = "running", "finished", "interrupted", "damaged"
+RUNNING = "running"
+FINISHED = "finished"
+INTERRUPTED = "interrupted"
+DAMAGED = "damaged"
 BEFORE, AFTER = "before", "after"
 OF_A_DIRECTORY = {"run_dir", "resume"}
 """Keys that differ between equal runs."""
@@ -123,7 +126,8 @@ def described(directory: Path) -> Run:
         name: found for name, document in evaluations.items() if (found := _success(document))
     }
     name = str(directory.relative_to(RUNS)) if directory.is_relative_to(RUNS) else str(directory)
-    size, seconds = sum(each.st_size for each in files), max(0.0, time.time() - written)
+    size = sum(each.st_size for each in files)
+    seconds = max(0.0, time.time() - written)
     enough = (
         0 < total <= done or evaluations[AFTER].get("checkpoint") == f"iteration {done}"
     )  # session.minutes may end it early

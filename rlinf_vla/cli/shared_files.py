@@ -155,10 +155,8 @@ def of_model(directory: Path, base: str | None) -> Shared:
         recipe, shared.left_out = _recipe(manifest["recipe"], str(directory / MANIFEST))
         start = str(recipe["model"].get("checkpoint"))
         shared.base = base or (_repository(start) if start.startswith(HUB) else None)
-        shared.recipe, shared.environment = (
-            without_private(recipe),
-            without_private(manifest["environment"]),
-        )
+        shared.recipe = without_private(recipe)
+        shared.environment = without_private(manifest["environment"])
         shared.files[ENVIRONMENT] = _json(shared.environment)
     return shared
 

@@ -62,10 +62,8 @@ def _train(
     )
     with ExitStack() as stack:
         stack.callback(_report, directory)
-        brief, seconds = (
-            recipe.algorithm.family == SUPERVISED,
-            60 * (recipe.session.minutes or math.inf),
-        )
+        brief = recipe.algorithm.family == SUPERVISED
+        seconds = 60 * (recipe.session.minutes or math.inf)
         console = stack.enter_context(TrainingConsole(recipe.iterations, seconds, brief))
         losses_left = recipe.cluster.trainer_restarts
         while True:
@@ -78,7 +76,8 @@ def _train(
                     recipe, monitor = monitor.under(restart.plan)
                     reason = "another plan"
                 elif losses_left:
-                    losses_left, reason = losses_left - 1, str(restart)
+                    losses_left = losses_left - 1
+                    reason = str(restart)
                 else:
                     raise
             checkpoint = newest_sound(directory / run_directory.CHECKPOINTS, console.say)
@@ -148,10 +147,8 @@ def _attempt(
         )
         runtime.flow.progress = console.stage
         run = TrainingRun(recipe, algorithm, directory, runtime, console, metrics, monitor)
-        supervised, evaluates = (
-            recipe.algorithm.family == SUPERVISED,
-            recipe.evaluation.before_and_after,
-        )
+        supervised = recipe.algorithm.family == SUPERVISED
+        evaluates = recipe.evaluation.before_and_after
         if evaluates and not supervised and done == 0 and not run.evaluated(BEFORE, 0):
             run.evaluate(BEFORE, 0)
         with deferred_signals() as interrupt:

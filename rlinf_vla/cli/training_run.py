@@ -55,7 +55,8 @@ class TrainingRun:
 
     def train(self, done: int, interrupt: Interrupt) -> int:
         """Train from iteration ``done`` on; return the number of finished iterations."""
-        saved, unsaid = done, True
+        saved = done
+        unsaid = True
         flow: BaseFlow = self.flow
         flow.policy_version = done
 
@@ -69,7 +70,8 @@ class TrainingRun:
         try:
             for iteration in range(done, self.recipe.iterations):
                 interrupt.check()
-                name, every = f"step_{done:06d}", self.recipe.evaluation.every
+                name = f"step_{done:06d}"
+                every = self.recipe.evaluation.every
                 if (
                     every and done and done % every == 0 and not self.evaluated(name, done)
                 ):  # after done iterations were saved
@@ -77,7 +79,8 @@ class TrainingRun:
                 started = time.perf_counter()
                 flow.begin(iteration)
                 self.algorithm.iteration(flow)
-                done, flow.changed = iteration + 1, False
+                done = iteration + 1
+                flow.changed = False
                 if unsaid and flow.parity is not None:
                     unsaid = False
                     self.console.say(flow.parity.report())
@@ -110,7 +113,8 @@ class TrainingRun:
                 self.save(done)
             raise
         except Interrupted as interruption:
-            name, half_made = interruption.args[0], flow.changed and flow.iteration == done
+            name = interruption.args[0]
+            half_made = flow.changed and flow.iteration == done
             if not half_made and (done > saved or done == 0):
                 self.save(done)
             where = f"in iteration {done + 1}" if half_made else f"after iteration {done}"
@@ -145,7 +149,9 @@ class TrainingRun:
         self.flow.saved([_read_json(each / STATE) for each in complete_checkpoints(directory)])
 
     def evaluate(self, name: str, iteration: int) -> None:
-        runtime, stage, version = self.runtime, self.flow.progress, self.flow.policy_version
+        runtime = self.runtime
+        stage = self.flow.progress
+        version = self.flow.policy_version
         if runtime.play is None:
             self._classify(name)
             return
@@ -202,7 +208,8 @@ class TrainingRun:
 
     def evaluated(self, name: str, version: int) -> bool:
         """Whether there is an evaluation of this version, with the recipe's modes and episodes."""
-        path, recipe = self._evaluation(name), self.recipe
+        path = self._evaluation(name)
+        recipe = self.recipe
         if not path.exists():
             return False
         document = _read_json(path)

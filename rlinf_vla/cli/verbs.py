@@ -28,13 +28,11 @@ def _with_recipe(use: str, purpose: str, module: str, words: tuple[str, ...] = (
     return Verb(use, purpose, module, composed=True, keys=True, words=words)
 
 
-TRAIN, DATA, SEE, MACHINE, EXTEND = (
-    "Train and evaluate",
-    "Use a policy, make data",
-    "See what there is",
-    "This machine, a cluster",
-    "Extend, set up",
-)
+TRAIN = "Train and evaluate"
+DATA = "Use a policy, make data"
+SEE = "See what there is"
+MACHINE = "This machine, a cluster"
+EXTEND = "Extend, set up"
 LISTS = ("recipes", "presets", "models", "envs", "tasks", "rewards", "robots")
 BENCHES = ("rollout", "throughput", "policy", "update", "control", "load", "memory", "env", "soak")
 ROBOT_VERBS = ("check", "home", "stop", "acknowledge", "run", "record", "replay")

@@ -13,7 +13,8 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, verb: str, example: str = "") -> None:
         super().__init__(f"rlinf-vla {verb}")
-        self._verb, self._example = verb, f" ({example})" if example else ""
+        self._verb = verb
+        self._example = f" ({example})" if example else ""
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{self._verb}: {message}{self._example}")

@@ -98,11 +98,9 @@ def check(recipe: Recipe) -> None:
 
 
 def _check_split(recipe: Recipe, require: Callable[[bool, str], None]) -> None:
-    split, url, ray = (
-        recipe.rollout.split == "head",
-        recipe.rollout.backbone.url,
-        recipe.cluster.runtime == RAY,
-    )
+    split = recipe.rollout.split == "head"
+    url = recipe.rollout.backbone.url
+    ray = recipe.cluster.runtime == RAY
     require(
         not split or ray or url is not None,
         "rollout.split=head needs cluster.runtime=ray, or the server of rollout.backbone.url",
@@ -116,14 +114,14 @@ def _check_split(recipe: Recipe, require: Callable[[bool, str], None]) -> None:
 
 def _check_groups(recipe: Recipe, require: Callable[[bool, str], None]) -> None:
     """Check that the environments divide into equal groups; a predicted plan divides them."""
-    num_envs, shards, name = recipe.env.num_envs, recipe.cluster.shards, "cluster.rollout_workers"
+    num_envs = recipe.env.num_envs
+    shards = recipe.cluster.shards
+    name = "cluster.rollout_workers"
     if recipe.cluster.shards_per_worker > 1:
         name += " x shards_per_worker"
-    depth, batch, per_worker = (
-        recipe.rollout.pipeline_depth,
-        recipe.rollout.batch_size,
-        num_envs // shards,
-    )
+    depth = recipe.rollout.pipeline_depth
+    batch = recipe.rollout.batch_size
+    per_worker = num_envs // shards
     require(num_envs % shards == 0, f"env.num_envs={num_envs} is not a multiple of {name}={shards}")
     each = f"env.num_envs={num_envs}" if shards == 1 else f"env.num_envs / {name} = {per_worker}"
     require(
@@ -168,7 +166,8 @@ def _check_deadline(recipe: Recipe, require: Callable[[bool, str], None]) -> Non
 
 
 def _check_limits(recipe: Recipe, require: Callable[[bool, str], None]) -> None:
-    limits, at_robot = recipe.rollout.limits, recipe.env.name == ROBOT
+    limits = recipe.rollout.limits
+    at_robot = recipe.env.name == ROBOT
     limit = getattr(recipe.algorithm, "cost_limit", None)
     if limits == LimitsConfig():
         told = f"algorithm.cost_limit={limit}: nothing counts a cost here, set rollout.limits or learn at a robot"
@@ -200,7 +199,8 @@ def _check_evaluation(recipe: Recipe, require: Callable[[bool, str], None]) -> N
 
 
 def _check_robot(recipe: Recipe, require: Callable[[bool, str], None]) -> None:
-    at_robot, session = recipe.env.name == ROBOT, recipe.session
+    at_robot = recipe.env.name == ROBOT
+    session = recipe.session
     require(
         at_robot or recipe.robot is None,
         f"robot={getattr(recipe.robot, 'name', '')} needs env=robot, the recipe has env={recipe.env.name}",

@@ -30,12 +30,10 @@ PROBES = ("blank_instruction", "shuffled_instruction", "blank_image", "frozen_im
 BLANK_INSTRUCTION, SHUFFLED_INSTRUCTION, BLANK_IMAGE, FROZEN_IMAGE = PROBES
 NO_PROBE = "none"
 """What a result says of an episode with unchanged observations."""
-ON_POLICY, OFF_POLICY, SUPERVISED, INTERACTIVE = (
-    "on-policy",
-    "off-policy",
-    "supervised",
-    "interactive",
-)
+ON_POLICY = "on-policy"
+OFF_POLICY = "off-policy"
+SUPERVISED = "supervised"
+INTERACTIVE = "interactive"
 NO_ALGORITHM = "none"
 """Algorithm name of a recipe without training, for ``rlinf-vla eval``."""
 

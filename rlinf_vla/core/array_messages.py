@@ -191,7 +191,9 @@ class _Reader:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self._items, self._arrays, self._bytes = 0, 0, 0
+        self._items = 0
+        self._arrays = 0
+        self._bytes = 0
 
     def counted(self, items: Any) -> Any:
         self._items += 1 + len(items)
@@ -230,7 +232,8 @@ class _Reader:
 
     def _array(self, fields: dict[str, Any]) -> NDArray[Any]:
         data = fields.get("data")
-        dtype, shape = _dtype(fields), self._shape(fields)
+        dtype = _dtype(fields)
+        shape = self._shape(fields)
         if not isinstance(data, bytes):
             raise MessageError("an array without data")
         self._allocate(math.prod(shape) * dtype.itemsize, len(data))
@@ -253,7 +256,9 @@ class _Reader:
 
     def _image(self, fields: dict[str, Any]) -> NDArray[np.uint8]:
         """Decode an image; its header, which is read first, must agree with the shape."""
-        data, shape, name = fields.get("data"), self._shape(fields), fields.get("format")
+        data = fields.get("data")
+        shape = self._shape(fields)
+        name = fields.get("format")
         name = _text(name) if isinstance(name, bytes) else name
         if name == "raw":
             return self._array(fields)
@@ -291,7 +296,8 @@ class _Reader:
 
 
 def _scalar(fields: dict[str, Any]) -> Any:
-    dtype, value = _dtype(fields), fields.get("data")
+    dtype = _dtype(fields)
+    value = fields.get("data")
     if not isinstance(value, bool | int | float):
         raise MessageError("a scalar that is not a number")
     try:

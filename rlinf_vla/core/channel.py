@@ -32,7 +32,8 @@ class Channel:
 
     def __init__(self, sock: socket.socket, largest: int = LARGEST) -> None:
         """``largest``: messages that do not fit into so many bytes are refused."""
-        self._socket, self._largest = sock, largest
+        self._socket = sock
+        self._largest = largest
         self._begun = b""
         """The packets that have arrived of an incomplete message."""
 
@@ -129,7 +130,8 @@ class Channel:
                 if len(self._begun) >= self._largest:
                     raise ValueError("the message is too long")
                 continue
-            data, self._begun = self._begun + data, b""
+            data = self._begun + data
+            self._begun = b""
             try:
                 message: dict[str, Any] = json.loads(data)
             except RecursionError:

@@ -63,7 +63,8 @@ class Losses:
     def give_up(self, reached: float) -> bool:
         """Count one more loss, which had reached ``reached``; return whether to give up."""
         if not self.in_a_row or reached > self._furthest:
-            self.in_a_row, self._furthest = 0, reached
+            self.in_a_row = 0
+            self._furthest = reached
         self.in_a_row += 1
         return self.in_a_row >= ATTEMPTS
 
@@ -94,7 +95,8 @@ class Child:
         self.channel, theirs = Channel.pair()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  (unnamed, and open as long as the process)
         self._printed = b""
-        self.allowed, self._deadline = 0.0, float("inf")
+        self.allowed = 0.0
+        self._deadline = float("inf")
         """Seconds given by the last ``allow``, and when they are over."""
         try:
             with theirs:
@@ -125,7 +127,8 @@ class Child:
 
     def allow(self, seconds: float) -> None:
         """Count the process as hung ``seconds`` from now, unless called again before."""
-        self.allowed, self._deadline = seconds, time.monotonic() + seconds
+        self.allowed = seconds
+        self._deadline = time.monotonic() + seconds
 
     @property
     def remaining(self) -> float:

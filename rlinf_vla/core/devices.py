@@ -95,7 +95,8 @@ def moved(tensors: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]
 def _copied(
     tensors: dict[str, Tensor], source: torch.device, device: torch.device
 ) -> dict[str, Tensor]:
-    ends, end = {}, 0
+    ends = {}
+    end = 0
     for name, value in tensors.items():
         ends[name] = end, end + value.nbytes
         end += math.ceil(value.nbytes / _ALIGNMENT) * _ALIGNMENT

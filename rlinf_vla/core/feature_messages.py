@@ -102,10 +102,8 @@ def read_features(said: Any, described: Mapping[str, Described], rows: int) -> T
         )
     found: Tensors = {}
     for name, each in described.items():
-        value, sent = (
-            said[name],
-            torch.empty(0, dtype=_SENT.get(each.dtype, each.dtype)).numpy().dtype,
-        )
+        value = said[name]
+        sent = torch.empty(0, dtype=_SENT.get(each.dtype, each.dtype)).numpy().dtype
         if (
             not isinstance(value, np.ndarray)
             or value.dtype != sent

@@ -140,7 +140,8 @@ def _bilinear(x: float) -> float:
 
 
 def _bicubic(x: float) -> float:
-    x, a = abs(x), -0.5
+    x = abs(x)
+    a = -0.5
     if x < 1:
         return ((a + 2) * x - (a + 3)) * x * x + 1
     return (((x - 5) * x + 8) * x - 4) * a if x < 2 else 0.0

@@ -94,7 +94,8 @@ def read_yaml(path: Path, most: int = 1 << 18, deepest: int = 32) -> Any:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    text, depth = _read_text(path, most), 0
+    text = _read_text(path, most)
+    depth = 0
     try:
         for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
             if isinstance(event, yaml.AliasEvent):

@@ -34,7 +34,8 @@ class Listener:
         Such an address has no file that could be deleted, and no permissions: only processes of
         this user and of root are heard. Raises OSError.
         """
-        self._path, self._abstract = path, abstract
+        self._path = path
+        self._abstract = abstract
         self._callers: dict[Channel, float] = {}
         """Time of the last message, or of the connection; oldest connection first."""
         self._socket = self._bound()
@@ -59,7 +60,8 @@ class Listener:
 
     def restore(self) -> None:
         """Take messages at the path again. Raises OSError."""
-        before, self._socket = self._socket, self._bound()
+        before = self._socket
+        self._socket = self._bound()
         before.close()
 
     def messages(self) -> list[tuple[Channel, dict[str, Any]]]:

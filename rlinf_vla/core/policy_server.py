@@ -51,8 +51,12 @@ class Connection:
         Raises Lost, Failure and UserError.
         """
         client = _client()
-        self.url, self._node, self._timeout = server.address, server.node, server.timeout_s
-        self._deadline, self._sent, self._limited = time.monotonic() + self._timeout, 0, False
+        self.url = server.address
+        self._node = server.node
+        self._timeout = server.timeout_s
+        self._deadline = time.monotonic() + self._timeout
+        self._sent = 0
+        self._limited = False
         settings: dict[str, Any] = {
             "ssl": _trust(server),
             "additional_headers": _token(server),
@@ -83,7 +87,8 @@ class Connection:
     def limit(self, seconds: float) -> None:
         """Wait at most ``seconds`` for later answers, if that is less than before."""
         if seconds < self._timeout:
-            self._timeout, self._limited = seconds, True
+            self._timeout = seconds
+            self._limited = True
             self._limit_sending()
 
     def _limit_sending(self) -> None:
@@ -166,7 +171,9 @@ class Connections:
         count: int,
         known: Callable[[dict[str, Any]], bool] = lambda metadata: True,
     ) -> None:
-        self.server, self.count, self.retries = server, count, server.retries
+        self.server = server
+        self.count = count
+        self.retries = server.retries
         self._known = known
         self._limit: float | None = None
         """In a control loop, seconds to connect, and to answer again."""
@@ -174,7 +181,8 @@ class Connections:
 
     def begin_control(self) -> None:
         """Make one attempt for each request, and notice soon that the server is silent."""
-        self.retries, self._limit = 0, CONTROL_S
+        self.retries = 0
+        self._limit = CONTROL_S
 
     def ask(
         self, requests: Sequence[Any], sleep: Callable[[float], None] = time.sleep

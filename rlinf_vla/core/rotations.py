@@ -118,10 +118,8 @@ def from_matrix(m: NDArray[np.float64]) -> Quaternion:
 
 def between(a: Sequence[float], b: Sequence[float]) -> Quaternion:
     """Return the shortest rotation from direction ``a`` to ``b``; any half turn if opposite."""
-    first, second = (
-        np.asarray(a, np.float64) / np.linalg.norm(a),
-        np.asarray(b, np.float64) / np.linalg.norm(b),
-    )
+    first = np.asarray(a, np.float64) / np.linalg.norm(a)
+    second = np.asarray(b, np.float64) / np.linalg.norm(b)
     cosine = float(first @ second)
     if cosine < -1 + 1e-12:
         aside = np.cross(first, np.eye(3)[int(np.argmin(np.abs(first)))])

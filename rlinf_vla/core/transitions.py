@@ -10,7 +10,11 @@ from torch import Tensor
 
 from rlinf_vla.core.types import Tensors, mapped
 
-ACTION, REWARD, DISCOUNT, ACTED, COST = "action", "reward", "discount", "acted", "cost"
+ACTION = "action"
+REWARD = "reward"
+DISCOUNT = "discount"
+ACTED = "acted"
+COST = "cost"
 """Fields of a replay record beside the policy's inputs: see ``EpisodeRecords``."""
 
 
@@ -85,7 +89,8 @@ class Transitions:
         )
         if all(each.of_rank is None for each in parts):
             return Transitions(now, following)
-        rows, size = list[Tensor](), 0
+        rows = list[Tensor]()
+        size = 0
         for each in parts:
             assert each.of_rank is not None
             rows.append(each.of_rank.rows + size)

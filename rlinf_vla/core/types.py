@@ -287,10 +287,8 @@ class Trajectory(Batched):
 
     def episode_success(self) -> Tensor:
         """Return whether each episode succeeded at least once, bool ``[E]``."""
-        episode, success = (
-            self.episode_ids().flatten(),
-            (self.success & self.valid).any(-1).flatten(),
-        )
+        episode = self.episode_ids().flatten()
+        success = (self.success & self.valid).any(-1).flatten()
         return (
             torch.zeros(len(self.group_of_episode()), device=success.device).index_add(
                 0, episode, success.float()

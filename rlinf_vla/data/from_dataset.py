@@ -157,13 +157,13 @@ def _records(
         )
     call = torch.arange(0, steps, policy.spec.chunk)
     step = call[:, None] + torch.arange(policy.spec.chunk)
-    valid, step = step < steps, step.clamp(max=steps - 1)
+    valid = step < steps
+    step = step.clamp(max=steps - 1)
     reward = torch.from_numpy(episode.columns[form.REWARD]).float()
     earned, discount = chunk_rewards(reward[step], valid, config.gamma, config.gamma_unit)
-    acted, cost = (
-        torch.ones_like(discount, dtype=torch.bool),
-        torch.zeros_like(earned),
-    )  # a dataset has no column of costs
+    # a dataset has no column of costs
+    acted = torch.ones_like(discount, dtype=torch.bool)
+    cost = torch.zeros_like(earned)
     done = {
         ACTION: actions[step].clamp(-1, 1),
         REWARD: earned,
@@ -195,11 +195,9 @@ class _Source:
         key: str,
     ) -> None:
         """``cameras``: ``POLICY_NAME:DATASET_NAME`` where they differ; ``key``: the recipe key."""
-        self.policy, self.reader, self._action_key = (
-            policy,
-            LeRobotReader(Path(path).expanduser()),
-            action_key,
-        )
+        self.policy = policy
+        self.reader = LeRobotReader(Path(path).expanduser())
+        self._action_key = action_key
         self._state = [state_key] if policy.spec.state_dim else []
         for column, size, what in (
             (action_key, policy.spec.action_dim, "actions"),
@@ -236,10 +234,8 @@ class _Source:
             raise UserError(
                 f"{self.reader.directory} has cameras {known} and no {called!r}: choose one with {key}=[{name}:NAME]"
             )
-        size, (height, width) = (
-            self.policy.spec.images[name],
-            self.reader.features[found].image_size,
-        )
+        size = self.policy.spec.images[name]
+        (height, width) = self.reader.features[found].image_size
         if height < size[0] or width < size[1]:
             raise UserError(
                 f"the policy's image {name!r} is {size[0]}x{size[1]} pixels, {found} of {self.reader.directory} only {height}x{width}"

@@ -33,7 +33,8 @@ NUMBERS = (
 """The dtypes of features that are numbers."""
 _MOST_ROWS = 10_000_000
 _FORMATS = ("PNG", "JPEG")
-_PNG, _DEPTH = b"\x89PNG", 24
+_PNG = b"\x89PNG"
+_DEPTH = 24
 """How a PNG file begins, and the place of its bits per channel. Pillow cuts 16 bits to 8."""
 
 
@@ -65,7 +66,8 @@ def values(column: pa.ChunkedArray, feature: Feature) -> Column:
     """
     if feature.dtype not in (*NUMBERS, "string"):
         raise ValueError(f"{feature.dtype} cannot be read")
-    found, shape = column.combine_chunks(), () if feature.shape == (1,) else feature.shape
+    found = column.combine_chunks()
+    shape = () if feature.shape == (1,) else feature.shape
     per_row = 1
     for size in shape or ((1,) if _is_list(found.type) else ()):
         if not _is_list(found.type):
@@ -75,7 +77,8 @@ def values(column: pa.ChunkedArray, feature: Feature) -> Column:
         if (lengths != size).any():
             row = int((lengths != size).argmax())
             raise ValueError(f"row {row // per_row} has {lengths[row]} values where {size} belong")
-        found, per_row = found.flatten(), per_row * size
+        found = found.flatten()
+        per_row = per_row * size
     _refuse_null(found, per_row)
     if _kind(found.type) != (
         "U" if feature.dtype == "string" else np.dtype(feature.dtype).kind.replace("u", "i")

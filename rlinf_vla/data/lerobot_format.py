@@ -18,12 +18,10 @@ from numpy.typing import NDArray
 from rlinf_vla.core.protocols import EnvSpec, ImageSize
 
 VERSION = "v3.0"
-INFO, STATS, TASKS, EPISODES = (
-    "meta/info.json",
-    "meta/stats.json",
-    "meta/tasks.parquet",
-    "meta/episodes",
-)
+INFO = "meta/info.json"
+STATS = "meta/stats.json"
+TASKS = "meta/tasks.parquet"
+EPISODES = "meta/episodes"
 _NUMBERED = "chunk-{chunk_index:03d}/file-{file_index:03d}"
 EPISODES_PATH = f"{EPISODES}/{_NUMBERED}.parquet"
 DATA_PATH = f"data/{_NUMBERED}.parquet"
@@ -74,7 +72,10 @@ UNUSED = {
 statistics, because a policy has those of its checkpoint. Keys in neither list are named once."""
 
 STATE, ACTION, IMAGES = "observation.state", "action", "observation.images."
-REWARD, DONE, TRUNCATED, SUCCESS = "next.reward", "next.done", "next.truncated", "next.success"
+REWARD = "next.reward"
+DONE = "next.done"
+TRUNCATED = "next.truncated"
+SUCCESS = "next.success"
 """Features with the outcome of a frame's action."""
 
 CHUNKS_SIZE = 1000

@@ -111,7 +111,8 @@ def _template(text: Any) -> str:
 
 def _feature(described: Mapping[str, Any], fps: float) -> Feature:
     """Return one of ``features``. Raises ValueError, KeyError, TypeError or AttributeError."""
-    info, shape = described.get("info") or described.get("video_info") or {}, described["shape"]
+    info = described.get("info") or described.get("video_info") or {}
+    shape = described["shape"]
     if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
         raise ValueError(f"shape {str(shape)[:40]} is not a list of sizes")
     for said in (described.get("fps"), info.get("video.fps")):

@@ -18,7 +18,9 @@ from rlinf_vla.data.lerobot_format import Column, Feature, Frame
 from rlinf_vla.data.lerobot_info import read_info
 from rlinf_vla.data.lerobot_video import TOLERANCE, read_frames
 
-_WHOLE, _SECONDS, _TEXT = Feature("int64", (1,)), Feature("float64", (1,)), Feature("string", (1,))
+_WHOLE = Feature("int64", (1,))
+_SECONDS = Feature("float64", (1,))
+_TEXT = Feature("string", (1,))
 _INDICES = {"timestamp": _SECONDS, "frame_index": _WHOLE, "task_index": _WHOLE}
 
 
@@ -47,17 +49,16 @@ class LeRobotReader:
         """Read ``meta/``. Raises UserError for missing or damaged files or another version."""
         self.directory = directory
         self._info = read_info(directory)
-        self.fps, self.features = self._info.fps, self._info.features
+        self.fps = self._info.fps
+        self.features = self._info.features
         self._tasks = self._read_tasks()
         self._rows = self._read_rows(self._info.episodes)
         self._checked: dict[Path, set[str]] = defaultdict(set)
         self._rows_of: Counter[Path] = Counter()
         for row in self._rows:
             self._rows_of[self._path(row, "data")] += row["length"]
-        found, counted = (
-            (len(self._rows), self._rows_of.total()),
-            (self._info.episodes, self._info.frames),
-        )
+        found = (len(self._rows), self._rows_of.total())
+        counted = (self._info.episodes, self._info.frames)
         if found != counted:
             raise UserError(
                 f"{directory / form.EPISODES} has {found[0]} episodes with {found[1]} frames, "
@@ -104,10 +105,8 @@ class LeRobotReader:
                 raise UserError(
                     f"{self.directory}: {key} is not finite in episode {number}, frame {frame}: leave that episode out"
                 )
-        instruction, listed = (
-            [self._tasks.get(index) for index in indices["task_index"].tolist()],
-            self._rows[number].get("tasks"),
-        )
+        instruction = [self._tasks.get(index) for index in indices["task_index"].tolist()]
+        listed = self._rows[number].get("tasks")
         for index, task in zip(indices["task_index"].tolist(), instruction, strict=True):
             if task is None:
                 raise UserError(
@@ -143,7 +142,8 @@ class LeRobotReader:
 
         Raises UserError if one cannot be read.
         """
-        feature, row = self.features[camera], self._rows[episode.number]
+        feature = self.features[camera]
+        row = self._rows[episode.number]
         size = feature.image_size
         if sorted(feature.shape) != sorted((*size, 3)):
             raise UserError(

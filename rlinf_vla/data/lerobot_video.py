@@ -37,7 +37,8 @@ class VideoFile:
     def add(self, frames: Iterable[Frame]) -> None:
         for pixels in frames:
             frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
-            frame.pts, frame.time_base = self.frames, self._step
+            frame.pts = self.frames
+            frame.time_base = self._step
             self.frames += 1
             self._mux(self._stream.encode(frame))
 

@@ -58,7 +58,10 @@ class LeRobotWriter:
             )
         for key, feature in features.items():
             _check_feature(key, feature)
-        self.directory, self.fps, self.episodes, self.frames = directory, int(fps), 0, 0
+        self.directory = directory
+        self.fps = int(fps)
+        self.episodes = 0
+        self.frames = 0
         videos = {key: feature for key, feature in features.items() if feature.dtype == "video"}
         described = {
             key: replace(feature, info=video_info(feature.image_size, self.fps))
@@ -66,7 +69,8 @@ class LeRobotWriter:
         }
         self._features = {**features, **described, **form.INDICES}
         self._schema = form.data_schema(self._features)
-        self._robot_type, self._cameras = robot_type, dict(cameras or {})
+        self._robot_type = robot_type
+        self._cameras = dict(cameras or {})
         self._tasks: dict[str, int] = {}
         self._rows: list[dict[str, Any]] = []
         numbers = [
@@ -221,7 +225,8 @@ class LeRobotWriter:
     def _table(self, values: Mapping[str, Column]) -> pa.Table:
         columns = []
         for field in self._schema:
-            feature, value = self._features[field.name], values[field.name]
+            feature = self._features[field.name]
+            value = values[field.name]
             if feature.dtype == "image":
                 columns.append(
                     pa.array([{"bytes": _png(frame), "path": None} for frame in value], field.type)
@@ -255,13 +260,11 @@ class _Files:
         self, directory: Path, template: str, key: str, limit: int, create: Callable[[Path], Any]
     ) -> None:
         """limit: in MB. create: opens a file with ``add``, ``close``, ``frames`` and ``bytes``."""
-        self._directory, self._template, self._key, self._limit, self._create = (
-            directory,
-            template,
-            key,
-            limit,
-            create,
-        )
+        self._directory = directory
+        self._template = template
+        self._key = key
+        self._limit = limit
+        self._create = create
         self._number = -1
         self._file: Any = None
 

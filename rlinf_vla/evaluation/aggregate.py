@@ -68,12 +68,11 @@ class Outcomes:
 
     def of(self, tasks: Sequence[str]) -> Outcomes:
         """Return the outcomes of some of ``tasks``."""
-        found, columns = copy(self), [self.tasks.index(task) for task in tasks]
-        found.tasks, found.seeds, found.success = (
-            list(tasks),
-            [self.seeds[c] for c in columns],
-            [self.success[c] for c in columns],
-        )
+        found = copy(self)
+        columns = [self.tasks.index(task) for task in tasks]
+        found.tasks = list(tasks)
+        found.seeds = [self.seeds[c] for c in columns]
+        found.success = [self.success[c] for c in columns]
         return found
 
 
@@ -89,16 +88,15 @@ def _resamples(methods: Sequence[Outcomes], seed: int) -> list[Array]:
     are added to the episodes, so that of one run and task this is the Jeffreys interval, and
     outcomes that are all equal do not make it a point.
     """
-    generator, tasks = np.random.default_rng(seed), len(methods[0].tasks)
+    generator = np.random.default_rng(seed)
+    tasks = len(methods[0].tasks)
     rates = [np.empty((RESAMPLES, len(each.success[0]), tasks)) for each in methods]
     for column in range(tasks):
         seeds = sorted(set().union(*(each.seeds[column] for each in methods)))
         weights = generator.standard_exponential((RESAMPLES, len(seeds)))
         for method, rate in zip(methods, rates, strict=True):
-            weight, success = (
-                weights[:, np.searchsorted(seeds, method.seeds[column])],
-                method.success[column],
-            )
+            weight = weights[:, np.searchsorted(seeds, method.seeds[column])]
+            success = method.success[column]
             more = generator.standard_gamma(0.5 / rate[0].size, (2, *rate.shape[:2]))
             rate[..., column] = (weight @ np.nan_to_num(success).T + more[0]) / (
                 weight @ np.isfinite(success).T + more.sum(0)
@@ -115,7 +113,8 @@ def _drawn_mean(values: Array, drawn: NDArray[np.int64]) -> Array:
 
     That of N values drawn from N is too small by (N - 1) / N.
     """
-    count, mean = values.shape[-1], values.mean(-1)
+    count = values.shape[-1]
+    mean = values.mean(-1)
     chosen = np.take_along_axis(values, np.broadcast_to(drawn, values.shape), -1).mean(-1)
     return np.asarray(mean + np.sqrt(count / max(1, count - 1)) * (chosen - mean))
 
@@ -164,7 +163,8 @@ def _variance(outcomes: Outcomes) -> tuple[float, float]:
 
     Of several runs, that of their means; of one, the binomial variance of its episodes.
     """
-    scores, runs = outcomes.scores, len(outcomes.success[0])
+    scores = outcomes.scores
+    runs = len(outcomes.success[0])
     if runs > 1:
         return float(scores.mean(1).var(ddof=1)) / runs, runs - 1
     return float((scores * (1 - scores) / outcomes.played).sum()) / scores.size**2, np.inf

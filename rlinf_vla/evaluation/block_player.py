@@ -39,7 +39,8 @@ class BlockPlayer:
     """As of ``BlockWorkers``: there is no process to lose."""
 
     def __init__(self, sweep: Sweep) -> None:
-        self._sweep, self._recipe = sweep, sweep.recipe
+        self._sweep = sweep
+        self._recipe = sweep.recipe
         self._opened = ExitStack()
         self._loaded: _Loaded | None = None
         self._groups: Sequence[VectorEnv] = ()
@@ -69,7 +70,8 @@ class BlockPlayer:
 
     def play(self, block: Block, progress: Progress = lambda fraction: None) -> dict[str, Any]:
         """Return a block's ``episodes`` and facts on policy and environment, as JSON."""
-        loaded, spec = self._open(block), self._groups[0].spec
+        loaded = self._open(block)
+        spec = self._groups[0].spec
         require_starts(spec, self._recipe.episodes)
         losses = sum(env.losses() for env in self._groups)
         results = self._results(block, loaded, False, progress)

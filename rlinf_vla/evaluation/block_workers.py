@@ -30,7 +30,8 @@ class BlockWorkers:
     def __init__(self, count: int, timeout: float) -> None:
         """``timeout``: seconds for one block and a worker's start, until it counts as hung."""
         self.losses = 0
-        self._count, self._timeout = count, timeout
+        self._count = count
+        self._timeout = timeout
         self._workers: list[_Worker] = []
 
     def close(self) -> None:
@@ -46,7 +47,8 @@ class BlockWorkers:
         Raises UserError or RuntimeError if a worker reports one. Raises Failure if ``ATTEMPTS``
         workers in a row are lost at the same job without further progress.
         """
-        waiting, losses = deque(jobs), {job: Losses() for job in jobs}
+        waiting = deque(jobs)
+        losses = {job: Losses() for job in jobs}
         while len(self._workers) < min(self._count, len(jobs)):
             self._workers.append(_Worker(directory))
         while waiting or any(worker.job for worker in self._workers):
@@ -99,7 +101,8 @@ class _Worker:
         self.child = Child(["-m", "rlinf_vla.evaluation.block_workers", str(directory)])
 
     def give(self, job: Job, timeout: float) -> None:
-        self.job, self.reached = job, 0.0
+        self.job = job
+        self.reached = 0.0
         self.child.allow(timeout)
         with suppress(ChannelClosed, BlockingIOError):  # ``answers`` notices
             self.child.channel.send(asdict(job), timeout)

@@ -89,7 +89,9 @@ class Sweep:
 
         Raises UserError if a policy needs a model and there is none, or a directory is missing.
         """
-        policies, suites, settings = _policies(recipe), _suites(recipe), recipe.sweep
+        policies = _policies(recipe)
+        suites = _suites(recipe)
+        settings = recipe.sweep
         if settings.stop_when_decided and len(policies) != 2:
             raise UserError(
                 f"sweep.stop_when_decided compares two policies, this sweep has {len(policies)} "
@@ -107,7 +109,8 @@ class Sweep:
 
         With ``stop_when_decided`` the same seeds of all policies and tasks at once, until decided.
         """
-        stops, rounds = self.recipe.sweep.stop_when_decided, dict[tuple[int, ...], list[Block]]()
+        stops = self.recipe.sweep.stop_when_decided
+        rounds = dict[tuple[int, ...], list[Block]]()
         for block in self.blocks:
             if block.suite == suite:
                 rounds.setdefault(block.seeds if stops else (), []).append(block)
@@ -168,7 +171,8 @@ def _policies(recipe: Recipe) -> list[EvalPolicy]:
     That is ``checkpoint``; or the model, if there is no algorithm and all listed policies are
     scripted, because the model would otherwise have no effect.
     """
-    model, listed = recipe.model, list(recipe.sweep.policies)
+    model = recipe.model
+    listed = list(recipe.sweep.policies)
     if recipe.checkpoint is not None:
         if Path(recipe.checkpoint).resolve() not in [
             Path(each).expanduser().resolve() for each in listed

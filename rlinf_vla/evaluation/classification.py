@@ -17,7 +17,8 @@ def classification_accuracy(logits: Tensor, success: Tensor) -> dict[str, Any]:
     right = (logits > 0) == success
     found = {}
     for name, kind in (("frames of success", success), ("other frames", ~success)):
-        n, good = int(kind.sum()), int((right & kind).sum())
+        n = int(kind.sum())
+        good = int((right & kind).sum())
         found[name] = {
             "n": n,
             "pc": 100 * good / n,

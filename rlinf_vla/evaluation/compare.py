@@ -92,7 +92,8 @@ def comparison(runs: dict[str, list[list[Episode]]]) -> dict[str, Any]:
     leaves out (``n_left_out``). Methods that played different tasks have no difference.
     Raises UserError if tasks of a method's runs differ, or if a run played an episode twice.
     """
-    runs, found = _same_names(runs), dict[str, Outcomes]()
+    runs = _same_names(runs)
+    found = dict[str, Outcomes]()
     for name, episodes in runs.items():
         try:
             found[name] = Outcomes(episodes)
@@ -132,10 +133,8 @@ def _same_names(runs: dict[str, list[list[Episode]]]) -> dict[str, list[list[Epi
 
 def _summary(outcomes: Outcomes, episodes: list[Episode], limit: int) -> dict[str, Any]:
     count, tasks = outcomes.scores.shape
-    middle, profile = (
-        aggregate.interquartile_mean(outcomes.scores),
-        aggregate.performance_profile(outcomes.scores, THRESHOLDS),
-    )
+    middle = aggregate.interquartile_mean(outcomes.scores)
+    profile = aggregate.performance_profile(outcomes.scores, THRESHOLDS)
     middle_band = profile_band = None
     if count > 1:
         middle_band = [100 * end for end in aggregate.interquartile_interval(outcomes)]
@@ -200,11 +199,9 @@ def print_comparison(document: dict[str, Any]) -> None:
     )
     table = Table("method", *(Column(head, justify="right") for head in heads), show_edge=False)
     for name, each in document["methods"].items():
-        middle, band, times = (
-            each["pc_interquartile_mean"],
-            each["pc_interquartile_mean_ci95"],
-            each["time_to_success"],
-        )
+        middle = each["pc_interquartile_mean"]
+        band = each["pc_interquartile_mean_ci95"]
+        times = each["time_to_success"]
         half = next(
             (step for step, pc in zip(times["steps"], times["pc_solved"], strict=True) if pc >= 50),
             None,
@@ -238,10 +235,8 @@ def print_comparison(document: dict[str, Any]) -> None:
             if each["n_left_out"]:
                 line += f" ({each['n_left_out']} episodes left out: a round is one of each task and method)"
         console.print(f"{each['before']} → {each['after']} (95 %): {line}")
-    methods, compared = (
-        document["methods"],
-        {(each["before"], each["after"]) for each in document["differences"]},
-    )
+    methods = document["methods"]
+    compared = {(each["before"], each["after"]) for each in document["differences"]}
     for before, after in combinations(methods, 2):
         if (before, after) not in compared:
             console.print(f"{before} → {after}: not compared, they played different tasks")

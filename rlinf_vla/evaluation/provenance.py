@@ -30,7 +30,8 @@ def identities(recipe: Recipe, policies: Sequence[EvalPolicy]) -> dict[str, Any]
         if policy.source in SCRIPTED:
             found[policy.name] = {"policy": policy.source, "sha256": None, "mode": None}
             continue
-        directory, plugin = directory_of(recipe, policy.source), builders.model_of(recipe)
+        directory = directory_of(recipe, policy.source)
+        plugin = builders.model_of(recipe)
         weights = (
             {"sha256": digest(directory)}
             if plugin.learns
@@ -71,7 +72,8 @@ def same_provenance(directory: Path, policies: dict[str, Any]) -> dict[str, Any]
         changes = differing(before, now, (*SOFTWARE, "policies"))
     except FileNotFoundError:
         write_json(path, now)
-        before, changes = now, []
+        before = now
+        changes = []
     except (ValueError, AttributeError):
         raise UserError(f"{path} is damaged: start a new run_dir") from None
     if changes:

@@ -94,7 +94,8 @@ def confidence_sequence(gains: Array, alpha: float = ALPHA) -> tuple[float, floa
 
 
 def _lower(gains: Array, alpha: float) -> float:
-    low, high = -1.0, 1.0
+    low = -1.0
+    high = 1.0
     if len(gains) == 0:
         return low
     for _ in range(STEPS):

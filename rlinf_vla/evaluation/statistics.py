@@ -113,7 +113,8 @@ def summary(episodes: Sequence[Episode], *parts: str) -> dict[str, Any]:
     """
     if len(episodes) == 0:
         raise ValueError("no episodes, so no success rate")
-    n, won = len(episodes), sum(bool(each["success"]) for each in episodes)
+    n = len(episodes)
+    won = sum(bool(each["success"]) for each in episodes)
     low, high = wilson_interval(won, n)
     result: dict[str, Any] = {
         "n_episodes": n,

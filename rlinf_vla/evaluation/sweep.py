@@ -57,12 +57,10 @@ class SweepRun:
 
     def __init__(self, sweep: Sweep, directory: Path, saved_recipe: dict[str, Any]) -> None:
         """``saved_recipe``: the recipe as JSON values."""
-        self.sweep, self.recipe, self.directory, self.saved_recipe = (
-            sweep,
-            sweep.recipe,
-            directory,
-            saved_recipe,
-        )
+        self.sweep = sweep
+        self.recipe = sweep.recipe
+        self.directory = directory
+        self.saved_recipe = saved_recipe
 
     def carry_out(self) -> dict[str, Any]:
         """Run missing blocks, write all results and return the document of result.json."""
@@ -71,7 +69,8 @@ class SweepRun:
         machine = same_provenance(self.directory, policies)
         played = self._read(blocks)
         total, found = _episodes(blocks), _episodes(played)
-        where, tasks = builders.relative(self.directory), sum(len(suite.tasks) for suite in suites)
+        where = builders.relative(self.directory)
+        tasks = sum(len(suite.tasks) for suite in suites)
         most = "at most " if self.recipe.sweep.stop_when_decided else ""
         kinds = "".join(f", {each}" for each in self.recipe.evaluation.probes)
         how = f"{most}{total} episodes: {tasks} tasks, {len(policies)} policies{kinds}, {self.recipe.episodes} episodes each"

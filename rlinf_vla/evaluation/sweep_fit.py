@@ -21,7 +21,8 @@ from rlinf_vla.training.checkpoint_files import COMPLETE
 def require_fit(sweep: Sweep) -> None:
     """Raise UserError if a policy does not fit a suite, if policies need different environments, or
     if a task is listed without a scripted expert. The policy of a server is not judged."""
-    recipe, envs = sweep.recipe, [suite.config for suite in sweep.suites]
+    recipe = sweep.recipe
+    envs = [suite.config for suite in sweep.suites]
     plugin = plugins.choose("env", recipe.env.name, plugins.envs())
     sources = dict.fromkeys(policy.source for policy in sweep.policies)
     if EXPERT in sources:

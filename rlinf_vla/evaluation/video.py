@@ -40,11 +40,9 @@ def write_video(path: Path, frames: Frame | Sequence[Frame], fps: float, title: 
         stream = container.add_stream(
             "libx264", rate=rate, options={"crf": "23", "preset": "veryfast"}
         )
-        stream.width, stream.height, stream.pix_fmt = (
-            width + width % 2,
-            height + height % 2,
-            "yuv420p",
-        )
+        stream.width = width + width % 2
+        stream.height = height + height % 2
+        stream.pix_fmt = "yuv420p"
         for frame in frames:
             even = np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
             container.mux(stream.encode(av.VideoFrame.from_ndarray(even, format="rgb24")))
@@ -55,7 +53,8 @@ def annotate(frame: Frame, lines: Sequence[str]) -> Frame:
     """Return a copy of ``[H, W, 3]`` with white text on a dark bottom strip; long lines wrap."""
     font = ImageFont.load_default(TEXT_SIZE)
     height, width = frame.shape[:2]
-    margin, line_height = 4, TEXT_SIZE + 3
+    margin = 4
+    line_height = TEXT_SIZE + 3
     wrapped = [part for line in lines for part in _wrap(line, font, width - 2 * margin)]
     top = max(0, height - line_height * len(wrapped) - margin)
     result = frame.copy()

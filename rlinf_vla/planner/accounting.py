@@ -54,7 +54,8 @@ class Allocations(TorchDispatchMode):
         return found
 
     def _add(self, storage: Any) -> None:
-        key, size = storage._cdata, storage.nbytes()
+        key = storage._cdata
+        size = storage.nbytes()
         if key in self._known:
             return
 
@@ -118,7 +119,8 @@ def kernels_of(device: str) -> Iterator[None]:
             device == CUDA and options.get("enable_gqa") and attn_mask is not None
         ):
             return plain(q, k, v, attn_mask, **options)
-        causal, scale = options.get("is_causal", False), options.get("scale")
+        causal = options.get("is_causal", False)
+        scale = options.get("scale")
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, 0.0, causal, attn_mask=attn_mask, scale=scale
         )[0]

@@ -23,14 +23,12 @@ from rlinf_vla.rollout.collector import rollout_calls
 from rlinf_vla.runtime.machines import assign, broadcasts, describe, this_machine
 from rlinf_vla.training.ranks import BUCKET
 
-ALWAYS, ROLLOUT, REFERENCE, UPDATE, STEP, PUBLISH = (
-    "always",
-    "rollout",
-    "reference",
-    "update",
-    "optimiser step",
-    "publishing weights",
-)
+ALWAYS = "always"
+ROLLOUT = "rollout"
+REFERENCE = "reference"
+UPDATE = "update"
+STEP = "optimiser step"
+PUBLISH = "publishing weights"
 
 
 @dataclass(frozen=True)
@@ -92,10 +90,8 @@ class Budget:
 
     def check_host(self, memory: float) -> None:
         """Raise UserError unless ``memory`` bytes of main memory have room beside a GPU's."""
-        needed, avoidable = (
-            sum(part.size for part in self.host),
-            [part for part in self.host if part.without],
-        )
+        needed = sum(part.size for part in self.host)
+        avoidable = [part for part in self.host if part.without]
         if needed > SLACK * memory:
             largest = max(avoidable, key=lambda part: part.size, default=None)
             fix = "use fewer episodes or environments"
@@ -164,7 +160,8 @@ def budget(model: MemoryModel, setting: Setting, memory: float, exact: bool = Tr
             ]
     host = tuple(_host(model))
     if cluster.device != CUDA:  # the rollout is in the same memory
-        parts, host = [*parts, *host], ()
+        parts = [*parts, *host]
+        host = ()
     return Budget(cluster.device, memory, tuple(parts), setting.offload, host)
 
 
@@ -178,7 +175,8 @@ def share_a_device(recipe: Recipe) -> bool:
 
 
 def _trainer(model: MemoryModel, setting: Setting, role: str, exact: bool) -> list[Part]:
-    cluster, policy = model.recipe.cluster, model.policy
+    cluster = model.recipe.cluster
+    policy = model.policy
     sharded = cluster.trainer_sharding != "none"
     weights = model.weights(cluster.trainer_ranks if sharded else 1)
     always = {
@@ -233,7 +231,8 @@ def _trainer(model: MemoryModel, setting: Setting, role: str, exact: bool) -> li
 
 
 def _acting(model: MemoryModel, setting: Setting, role: str, exact: bool) -> list[Part]:
-    recipe, weights = model.recipe, model.weights()
+    recipe = model.recipe
+    weights = model.weights()
     rows = min(setting.batch_size, recipe.env.num_envs)
     graphs = recipe.cluster.device == CUDA and recipe.cluster.cuda_graphs
     count = exactly if exact else estimate
@@ -267,7 +266,8 @@ def _acting(model: MemoryModel, setting: Setting, role: str, exact: bool) -> lis
 def _broadcast(model: MemoryModel, setting: Setting, role: str, name: str) -> list[Part]:
     """Return the second copy of trained weights that a broadcast takes; only with staleness is it
     there during updates and rollouts."""
-    cluster, staleness = model.recipe.cluster, getattr(model.recipe.algorithm, "staleness", 0)
+    cluster = model.recipe.cluster
+    staleness = getattr(model.recipe.algorithm, "staleness", 0)
     if cluster.runtime == IN_PROCESS or not broadcasts(replace(cluster, offload=setting.offload)):
         return []
     return [
@@ -283,8 +283,10 @@ def _broadcast(model: MemoryModel, setting: Setting, role: str, name: str) -> li
 def _host(model: MemoryModel) -> Iterator[Part]:
     """Yield the main memory of adapted weights, and of the rollout if its size is known before the
     simulator starts."""
-    recipe, config = model.recipe, model.recipe.algorithm
-    limit, steps = recipe.env.episode_limit, _steps(model)
+    recipe = model.recipe
+    config = model.recipe.algorithm
+    limit = recipe.env.episode_limit
+    steps = _steps(model)
     merged = model.weights().merged * (recipe.cluster.device == CUDA)
     if merged:
         yield Part(
@@ -331,11 +333,11 @@ def most_rows_of(model: MemoryModel) -> int:
     Of an off-policy batch, whose rows are drawn at random: the mean of a rank and six standard
     deviations. Of whole groups of episodes whose length only the simulator knows: any number.
     """
-    recipe, config, limit = model.recipe, model.recipe.algorithm, model.recipe.env.episode_limit
-    groups, minibatch = (
-        getattr(config, "groups_per_step", None),
-        getattr(config, "minibatch_size", None) or config.batch_size,
-    )
+    recipe = model.recipe
+    config = model.recipe.algorithm
+    limit = model.recipe.env.episode_limit
+    groups = getattr(config, "groups_per_step", None)
+    minibatch = getattr(config, "minibatch_size", None) or config.batch_size
     if groups is not None and limit is None:
         return recipe.cluster.rows
     if groups is not None:

@@ -76,7 +76,8 @@ class Choice:
 
     def _rivals(self) -> dict[str, list[PlanCandidate]]:
         """Group the other plans by the first aspect, of those below, that differs from the best."""
-        best, found = self.best.plan, dict[str, list[PlanCandidate]]()
+        best = self.best.plan
+        found = dict[str, list[PlanCandidate]]()
         for each in self.fitting:
             plan = each.plan
             aspects = {
@@ -252,8 +253,10 @@ def least_rollout_seconds(problem: Problem, plan: Plan) -> float:
 def _rollout(problem: Problem, plan: Plan, machine: Machine) -> float:
     if not machine.rollout:
         return 0.0
-    workload, profile = problem.workload, problem.profiles[machine.node.device]
-    depth, size = plan.pipeline_depth, workload.envs // (plan.rollout_workers * plan.pipeline_depth)
+    workload = problem.workload
+    profile = problem.profiles[machine.node.device]
+    depth = plan.pipeline_depth
+    size = workload.envs // (plan.rollout_workers * plan.pipeline_depth)
     calls = workload.calls or workload.rows // workload.envs
     count = 1 if profile.cost("simulate").on != CPU else processes(plan, workload, machine.node)
     act, play = profile.cost("act"), profile.cost("simulate")
@@ -278,7 +281,8 @@ def _rollout(problem: Problem, plan: Plan, machine: Machine) -> float:
 def _update(problem: Problem, plan: Plan, machine: Machine) -> float:
     if not machine.trainers:
         return 0.0
-    workload, profile = problem.workload, problem.profiles[machine.node.device]
+    workload = problem.workload
+    profile = problem.profiles[machine.node.device]
     cost = profile.cost("update")
     work = update_seconds(profile, plan, workload, workload.minibatches)
     alone = _alone(profile, cost, work)

@@ -13,7 +13,10 @@ from rlinf_vla.algorithms.classifier import Frames
 from rlinf_vla.algorithms.sft import Demonstrations
 from rlinf_vla.core.types import Episodes, Rollouts, Trajectory
 
-ROLLOUT, REWARD, REFERENCE, TRAINER = "rollout", "reward", "reference", "trainer"
+ROLLOUT = "rollout"
+REWARD = "reward"
+REFERENCE = "reference"
+TRAINER = "trainer"
 STREAM, BARRIER = "stream", "barrier"
 
 _ROLES = dict.fromkeys(
@@ -28,7 +31,10 @@ _SOURCE = "source"
 """Input of a synthetic trajectory that holds the index of the operation that made it.
 
 Algorithms pass inputs along unchanged."""
-_SHARDS, _CALLS, _ENVIRONMENTS, _EPISODES = 3, 4, 2, 64
+_SHARDS = 3
+_CALLS = 4
+_ENVIRONMENTS = 2
+_EPISODES = 64
 
 
 @dataclass(frozen=True)
@@ -248,7 +254,8 @@ def _made_up(number: int, shape: tuple[int, ...]) -> Trajectory:
     """
     random = torch.Generator().manual_seed(number)
     steps = (*shape, 1)
-    false, zeros = torch.zeros(steps, dtype=torch.bool), torch.zeros(shape, dtype=torch.int64)
+    false = torch.zeros(steps, dtype=torch.bool)
+    zeros = torch.zeros(shape, dtype=torch.int64)
     call = torch.arange(shape[0]) % _CALLS
     attempt: Tensor = torch.arange(shape[0]) // _CALLS if len(shape) == 1 else zeros
     step = call if len(shape) == 1 else call[:, None].expand(shape)

@@ -35,7 +35,8 @@ from rlinf_vla.telemetry.measurement import nbytes, saved_for_backward, synchron
 from rlinf_vla.training.lora import merged_lora
 from rlinf_vla.training.trainer import Trainer
 
-CALLS, SECONDS = 3, 3.0
+CALLS = 3
+SECONDS = 3.0
 """Calls per kind and size; no further call starts after this many seconds."""
 
 
@@ -86,17 +87,16 @@ def cost_of(
     cores = list[float]()
     kinds[min(kinds)]()  # warm-up: one-off work
     for size, call in kinds.items():
-        taken, end = list[float](), time.perf_counter() + SECONDS
+        taken = list[float]()
+        end = time.perf_counter() + SECONDS
         while len(taken) < calls and (not taken or time.perf_counter() < end):
             synchronise(device)
             wall, cpu, own = time.perf_counter(), time.process_time(), time.thread_time()
             call()
             synchronise(device)
-            wall, cpu, own = (
-                time.perf_counter() - wall,
-                time.process_time() - cpu,
-                time.thread_time() - own,
-            )
+            wall = time.perf_counter() - wall
+            cpu = time.process_time() - cpu
+            own = time.thread_time() - own
             taken.append(wall if device.type == "cuda" else cpu)
             cores.append(cpu / own)
         sizes.append(size)
@@ -159,7 +159,8 @@ def _learning(
     learning = OnPolicyUpdater(
         trainer, recipe.seed, recipe.rollout.temperature, recipe.cluster.reuse_frozen
     )
-    inputs, found = batch.calls.inputs, dict[str, Cost]()
+    inputs = batch.calls.inputs
+    found = dict[str, Cost]()
     if recipe.cluster.reuse_frozen and config.epochs > 1:
         learnt = precompute_frozen(policy, inputs, most)
         if learnt is not inputs:

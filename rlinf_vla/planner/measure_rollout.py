@@ -138,7 +138,8 @@ def measure_rollout(
             InstrumentedEnv(env)
             for env in wrapped_envs.rewarded(recipe, watched, policy.spec.chunk)
         ]
-        limit, first = groups[0].spec.episode_limit, 0
+        limit = groups[0].spec.episode_limit
+        first = 0
         calls = rollout_calls(limit, limit, policy.spec.chunk)
         for number, env in enumerate(outer):
             say(f"measuring episodes, environment group {number + 1} of {len(outer)}")
@@ -211,7 +212,9 @@ def _fitted(samples: Sequence[TimedCommand], on_gpu: bool) -> Cost:
     alike: dict[tuple[int, int], list[TimedCommand]] = {}
     for each in samples:
         alike.setdefault((each.environments, each.processes), []).append(each)
-    sizes, costs, cores = [], [], 1.0
+    sizes = []
+    costs = []
+    cores = 1.0
     for (environments, processes), group in alike.items():
         spent = sum(
             each.wall if on_gpu else each.simulators if processes else each.own for each in group
@@ -246,10 +249,12 @@ def _crowding(
     recipe: Recipe, actor: Actor, policy: Policy, groups: Sequence[VectorEnv], processes: int
 ) -> float:
     """Measure ``Profile.crowding``: policy calls alone and beside all busy simulators, in turns."""
-    cores, rows = this_machine(False).cpus, groups[0].spec.num_envs
+    cores = this_machine(False).cpus
+    rows = groups[0].spec.num_envs
     if cores == 1:
         return 0.0
-    inputs, numbers = policy.prepare(synthetic.observation(policy.spec, rows)), torch.arange(rows)
+    inputs = policy.prepare(synthetic.observation(policy.spec, rows))
+    numbers = torch.arange(rows)
     episodes = Episodes(0 * numbers, numbers, 0 * numbers)
     alone, beside = list[float](), list[float]()
 

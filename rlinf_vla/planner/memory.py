@@ -171,7 +171,8 @@ class MemoryModel:
 
     def __init__(self, recipe: Recipe) -> None:
         """Raises UserError if the policy cannot be built, or its algorithm has no such calls."""
-        self.recipe, self.device = recipe, recipe.cluster.device
+        self.recipe = recipe
+        self.device = recipe.cluster.device
         set_fused_kernels(recipe.cluster.fused_kernels)
         algorithm = recipe.algorithm
         if not is_counted(recipe):
@@ -191,11 +192,10 @@ class MemoryModel:
             and recipe.cluster.trainer_sharding == "none"
         )
         self.weights = cache(partial(weights_of, self.policy))
-        self.rollout, self.update = cache(self._rollout), cache(self._update)
-        self.value_bytes, self.reference_bytes = (
-            cache(self._value_bytes),
-            cache(self._reference_bytes),
-        )
+        self.rollout = cache(self._rollout)
+        self.update = cache(self._update)
+        self.value_bytes = cache(self._value_bytes)
+        self.reference_bytes = cache(self._reference_bytes)
 
     @property
     def takes_bfloat16(self) -> bool:
@@ -244,7 +244,8 @@ class MemoryModel:
     @torch.no_grad()
     def call(self) -> Trajectory:
         """One policy call ``[1]`` as a rollout stores it."""
-        zero, inputs = torch.zeros(1, dtype=torch.int64, device=META), self.inputs(1)
+        zero = torch.zeros(1, dtype=torch.int64, device=META)
+        inputs = self.inputs(1)
         stored = synthetic.stored(inputs, self.act(self.policy, inputs), Episodes(zero, zero, zero))
         return replace(
             stored, reference=stored.log_prob if self.algorithm.keeps_reference else None
@@ -271,10 +272,8 @@ class MemoryModel:
         if self.replay is not None:
             return self.replay.batch(rows)
         if not self.on_policy:
-            shape, draws = (
-                (self.policy.horizon, self.policy.spec.action_dim),
-                torch.empty(rows, dtype=torch.int64, device=META),
-            )
+            shape = (self.policy.horizon, self.policy.spec.action_dim)
+            draws = torch.empty(rows, dtype=torch.int64, device=META)
             return Demonstrations(self.inputs(rows), torch.empty(rows, *shape, device=META), draws)
         calls = repeated(replace(self.call, inputs=self.learnt_inputs), rows)
         number = torch.empty(rows, device=META)
@@ -325,7 +324,8 @@ class MemoryModel:
 
     def host_bytes_per_call(self) -> tuple[int, int]:
         """Return the bytes of a stored policy call, and of its prefix if the update keeps it."""
-        kept, inputs = self.learnt_inputs, self.call.inputs
+        kept = self.learnt_inputs
+        inputs = self.call.inputs
         return _bytes(self.call.tensors()), 0 if kept is inputs else _bytes(kept.values())
 
 

@@ -28,7 +28,9 @@ def choose(
     ``given``: keep its other keys. ``exact``: count at the chosen size, too. Raises UserError, with
     the fix, if nothing fits.
     """
-    recipe, most, size = model.recipe, most_rows_of(model), model.recipe.rollout.batch_size
+    recipe = model.recipe
+    most = most_rows_of(model)
+    size = model.recipe.rollout.batch_size
     for offload in (False, True)[: 1 + _takes_turns(recipe)] if given is None else (given.offload,):
         for batch in (
             [size >> shift for shift in range(size.bit_length())] if given is None else (size,)

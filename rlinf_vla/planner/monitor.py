@@ -39,7 +39,10 @@ class PlanMonitor:
     def __init__(
         self, recipe: Recipe, problem: Problem, prediction: Prediction, say: Callable[[str], None]
     ) -> None:
-        self._recipe, self._problem, self._prediction, self._say = recipe, problem, prediction, say
+        self._recipe = recipe
+        self._problem = problem
+        self._prediction = prediction
+        self._say = say
         self._begun = False
         self._measured: list[Mapping[str, float]] = []
 
@@ -57,7 +60,8 @@ class PlanMonitor:
         """Return a summary line for the user, or None if too little was measured."""
         if not self._measured:
             return None
-        seconds, predicted = self._seconds("timing_s/iteration"), self._prediction.seconds
+        seconds = self._seconds("timing_s/iteration")
+        predicted = self._prediction.seconds
         return f"an iteration took {seconds:.1f} s, {predicted:.1f} s were predicted (ratio {predicted / seconds:.2f})"
 
     def write(self, directory: Path) -> None:

@@ -201,11 +201,10 @@ def check_memory(problem: Problem, plan: Plan) -> None:
             "cluster.trainer_sharding=full needs trainer ranks: it is not possible in one process"
         )
     for machine in place(plan, problem.cluster):
-        node, profile = machine.node, problem.profiles[machine.node.device]
-        rollout, trainer = (
-            rollout_bytes(profile.bytes, plan, workload),
-            trainer_bytes(profile.bytes, plan, workload),
-        )
+        node = machine.node
+        profile = problem.profiles[machine.node.device]
+        rollout = rollout_bytes(profile.bytes, plan, workload)
+        trainer = trainer_bytes(profile.bytes, plan, workload)
         if plan.runtime == IN_PROCESS:
             rollout = 0.0  # rollouts use the trainer's weights
         reference = profile.bytes.weights if plan.reference_workers and machine.trainers else 0.0

@@ -22,7 +22,8 @@ class Preview:
 
     def __init__(self, recipe: Recipe) -> None:
         """Raises UserError if the policy cannot be built without its checkpoint."""
-        self.recipe, self.missing = recipe, list[str]()
+        self.recipe = recipe
+        self.missing = list[str]()
         self.model = MemoryModel(recipe) if is_counted(recipe) else None
         if self.model is not None and self.model.missing is not None:
             self.missing.append(self.model.missing)
@@ -43,7 +44,8 @@ class Preview:
         Of an unknown GPU: what fits the smallest of GPUS that has room, else 1. If a known device
         has no room under the recipe's other keys, that is ``missing``, with the fix.
         """
-        cluster, model = self.recipe.cluster, self.model
+        cluster = self.recipe.cluster
+        model = self.model
         if cluster.micro_batch_size is not None or cluster.device != CUDA or model is None:
             return cluster.rows
         if self._memory is not None:
@@ -68,7 +70,9 @@ class Preview:
                 f"memory: not counted (algorithm={recipe.algorithm.name}: a reward model is small beside a policy)"
             )
             return
-        self.model.recipe, setting, sizes = recipe, setting_of(recipe), () if self._memory else GPUS
+        self.model.recipe = recipe
+        setting = setting_of(recipe)
+        sizes = () if self._memory else GPUS
         try:
             count = budget(self.model, setting, self._memory or GPUS[-1])
         except UserError as error:
@@ -76,10 +80,10 @@ class Preview:
                 print(error)
             else:
                 self.missing.append(str(error))
-            count, sizes = (
-                budget(self.model, replace(setting, micro_batch_size=0), self._memory or GPUS[-1]),
-                (),
+            count = budget(
+                self.model, replace(setting, micro_batch_size=0), self._memory or GPUS[-1]
             )
+            sizes = ()
         if self._memory is None:
             count = replace(
                 count,

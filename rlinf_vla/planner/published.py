@@ -25,8 +25,11 @@ class CountedWork:
 
     def __init__(self, model: MemoryModel) -> None:
         """Count it. Raises UserError if the algorithm's loss depends on values."""
-        self.model, policy, recipe = model, model.policy, model.recipe
-        weights, low = list(policy.parameters()), recipe.cluster.gradient_checkpointing
+        self.model = model
+        policy = model.policy
+        recipe = model.recipe
+        weights = list(policy.parameters())
+        low = recipe.cluster.gradient_checkpointing
 
         few, many = (model.update(rows, low) for rows in FIT_ROWS)
         with kernels_of(model.device):
@@ -60,7 +63,8 @@ def published(work: CountedWork, name: str, cores: int, assumed: Assumptions = A
     Raises UserError if the GPU or the recipe's simulator has no published rates, or the recipe no
     time limit of episodes.
     """
-    model, device = work.model, DEVICES.get(name)
+    model = work.model
+    device = DEVICES.get(name)
     recipe = model.recipe
     if device is None:
         raise UserError(
@@ -87,7 +91,8 @@ def published(work: CountedWork, name: str, cores: int, assumed: Assumptions = A
 
 
 def _policy(work: CountedWork, device: Device, assumed: Assumptions) -> dict[str, Cost]:
-    model, stored = work.model, work.model.weights()
+    model = work.model
+    stored = work.model.weights()
     cluster = model.recipe.cluster
     matrix = 1e12 * (
         device.bf16
@@ -96,7 +101,8 @@ def _policy(work: CountedWork, device: Device, assumed: Assumptions) -> dict[str
         if cluster.tf32
         else device.fp32
     )
-    bandwidth, host = 1e9 * assumed.bandwidth * device.bandwidth, 1e9 * assumed.host * device.host
+    bandwidth = 1e9 * assumed.bandwidth * device.bandwidth
+    host = 1e9 * assumed.host * device.host
     found = {}
     for name, call in work.calls.items():
         share = assumed.training if name == "update" else assumed.inference

@@ -22,7 +22,8 @@ class _Passes:
     """A ``Trainable`` that computes gradients. It takes no step, for which Adam needs no memory."""
 
     def __init__(self, policy: Policy, target: nn.ModuleDict) -> None:
-        self.policy, self.target = policy, target
+        self.policy = policy
+        self.target = target
 
     def descend(self, name: str, loss: Tensor) -> None:
         loss.backward()
@@ -41,7 +42,8 @@ class ReplayUpdate:
         self, algorithm: OffPolicy, policy: Policy, inputs: Inputs, sample: ActionSample
     ) -> None:
         """``inputs``, ``sample``: of one call ``[1]``, as the replay stores them."""
-        number, acted = torch.empty(1, device=META), torch.empty(1, dtype=torch.bool, device=META)
+        number = torch.empty(1, device=META)
+        acted = torch.empty(1, dtype=torch.bool, device=META)
         self._record = inputs | {
             ACTION: sample.latent[ACTOR_OUTPUT],
             REWARD: number,

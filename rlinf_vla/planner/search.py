@@ -35,7 +35,8 @@ def plan_problem(
 
     ``model``: the recipe's, if it is there already. Raises UserError.
     """
-    graph, cluster = trace(builders.build_algorithm(recipe)), describe(recipe.cluster)
+    graph = trace(builders.build_algorithm(recipe))
+    cluster = describe(recipe.cluster)
     counts_memory = recipe.cluster.device == CUDA
     if model is None and counts_memory:
         model = MemoryModel(recipe)
@@ -135,7 +136,8 @@ def write_plan(path: Path, config: DictConfig, plan: Plan) -> None:
     config = config.copy()
     for key, value in plan.keys().items():
         OmegaConf.update(config, key, value)
-    config.output, config.run_dir = None, None
+    config.output = None
+    config.run_dir = None
     run_directory.save_recipe(path, config)
 
 
@@ -178,7 +180,8 @@ def workload(recipe: Recipe, graph: Graph, profile: Profile) -> Workload:
         raise UserError(
             f"algorithm.horizon={horizon} is not a multiple of the episode limit of {limit} control steps"
         )
-    slots, sharded = "collect" in graph, recipe.cluster.trainer_sharding != "none"
+    slots = "collect" in graph
+    sharded = recipe.cluster.trainer_sharding != "none"
     return Workload(
         envs=recipe.env.num_envs,
         batch_size=recipe.rollout.batch_size,

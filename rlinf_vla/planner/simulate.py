@@ -32,10 +32,12 @@ def simulate(problem: Problem, plan: Plan) -> Prediction:
     simulation = _Simulation(problem, plan)
     iterations = 2 * simulation.lag
     ends = [simulation.iteration(index) for index in range(iterations)]
-    listed, resources = simulation.tasks.listed, simulation.resources()
+    listed = simulation.tasks.listed
+    resources = simulation.resources()
     played = run_events(listed, resources)
     several = simulation.lag  # with staleness, consecutive iterations may differ
-    begin, end = played.end[ends[-1 - several]], played.end[ends[-1]]
+    begin = played.end[ends[-1 - several]]
+    end = played.end[ends[-1]]
     total = max(played.end)
     seconds = (end - begin) / several
     price = problem.cluster.price_per_hour
@@ -61,7 +63,8 @@ def update_seconds(
     profile: Profile, plan: Plan, workload: Workload, minibatches: Sequence[tuple[int, int]]
 ) -> float:
     """Seconds of one rank, alone on its device, to update on ``minibatches`` over all ranks."""
-    ranks, optimise = plan.trainer_ranks, profile.cost("optimise").fixed
+    ranks = plan.trainer_ranks
+    optimise = profile.cost("optimise").fixed
     rows = sum(count * size for count, size in minibatches)
     seconds = sum(
         count * (passes(profile, "update", plan, -(-size // ranks)) + optimise)
@@ -79,7 +82,8 @@ def update_seconds(
 
 def passes(profile: Profile, operation: str, plan: Plan, rows: float) -> float:
     """Seconds of one rank to compute ``rows`` rows in micro-batches."""
-    cost, (full, rest) = profile.cost(operation), divmod(rows, plan.micro_batch_size)
+    cost = profile.cost(operation)
+    (full, rest) = divmod(rows, plan.micro_batch_size)
     return full * cost.of(plan.micro_batch_size) + cost.of(rest)
 
 
@@ -95,7 +99,9 @@ class _Shard:
 
 class _Simulation:
     def __init__(self, problem: Problem, plan: Plan) -> None:
-        self.graph, self.plan, self.workload = problem.graph, plan, problem.workload
+        self.graph = problem.graph
+        self.plan = plan
+        self.workload = problem.workload
         self.tasks = Tasks()
         self.machines = place(plan, problem.cluster)
         self.hosts = [
@@ -124,7 +130,8 @@ class _Simulation:
         }
 
     def _workers(self) -> list[Worker]:
-        plan, found = self.plan, list[Worker]()
+        plan = self.plan
+        found = list[Worker]()
         size = self.workload.envs // (plan.rollout_workers * plan.pipeline_depth)
         for host, machine in zip(self.hosts, self.machines, strict=True):
             for numbers, device in zip(machine.numbers, machine.rollout, strict=True):
@@ -162,7 +169,8 @@ class _Simulation:
     ) -> Iterator[tuple[Sequence[_Shard], Sequence[tuple[int, int]]]]:
         """Yield the shards that each update waits for, and its optimiser steps: all of them, or if
         the update streams, one as soon as its groups have arrived."""
-        workload, per_step = self.workload, self.workload.groups_per_step
+        workload = self.workload
+        per_step = self.workload.groups_per_step
         if per_step is None or not (self.plan.streams and self.graph.streams_into("update")):
             yield shards, workload.minibatches
             return
@@ -194,7 +202,9 @@ class _Simulation:
             before,
             name="merge" if self.single else "load",
         )
-        workers, depth, found = self.plan.rollout_workers, self.plan.pipeline_depth, list[_Shard]()
+        workers = self.plan.rollout_workers
+        depth = self.plan.pipeline_depth
+        found = list[_Shard]()
         parts = workload.parts(None if self.single else workers)
         for each in zip_longest(*(parts[number::workers] for number in worker.numbers)):
             mine = [
@@ -216,7 +226,8 @@ class _Simulation:
 
         The other machines with ranks read it at the same time, over their own links.
         """
-        size, head = shard.rows * host.profile.bytes.call, self.head
+        size = shard.rows * host.profile.bytes.call
+        head = self.head
         ready = self.tasks.wait(
             [shard.ready], host.latency + size / len(shard.parts) / STORE, "trajectories", "network"
         )
@@ -304,7 +315,9 @@ class _Simulation:
 
         Patarasuk and Yuan 2009. 0 with one rank.
         """
-        ranks, head, rate = self.plan.trainer_ranks, self.head, self._bus
+        ranks = self.plan.trainer_ranks
+        head = self.head
+        rate = self._bus
         if self._trainers_apart:
             network = 1e9 * head.node.network_gbps / 8
             rate = min(rate, network) if head.node.gpus else network
@@ -327,7 +340,8 @@ class _Simulation:
         if self.single:
             self.published.append({})
             return updated
-        size, (track, (_, device)) = head.profile.bytes.trained, next(self._tracks())
+        size = head.profile.bytes.trained
+        (track, (_, device)) = next(self._tracks())
         gathered = (
             tasks.wait([updated], self._ring(size), "publish", "network")
             if self.workload.sharded

@@ -33,7 +33,8 @@ class Host:
         return f"{self.node.name} {self.index}: GPU {device}"
 
     def resources(self) -> dict[str, Resource]:
-        profile, cpus = self.profile, float(self.node.cpus)
+        profile = self.profile
+        cpus = float(self.node.cpus)
         found = {
             self.cpu: Resource(cpus, lambda busy: profile.crowded(busy, cpus)),
             self.link: Resource(),
@@ -119,8 +120,10 @@ class Worker:
             self._simulator(tasks, "reset", group, range(self.size), [thread])
             for group in range(len(groups))
         ]
-        left, resetting = [deque(rounds) for rounds in groups], [True] * len(groups)
-        ready, active = [thread] * len(groups), list(range(len(groups)))
+        left = [deque(rounds) for rounds in groups]
+        resetting = [True] * len(groups)
+        ready = [thread] * len(groups)
+        active = list(range(len(groups)))
         while active:
             for group in list(active):
                 # the group that has its turn waits for its simulator, even if another's is ready
@@ -161,7 +164,8 @@ class Worker:
         calls: int = 1,
     ) -> int:
         """Each process steps its environments one after the other; all wait for the slowest."""
-        cost, track = self.host.profile.cost(operation), f"{self.prefix}simulator {group}"
+        cost = self.host.profile.cost(operation)
+        track = f"{self.prefix}simulator {group}"
         count = len(environments)
         if cost.on == GPU:
             return tasks.run(
@@ -175,7 +179,8 @@ class Worker:
 
     def _infer(self, tasks: Tasks, operation: str, track: str, thread: int, calls: int = 1) -> int:
         """Add ``calls`` calls (``act`` or ``value``) for all environments of a group."""
-        profile, rows = self.host.profile, self.size
+        profile = self.host.profile
+        rows = self.size
         cost = profile.cost(operation)
         if self.backbone is None:
             return tasks.run(

@@ -86,7 +86,8 @@ def records(policy: Policy, count: int, settings: Settings, gamma: float) -> dic
     chunk = torch.full((count,), gamma**policy.spec.chunk)
     with torch.no_grad():
         rows = moved(policy.precompute(inputs), CPU)
-    acted, cost = torch.ones(count, dtype=torch.bool), torch.zeros(count)
+    acted = torch.ones(count, dtype=torch.bool)
+    cost = torch.zeros(count)
     return rows | {
         ACTION: sample.latent[ACTOR_OUTPUT],
         REWARD: reward,

@@ -130,7 +130,8 @@ class _Counter(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        operation, kwargs = function.overloadpacket, kwargs or {}
+        operation = function.overloadpacket
+        kwargs = kwargs or {}
         formula = self._formulas.get(operation)
         if formula is None and function is not torch.ops.prim.device.default:
             with self:  # in inference mode there is no autograd that would have decomposed it

@@ -60,7 +60,9 @@ class Inference:
     """Policy of the robot process, called by the control loop; weights change between episodes."""
 
     def __init__(self, recipe: Recipe, policy: Policy) -> None:
-        self._recipe, self._policy, self._clock = recipe, policy, Clock()
+        self._recipe = recipe
+        self._policy = policy
+        self._clock = Clock()
         self._actors: dict[float, ControlActor] = {}
         self._actor = self._of(0.0)
         self.version = -1
@@ -70,7 +72,8 @@ class Inference:
 
     def begin(self, job: Job) -> None:
         self._actor = self._of(job.temperature)
-        task, seed = torch.zeros(1, dtype=torch.int64), torch.tensor([job.seed])
+        task = torch.zeros(1, dtype=torch.int64)
+        seed = torch.tensor([job.seed])
         self._actor.episode = Episodes.first_attempts(task, seed)
 
     def pull(self, published: Path) -> int:
@@ -125,7 +128,8 @@ def require_robot(recipe: Recipe, verb: str) -> None:
 
 def check(recipe: Recipe) -> None:
     """Raise UserError if the session's settings do not fit the robot or the installed plug-ins."""
-    plugin, settings = plugins.choose("robot", recipe.robot.name, plugins.robots()), recipe.session
+    plugin = plugins.choose("robot", recipe.robot.name, plugins.robots())
+    settings = recipe.session
     by_script = settings.acknowledge == BY_SCRIPT
     if (by_script or settings.patience_s is not None) and not plugin.simulated:
         key = "session.acknowledge=script" if by_script else "session.patience_s"
@@ -142,16 +146,13 @@ def check(recipe: Recipe) -> None:
 
 def require_demonstrator(recipe: Recipe) -> None:
     """Raise UserError if nobody can give the recipe's demonstrations or corrections."""
-    plugin, shown, session = (
-        plugins.choose("robot", recipe.robot.name, plugins.robots()),
-        recipe.algorithm.demonstrations,
-        recipe.session,
-    )
-    count, nobody = shown if isinstance(shown, int) else 0, session.operator == NO_OPERATOR
-    corrects, expert = (
-        recipe.algorithm.family == INTERACTIVE and session.patience_s is None,
-        plugin.scene(recipe.robot).has_expert,
-    )
+    plugin = plugins.choose("robot", recipe.robot.name, plugins.robots())
+    shown = recipe.algorithm.demonstrations
+    session = recipe.session
+    count = shown if isinstance(shown, int) else 0
+    nobody = session.operator == NO_OPERATOR
+    corrects = recipe.algorithm.family == INTERACTIVE and session.patience_s is None
+    expert = plugin.scene(recipe.robot).has_expert
     if not corrects and (not count or (nobody and expert)):
         return  # no person has to move the arm
     if not isinstance(plugin.make(recipe.robot).spec.space, ToolSpace):
@@ -189,15 +190,14 @@ def open_cell(
     ``staged``: wraps or replaces the robot's scene. ``journal_path``: file of the running episode,
     see :class:`RobotPlayer`. Raises UserError, CellError and RobotError.
     """
-    plugin, settings = plugins.choose("robot", recipe.robot.name, plugins.robots()), recipe.session
+    plugin = plugins.choose("robot", recipe.robot.name, plugins.robots())
+    settings = recipe.session
     check(recipe)
     policy = builders.build_initial(recipe)
     assert isinstance(policy, Policy)
-    robot, cameras, scene = (
-        plugin.make(recipe.robot),
-        plugin.cameras(recipe.robot),
-        plugin.scene(recipe.robot),
-    )
+    robot = plugin.make(recipe.robot)
+    cameras = plugin.cameras(recipe.robot)
+    scene = plugin.scene(recipe.robot)
     require_fit(policy, robot.spec.space, [camera.name for camera in cameras], recipe.control)
     policy.fit_instructions(scene.instructions)
     sizes = policy.spec.images
@@ -206,7 +206,8 @@ def open_cell(
         for camera in cameras
         if camera.name in sizes
     ]
-    inference, clock = Inference(recipe, policy), Clock()
+    inference = Inference(recipe, policy)
+    clock = Clock()
     with ExitStack() as stack:
         stack.enter_context(builders.threads(recipe.cluster.rollout_threads))
         inference.warm_up(robot.spec.space.state_size)

@@ -60,11 +60,14 @@ class RobotClient:
         self, directory: Path, connect: Callable[[], RobotLink], say: Callable[[str], None]
     ) -> None:
         """``connect``: starts a robot process, which loads the weights in the run ``directory``."""
-        self._directory, self._connect, self._say = directory, connect, say
+        self._directory = directory
+        self._connect = connect
+        self._say = say
         self.link: RobotLink | None = None
         """To the running robot process; None before the first job."""
         self._pending: list[Job] = []
-        self._played, self._losses = 0, Losses()
+        self._played = 0
+        self._losses = Losses()
         self._version = -1
         """Of the weights published last."""
         self._ended: BaseException | None = None
@@ -117,7 +120,8 @@ class RobotClient:
         ones published."""
         if version == self._version:
             return
-        path, self._version = self._directory / WEIGHTS, version
+        path = self._directory / WEIGHTS
+        self._version = version
         with replacing(path) as aside:
             save_file(
                 {name: value.detach().contiguous() for name, value in weights().items()},
@@ -183,7 +187,8 @@ class LocalRobotLink:
     def __init__(self, directory: Path, silence_s: float, lock: int | None = None) -> None:
         """``silence_s``: without an answer for this long the process counts as hung. ``lock``: file
         descriptor that the process keeps open, in a separate session, even if it outlives us."""
-        self._silence, self._over = silence_s, False
+        self._silence = silence_s
+        self._over = False
         # without a lock it stays in our process group: it may read keys, and ignores Ctrl-C
         program = ["-m", "rlinf_vla.realworld.process", str(directory)]
         self.child = Child(

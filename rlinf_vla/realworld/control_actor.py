@@ -30,16 +30,19 @@ class ControlActor(Actor):
 
     def __init__(self, policy: Policy, settings: Settings, clock: Clock) -> None:
         super().__init__(policy, settings)
-        self._clock, self._convention = clock, ArmConvention(policy.spec.convention)
+        self._clock = clock
+        self._convention = ArmConvention(policy.spec.convention)
         self._chooses_noise = isinstance(policy, FeaturePolicy) and policy.noise_bound is not None
         policy.begin_control()
-        self._acts, self._thread = threading.Lock(), threading.local()
+        self._acts = threading.Lock()
+        self._thread = threading.local()
         zero = torch.zeros(1, dtype=torch.int64)
         self.episode = Episodes(zero, zero, zero)
         """The current episode, ``[1]``; it keys the noise together with the observation's tick."""
 
     def __call__(self, request: Request) -> Chunk:
-        began, self._thread.encoded = self._clock.now(), None
+        began = self._clock.now()
+        self._thread.encoded = None
         inputs = self.prepare(self._convention.seen(request.seen.observation(request.instruction)))
         prepared = self._clock.now()
         tick = torch.tensor([request.tick])
@@ -54,7 +57,8 @@ class ControlActor(Actor):
         chosen = (
             sample.latent[ACTOR_OUTPUT][0].float().cpu().numpy() if self._chooses_noise else None
         )
-        ended, encoded = self._clock.now(), self._thread.encoded
+        ended = self._clock.now()
+        encoded = self._thread.encoded
         sections = {"prepare": prepared - began, "act": ended - (encoded or prepared)}
         if encoded is not None:
             sections["encode"] = encoded - prepared
@@ -82,7 +86,8 @@ def require_fit(
     policy: Policy, space: ActionSpace, cameras: Collection[str], config: ControlConfig
 ) -> None:
     """Raises UserError if ``policy`` cannot drive a robot of this action space and cameras."""
-    spec, sizes = policy.spec, " or ".join(map(str, space.sizes))
+    spec = policy.spec
+    sizes = " or ".join(map(str, space.sizes))
     if spec.action_dim not in space.sizes or spec.state_dim not in (0, space.state_size):
         raise UserError(
             f"the policy has {spec.action_dim} action and {spec.state_dim} state dimensions; the robot has {sizes}, and {space.state_size} "

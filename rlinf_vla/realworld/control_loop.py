@@ -37,14 +37,12 @@ from rlinf_vla.realworld.loop_statistics import (
 from rlinf_vla.realworld.sensing import Reading, Sensors
 from rlinf_vla.realworld.tool_target import tracked_target
 
-FINISHED, MISSED, FAULT, CAMERA, ROBOT, INVALID = (
-    "finished",
-    "missed deadlines",
-    "fault",
-    "camera",
-    "robot",
-    "invalid action",
-)
+FINISHED = "finished"
+MISSED = "missed deadlines"
+FAULT = "fault"
+CAMERA = "camera"
+ROBOT = "robot"
+INVALID = "invalid action"
 UNANSWERED = "no answer"
 
 
@@ -109,13 +107,12 @@ class ControlLoop:
         ``chunk``: actions per inference. ``takeover``: the operator's action of this step, or None.
         Raises UserError if ``config`` does not fit.
         """
-        self._robot, self._background, self._clock, self._takeover = (
-            robot,
-            background,
-            clock,
-            takeover,
-        )
-        self._config, self._timing = config, timing(config, robot.spec.control_hz, chunk)
+        self._robot = robot
+        self._background = background
+        self._clock = clock
+        self._takeover = takeover
+        self._config = config
+        self._timing = timing(config, robot.spec.control_hz, chunk)
         self._sensors = Sensors(robot, cameras, clock)
         self._chunks = ChunkQueue(self._timing.max_age)
         self._target = tracked_target(robot.spec)
@@ -189,7 +186,9 @@ class ControlLoop:
     def _ticks(
         self, origin: float, instruction: str, after_step: Callable[[Step], str | None]
     ) -> Ended:
-        period, account, tick = self._timing.period, self.accounting, 0
+        period = self._timing.period
+        account = self.accounting
+        tick = 0
         self._interventions()  # of the way home: no action here caused them
         while True:
             due = origin + tick * period
@@ -212,7 +211,8 @@ class ControlLoop:
             tick += 1 + skipped
 
     def _tick(self, tick: int, due: float, instruction: str) -> Step | Ended:
-        account, end = self.accounting, due + self._timing.period
+        account = self.accounting
+        end = due + self._timing.period
         seen = self._sensors.read(account.took, account.age)
         self._last = Step(tick, self._clock.now(), seen)
         if seen.state.fault is not None:
@@ -314,14 +314,16 @@ class ControlLoop:
     def _command(self, target: Target, due: float, chosen: Chosen | None) -> None:
         began = self._clock.now()
         self._robot.command(target, due + (1 + COMMAND_GRACE_PERIODS) * self._timing.period)
-        now, account = self._clock.now(), self.accounting
+        now = self._clock.now()
+        account = self.accounting
         account.took("command", now - began)
         account.left(now - due)
         if self._commanded is not None and self._misses == 0:
             account.took("jitter", abs(now - self._commanded - self._timing.period))
         if chosen is not None:
             account.age("action", chosen.age)
-        self._commanded, self._misses = None if chosen is None else now, 0
+        self._commanded = None if chosen is None else now
+        self._misses = 0
         self._executed += 1
 
     def _interventions(self) -> list[Intervention]:
@@ -337,14 +339,16 @@ class ControlLoop:
         """Begin anew; the arm stands, possibly moved meanwhile."""
         self._forget_plan()
         self._target.restart()
-        self._misses, self._last = 0, None
+        self._misses = 0
+        self._last = None
 
     def _forget_plan(self) -> None:
         """Discard all observations so far: the policy did not cause what happened since."""
         self._background.withdraw()
         self._chunks.forget(self._sensors.count)
         self._standing_since = self._clock.now()
-        self._queued, self._commanded = -math.inf, None
+        self._queued = -math.inf
+        self._commanded = None
 
     def _failed(self, kind: str, detail: str) -> Ended:
         try:

@@ -30,7 +30,9 @@ class DAggerFlow(LocalSupervisedFlow):
         """``episodes``: directory of the episode files. ``arguments``: see the base class."""
         super().__init__(*arguments)
         assert isinstance(self.learner, Policy)
-        self.player, self.policy, self._episodes = player, self.learner, episodes
+        self.player = player
+        self.policy = self.learner
+        self._episodes = episodes
         self._convention = ArmConvention(self.policy.spec.convention)
         self._corrections: list[tuple[Inputs, Tensor]] = []
         self._read = 0
@@ -70,7 +72,8 @@ class DAggerFlow(LocalSupervisedFlow):
         )
 
     def aggregate(self, batches: Sequence[Demonstrations]) -> None:
-        started, losses = time.perf_counter(), list[float]()
+        started = time.perf_counter()
+        losses = list[float]()
         with self.timeline.span("update", "trainer"):
             for number, batch in enumerate(batches):
                 self.progress("update", number / len(batches))
@@ -89,10 +92,8 @@ class DAggerFlow(LocalSupervisedFlow):
         """Return inputs and actions of each run of the operator's steps."""
         if not bool(episode.human.any()):
             return []
-        inputs, actions = (
-            policy_inputs(self.policy, self._convention, episode),
-            self._convention.to_policy(episode.action),
-        )
+        inputs = policy_inputs(self.policy, self._convention, episode)
+        actions = self._convention.to_policy(episode.action)
         return [
             ({name: value[start:end] for name, value in inputs.items()}, actions[start:end])
             for start, end in runs(episode.human)

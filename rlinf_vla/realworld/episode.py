@@ -19,7 +19,10 @@ from rlinf_vla.core.io import parse_json, replacing
 from rlinf_vla.core.types import Inputs, Observation
 from rlinf_vla.rollout.episodes import numbered_episodes
 
-TRAINING, EVALUATION, DEMONSTRATION, RUN = "training", "evaluation", "demonstration", "run"
+TRAINING = "training"
+EVALUATION = "evaluation"
+DEMONSTRATION = "demonstration"
+RUN = "run"
 IMAGE = "image."
 _ABOUT = "about"
 

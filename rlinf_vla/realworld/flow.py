@@ -55,7 +55,9 @@ class OnlineFlow(ReplayFlow):
         because a control loop runs at the same time. scripted: the scene's scripted expert
         demonstrates, not an operator."""
         super().__init__(**options)
-        self.player, self.iterations, self._scripted = player, iterations, scripted
+        self.player = player
+        self.iterations = iterations
+        self._scripted = scripted
         policy = self.policy
         self._convention = ArmConvention(policy.spec.convention)
         self._form = RecordForm(

@@ -106,7 +106,8 @@ class ChunkQueue:
             return TOO_OLD
         if step - chunk.request.step >= len(chunk.actions):
             return SPENT
-        self._current, self._oldest = chunk, seen.number + 1
+        self._current = chunk
+        self._oldest = seen.number + 1
         return None
 
     def supersedes(self, request: Request) -> bool:
@@ -117,14 +118,16 @@ class ChunkQueue:
         """Return the action of this step; None if there is none or its observation is too old."""
         if self._current is None:
             return None
-        position, age = step - self._current.request.step, now - self._current.request.seen.time
+        position = step - self._current.request.step
+        age = now - self._current.request.seen.time
         if position >= len(self._current.actions) or age > self._max_age:
             return None
         return Chosen(self._current.actions[position], self._current, position, age)
 
     def forget(self, before: int) -> None:
         """Drop the current chunk, and reject observations with a number below ``before``."""
-        self._current, self._oldest = None, max(self._oldest, before)
+        self._current = None
+        self._oldest = max(self._oldest, before)
 
     def took(self, ticks: int) -> None:
         """Record the ticks between an observation and its chunk."""
@@ -156,7 +159,8 @@ class InferenceWorker:
     """
 
     def __init__(self, infer: Infer, clock: Clock, in_flight: int = 1) -> None:
-        self._infer, self._clock = infer, clock
+        self._infer = infer
+        self._clock = clock
         self._changed = threading.Condition()
         self._finished: list[Chunk | Unanswered] = []
         self._error: BaseException | None = None
@@ -190,7 +194,8 @@ class InferenceWorker:
         with self._changed:
             if self._error is not None:
                 raise self._error
-            finished, self._finished = self._finished, []
+            finished = self._finished
+            self._finished = []
             return finished
 
     def wait(self, until: float) -> None:
@@ -223,13 +228,16 @@ class InferenceWorker:
                 self._changed.wait_for(lambda: self._waiting or self._closed)
                 if self._closed:
                     return
-                request, self._waiting = self._waiting, None
+                request = self._waiting
+                self._waiting = None
                 assert request is not None
                 self._begun.append(request)
             try:
-                finished, error = [answered(self._infer, request)], None
+                finished = [answered(self._infer, request)]
+                error = None
             except BaseException as raised:  # the control loop stops the arm and raises it again
-                finished, error = [], raised
+                finished = []
+                error = raised
             with self._changed:
                 self._finished += finished
                 self._error = self._error or error

@@ -56,7 +56,10 @@ class OperatorSession:
     def __init__(self, cell: Cell, settings: SessionConfig, clock: Clock, tell: Tell) -> None:
         """``tell`` gets {"waiting": WHY, "for": WORD}, {"going_on": WHY}, {"slow": WHAT},
         and {} once a second."""
-        self._cell, self._connect_s, self._clock, self._tell = cell, settings.connect_s, clock, tell
+        self._cell = cell
+        self._connect_s = settings.connect_s
+        self._clock = clock
+        self._tell = tell
         self._by_script = settings.acknowledge == BY_SCRIPT
         self.leaving: str | None = None
         """Why the session ends; None while it continues."""
@@ -125,7 +128,9 @@ class OperatorSession:
         """
         self.heard()  # discard words from before the request
         self._tell({"waiting": why, "for": word})
-        began, before, giver = self._clock.now(), self.latched(), None
+        began = self._clock.now()
+        before = self.latched()
+        giver = None
         while True:
             fault = self.latched()
             if word in self.heard():

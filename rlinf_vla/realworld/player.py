@@ -60,8 +60,11 @@ class RobotPlayer:
         ``score``: rewards of training steps, see :class:`RewardShaper`. ``tell``: see
         :class:`OperatorSession`. ``journal_path``: journal file of the current episode."""
         chunk, self._dimensions = size
-        self._cell, self._settings, self._limit = cell, settings, limit
-        self._clock, self._score = clock, score
+        self._cell = cell
+        self._settings = settings
+        self._limit = limit
+        self._clock = clock
+        self._score = score
         self._operator_session = OperatorSession(cell, settings, clock, tell)
         self._background = background
         self._loop = ControlLoop(
@@ -121,7 +124,10 @@ class RobotPlayer:
             self._recorder = EpisodeRecorder(
                 job, task, instruction, self._clock.now(), self.journal
             )
-            self._last, self._unused, self._paused, self._shown = None, None, False, False
+            self._last = None
+            self._unused = None
+            self._paused = False
+            self._shown = False
             self._cell.operator.action(OPEN)  # discard earlier presses of the gripper button
             try:
                 ended = self._loop.run(instruction, self._after_step)
@@ -225,10 +231,12 @@ class RobotPlayer:
     def _after_step(self, step: Step) -> str | None:
         self._operator_session.alive()
         self._operator_session.look(step.seen.state)
-        take, words = self._recorder, self._operator_session.said()
+        take = self._recorder
+        words = self._operator_session.said()
         take.look(step)
         if step.action is not None:
-            self._last, self._unused = step.action, None
+            self._last = step.action
+            self._unused = None
         self._paused |= PAUSE in words
         if reason := self._judged(step, words):
             return reason

@@ -78,7 +78,8 @@ class AnswerWriter:
     """Send answers in order; never wait for a learner, which may be too busy to read."""
 
     def __init__(self, learner: Channel) -> None:
-        self._learner, self._unsent = learner, deque[dict[str, Any]]()
+        self._learner = learner
+        self._unsent = deque[dict[str, Any]]()
 
     def __call__(self, answer: dict[str, Any], timeout: float | None = 0.0) -> None:
         """Send this answer and earlier ones; what finds no room waits for the next call."""

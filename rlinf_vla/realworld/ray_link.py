@@ -85,7 +85,9 @@ class RemoteRobotActor:
         self._process = LocalRobotLink(self._folder, silence_s, lock)
         os.close(lock)
         self._had: list[dict[str, Any]] = []
-        self._heartbeat, self._called, self._abandoned = heartbeat_s, time.monotonic(), False
+        self._heartbeat = heartbeat_s
+        self._called = time.monotonic()
+        self._abandoned = False
         self._over = threading.Event()
         threading.Thread(target=self._watch, daemon=True).start()
 
@@ -106,7 +108,8 @@ class RemoteRobotActor:
     def hear(self) -> tuple[str, Files, str | None]:
         """Return new answers, files of new episodes, and why no more will come (None: alive)."""
         self._called = time.monotonic()
-        answers, self._had = self._had + self._process.answers(0 if self._had else POLL_S), []
+        answers = self._had + self._process.answers(0 if self._had else POLL_S)
+        self._had = []
         played = [answer["played"] for answer in answers if "played" in answer]
         lost = self._process.lost()
         if self._abandoned:
@@ -152,7 +155,10 @@ class RayLink:
         and for its answers."""
         import ray
 
-        self._directory, self._role, self._cluster, self._say = directory, role, cluster, say
+        self._directory = directory
+        self._role = role
+        self._cluster = cluster
+        self._say = say
         remote: Any = ray.remote
         kind = remote(
             max_restarts=0,
@@ -169,7 +175,8 @@ class RayLink:
         self._heard: queue.SimpleQueue[dict[str, Any] | str | Exception] = queue.SimpleQueue()
         """Answers; the last item is the reason why there are no more, or an exception to raise."""
         self._lost: str | None = None
-        self._ending, self._reached = threading.Event(), False
+        self._ending = threading.Event()
+        self._reached = False
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
 
@@ -213,7 +220,8 @@ class RayLink:
         import ray
         from ray import exceptions
 
-        where, heartbeat = "", self._cluster.heartbeat_s
+        where = ""
+        heartbeat = self._cluster.heartbeat_s
         try:
             where = self._met()
             while not self._ending.is_set():
@@ -241,8 +249,10 @@ class RayLink:
         """Wait until a node has room for the actor; return its name. Raises RuntimeError."""
         import ray
 
-        began, asked = time.monotonic(), self.actor.where.remote()
-        wanted, limit = f"a node with {dict(self._role.bundle)} free", self._cluster.start_timeout_s
+        began = time.monotonic()
+        asked = self.actor.where.remote()
+        wanted = f"a node with {dict(self._role.bundle)} free"
+        limit = self._cluster.start_timeout_s
         if not ray.wait([asked], timeout=min(SOON_S, limit))[0]:
             self._say(f"the robot process waits for {wanted}, at most {limit:g} s")
         try:

@@ -33,10 +33,8 @@ def robot_frames(episode: RobotEpisode, space: ActionSpace) -> dict[str, Column]
     A truncated episode also gets its last observation, with an action that moves nothing."""
     rows = len(episode) + (not episode.terminated)
     last = np.arange(rows) == rows - 1
-    action, reward = (
-        np.zeros((rows, episode.action.shape[1]), np.float32),
-        np.zeros(rows, np.float32),
-    )
+    action = np.zeros((rows, episode.action.shape[1]), np.float32)
+    reward = np.zeros(rows, np.float32)
     action[: len(episode)], reward[: len(episode)] = episode.action, episode.reward
     action[len(episode) :] = space.hold(
         action.shape[1], episode.action[-1].numpy(), episode.state[-1].numpy()
@@ -64,8 +62,12 @@ class ReplayScene:
     has_expert = True
 
     def __init__(self, scene: Scene, actions: Column) -> None:
-        self._scene, self._actions, self._done = scene, actions, 0
-        self.task, self.by_hand, self.instructions = scene.task, scene.by_hand, scene.instructions
+        self._scene = scene
+        self._actions = actions
+        self._done = 0
+        self.task = scene.task
+        self.by_hand = scene.by_hand
+        self.instructions = scene.instructions
 
     def arrange(self, seed: int) -> str:
         self._done = 0
@@ -122,7 +124,9 @@ def _record(recipe: Recipe, jobs: list[Job], parts: Path, output: Path) -> None:
         )
 
     with open_cell(recipe, say) as cell:
-        features, hz, space = _features(recipe, cell), cell.spec.control_hz, cell.robot.spec.space
+        features = _features(recipe, cell)
+        hz = cell.spec.control_hz
+        space = cell.robot.spec.space
         cameras = {
             form.IMAGES + camera.name: known
             for camera in cell.cameras
@@ -152,7 +156,8 @@ def _record(recipe: Recipe, jobs: list[Job], parts: Path, output: Path) -> None:
             raise UserError(
                 f"none of the {len(played)} episodes in {parts} is a success: record.failures=true keeps them too"
             )
-    frames, where = writer.frames, builders.relative(output)
+    frames = writer.frames
+    where = builders.relative(output)
     print(
         f"{len(played)} episodes, {successes} with success; {frames} frames in {where} (algorithm.dataset={output})"
     )
@@ -161,10 +166,8 @@ def _record(recipe: Recipe, jobs: list[Job], parts: Path, output: Path) -> None:
 
 def _features(recipe: Recipe, cell: RobotCell) -> dict[str, Feature]:
     """Return the dataset's features; joints have LeRobot's names."""
-    found, names = (
-        recorded_features(cell.spec, recipe.record.video),
-        cell.robot.spec.space.joint_names,
-    )
+    found = recorded_features(cell.spec, recipe.record.video)
+    names = cell.robot.spec.space.joint_names
     if names is None:
         return found
     return found | {

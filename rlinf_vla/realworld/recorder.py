@@ -34,7 +34,10 @@ class EpisodeRecorder:
     ) -> None:
         """``journal``: must have begun this episode."""
         self._journal = journal
-        self.job, self.task, self.instruction, self.began = job, task, instruction, began
+        self.job = job
+        self.task = task
+        self.instruction = instruction
+        self.began = began
         self.success = self.terminated = False
         self.before: Reading | None = None
         """Observation at which the last action was chosen."""
@@ -152,11 +155,9 @@ class EpisodeJournal:
 
     def __init__(self, path: Path | None) -> None:
         """``path``: None disables the journal."""
-        self._path, self._pool, self._writing = (
-            path,
-            ThreadPoolExecutor(1, "journal"),
-            list[Future[None]](),
-        )
+        self._path = path
+        self._pool = ThreadPoolExecutor(1, "journal")
+        self._writing = list[Future[None]]()
         self._broken = False
         """A record of this episode is missing or incomplete."""
 
@@ -169,11 +170,9 @@ class EpisodeJournal:
         """Append a step that has an action; ``before``: the one executed before it, which earned
         ``earned`` at ``cost``."""
         assert step.action is not None
-        action, chosen, begins = (
-            torch.tensor(step.action, dtype=torch.float32),
-            _chosen([step]),
-            _begins(step, before),
-        )
+        action = torch.tensor(step.action, dtype=torch.float32)
+        chosen = _chosen([step])
+        begins = _begins(step, before)
 
         def record() -> bytes:
             seen = step.seen.observation("")

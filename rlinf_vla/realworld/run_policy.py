@@ -43,7 +43,8 @@ def run_policy(config: DictConfig) -> None:
     mode = recipe.evaluation.modes[0]
     recipe = replace(recipe, evaluation=replace(recipe.evaluation, modes=[mode]))
     name = checkpoint.name if checkpoint else "start"
-    told, control = str(checkpoint or recipe.model.checkpoint), directory / CONTROL_FILE
+    told = str(checkpoint or recipe.model.checkpoint)
+    control = directory / CONTROL_FILE
     with run_directory.locked(directory, config, None):
         with stages() as progress, playing_at_robot(recipe, config, RUN, control) as (play, rate):
             document = evaluate(recipe, play, rate, name, told, 0, directory, progress)

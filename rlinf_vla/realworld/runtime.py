@@ -46,7 +46,8 @@ def at_robot(
     ``directory`` is the run directory; the robot process reads the recipe there.
     """
     check(recipe)
-    config, family = recipe.algorithm, recipe.algorithm.family
+    config = recipe.algorithm
+    family = recipe.algorithm.family
     if family == ON_POLICY or config.trains_reward:
         raise UserError(
             f"algorithm={config.name} cannot learn at a robot, in single episodes: set algorithm=sac or hg_dagger, or sft"
@@ -208,7 +209,8 @@ def _playing(
 
 def _result(episode: RobotEpisode, filmed: bool) -> EpisodeResult:
     found = EpisodeResult(episode.task, episode.job.seed, episode.instruction, episode.success)
-    found.steps, found.episode_return = int(episode.tick[-1]), float(episode.reward.sum())
+    found.steps = int(episode.tick[-1])
+    found.episode_return = float(episode.reward.sum())
     found.details = {
         "ended": episode.ended,
         "fault": episode.fault,

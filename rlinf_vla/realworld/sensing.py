@@ -55,13 +55,16 @@ class ResizedCamera:
 
     def __init__(self, camera: Camera, size: tuple[int, int], bars: float | None = None) -> None:
         self.name = camera.name
-        self._camera, self._size, self._bars = camera, size, bars
+        self._camera = camera
+        self._size = size
+        self._bars = bars
         self._taken: Frame | None = None
         self._frame: Frame | None = None
 
     def start(self) -> None:
         self._camera.start()
-        found, wanted = self._camera.latest().image.shape[:2], self._size
+        found = self._camera.latest().image.shape[:2]
+        wanted = self._size
         if self._bars is None and (found[0] < wanted[0] or found[1] < wanted[1]):
             raise UserError(
                 f"the policy's image {self.name!r} is {wanted[0]}x{wanted[1]} pixels, the camera's {found[0]}x{found[1]}"
@@ -70,10 +73,8 @@ class ResizedCamera:
     @property
     def intrinsics(self) -> Intrinsics | None:
         """Return those of the resized images."""
-        found, (height, width) = (
-            (self._camera.intrinsics if isinstance(self._camera, Calibrated) else None),
-            self._size,
-        )
+        found = self._camera.intrinsics if isinstance(self._camera, Calibrated) else None
+        (height, width) = self._size
         if found is None:
             return None
         if self._bars is None:
@@ -97,7 +98,8 @@ class ResizedCamera:
                 if self._bars is None
                 else padded(image, self._size, self._bars)
             )
-            self._taken, self._frame = taken, Frame(taken.time, taken.number, image[0].numpy())
+            self._taken = taken
+            self._frame = Frame(taken.time, taken.number, image[0].numpy())
         return self._frame
 
     def close(self) -> None:
@@ -108,7 +110,9 @@ class Sensors:
     """Read the robot and all of its cameras without waiting."""
 
     def __init__(self, robot: Robot, cameras: Sequence[Camera], clock: Clock) -> None:
-        self._robot, self._cameras, self._clock = robot, cameras, clock
+        self._robot = robot
+        self._cameras = cameras
+        self._clock = clock
         self.count = 0
         """Number of observations so far, and the number of the next one."""
 

@@ -49,7 +49,8 @@ class TrackedTool:
     """
 
     def __init__(self, spec: RobotSpec, space: ToolSpace) -> None:
-        self._space, self._lead = space, max(1.0, spec.lag_s * spec.control_hz)
+        self._space = space
+        self._lead = max(1.0, spec.lag_s * spec.control_hz)
         self._pose: ToolPose | None = None
 
     def restart(self) -> None:
@@ -65,7 +66,8 @@ class TrackedTool:
 
     def _moved(self, action: Action, measured: ToolPose) -> ToolTarget:
         unit = np.clip(np.asarray(action, np.float64), -1.0, 1.0)
-        spec, from_pose = self._space, self._pose or measured
+        spec = self._space
+        from_pose = self._pose or measured
         position = from_pose.position + limited(unit[:3], 1.0) * spec.translation_m
         position = measured.position + limited(
             position - measured.position, self._lead * spec.translation_m
@@ -85,8 +87,10 @@ class TrackedJoints:
     """
 
     def __init__(self, spec: RobotSpec, space: JointSpace) -> None:
-        self._space, self._grippers = space, space.is_gripper
-        self._lower, self._upper = np.array(space.lower), np.array(space.upper)
+        self._space = space
+        self._grippers = space.is_gripper
+        self._lower = np.array(space.lower)
+        self._upper = np.array(space.upper)
         self._step = np.array(space.step)
         self._lead = max(1.0, spec.lag_s * spec.control_hz) * self._step
         self._positions: Vector | None = None
@@ -98,7 +102,8 @@ class TrackedJoints:
         numbers = np.asarray(action, np.float64)
         if not self._space.relative:
             return JointTarget(numbers)
-        unit, at = np.clip(numbers, -1.0, 1.0), measured.joints
+        unit = np.clip(numbers, -1.0, 1.0)
+        at = measured.joints
         before = at if self._positions is None else self._positions
         moved = np.clip(before + unit * self._step, at - self._lead, at + self._lead)
         self._positions = np.where(

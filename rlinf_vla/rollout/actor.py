@@ -75,7 +75,9 @@ class Actor:
     ) -> None:
         """``encode``: returns packed features of prepared inputs; None: from where the policy's
         backbone runs."""
-        self.policy, self.settings, self.device = policy, settings, device_of(policy)
+        self.policy = policy
+        self.settings = settings
+        self.device = device_of(policy)
         self._encode = encode or (policy.elsewhere.encode if policy.elsewhere is not None else None)
         self.requests = self.sent = self.received = 0
         """Of a split policy: blocks encoded so far, and bytes of tensors sent and received."""
@@ -86,7 +88,8 @@ class Actor:
 
     def record(self, recorder: Recorder) -> None:
         """Make the policy calls from now on through a ``recorder`` of each, such as CudaGraphed."""
-        self._act, self._value = recorder(self._act_block), recorder(self._value_block)
+        self._act = recorder(self._act_block)
+        self._value = recorder(self._value_block)
 
     def forget(self) -> None:
         """Make policy calls directly again, and free the memory of their recordings."""
@@ -160,7 +163,8 @@ class Actor:
 
     @torch.inference_mode()
     def _in_blocks(self, function: Callable[[Tensors], Tensors], tensors: Tensors) -> Tensors:
-        size, rows = len(next(iter(tensors.values()))), self.settings.batch_size
+        size = len(next(iter(tensors.values())))
+        rows = self.settings.batch_size
         # Copy each block: on some CPUs the last bit of a matrix product depends on the alignment of
         # its operands, and fresh allocations are aligned to 64 bytes.
         blocks = (
@@ -184,11 +188,9 @@ class Actor:
         counters = {name: value for name, value in block.items() if name.startswith(COUNTER)}
         inputs = {name: value for name, value in block.items() if name not in counters}
         found = self._encode(moved(inputs, CPU))
-        self.requests, self.sent, self.received = (
-            self.requests + 1,
-            self.sent + nbytes(inputs),
-            self.received + nbytes(found),
-        )
+        self.requests = self.requests + 1
+        self.sent = self.sent + nbytes(inputs)
+        self.received = self.received + nbytes(found)
         return {name: value.clone() for name, value in moved(found, self.device).items()} | counters
 
     def _features(self, inputs: Tensors) -> Any:

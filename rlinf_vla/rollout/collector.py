@@ -43,7 +43,8 @@ def collect(
     environment within the whole run. ``beside(call)``: extra tensors stored with a call's inputs.
     """
     parts: list[list[Trajectory]] = [[] for _ in groups]
-    players, offset = [], first
+    players = []
+    offset = first
     total = calls * len(groups)
     for index, env in enumerate(groups):
         slots = torch.arange(offset, offset + env.spec.num_envs)
@@ -63,7 +64,8 @@ def collect(
             progress(sum(map(len, parts)) / total)
             return False
 
-        begun, always = following(torch.zeros_like(slots))[0], actor.settings.values_ends
+        begun = following(torch.zeros_like(slots))[0]
+        always = actor.settings.values_ends
         players.append(
             rollout_generator(
                 actor, env, begun, following, on_call, spans, f"simulator {index}", calls, always

@@ -99,7 +99,8 @@ class DeadlineEnv(WrappedEnv):
             )
         super().__init__(env)
         self.spec = replace(env.spec, steps_per_call=deadline.horizon)
-        self._deadline, self._seed = deadline, run_seed
+        self._deadline = deadline
+        self._seed = run_seed
         self._delays = torch.tensor(deadline.ticks)
         self._delay = self._step = torch.zeros(env.spec.num_envs, dtype=torch.int64)
         self._gripper = torch.full((env.spec.num_envs,), OPEN)
@@ -131,7 +132,8 @@ class DeadlineEnv(WrappedEnv):
         return self._late
 
     def step_async(self, actions: Tensor, skip_ended: bool = False) -> None:
-        given, horizon = actions.cpu(), self._deadline.horizon
+        given = actions.cpu()
+        horizon = self._deadline.horizon
         delay, dropped = self._drawn()
         place = self._delay[:, None] + torch.arange(horizon)
         asked = given[torch.arange(len(given))[:, None], place]
@@ -139,7 +141,9 @@ class DeadlineEnv(WrappedEnv):
         held[..., -1] = self._gripper[:, None]
         self._actions = torch.where(dropped[:, None, None], held, asked)
         self._gripper = self._actions[:, -1, -1]
-        self._place, self._shape, self._next = place, given.shape[:2], delay
+        self._place = place
+        self._shape = given.shape[:2]
+        self._next = delay
         self._cuts = sorted({*(horizon - delay).tolist(), horizon} - {0})
         self._skip = skip_ended
         self._env.step_async(self._part(0), skip_ended)
@@ -147,11 +151,9 @@ class DeadlineEnv(WrappedEnv):
     def step_wait(self) -> StepResult:
         horizon = self._deadline.horizon
         look = horizon - self._next
-        seen, ended, parts = (
-            self._now,
-            torch.zeros(len(look), dtype=torch.bool),
-            list[dict[str, Tensor]](),
-        )
+        seen = self._now
+        ended = torch.zeros(len(look), dtype=torch.bool)
+        parts = list[dict[str, Tensor]]()
         for number, cut in enumerate(self._cuts):
             if number:
                 if ended.all():
@@ -178,7 +180,8 @@ class DeadlineEnv(WrappedEnv):
 
     def _spread(self, parts: Sequence[dict[str, Tensor]]) -> StepResult:
         """Return one result with the outcome of each action at its place in the chunk."""
-        rows, found = torch.arange(len(self._place))[:, None], dict[str, Tensor]()
+        rows = torch.arange(len(self._place))[:, None]
+        found = dict[str, Tensor]()
         for name in parts[0]:
             value = torch.cat([each[name] for each in parts], 1)
             found[name] = torch.zeros(self._shape, dtype=value.dtype)

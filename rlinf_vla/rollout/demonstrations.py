@@ -99,7 +99,8 @@ def labelled_frames(
         outcomes.add(index, {form.SUCCESS: call.result.success.any(1)}, sound)
 
     play_expert(lambda obs: {}, groups, config, run_seed, on_call, progress)
-    seen, success = inputs.all(), [each[form.SUCCESS] for each in outcomes.all()]
+    seen = inputs.all()
+    success = [each[form.SUCCESS] for each in outcomes.all()]
     numbers = torch.cat([torch.full((len(each),), number) for number, each in enumerate(success)])
     return Frames(
         {name: torch.cat([each[name] for each in seen]) for name in seen[0]},
@@ -163,7 +164,8 @@ def record_expert(
 ) -> None:
     """Run the episodes of :func:`collect_demonstrations` from the ``first`` on; ``finished`` gets
     them in their order."""
-    rows, waiting = EpisodeRows(config.episodes - first), dict[int, RecordedEpisode]()
+    rows = EpisodeRows(config.episodes - first)
+    waiting = dict[int, RecordedEpisode]()
     following = 0
 
     def on_call(env: VectorEnv, call: Call, index: Tensor) -> None:
@@ -254,7 +256,8 @@ class _NoisyExpert(ExpertActor):
         self, env: VectorEnv, prepare: Prepare, config: DemonstrationConfig, run_seed: int
     ) -> None:
         super().__init__(env, prepare)
-        self._config, self._run_seed = config, run_seed
+        self._config = config
+        self._run_seed = run_seed
 
     def act(self, inputs: Inputs, episodes: Episodes, step: Tensor) -> ActionSample:
         label = self._env.expert_actions().to(CPU, copy=True)

@@ -106,11 +106,9 @@ def play_episode_list(
 
     def on_call(env: VectorEnv, call: Call, index: Tensor) -> None:
         result = call.result
-        steps, rewards, success = (
-            result.valid.sum(1).tolist(),
-            result.reward.sum(1).tolist(),
-            result.success.any(1).tolist(),
-        )
+        steps = result.valid.sum(1).tolist()
+        rewards = result.reward.sum(1).tolist()
+        success = result.success.any(1).tolist()
         costs = None if result.cost is None else result.cost.sum(1).tolist()
         for slot, number in enumerate(index.tolist()):
             if number < 0:

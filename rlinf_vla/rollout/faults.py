@@ -112,10 +112,8 @@ class GuardedEnv(WrappedEnv):
             self._in_a_row += 1
             if self._in_a_row >= GIVE_UP:
                 row = int(reason.argmax())
-                task, seed = (
-                    self.spec.tasks[int(self._episodes.task_id[row])],
-                    int(self._episodes.seed[row]),
-                )
+                task = self.spec.tasks[int(self._episodes.task_id[row])]
+                seed = int(self._episodes.seed[row])
                 raise Failure(
                     f"{GIVE_UP} episodes failed and none ended otherwise in between: the last one by {FAULTS[int(reason[row])]} "
                     f"(task {task}, seed {seed}); look at the policy's actions, at env.* and at reward.*"

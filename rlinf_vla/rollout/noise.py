@@ -16,7 +16,12 @@ from rlinf_vla.core.protocols import NoiseKeys
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
 _MASK = 0xFFFFFFFF
-EXPLORATION, LEVEL, IMITATION, DETOUR, DELAY, WORD_ORDER = 1, 2, 3, 4, 5, 6
+EXPLORATION = 1
+LEVEL = 2
+IMITATION = 3
+DETOUR = 4
+DELAY = 5
+WORD_ORDER = 6
 """Streams of random numbers; the policy uses stream 0."""
 
 
@@ -29,12 +34,10 @@ def philox(
     for _ in range(10):
         # the int64 product wraps; its low word and, after masking, its high word are still correct
         p0, p1 = c0 * _M0, c2 * _M1
-        c0, c1, c2, c3 = (
-            ((p1 >> 32) & _MASK) ^ c1 ^ k0,
-            p1 & _MASK,
-            ((p0 >> 32) & _MASK) ^ c3 ^ k1,
-            p0 & _MASK,
-        )
+        c0 = ((p1 >> 32) & _MASK) ^ c1 ^ k0
+        c1 = p1 & _MASK
+        c2 = ((p0 >> 32) & _MASK) ^ c3 ^ k1
+        c3 = p0 & _MASK
         k0, k1 = (k0 + _W0) & _MASK, (k1 + _W1) & _MASK
     return c0, c1, c2, c3
 

@@ -72,7 +72,10 @@ def rollout_generator(
     values the observations at which a time limit or the end of the rollout cuts an episode, and
     with ``values_ends`` those after a termination, which then count as cut.
     """
-    episodes, step, count, last = first, torch.zeros(len(first), dtype=torch.int64), 0, False
+    episodes = first
+    step = torch.zeros(len(first), dtype=torch.int64)
+    count = 0
+    last = False
     rest = step.bool()
     with spans.span("reset", track):
         env.reset_async(episodes)
@@ -88,7 +91,8 @@ def rollout_generator(
             result = env.step_wait().outcome_to(CPU)
         count += 1
         last = count == calls
-        done, terminated = result.done, (result.terminated & result.valid).any(dim=1)
+        done = result.done
+        terminated = (result.terminated & result.valid).any(dim=1)
         final = torch.zeros_like(done) if values_ends else terminated  # nothing follows
         cut = ~final if last else done & ~final
         bootstrap_value = torch.zeros_like(sample.value)
@@ -99,7 +103,8 @@ def rollout_generator(
             Call(episodes, step, observation, inputs, sample, result, cut, bootstrap_value)
         )
         step = torch.where(done, 0, step + result.valid.sum(dim=1))
-        seen, observation = observation, result.observation
+        seen = observation
+        observation = result.observation
         if done.any() and not last:
             following, begin = next_episodes(done)
             rest = rest | (done & ~begin)
@@ -138,7 +143,9 @@ def play_episodes(
     ``[B]``: list position of each environment's episode, or -1 for rows to be ignored, when the
     list is exhausted: then an environment rests.
     """
-    waiting, ended, players = deque(range(len(episodes))), 0, []
+    waiting = deque(range(len(episodes)))
+    ended = 0
+    players = []
 
     def taken(count: int) -> Tensor:
         """Return the next positions, and -1 (which indexes the last episode) when none is left."""
@@ -190,7 +197,8 @@ class EpisodeRows:
 
     def take(self, number: int) -> Tensors:
         """Return an episode's rows, ``[L, ...]``, and forget them."""
-        rows, self._rows[number] = self._rows[number], []
+        rows = self._rows[number]
+        self._rows[number] = []
         return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
     def all(self) -> list[Tensors]:

@@ -116,10 +116,8 @@ def relabel_rewards(
         index = torch.arange(start, start + rows).clamp(
             max=len(calls) - 1
         )  # pad to the size of an environment group
-        part, shown = (
-            calls[index],
-            {name.removeprefix(SEEN): value[index] for name, value in seen.items()},
-        )
+        part = calls[index]
+        shown = {name.removeprefix(SEEN): value[index] for name, value in seen.items()}
         own = StepResult(
             _observation(shown, "after"),
             part.reward,

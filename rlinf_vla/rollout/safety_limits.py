@@ -26,7 +26,8 @@ def limited(
     to move its target by ``unit_m`` times the translation. As in ``robots/safety.py``, the target
     is first moved to the wall of the workspace, then the way there is shortened.
     """
-    found, count = actions.clone(), torch.zeros(actions.shape[:2], device=actions.device)
+    found = actions.clone()
+    count = torch.zeros(actions.shape[:2], device=actions.device)
     box = torch.tensor(list(config.workspace), device=actions.device).view(-1, 3)
     for place in range(actions.shape[1]):
         wanted = move = actions[:, place, :3].clamp(-1, 1)  # as simulators do
@@ -80,7 +81,8 @@ class LimitedEnv(WrappedEnv):
                 "rollout.limits.workspace: this environment's states do not begin with the tool's position: leave it out"
             )
         super().__init__(env)
-        self._config, self._unit_m = config, motion.translation_m
+        self._config = config
+        self._unit_m = motion.translation_m
 
     _seen: Observation
     _cost: Tensor

@@ -44,7 +44,8 @@ class RandomActor(_ScriptedActor):
 
     def __init__(self, env: VectorEnv, run_seed: int) -> None:
         super().__init__()
-        self._spec, self._run_seed = env.spec, run_seed
+        self._spec = env.spec
+        self._run_seed = run_seed
 
     def act(self, inputs: Inputs, episodes: Episodes, step: Tensor) -> ActionSample:
         noise = CounterNoise(self._run_seed, episodes.task_id, episodes.seed, step)

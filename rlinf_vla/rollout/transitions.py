@@ -49,7 +49,8 @@ def record_transitions(
     @torch.no_grad()
     def on_call(env: VectorEnv, call: Call, index: Tensor) -> None:
         result = call.result
-        terminated, done = (result.terminated & result.valid).any(dim=1), result.done
+        terminated = (result.terminated & result.valid).any(dim=1)
+        done = result.done
         reward, discount = rewards(result.reward, result.valid)
         cost = torch.zeros_like(result.reward) if result.cost is None else result.cost
         latent = call.sample.latent
@@ -111,7 +112,8 @@ def faults_of_records(
 
 
 def transition_metrics(episodes: Sequence[EpisodeRecords]) -> dict[str, float]:
-    count, costs = len(episodes), [each.cost for each in episodes if each.cost is not None]
+    count = len(episodes)
+    costs = [each.cost for each in episodes if each.cost is not None]
     return ({EPISODE_COST: sum(costs) / len(costs)} if costs else {}) | {
         "rollout/episodes": float(count),
         "rollout/success_once": sum(each.success for each in episodes) / count,

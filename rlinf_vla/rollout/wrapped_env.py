@@ -14,7 +14,8 @@ class WrappedEnv(VectorEnv):
     """Pass every call on to ``env``; subclasses override what they change."""
 
     def __init__(self, env: VectorEnv) -> None:
-        self.spec, self._env = env.spec, env
+        self.spec = env.spec
+        self._env = env
 
     def reset_async(self, episodes: Episodes, mask: Tensor | None = None) -> None:
         self._env.reset_async(episodes, mask)

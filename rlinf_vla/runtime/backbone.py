@@ -43,7 +43,8 @@ def open_head(recipe: Recipe, model: type[Policy], directory: Path, device: str)
     another model.
     """
     require_separable(model)
-    options, lora = recipe.model.options, located(recipe.model.lora)
+    options = recipe.model.options
+    lora = located(recipe.model.lora)
     metadata = metadata_of(recipe.rollout.backbone)
     random = bool(getattr(options, "random_weights", False))
     with torch.random.fork_rng(devices=[]):
@@ -171,12 +172,17 @@ class RemoteBackbone:
         ``options``: of the model. Raises UserError if the server serves another model.
         """
         self._policy: Any = weakref.proxy(policy)  # which has this object
-        self._url, self._parts, self._dtypes = config.address, parts, dtypes
+        self._url = config.address
+        self._parts = parts
+        self._dtypes = dtypes
         self._trained: dict[str, str] = {}
         said, self._described = self._checked(metadata, policy.name, options)
         self._theirs = str(said.get("backbone"))
-        self._config, self._same, self._controls = config, pack(metadata[OURS]), False
-        self._thread, self._opened = threading.local(), list[Connections]()
+        self._config = config
+        self._same = pack(metadata[OURS])
+        self._controls = False
+        self._thread = threading.local()
+        self._opened = list[Connections]()
         weakref.finalize(policy, _close, self._opened)
 
     def _checked(
@@ -187,7 +193,8 @@ class RemoteBackbone:
             raise UserError(
                 f"{self._url} is no server of rlinf-vla, so it has no backbone for a head: check rollout.backbone.url"
             )
-        split, served = ours.get(SPLIT), shown(str(ours["policy"].get("model")))
+        split = ours.get(SPLIT)
+        served = shown(str(ours["policy"].get("model")))
         if served != model:
             raise UserError(
                 f"{self._url} serves model={served}, the head here is of model={model}: choose the same on both machines"

@@ -39,7 +39,8 @@ class BaseFlow:
     """Errors of ``evaluate`` on the first rollout's log-probabilities; None: unchecked."""
 
     def __init__(self, settings: Settings) -> None:
-        self.settings, self.timeline = settings, Timeline()
+        self.settings = settings
+        self.timeline = Timeline()
         self.progress: Callable[[str, float], None] = lambda stage, fraction: None
         """Receives the name of the present stage and the fraction of it that is done."""
         self.iteration = 0
@@ -57,7 +58,9 @@ class BaseFlow:
 
     def begin(self, iteration: int) -> None:
         self._first_began = min(self._first_began, time.monotonic())
-        self.iteration, self.metrics, self.changed = iteration, {}, False
+        self.iteration = iteration
+        self.metrics = {}
+        self.changed = False
         self.faults = []
         self._played_steps = 0
         self.timeline.begin_iteration(iteration + 1)
@@ -119,14 +122,16 @@ class OnPolicyFlow(BaseFlow):
     ) -> None:
         """``iterations``: number of iterations in the run; None: unknown."""
         super().__init__(settings)
-        self.staleness, self.iterations = staleness, iterations
+        self.staleness = staleness
+        self.iterations = iterations
         self._ahead: dict[int, Rollouts] = {}
         self._updates = 0.0
         self._scored: list[Rollouts] = []
 
     def begin(self, iteration: int) -> None:
         super().begin(iteration)
-        self._updates, self._scored = 0.0, []
+        self._updates = 0.0
+        self._scored = []
 
     def collect(self, horizon: int) -> Rollouts:
         return self._started(
@@ -192,7 +197,8 @@ class OnPolicyFlow(BaseFlow):
     def log_update(self, metrics: dict[str, float]) -> None:
         """Log the means over all optimiser steps of the iteration."""
         steps = metrics["actor/updates"]
-        before, self._updates = self._updates, self._updates + steps
+        before = self._updates
+        self._updates = self._updates + steps
         if before:
             share = steps / max(self._updates, 1)
             metrics = {

@@ -71,7 +71,8 @@ def build_policy(recipe: Recipe, lora: bool = True) -> Policy:
 
 def outline(recipe: Recipe) -> Policy:
     """Return the recipe's policy without its weights, which may take minutes to load."""
-    model, name = model_of(recipe), recipe.model.name
+    model = model_of(recipe)
+    name = recipe.model.name
     if not model.learns and recipe.model.checkpoint != NO_MODEL:
         raise UserError(
             f"model.checkpoint={recipe.model.checkpoint}: model={name} reads none, its server does: set model.checkpoint=none"
@@ -252,7 +253,8 @@ def open_envs(recipe: Recipe, policy: Policy | None, groups: int) -> Iterator[Se
 
 def actor_settings(recipe: Recipe, temperature: float) -> Settings:
     """Return the settings of actors that sample at ``temperature``."""
-    rollout, always = recipe.rollout, getattr(recipe.algorithm, "bootstrap", None) == "always"
+    rollout = recipe.rollout
+    always = getattr(recipe.algorithm, "bootstrap", None) == "always"
     return Settings(
         recipe.seed,
         temperature,

@@ -139,7 +139,8 @@ def upload(
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, errors
 
-    api, branch = HfApi(), revision or MAIN
+    api = HfApi()
+    branch = revision or MAIN
     with told(repository):
         api.create_repo(
             repository, repo_type=kind, private=private or None, exist_ok=revision is not None
@@ -181,14 +182,13 @@ def fetch(repository: str, revision: str | None, directory: Path) -> str:
     api = HfApi()
     with told(repository if revision is None else f"{repository}@{revision}"):
         try:
-            info, kind = api.repo_info(repository, revision=revision, repo_type="model"), "model"
+            info = api.repo_info(repository, revision=revision, repo_type="model")
+            kind = "model"
         except errors.RevisionNotFoundError:
             raise
         except errors.RepositoryNotFoundError:
-            info, kind = (
-                api.repo_info(repository, revision=revision, repo_type="dataset"),
-                "dataset",
-            )
+            info = api.repo_info(repository, revision=revision, repo_type="dataset")
+            kind = "dataset"
         for name in api.list_repo_files(repository, revision=info.sha, repo_type=kind):
             if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
                 raise UserError(

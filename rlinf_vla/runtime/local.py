@@ -39,13 +39,12 @@ class InProcessFlow(OnPolicyFlow):
         ``update_threads``: context of updates, during which the simulators are idle.
         """
         super().__init__(settings, staleness, iterations)
-        self.policy, self.groups, self.actor, self.update_threads = (
-            policy,
-            groups,
-            Actor(policy, settings),
-            update_threads,
-        )
-        self.trainer, self._earlier = trainer, dict[int, Tensors]()
+        self.policy = policy
+        self.groups = groups
+        self.actor = Actor(policy, settings)
+        self.update_threads = update_threads
+        self.trainer = trainer
+        self._earlier = dict[int, Tensors]()
         self.learning = OnPolicyUpdater(
             trainer, settings.run_seed, settings.temperature, reuse_frozen
         )
@@ -118,7 +117,8 @@ class InProcessFlow(OnPolicyFlow):
             return [replace(shard, reference=self.learning.reference(shard)) for shard in rollouts]
 
     def update(self, batch: Batch, algorithm: OnPolicy, value_only: bool = False) -> bool:
-        started, config = time.perf_counter(), algorithm.config
+        started = time.perf_counter()
+        config = algorithm.config
         if config.sft_coef and not value_only and self.learning.shown is None:
             from rlinf_vla.rollout.demonstrations import collect_demonstrations
 

@@ -123,7 +123,8 @@ def assign(
     A GPU has one worker of each role at most. Without GPUs, workers share the machines' cores.
     Raises UserError if there are too few devices, or a trainer would be on a spot machine.
     """
-    gpu, nodes = cluster.gpus > 0, cluster.each
+    gpu = cluster.gpus > 0
+    nodes = cluster.each
     slots = [
         Slot(machine, device)
         for machine, node in enumerate(nodes)

@@ -67,7 +67,10 @@ class LocalCollector:
     """Collector whose policy and environments belong to this process."""
 
     def __init__(self, policy: Policy, groups: Sequence[VectorEnv], settings: Settings) -> None:
-        self.policy, self.groups, self.settings, self.env = policy, groups, settings, groups[0].spec
+        self.policy = policy
+        self.groups = groups
+        self.settings = settings
+        self.env = groups[0].spec
         self.actor = Actor(policy, settings)
 
     def collect(
@@ -109,7 +112,8 @@ def open_replays(
     state: from ``StoringFlow.save`` before a resume, else empty. Raises UserError if it is of
     another number of trainer ranks.
     """
-    ranks, before = world_size(), state.get(RANKS, 1)
+    ranks = world_size()
+    before = state.get(RANKS, 1)
     if state and ranks != before:
         raise UserError(
             f"the replay buffers of the checkpoint are divided among {before} trainer rank{'s' * (before > 1)}, not {ranks}: "
@@ -148,8 +152,10 @@ def learn_from_replay(
     All trainer ranks must call it.
     """
     sums, counts = defaultdict[str, float](float), defaultdict[str, int](int)
-    config, shown = algorithm.config, replays[1]
-    size, share = config.batch_size, config.demonstration_share if len(shown) else 0.0
+    config = algorithm.config
+    shown = replays[1]
+    size = config.batch_size
+    share = config.demonstration_share if len(shown) else 0.0
     for index in range(updates):
         # random numbers depend only on the update's index: a resumed run draws the same
         seed = ((run_seed * 1_000_003 + iteration) << 20) + index
@@ -176,7 +182,9 @@ class StoringFlow(BaseFlow):
         self, settings: Settings, config: OffPolicyConfig, replay: Store, shown: Store
     ) -> None:
         super().__init__(settings)
-        self.config, self.replay, self.shown = config, replay, shown
+        self.config = config
+        self.replay = replay
+        self.shown = shown
         self.chunk_rewards = partial(chunk_rewards, gamma=config.gamma, unit=config.gamma_unit)
         self._showing = False
         """Whether demonstrations are being collected; a run resumed then collects them anew."""
@@ -248,7 +256,8 @@ class ReplayFlow(StoringFlow):
         ``update_threads``: context of updates, during which the simulators are idle.
         """
         super().__init__(settings, config, *open_replays(directory, config, state))
-        self.trainer, self.update_threads = trainer, update_threads
+        self.trainer = trainer
+        self.update_threads = update_threads
         self.policy: Policy = trainer.policy  # type: ignore[assignment]
 
     def learn(self, updates: int, algorithm: OffPolicy) -> dict[str, float]:

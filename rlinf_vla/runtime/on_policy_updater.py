@@ -33,12 +33,10 @@ class OnPolicyUpdater:
         self, trainer: Trainer, run_seed: int, temperature: float, reuse_frozen: bool
     ) -> None:
         """``reuse_frozen``: see ``ClusterConfig``."""
-        self.trainer, self.run_seed, self.temperature, self.reuse_frozen = (
-            trainer,
-            run_seed,
-            temperature,
-            reuse_frozen,
-        )
+        self.trainer = trainer
+        self.run_seed = run_seed
+        self.temperature = temperature
+        self.reuse_frozen = reuse_frozen
         self.policy: Policy = trainer.policy  # type: ignore[assignment]
         self.parity: Parity | None = None
         self.unit = unit_of(self.policy)
@@ -58,10 +56,12 @@ class OnPolicyUpdater:
 
         A further update in the same ``iteration`` continues the sequence of demonstration draws.
         """
-        config, stale = algorithm.config, bool((batch.calls.policy_version != version).any())
+        config = algorithm.config
+        stale = bool((batch.calls.policy_version != version).any())
         rounded = self.unit > FLOAT32
         self._check(batch.calls, version)
-        seed, rows = self.run_seed * 1_000_003 + iteration, self.trainer.micro_batch_size
+        seed = self.run_seed * 1_000_003 + iteration
+        rows = self.trainer.micro_batch_size
         parts = minibatches(
             len(batch), config.epochs, algorithm.minibatch_size(batch), seed, config.row_groups
         )
@@ -132,7 +132,8 @@ class OnPolicyUpdater:
         Rounding depends on the size of a matrix product. So these equal the ones of the first
         minibatch's loss bit for bit, and its ratio is exactly 1.
         """
-        found, device = torch.empty_like(calls.log_prob), device_of(self.policy)
+        found = torch.empty_like(calls.log_prob)
+        device = device_of(self.policy)
         for rows in epoch:
             found[rows] = map_rows(
                 self._evaluated, Rows(calls, rows), self.trainer.micro_batch_size, device, least=1

@@ -36,7 +36,8 @@ def open_runtime(
 def _in_process(
     recipe: Recipe, directory: Path, checkpoint: Path | None, say: Say
 ) -> Iterator[Runtime]:
-    config, family = recipe.algorithm, recipe.algorithm.family
+    config = recipe.algorithm
+    family = recipe.algorithm.family
     settings = builders.actor_settings(recipe, recipe.rollout.temperature)
     threads = partial(builders.threads, recipe.cluster.update_threads)
     with ExitStack() as stack:
@@ -68,10 +69,8 @@ def _in_process(
             from rlinf_vla.runtime.off_policy import LocalCollector, OffPolicyFlow
 
             training = wrapped_envs.rewarded(recipe, groups, policy.spec.chunk)
-            collector, replay = (
-                LocalCollector(policy, training, settings),
-                directory / run_directory.REPLAY,
-            )
+            collector = LocalCollector(policy, training, settings)
+            replay = directory / run_directory.REPLAY
             flow = OffPolicyFlow(collector, trainer, settings, config, replay, state, threads)
         else:
             flow = InProcessFlow(

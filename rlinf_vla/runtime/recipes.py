@@ -75,7 +75,10 @@ class _LazyNode(ConfigNode):
     """A node that is made when Hydra first reads it, so that only chosen plug-ins are imported."""
 
     def __init__(self, name: str, group: str, make: Callable[[str], Any]) -> None:
-        self.name, self.group, self.package, self.provider = f"{name}.yaml", group, None, None
+        self.name = f"{name}.yaml"
+        self.group = group
+        self.package = None
+        self.provider = None
         self._make = partial(make, name)
 
     @cached_property

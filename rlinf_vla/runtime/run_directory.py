@@ -20,13 +20,11 @@ from rlinf_vla.runtime import recipes
 from rlinf_vla.training.checkpoint_files import COMPLETE, complete_checkpoints, newest_sound
 
 RUNS = Path("runs")
-RECIPE, CHECKPOINTS, REPLAY, LOCK, RESULT = (
-    "recipe.yaml",
-    "checkpoints",
-    "replay",
-    ".lock",
-    "result.json",
-)
+RECIPE = "recipe.yaml"
+CHECKPOINTS = "checkpoints"
+REPLAY = "replay"
+LOCK = ".lock"
+RESULT = "result.json"
 BLOCKS = "blocks"
 """Folder of an evaluation sweep's parts."""
 EPISODES = "episodes"
@@ -85,11 +83,9 @@ def resolve_run(config: DictConfig, say: Callable[[str], None] = print) -> tuple
 
     ``say`` reports the runs that ``resume=auto`` skips, or that it finds no checkpoint.
     """
-    resume, run_dir, runs = (
-        config.resume,
-        config.run_dir and Path(config.run_dir).expanduser(),
-        RUNS / config.name,
-    )
+    resume = config.resume
+    run_dir = config.run_dir and Path(config.run_dir).expanduser()
+    runs = RUNS / config.name
     if resume not in ("auto", "never"):
         directory, checkpoint = split(checkpoint_at(resume, "resume"))
         if checkpoint is None:
@@ -395,7 +391,8 @@ def _fresh(parent: Path) -> Path:
 
 def _difference(directory: Path, config: DictConfig, free: set[str]) -> tuple[str, str] | None:
     """Describe the first key, not in ``free``, that differs from the saved recipe, and the fix."""
-    before, now = flat(saved_recipe(directory)), flat(OmegaConf.to_container(config, resolve=True))
+    before = flat(saved_recipe(directory))
+    now = flat(OmegaConf.to_container(config, resolve=True))
     both = before.keys() & now.keys()
     for key in sorted(before.keys() | now.keys(), key=lambda key: (key not in both, key)):
         if before.get(key) != now.get(key) and not any(

@@ -40,7 +40,8 @@ def with_overrides(
     Keys marked ``ranges.OUTSIDE`` below the nodes ``used`` (such as ``env.``) come only from the
     command line ``settings``, which may set no other key. Raises UserError.
     """
-    config, said = from_saved(values, where), [setting.partition("=")[0] for setting in settings]
+    config = from_saved(values, where)
+    said = [setting.partition("=")[0] for setting in settings]
     _forget(config, said)
     try:
         merged = OmegaConf.merge(config, OmegaConf.from_dotlist(list(settings)))
@@ -62,7 +63,8 @@ def with_overrides(
 def outside(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, bool]]:
     """Yield key, value, and whether it is the default, of each OUTSIDE field, nested ones too."""
     for field in fields(config):
-        key, value = prefix + field.name, getattr(config, field.name)
+        key = prefix + field.name
+        value = getattr(config, field.name)
         if field.metadata.get("outside"):
             default = field.default if field.default_factory is MISSING else field.default_factory()
             yield key, value, value == default
@@ -103,7 +105,8 @@ def choose_plan(location: str, settings: Sequence[str]) -> str:
         raise UserError(
             f"plan={location}: no such file (`rlinf-vla plan recipe=NAME output=FILE` writes one)"
         )
-    config, said = from_saved(recipe_values(path), location), _said(settings)
+    config = from_saved(recipe_values(path), location)
+    said = _said(settings)
     _forget(config, said)
     _refuse_unsaid(OmegaConf.to_object(config), _used(said), said, location)  # type: ignore[arg-type]
     return _chosen(config)
@@ -138,7 +141,8 @@ def recipe_of_run(location: str, verb: str, settings: Sequence[str]) -> DictConf
     if not (checkpoint or directory).is_dir():
         from rlinf_vla.runtime.run_names import named
 
-        directory, checkpoint = named(location).absolute(), None
+        directory = named(location).absolute()
+        checkpoint = None
         print(f"run={location}: {Path(*directory.parts[-3:])}", file=sys.stderr)
     config = read_saved(directory)
     config.output = None
@@ -153,9 +157,12 @@ def recipe_of_run(location: str, verb: str, settings: Sequence[str]) -> DictConf
             raise UserError(
                 f"run={location} is an evaluation sweep, which has no checkpoint: give the run that was evaluated"
             )
-        config.run_dir, config.resume = there if verb == "eval" else None, "never"
+        config.run_dir = there if verb == "eval" else None
+        config.resume = "never"
     else:
-        config.run_dir, config.resume, config.checkpoint = None, "never", str(checkpoint or there)
+        config.run_dir = None
+        config.resume = "never"
+        config.checkpoint = str(checkpoint or there)
     return config
 
 

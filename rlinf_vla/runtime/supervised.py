@@ -112,12 +112,10 @@ class LocalSupervisedFlow(SupervisedFlow):
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         super().__init__(settings, say)
-        self.learner, self.groups, self.trainer, self.update_threads = (
-            learner,
-            groups,
-            trainer,
-            update_threads,
-        )
+        self.learner = learner
+        self.groups = groups
+        self.trainer = trainer
+        self.update_threads = update_threads
 
     def collect_demonstrations(
         self, config: DemonstrationConfig

@@ -57,7 +57,8 @@ def build_reward_shaper(recipe: Recipe, env: EnvSpec) -> RewardShaper:
     """Return the recipe's training reward."""
     from rlinf_vla.rollout.reward_shaping import RewardShaper, env_reward
 
-    config, reward = recipe.reward, env_reward
+    config = recipe.reward
+    reward = env_reward
     if config.name is not None:
         plugin = plugins.choose("reward", config.name, plugins.rewards())
         reward = plugin.create(config.options, env, torch.device(recipe.cluster.torch_device))

@@ -32,7 +32,8 @@ DIALECTS: dict[str, Callable[[State, str], Dialect]] = {
 
 def build_app(state: State) -> ASGIApp:
     """Return the application: health, metrics, and every dialect at its path."""
-    http, root = Http(state), ROOTS[state.config.protocol]
+    http = Http(state)
+    root = ROOTS[state.config.protocol]
     routes: list[BaseRoute] = [
         Route("/healthz", http.healthz),
         Route("/health", http.health),
@@ -67,7 +68,9 @@ class Guarded:
     """
 
     def __init__(self, app: ASGIApp, state: State) -> None:
-        self.app, self.state, self.hosts = app, state, Hosts(state.config)
+        self.app = app
+        self.state = state
+        self.hosts = Hosts(state.config)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):

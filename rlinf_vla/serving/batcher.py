@@ -48,8 +48,13 @@ class Batcher:
         on_call: Callable[[int], None] = lambda rows: None,
     ) -> None:
         """``answer`` runs in ``thread``, one call at a time. ``on_call`` is told its rows."""
-        self._answer, self._thread, self._clients, self._on_call = answer, thread, clients, on_call
-        self._most_rows, self._max_wait, self._max_queue = most_rows, max_wait, max_queue
+        self._answer = answer
+        self._thread = thread
+        self._clients = clients
+        self._on_call = on_call
+        self._most_rows = most_rows
+        self._max_wait = max_wait
+        self._max_queue = max_queue
         self._queue: list[_Waiting] = []
         """In the order of arrival."""
         self._turns: dict[str, int] = {}
@@ -80,10 +85,8 @@ class Batcher:
 
     def _make_room(self, client: str) -> None:
         """Refuse the newest request of whom most wait. Raises Busy if that is ``client`` itself."""
-        busy, counts = (
-            Busy(f"{len(self._queue)} requests are waiting already"),
-            Counter(each.client for each in self._queue),
-        )
+        busy = Busy(f"{len(self._queue)} requests are waiting already")
+        counts = Counter(each.client for each in self._queue)
         greediest, most = counts.most_common(1)[0]
         if most <= counts[client] + 1:
             raise busy
@@ -135,7 +138,8 @@ class Batcher:
 
     def _in_turn(self) -> list[_Waiting]:
         """Return the waiting requests in the order in which they are to be served."""
-        before, keys = Counter[str](), dict[_Waiting, tuple[int, int]]()
+        before = Counter[str]()
+        keys = dict[_Waiting, tuple[int, int]]()
         for each in self._queue:
             keys[each] = before[each.client], self._turns.get(each.client, 0)
             before[each.client] += 1
@@ -143,8 +147,10 @@ class Batcher:
 
     def _joined(self) -> list[_Waiting]:
         """Return those that the first in turn would take along."""
-        queue, rows = self._in_turn(), 0
-        first, found = queue[0], []
+        queue = self._in_turn()
+        rows = 0
+        first = queue[0]
+        found = []
         for each in queue:
             fits = rows + each.request.rows <= self._most_rows and not each.request.alone
             if each is first or (fits and not first.request.alone):

@@ -25,7 +25,8 @@ class Waiting:
     """Connections without a complete request, oldest first; the oldest makes room for a new one."""
 
     def __init__(self, most: int, timeout: float) -> None:
-        self._most, self._timeout = most, timeout
+        self._most = most
+        self._timeout = timeout
         self._waiting: dict[H11Protocol, asyncio.TimerHandle] = {}
 
     def begin(self, protocol: H11Protocol) -> None:

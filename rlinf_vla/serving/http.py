@@ -54,7 +54,8 @@ class Http:
             )
         if not self.state.ready.is_set():
             return _error(503, "the policy is being loaded")
-        rows, wait = self.state.service.defaults.most_rows, self.state.config.max_wait_ms / 1e3
+        rows = self.state.service.defaults.most_rows
+        wait = self.state.config.max_wait_ms / 1e3
         return JSONResponse(
             {"applied": {}, "config": {"max_batch_size": rows, "max_wait_time": wait}}
         )
@@ -99,7 +100,8 @@ class Http:
         if not isinstance(message, dict):
             raise MessageError("the body is no map")
         service = self.state.service
-        key, ours = name_in(message, "unnorm_key"), getattr(service.policy, "dataset", None)
+        key = name_in(message, "unnorm_key")
+        ours = getattr(service.policy, "dataset", None)
         ours = ours or getattr(
             service.recipe.model.options, "unnorm_key", None
         )  # of a policy in another one
@@ -156,10 +158,8 @@ class Http:
 
     def _generation(self, answer: Answer, runtime: dict[str, Any], packed: bool) -> Response:
         as_list = not packed or runtime["output_format"] == "list"
-        actions, timings = (
-            answer.actions.tolist() if as_list else answer.actions,
-            {"infer_ms": 1e3 * answer.seconds},
-        )
+        actions = answer.actions.tolist() if as_list else answer.actions
+        timings = {"infer_ms": 1e3 * answer.seconds}
         envelope = {
             "id": f"act-{uuid.uuid4().hex}",
             "object": "action.generation",

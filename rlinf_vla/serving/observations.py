@@ -62,7 +62,8 @@ VLA_EVAL = Keys("images.{}", ("states",), "task_description", {"base": "images.a
 
 def chosen(config: ServeConfig, spec: PolicySpec) -> Keys:
     """Return the keys of the recipe. Raises UserError if the policy cannot read what they hold."""
-    keys, where = PRESETS[config.observation], f"serve.observation={config.observation}"
+    keys = PRESETS[config.observation]
+    where = f"serve.observation={config.observation}"
     if unknown := sorted(config.images.keys() - spec.images.keys()):
         raise UserError(
             f"serve.images names {unknown[0]}, the policy's images are {', '.join(spec.images)}: use these names"
@@ -146,7 +147,8 @@ def read_request(
     ``seed`` and ``step``: noise keys, in place of the message's ``episode`` and ``step``. Raises
     MessageError.
     """
-    images, single = {}, True
+    images = {}
+    single = True
     for name, size in spec.images.items():
         key = keys.images.get(name, keys.image.format(name))
         images[name], single = _image(found, key, size, keys.pads, spec.bars)

@@ -23,7 +23,10 @@ class OpenPi:
 
     def __init__(self, state: State, client: str) -> None:
         """``client``: its address."""
-        self.state, self.client, self.seed, self.step = state, client, state.number(), 0
+        self.state = state
+        self.client = client
+        self.seed = state.number()
+        self.step = 0
         self._total: float | None = None
 
     def greeting(self) -> Frame:
@@ -108,7 +111,8 @@ class VllmOmni(OpenPi):
         except MessageError as error:
             raise Refusal(Refusal.MISTAKE, str(error)) from None
         if endpoint == "reset":
-            self.seed, self.step = self.state.number(), 0
+            self.seed = self.state.number()
+            self.step = 0
             return pack({"status": "reset successful"})
         if endpoint != "infer":
             raise Refusal(Refusal.MISTAKE, "endpoint is neither infer nor reset")
@@ -124,7 +128,9 @@ class VllmOmni(OpenPi):
             return super().request(message)
         if type(seed) is not int or not 0 <= seed < SEEDS:
             raise MessageError(f"seed is no whole number from 0 to {SEEDS - 1}")
-        before, self.seed, self.step = (self.seed, self.step), seed, 0
+        before = (self.seed, self.step)
+        self.seed = seed
+        self.step = 0
         try:
             return super().request(message)
         finally:
@@ -149,7 +155,8 @@ class SgLang(OpenPi):
 
 def action_metadata(state: State) -> dict[str, Any]:
     """Return what SGLang's clients ask of a policy."""
-    spec, metadata = state.service.spec, state.described()
+    spec = state.service.spec
+    metadata = state.described()
     return {
         "object": "action.metadata",
         "model": metadata["policy"]["name"],

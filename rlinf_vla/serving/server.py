@@ -56,9 +56,11 @@ async def run(
     say: Say,
 ) -> None:
     """Serve on ``listener`` until ``stop``, then finish what runs. Raises what loading raises."""
-    loop, state = asyncio.get_running_loop(), State(config, token)
+    loop = asyncio.get_running_loop()
+    state = State(config, token)
     server = Listener(config, state)
-    thread, opened = ThreadPoolExecutor(1, "serve-policy"), ExitStack()
+    thread = ThreadPoolExecutor(1, "serve-policy")
+    opened = ExitStack()
     listens = asyncio.create_task(server.serve([listener]))
     stopping = asyncio.create_task(stop.wait())
     try:
@@ -127,7 +129,8 @@ class Listener(Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn's, but for the time limit of TLS handshakes."""
-        loop, config = asyncio.get_running_loop(), self.config
+        loop = asyncio.get_running_loop()
+        config = self.config
 
         def protocol() -> asyncio.Protocol:
             return config.http_protocol_class(

@@ -57,7 +57,10 @@ class PolicyService:
 
     def __init__(self, recipe: Recipe, policy: Policy, metadata: dict[str, Any]) -> None:
         """``metadata``: what a client may know of the policy, in plain values."""
-        self.recipe, self.policy, self.spec, self.metadata = recipe, policy, policy.spec, metadata
+        self.recipe = recipe
+        self.policy = policy
+        self.spec = policy.spec
+        self.metadata = metadata
         self.defaults = Defaults(recipe.serve.temperature, recipe.seed, most_rows(recipe))
         self.keys = chosen(recipe.serve, policy.spec)
         self.kept: OrderedDict[tuple[float, int], Actor] = OrderedDict()
@@ -153,7 +156,9 @@ class PolicyService:
                 )
         except Exception as error:
             return [error] * len(requests)
-        seconds, answers, end = time.perf_counter() - began, list[Outcome](), 0
+        seconds = time.perf_counter() - began
+        answers = list[Outcome]()
+        end = 0
         for each in requests:
             rows = {name: value[end : end + each.rows] for name, value in found.items()}
             end += each.rows
@@ -176,16 +181,15 @@ class PolicyService:
         return found
 
     def _act(self, requests: Sequence[Request], inputs: Sequence[Inputs]) -> torch.Tensor:
-        first, actor = requests[0], self._actor(requests[0])
+        first = requests[0]
+        actor = self._actor(requests[0])
         if first.committed is not None:
             return actor.act_onto(
                 inputs[0], first.episodes, first.step, first.committed, first.frozen
             ).actions
         whole, rows = self._whole(requests, inputs)
-        episodes, step = (
-            Episodes.cat([each.episodes for each in requests])[rows],
-            torch.cat([each.step for each in requests])[rows],
-        )
+        episodes = Episodes.cat([each.episodes for each in requests])[rows]
+        step = torch.cat([each.step for each in requests])[rows]
         return actor.act(whole, episodes, step).actions
 
     def _whole(
@@ -290,7 +294,8 @@ def described(recipe: Recipe, policy: Policy, checkpoint: Path | None) -> dict[s
 
     Paths of this machine are not told.
     """
-    model, spec = asset_path(recipe.model.checkpoint), policy.spec
+    model = asset_path(recipe.model.checkpoint)
+    spec = policy.spec
     known = {
         "model": recipe.model.name,
         "name": checkpoint.name if checkpoint is not None else model.name,

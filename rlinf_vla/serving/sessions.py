@@ -91,11 +91,9 @@ class _Reader:
         """Return the next frame; None when ``stop`` ends, or if the client gave no sign of life for
         ``timeout``. It is asked for one, by a ping, in the middle of each such time. Raises Left.
         """
-        pending, link, loop = (
-            self._next(),
-            self._socket.scope["state"][LINK],
-            asyncio.get_running_loop(),
-        )
+        pending = self._next()
+        link = self._socket.scope["state"][LINK]
+        loop = asyncio.get_running_loop()
         while not (pending.done() or stop.done()):
             begun = loop.time()
             await asyncio.wait(
@@ -117,7 +115,8 @@ class _Reader:
 
     async def during(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the result of ``work``, and cancel it if the client leaves. Raises Left."""
-        task, pending = asyncio.create_task(work), self._next()
+        task = asyncio.create_task(work)
+        pending = self._next()
         try:
             await asyncio.wait({task, pending}, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():

@@ -56,9 +56,11 @@ class State:
     """Shared by the connections of one server. ``ready``: the policy has acted once."""
 
     def __init__(self, config: ServeConfig, token: str | None) -> None:
-        self.config, self.token = config, token
+        self.config = config
+        self.token = token
         self.limits = Limits(size=config.max_message_bytes)
-        self.ready, self.draining = asyncio.Event(), asyncio.Event()
+        self.ready = asyncio.Event()
+        self.draining = asyncio.Event()
         self.metrics = Metrics()
         self.working = 0
         """Messages that are being answered."""
@@ -77,7 +79,8 @@ class State:
 
     def open(self, service: PolicyService, thread: ThreadPoolExecutor) -> None:
         """Begin to answer with ``service``, in ``thread``."""
-        config, rows = self.config, service.defaults.most_rows
+        config = self.config
+        rows = service.defaults.most_rows
         clients = lambda: max(self.sessions, self.working)  # noqa: E731
         self._batcher = Batcher(
             service.answer,
@@ -89,7 +92,8 @@ class State:
             self.metrics.rows.observe,
         )
         self.metrics.queue.set_function(self._batcher.__len__)
-        self._service, self._calls = service, asyncio.create_task(self._batcher.run())
+        self._service = service
+        self._calls = asyncio.create_task(self._batcher.run())
         self.ready.set()
 
     async def close(self) -> None:
@@ -129,7 +133,8 @@ class State:
         self, dialect: str, client: str, data: bytes | str, request: Callable[[], Request]
     ) -> Answer:
         """Return the answer to the ``request`` in the ``data`` of ``client``. Raises Refusal."""
-        began, outcome = time.perf_counter(), "cancelled"
+        began = time.perf_counter()
+        outcome = "cancelled"
         self.working += 1
         try:
             if self.draining.is_set() or self._batcher is None:

@@ -33,7 +33,10 @@ class VlaEval:
 
     def __init__(self, state: State, client: str) -> None:
         """``client``: its address."""
-        self.state, self.client, self.seed, self.step = state, client, state.number(), 0
+        self.state = state
+        self.client = client
+        self.seed = state.number()
+        self.step = 0
         self._actions: deque[NDArray[np.float32]] = deque()
         self._seq: Any = 0
 
@@ -45,7 +48,9 @@ class VlaEval:
             message = await self.state.read(frame, lambda: self._read(frame))
         except MessageError as error:
             raise Refusal(Refusal.MISTAKE, str(error)) from None
-        self._seq, kind, payload = message["seq"], message["type"], message["payload"]
+        self._seq = message["seq"]
+        kind = message["type"]
+        payload = message["payload"]
         if kind == "hello":
             return self._packed("hello", self.hello())
         if kind in QUIET:
@@ -84,7 +89,8 @@ class VlaEval:
 
     def hello(self) -> dict[str, Any]:
         """Return what the policy needs and gives, as far as its checkpoint tells."""
-        spec, metadata = self.state.service.spec, self.state.described()
+        spec = self.state.service.spec
+        metadata = self.state.described()
         return {
             "harness_version": f"rlinf-vla {metadata['version']}",
             "protocol_version": PROTOCOL,

@@ -38,8 +38,11 @@ class TrainingConsole:
         ``brief``: iterations are single optimiser steps, so ten lines report on them in a log
         file, and as many on a stage.
         """
-        self._total, self._limit, self._spent = total_iterations, seconds, 0.0
-        self._brief, self._tenths = brief, dict[str, int]()
+        self._total = total_iterations
+        self._limit = seconds
+        self._spent = 0.0
+        self._brief = brief
+        self._tenths = dict[str, int]()
         self._every = max(1, total_iterations // PLAIN_STEPS) if brief else 1
         self._seconds: deque[float] = deque(maxlen=10)
         self._live = _live_progress()

@@ -81,7 +81,8 @@ def section(document: dict[str, Any]) -> dict[str, Any]:
     """Return what a page shows of the control loop; empty where a run controlled no robot."""
     if not document:
         return {}
-    counts, period = document["left_per_tenth"], 1e3 / document["control_hz"]
+    counts = document["left_per_tenth"]
+    period = 1e3 / document["control_hz"]
     edges = [place * period / 10 for place in range(len(counts))]
     return {
         "summary": summary(document),

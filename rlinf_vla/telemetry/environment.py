@@ -50,14 +50,16 @@ def record(directory: Path) -> list[str]:
     What the run began with stays; each later process is added to ``continued``. Returns a line if
     the software is another one than before, or if the file was damaged.
     """
-    now, path = fingerprint(), directory / FILE
+    now = fingerprint()
+    path = directory / FILE
     try:
         first = read_json(path)
         earlier = [first, *first.setdefault(CONTINUED, [])]
         changes = differing(earlier[-1], now, SOFTWARE)
         first[CONTINUED].append(now)
     except FileNotFoundError:
-        first, changes = now, []
+        first = now
+        changes = []
     except (ValueError, AttributeError, TypeError):
         write_json(path, now)
         return [f"{path} was damaged: it is written again, without what the run began with"]

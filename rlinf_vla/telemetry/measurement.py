@@ -29,16 +29,16 @@ class Usage(NamedTuple):
 
 def usage() -> Usage:
     """Return the current usage of this process's descendants."""
-    processes, cpu, resident = 0, 0.0, 0
+    processes = 0
+    cpu = 0.0
+    resident = 0
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess), child.oneshot():  # it may end meanwhile
             if child.status() != psutil.STATUS_ZOMBIE:
                 times, memory = child.cpu_times(), child.memory_info()
-                processes, cpu, resident = (
-                    processes + 1,
-                    cpu + times.user + times.system,
-                    resident + memory.rss,
-                )
+                processes = processes + 1
+                cpu = cpu + times.user + times.system
+                resident = resident + memory.rss
     return Usage(processes, cpu, resident)
 
 
@@ -117,7 +117,8 @@ def saved_for_backward(call: Callable[[], Any], besides: Iterable[Tensor] = ()) 
 
     def pack(tensor: Tensor) -> _Saved:
         nonlocal now, most
-        saved, storage = _Saved(tensor), tensor.untyped_storage()
+        saved = _Saved(tensor)
+        storage = tensor.untyped_storage()
         key = storage._cdata  # not its address in memory: a meta tensor has none
         if key not in known:
             now += 0 if holders[key] else storage.nbytes()

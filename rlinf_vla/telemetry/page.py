@@ -48,7 +48,10 @@ def read_videos(
 
     Returns the groups, the number of those without room, and what is wrong with unreadable videos.
     """
-    room, left_out, found, problems = VIDEO_BYTES, 0, list[list[Video]](), list[str]()
+    room = VIDEO_BYTES
+    left_out = 0
+    found = list[list[Video]]()
+    problems = list[str]()
     for group in groups:
         if sum(path.stat().st_size for path, *_ in group if path.exists()) > room:
             left_out += 1

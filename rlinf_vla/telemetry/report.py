@@ -30,7 +30,8 @@ CURVES = {
 }
 """Metric -> title of its chart, in page order; a metric that was not logged has no chart."""
 
-_SUCCESS, _PANEL = ((8.4, 3.0), (3.5, 2.6)), (3.6, 1.85)
+_SUCCESS = ((8.4, 3.0), (3.5, 2.6))
+_PANEL = (3.6, 1.85)
 """Sizes of charts in inches; of two, the first is for wide screens and the second for phones."""
 _TIMELINE = (8.4, 3.5)
 """Widths in inches."""

@@ -34,7 +34,8 @@ def trainer_track(rank: int, ranks: int) -> str:
 
 def busy_seconds(spans: Iterable[Span], track: str) -> float:
     """Return the seconds in which ``track`` was busy; overlapping spans count once."""
-    total, reached = 0.0, float("-inf")
+    total = 0.0
+    reached = float("-inf")
     for start, end in sorted((each.start, each.end) for each in spans if each.track == track):
         total += max(0.0, end - max(start, reached))
         reached = max(reached, end)

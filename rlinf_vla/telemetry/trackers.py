@@ -79,7 +79,9 @@ class Guarded:
     def __init__(
         self, name: str, run_dir: Path, recipe: Mapping[str, Any], say: Callable[[str], None]
     ) -> None:
-        self._name, self._say, self._path = name, say, run_dir / FOLDER / f"{name}.json"
+        self._name = name
+        self._say = say
+        self._path = run_dir / FOLDER / f"{name}.json"
         self._state: dict[str, Any] = {"id": "", "step": -1, "names": []}
         self._tracker: Tracker | None = None
         self._attempt(lambda: self._open(run_dir, recipe))
@@ -106,7 +108,8 @@ class Guarded:
         self._attempt(send)
 
     def finish(self, failed: bool) -> None:
-        tracker, self._tracker = self._tracker, None
+        tracker = self._tracker
+        self._tracker = None
         if tracker is not None:
             self._attempt(lambda: tracker.finish(failed))
 

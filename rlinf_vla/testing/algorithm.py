@@ -180,7 +180,8 @@ class AlgorithmConformance:
         """So that it does not depend on how a minibatch is divided. Only if it is ``OnPolicy``."""
         if not issubclass(self.algorithm, OnPolicy):
             return
-        original, seen = self.algorithm.loss, list[int]()
+        original = self.algorithm.loss
+        seen = list[int]()
 
         def loss(
             algorithm: Any, policy: Policy, batch: Batch, value_only: bool

@@ -49,10 +49,14 @@ def assert_same(a: StepResult, b: StepResult) -> None:
 
 def turned(before: Tensor, after: Tensor) -> Tensor:
     """Return rotation vectors ``[B, 3]`` (rad, base axes) between quaternions ``[B, 4]`` (wxyz)."""
-    w0, v0, w1, v1 = before[:, :1], before[:, 1:], after[:, :1], after[:, 1:]
+    w0 = before[:, :1]
+    v0 = before[:, 1:]
+    w1 = after[:, :1]
+    v1 = after[:, 1:]
     w = w1 * w0 + (v1 * v0).sum(1, keepdim=True)  # after times the conjugate of before
     v = w0 * v1 - w1 * v0 - torch.cross(v1, v0, dim=1)
-    v, w = torch.where(w < 0, -v, v), w.abs()
+    v = torch.where(w < 0, -v, v)
+    w = w.abs()
     size = v.norm(dim=1, keepdim=True)
     return torch.where(
         size > 1e-6, v / size.clamp(min=1e-6) * 2 * torch.atan2(size, w), torch.zeros_like(v)
@@ -105,7 +109,8 @@ class VectorEnvConformance:
         return groups[0]
 
     def test_what_it_returns_matches_its_spec(self, env: VectorEnv) -> None:
-        spec, chunk = env.spec, 2
+        spec = env.spec
+        chunk = 2
         assert (
             (spec.num_envs, spec.episode_limit) == (NUM_ENVS, EPISODE_LIMIT)
             and spec.control_hz > 0
@@ -151,7 +156,8 @@ class VectorEnvConformance:
         assert_same(first, env.step(actions))
 
     def test_an_episode_does_not_depend_on_its_place_in_the_batch(self, env: VectorEnv) -> None:
-        actions, places = random_actions(env, 6, seed=4), [2, 0, 1]
+        actions = random_actions(env, 6, seed=4)
+        places = [2, 0, 1]
         env.reset(episodes(11, 12, 13))
         first = env.step(actions)
         env.reset(episodes(*[(11, 12, 13)[place] for place in places]))

@@ -84,10 +84,8 @@ class PolicyConformance:
                 require_separable(model)
             return
         require_separable(model)
-        inputs, settings = (
-            with_critic(policy).prepare(observations(policy, 7)),
-            Settings(5, temperature, 3),
-        )
+        inputs = with_critic(policy).prepare(observations(policy, 7))
+        settings = Settings(5, temperature, 3)
         actor = split(policy, self.blank(policy), settings)
         assert_the_same_bits(actor, Actor(policy, settings), inputs)
         packed = policy.pack(policy.encode(inputs))
@@ -112,7 +110,8 @@ class PolicyConformance:
         assert_recipe_node(type(policy).Config())
 
     def test_shapes_and_types(self, policy: Policy) -> None:
-        spec, batch = policy.spec, 3
+        spec = policy.spec
+        batch = 3
         inputs = policy.prepare(observations(policy, batch))
         sample = act(policy, inputs)
         assert sample.actions.shape == sample.log_prob.shape == (batch, spec.chunk, spec.action_dim)
@@ -263,7 +262,8 @@ class PolicyConformance:
         torch.testing.assert_close(first.log_prob, original, rtol=0, atol=0.05)
 
     def test_supervised_loss_is_per_row_and_can_be_lowered(self, policy: Policy) -> None:
-        generator, device = torch.Generator().manual_seed(5), device_of(policy)
+        generator = torch.Generator().manual_seed(5)
+        device = device_of(policy)
         inputs = policy.prepare(observations(policy, 4))
         actions = (
             torch.rand(4, policy.horizon, policy.spec.action_dim, generator=generator) * 2 - 1
@@ -323,7 +323,9 @@ class DiscretePolicyConformance(PolicyConformance):
 
     def chi_square(self, choice: Tensor, probability: Tensor) -> None:
         """Compare frequencies of a chunk's first action, which depends on the observation alone."""
-        statistic, total, freedom = 0.0, 0.0, len(choice.unique()) - 1
+        statistic = 0.0
+        total = 0.0
+        freedom = len(choice.unique()) - 1
         for k in choice.unique():
             of_choice = probability[choice == k]
             assert (of_choice - of_choice[0]).abs().max() < TOLERANCE, "one choice, one probability"

@@ -150,7 +150,8 @@ class RewardConformance:
 
     def test_it_changes_nothing_but_reward_and_terminated(self, config: Any) -> None:
         step = played(self.spec)
-        expected, result = tensors(step), self.create(config)(*step)
+        expected = tensors(step)
+        result = self.create(config)(*step)
         found = tensors((step[0], step[1], result))
         for name in expected.keys() - {"reward", "terminated"}:
             assert torch.equal(found[name], expected[name]), name
@@ -166,7 +167,8 @@ class RewardConformance:
         reward = self.create(config)
         for seed in range(8):
             step = played(self.spec, seed)
-            before, after = step[2].terminated, reward(*step).terminated
+            before = step[2].terminated
+            after = reward(*step).terminated
             assert not (before & ~after).any(), "an episode that the environment ended goes on"
             assert not (after & ~before & ~last_valid(step[2].valid)).any(), (
                 "an episode ends before its last valid step"
@@ -189,7 +191,9 @@ class RewardConformance:
             assert torch.equal(found.terminated & result.valid, expected.terminated & result.valid)
 
     def test_it_is_deterministic(self, config: Any) -> None:
-        reward, other, step = self.create(config), self.create(config), played(self.spec)
+        reward = self.create(config)
+        other = self.create(config)
+        step = played(self.spec)
         state = torch.get_rng_state()
         first = reward(*step)
         reward(*played(self.spec, seed=1))
@@ -201,9 +205,11 @@ class RewardConformance:
         )
 
     def test_a_row_does_not_depend_on_others(self, config: Any) -> None:
-        reward, index = self.create(config), torch.tensor([4, 1, 3])
+        reward = self.create(config)
+        index = torch.tensor([4, 1, 3])
         step = played(self.spec)
-        whole, part = reward(*step), reward(*moved(step, index))
+        whole = reward(*step)
+        part = reward(*moved(step, index))
         valid = step[2].valid[index]
         torch.testing.assert_close(
             part.reward[valid], whole.reward[index][valid], rtol=0, atol=TOLERANCE
@@ -224,10 +230,8 @@ class RewardConformance:
         torch.testing.assert_close(alone, logits[2:3], rtol=0, atol=TOLERANCE)
         truth = (torch.arange(len(LENGTHS)) % 2).float()
         loss = torch.nn.functional.binary_cross_entropy_with_logits
-        optimizer, before = (
-            torch.optim.Adam(model.parameters(), lr=1e-3),
-            loss(logits, truth).item(),
-        )
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+        before = loss(logits, truth).item()
         for _ in range(10):
             optimizer.zero_grad()
             loss(model(inputs), truth).backward()
@@ -242,5 +246,6 @@ class RewardConformance:
             return
         (tmp_path / "saved").mkdir()
         model.save(tmp_path / "saved")
-        again, inputs = self.reload(config, tmp_path / "saved"), model.prepare(played(self.spec)[0])
+        again = self.reload(config, tmp_path / "saved")
+        inputs = model.prepare(played(self.spec)[0])
         assert again.images == model.images and torch.equal(again(inputs), model(inputs))

@@ -75,12 +75,15 @@ class RobotConformance(RobotMotion):
             assert "\n" not in str(error.value), error.value
 
     def test_its_spec_is_complete(self, robot: Robot) -> None:
-        spec, space = robot.spec, robot.spec.space
+        spec = robot.spec
+        space = robot.spec.space
         numbers = [spec.control_hz, spec.lag_s]
         if isinstance(space, ToolSpace):
             numbers += [space.translation_m, space.rotation_rad, space.gripper_width_m]
         else:
-            lower, upper, names = np.array(space.lower), np.array(space.upper), space.joint_names
+            lower = np.array(space.lower)
+            upper = np.array(space.upper)
+            names = space.joint_names
             assert (
                 len(lower) == len(upper) == len(space.step) == len(names) == len(set(names)) > 0
             ), space
@@ -89,7 +92,8 @@ class RobotConformance(RobotMotion):
         assert spec.name and all(math.isfinite(number) and number > 0 for number in numbers), spec
 
     def test_a_state_is_complete(self, robot: Robot) -> None:
-        first, space = robot.observe(), robot.spec.space
+        first = robot.observe()
+        space = robot.spec.space
         count = space.state_size if isinstance(space, JointSpace) else len(first.joints)
         shapes = {
             "joints": (first.joints, count),
@@ -129,7 +133,8 @@ class RobotConformance(RobotMotion):
             told = self.move(robot, direction)
             assert robot.observe().commanded is not None
             after = self.wait_still(robot)
-            moved, way = place(after) - place(before), one_action(robot, direction)
+            moved = place(after) - place(before)
+            way = one_action(robot, direction)
             way = way / np.linalg.norm(way)
             along = float(moved @ way)
             assert 0.5 * told < along < 1.2 * told, f"told {told} along {direction}, moved {moved}"
@@ -163,7 +168,8 @@ class RobotConformance(RobotMotion):
 
     def test_a_target_beyond_its_limits_is_cut_and_reported(self, robot: Robot) -> None:
         """Or it is a fault."""
-        before, far = robot.observe(), scale(robot).far
+        before = robot.observe()
+        far = scale(robot).far
         robot.interventions()
         self.command(robot, place(before) + far * np.sign(one_action(robot, UP)), 10.0)
         after = self.wait_still(robot)
@@ -278,7 +284,8 @@ class RobotConformance(RobotMotion):
             assert np.array_equal(advice, again), "an expert's advice depends on the state alone"
 
     def test_check_moves_nothing(self, config: Any) -> None:
-        before, robot = self.seen(config), self.plugin.make(config)
+        before = self.seen(config)
+        robot = self.plugin.make(config)
         found = list(self.plugin.check(config))
         assert distance(self.seen(config), before) < 5 * scale(robot).still
         for finding in [*found, *self.plugin.diagnose()]:

@@ -31,7 +31,10 @@ PART = 0.4
 REST_S = 0.3
 Direction = tuple[int, float]
 """Axis of the base, or number of a joint; sign."""
-FORWARD, BACK, UP, DOWN = (0, 1.0), (0, -1.0), (2, 1.0), (2, -1.0)
+FORWARD = (0, 1.0)
+BACK = (0, -1.0)
+UP = (2, 1.0)
+DOWN = (2, -1.0)
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,8 @@ def openings(robot: Robot, state: RobotState) -> Vector:
 
 def one_action(robot: Robot, direction: Direction) -> Vector:
     """Return how an action of 1 in this direction moves the place."""
-    space, (axis, sign) = robot.spec.space, direction
+    space = robot.spec.space
+    (axis, sign) = direction
     length = (
         np.full(3, space.translation_m) if isinstance(space, ToolSpace) else np.array(space.step)
     )
@@ -156,7 +160,8 @@ class RobotMotion:
 
     def move(self, robot: Robot, direction: Direction, opening: float | None = None) -> float:
         """Send targets along ``direction`` as a policy does; return the length of the way."""
-        position, step = place(robot.observe()).copy(), PART * one_action(robot, direction)
+        position = place(robot.observe()).copy()
+        step = PART * one_action(robot, direction)
         for _ in range(STEPS):
             position = position + step
             self.command(robot, position, opening)

@@ -48,11 +48,9 @@ class Counter:
         if abs(action[0]) >= PUSH:
             self.level += 1 if action[0] > 0 else -1
         self.clock += 1
-        success, failed, truncated = (
-            self.level >= self.goal,
-            self.level <= -self.goal,
-            self.clock == self.limit,
-        )
+        success = self.level >= self.goal
+        failed = self.level <= -self.goal
+        truncated = self.clock == self.limit
         terminated = self.ends_at_goal and (success or failed)
         self.ended = terminated or truncated
         reward = float(success) - 0.5 * failed + 0.1 * action[1] * (1 + self.seed % 4)
@@ -103,7 +101,8 @@ class CounterWorld(VectorEnv):
         self.played: list[tuple[str, int]] = []
         self.closed = False
         self._journal = [] if journal is None else journal
-        self._name, self._ends_at_goal = name, ends_at_goal
+        self._name = name
+        self._ends_at_goal = ends_at_goal
         self._counters: list[Counter] = []
         self._pending: tuple[str, Callable[[], Any]] | None = None
 
@@ -191,7 +190,8 @@ class CounterWorld(VectorEnv):
     def _wait(self, name: str) -> Any:
         if self._pending is None or self._pending[0] != name:
             raise RuntimeError(f"{name}_wait without {name}_async")
-        (_, work), self._pending = self._pending, None
+        (_, work) = self._pending
+        self._pending = None
         self._journal.append(f"{self._name} {name} done")
         return work()
 

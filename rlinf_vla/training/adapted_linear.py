@@ -21,7 +21,8 @@ class AdaptedLinear(Linear):
         (name,) = self.active_adapters
         if self.merged or self.disable_adapters or self.lora_bias[name]:
             return super().forward(x, *args, **keywords)
-        base, rows = self.get_base_layer(), x.reshape(-1, x.shape[-1])
+        base = self.get_base_layer()
+        rows = x.reshape(-1, x.shape[-1])
         a, b = (factors[name].weight.to(x.dtype) for factors in (self.lora_A, self.lora_B))
         result: Tensor = AdaptedProduct.apply(
             rows, base.weight, base.bias, a, b, self.scaling[name]

@@ -25,7 +25,9 @@ from rlinf_vla.training.ranks import is_sharded
 if TYPE_CHECKING:
     from peft import LoraConfig
 
-CONFIG, FACTORS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
+CONFIG = "adapter_config.json"
+FACTORS = "adapter_model.safetensors"
+PICKLE = "adapter_model.bin"
 MOST_BYTES = 2**20
 MOST_NAMES = 2048
 RANK = Range(1, 4096)
@@ -195,7 +197,9 @@ def read_tensors(path: Path, fix: str = FIX) -> dict[str, Tensor]:
     return found
 
 
-LAYERS, CLOSE, CLEAR = 16, 0.2, 0.1
+LAYERS = 16
+CLOSE = 0.2
+CLEAR = 0.1
 
 
 @torch.no_grad()
@@ -212,14 +216,14 @@ def refuse_merged(backbone: nn.Module, directory: Path) -> None:
     layers: list[Any] = [module for module in backbone.modules() if isinstance(module, Linear)]
     found: list[tuple[float, float]] = []
     for layer in layers[:: max(len(layers) // LAYERS, 1)]:
-        weight, a, b = (
-            layer.get_base_layer().weight,
-            layer.lora_A["default"].weight,
-            layer.lora_B["default"].weight,
-        )
+        weight = layer.get_base_layer().weight
+        a = layer.lora_A["default"].weight
+        b = layer.lora_B["default"].weight
         if any(map(is_sharded, (weight, a, b))):
             return
-        a, b, weight = a.float(), b.float() * layer.scaling["default"], weight.float()
+        a = a.float()
+        b = b.float() * layer.scaling["default"]
+        weight = weight.float()
         size = float(((b.T @ b) * (a @ a.T)).sum())
         if size > 0:
             share = float((b.T @ weight @ a.T).trace()) / size

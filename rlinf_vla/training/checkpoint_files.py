@@ -13,13 +13,11 @@ from pathlib import Path
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.io import digest, read_json
 
-ADAPTER, HEADS, OPTIMIZER, STATE, COMPLETE = (
-    "adapter",
-    "heads.safetensors",
-    "optimizer.safetensors",
-    "state.json",
-    "COMPLETE",
-)
+ADAPTER = "adapter"
+HEADS = "heads.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+STATE = "state.json"
+COMPLETE = "COMPLETE"
 
 
 def complete_checkpoints(directory: Path) -> list[Path]:

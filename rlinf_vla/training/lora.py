@@ -110,7 +110,8 @@ def add_lora(policy: Policy, options: LoraOptions, seed: int) -> None:
 
 def _other_base(policy: Policy, config: LoraConfig) -> list[str]:
     """Return a line if an adapter names another model as its base than the policy's directory."""
-    base, directory = config.base_model_name_or_path or "", str(getattr(policy, "directory", ""))
+    base = config.base_model_name_or_path or ""
+    directory = str(getattr(policy, "directory", ""))
     name = Path(base).name
     if not name or name.lower() in directory.lower():
         return []

@@ -24,7 +24,8 @@ class Masters:
         self, parameters: Mapping[str, nn.Parameter], own: Mapping[str, nn.Parameter]
     ) -> None:
         """``own``: this rank's pieces of ``parameters``, in the same memory."""
-        self._parameters, self._own = parameters, own
+        self._parameters = parameters
+        self._own = own
         self.low = [name for name, piece in own.items() if piece.itemsize < torch.float32.itemsize]
         """Names of the weights that have a master."""
         self.trained = dict(own) | {

@@ -62,7 +62,8 @@ class Rows:
     """Rows ``index`` (int64 ``[n]``) of a batch, copied on access: a rank needs only its own."""
 
     def __init__(self, batch: Any, index: Tensor) -> None:
-        self.batch, self.index = batch, index
+        self.batch = batch
+        self.index = index
 
     @property
     def counts(self) -> Tensor:
@@ -81,7 +82,8 @@ def minibatches(count: int, epochs: int, size: int, seed: int, groups: int = 1) 
     Position ``i`` of an epoch has a row whose number is ``i`` modulo ``groups``. So a rank that
     takes every W-th row, with ``groups`` a multiple of W, gets the same rows in each epoch.
     """
-    generator, found = torch.Generator().manual_seed(seed), list[Tensor]()
+    generator = torch.Generator().manual_seed(seed)
+    found = list[Tensor]()
     for _ in range(epochs):
         order = torch.empty(count, dtype=torch.int64)
         for group in range(min(groups, count)):

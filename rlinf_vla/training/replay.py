@@ -41,7 +41,8 @@ class Records:
         ``total``: the number of records at the checkpoint to resume; 0 deletes ``directory`` and
         starts empty. Raises UserError if the files hold fewer records.
         """
-        self.directory, self.total = directory, total
+        self.directory = directory
+        self.total = total
         self._segments: dict[int, dict[str, NDArray[Any]]] = {}
         self._layout: dict[str, tuple[str, list[int]]] = {}
         if total:
@@ -62,7 +63,8 @@ class Records:
             self._layout = layout
         if layout != self._layout:
             raise ValueError(f"the records have layout {layout}, earlier ones have {self._layout}")
-        length, written = len(next(iter(fields.values()))), 0
+        length = len(next(iter(fields.values())))
+        written = 0
         while written < length:
             number, row = divmod(self.total + written, SEGMENT)
             count = min(SEGMENT - row, length - written)
@@ -214,7 +216,8 @@ class ShardedReplay:
         ``capacity``, ``total``: of the whole replay, see ``Replay``. Raises UserError if the files
         hold fewer records.
         """
-        self._rank, self._ranks = rank, ranks
+        self._rank = rank
+        self._ranks = ranks
         directory = directory / f"rank_{rank}"
         self._index = Replay(directory / "index", capacity, total)
         newest = (
@@ -241,7 +244,8 @@ class ShardedReplay:
     def append(self, episode: Mapping[str, Tensor]) -> None:
         """Append an episode, see ``Replay``; all ranks must call it. A rank that does not store it
         needs only ``acted``."""
-        acted, before = episode[ACTED], self._records.total
+        acted = episode[ACTED]
+        before = self._records.total
         stored = torch.full((len(acted),), before)
         if self.stores_next:
             self._records.append(episode)

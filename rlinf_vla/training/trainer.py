@@ -67,7 +67,9 @@ class Trainer:
         ``keep_reference``: keep the trainable weights as ``REFERENCE`` now. Raises UserError if the
         policies of the ranks differ.
         """
-        self.policy, self.settings, self.micro_batch_size = policy, settings, micro_batch_size
+        self.policy = policy
+        self.settings = settings
+        self.micro_batch_size = micro_batch_size
         self.parameters = {
             name: parameter
             for name, parameter in policy.named_parameters()
@@ -192,7 +194,8 @@ class Trainer:
 
     def _accumulate(self, term: ExtraLoss) -> dict[str, float]:
         """Accumulate a term's gradient over micro-batches; return mean statistics of all ranks."""
-        count, totals = int(term.batch.counts.sum()), dict[str, Tensor]()
+        count = int(term.batch.counts.sum())
+        totals = dict[str, Tensor]()
         for part, counted in ranks.micro_batches(
             term.batch, self.micro_batch_size, device_of(self.policy)
         ):

@@ -191,7 +191,9 @@ class Guarded:
     """
 
     def __init__(self, app: ASGIApp, token: str | None, loopback: bool) -> None:
-        self.app, self.token, self.loopback = app, token, loopback
+        self.app = app
+        self.token = token
+        self.loopback = loopback
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def guarded(message: Message) -> None:

@@ -29,7 +29,8 @@ class Dataset:
                 check_inside(directory, path)
             except ValueError as error:
                 raise UserError(f"{path}: {error}") from None
-        self.name, self.reader = directory.resolve().name, LeRobotReader(directory)
+        self.name = directory.resolve().name
+        self.reader = LeRobotReader(directory)
         self.cameras = list(self.reader.cameras)
 
     def listed(self, page: str) -> dict[str, Any]:
@@ -63,7 +64,8 @@ class Dataset:
     def episode(self, number: int) -> dict[str, Any]:
         """Return what ``episode.html`` shows. Raises UserError."""
         self._require(number)
-        time, instruction = (found := self.reader.episode(number, [])).time, found.instruction
+        time = (found := self.reader.episode(number, [])).time
+        instruction = found.instruction
         seconds = (time - time[0]).astype(float).round(4).tolist()
         curves, problems = [], []
         for key, feature in self.reader.features.items():

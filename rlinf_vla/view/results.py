@@ -22,10 +22,8 @@ SUCCESS = "rollout/success_once"
 
 def run(found: Run, directory: Path) -> dict[str, Any]:
     """Return what ``run.html`` shows. Damaged files are named in its list of problems."""
-    of, last = (
-        int(found.recipe.get("iterations") or 0),
-        found.metrics[-1]["step"] if found.metrics else 0,
-    )
+    of = int(found.recipe.get("iterations") or 0)
+    last = found.metrics[-1]["step"] if found.metrics else 0
     content = report.content(found) | {"kind": "Training run" if of else "Evaluation"}
     content["header"] = [
         str(directory),
@@ -103,7 +101,8 @@ def _evaluations(found: Run) -> list[dict[str, Any]]:
     rows = []
     first = found.evaluations.get(MOMENTS[0], {})
     for moment in sorted(found.evaluations, key=_order):
-        document, gains = found.evaluations[moment], {}
+        document = found.evaluations[moment]
+        gains = {}
         if first and document is not first:
             with suppress(
                 KeyError, TypeError, ValueError
@@ -168,8 +167,10 @@ def _title(directory: Path, path: Path, written: int) -> str:
 
 def sweep(directory: Path, show: Callable[[dict[str, Any]], str]) -> str:
     """Return the page of result.json or, if it cannot be shown, of the blocks played so far."""
-    blocks, problems = _blocks(directory), []
-    path, data = directory / RESULT, {"data": {"curves": [], "films": _films(directory, blocks)}}
+    blocks = _blocks(directory)
+    problems = []
+    path = directory / RESULT
+    data = {"data": {"curves": [], "films": _films(directory, blocks)}}
     if path.exists():
         try:
             check_inside(directory, path)
@@ -196,7 +197,8 @@ def _blocks(directory: Path) -> list[dict[str, Any]]:
             check_inside(directory, path)
             document = read_json(path)
             tables(document["episodes"])
-            first, place = document["episodes"][0], document["block"]
+            first = document["episodes"][0]
+            place = document["block"]
             places = tuple(int(place[key]) for key in ("policy", "suite", "task"))
             names = (
                 column_of(first["policy"], first["probe"]),

@@ -148,7 +148,8 @@ def _state(robot: FrankaRobot) -> Iterator[Finding]:
         force < robot.cell.max_force_n,
         f"{force:.1f} N measured; {robot.cell.max_force_n:g} N stop the arm",
     )
-    widest, wanted = float(robot.found["widest"]), robot.cell.gripper_width_m[1]
+    widest = float(robot.found["widest"])
+    wanted = robot.cell.gripper_width_m[1]
     detail = f"{1000 * state.gripper_width:.0f} mm open, {1000 * widest:.0f} mm at most"
     homed = widest > wanted - 0.005
     yield Finding(
@@ -163,7 +164,8 @@ def _state(robot: FrankaRobot) -> Iterator[Finding]:
 _LEVELS = 5
 """Points along each axis of the box, walls included."""
 _STEP_M = 0.02
-_REACHED, _ATTEMPTS = 1e-4, 20
+_REACHED = 1e-4
+_ATTEMPTS = 20
 
 
 def unreachable(cell: Cell) -> dict[Triple, str]:
@@ -173,7 +175,8 @@ def unreachable(cell: Cell) -> dict[Triple, str]:
     from home, with joints predicted as in the safety filter.
     """
     levels = [np.linspace(low, high, _LEVELS).round(4).tolist() for low, high in _box(cell)]
-    arm, space = cell.arm, Workspace(cell)
+    arm = cell.arm
+    space = Workspace(cell)
     return {
         place: why
         for place in itertools.product(*levels)
@@ -185,10 +188,8 @@ def _why_not(
     cell: Cell, arm: kinematics.FrankaKinematics, space: Workspace, place: Triple
 ) -> str | None:
     begin, turn = space.place(cell.home, (0.0, 0.0, 0.0))
-    joints, steps = (
-        np.array(cell.home_joints_rad),
-        max(1, math.ceil(math.dist(begin, place) / _STEP_M)),
-    )
+    joints = np.array(cell.home_joints_rad)
+    steps = max(1, math.ceil(math.dist(begin, place) / _STEP_M))
     for step in range(1, steps + 1):
         pose = space.pose(
             (along(begin, place, step / steps), along(turn, (0.0, 0.0, 0.0), step / steps))

@@ -33,7 +33,9 @@ class FrankaRobot(ArmClient):
         python: str | None = None,
     ) -> None:
         super().__init__(cell.spec, folder, leave, python)
-        self.cell, self._find_host, self._journal = cell, find_host, journal
+        self.cell = cell
+        self._find_host = find_host
+        self._journal = journal
 
     def options(self, timeout_s: float) -> dict[str, Any]:
         return {

@@ -104,7 +104,8 @@ class FrankyArm:
         tool = franky.Affine(pose.position, _xyzw(pose.quaternion))
         reference = franky.CartesianReference(tool, franky.Twist(velocity[:3], velocity[3:]))
         with self._noted(), self._tracking:
-            self._still, self._tracked = franky.CartesianReference(tool), time.monotonic()
+            self._still = franky.CartesianReference(tool)
+            self._tracked = time.monotonic()
             if self._motion is None:
                 cell = self._cell
                 motion = franky.CartesianImpedanceTrackingMotion(
@@ -154,13 +155,15 @@ class FrankyArm:
     def rest(self) -> None:
         """End impedance control: a torque stop motion, then the arm's own controller, hold it."""
         if self._motion is not None:
-            self._motion, self._controlled = None, True
+            self._motion = None
+            self._controlled = True
             with self._noted():
                 self._robot.move(franky.TorqueStopMotion(ramp_duration=_FADE_S), asynchronous=True)
 
     def halt(self) -> None:
         """Abort homing. Call until ``homing`` is False: a starting motion accepts no other."""
-        self._home_next, self._breaking = False, True
+        self._home_next = False
+        self._breaking = True
         if self.homing and not self._broken:
             with self._noted():
                 if (
@@ -245,12 +248,13 @@ class FrankyArm:
 
     def _fail(self, error: Exception) -> None:
         if is_ending(error) and time.monotonic() - self._begun < _ENDING_S:
-            self._motion, self._home_next = (
-                None,
-                self.homing and not self._breaking,
-            )  # the next tick tries again
+            # the next tick tries again
+            self._motion = None
+            self._home_next = self.homing and not self._breaking
             return
-        self.homing, self._home_next, self._motion = False, False, None
+        self.homing = False
+        self._home_next = False
+        self._motion = None
         if self.problem is None:
             with contextlib.suppress(Exception):
                 self.problem = (

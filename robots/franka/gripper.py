@@ -67,7 +67,8 @@ class FrankyGripper:
     def stop(self) -> None:
         """Drop the request: moving fingers stop, a grasp is kept."""
         if self._wish is not None:
-            self._wish, self.halting = None, True
+            self._wish = None
+            self.halting = True
 
     def fix(self) -> None:
         self.problem = None
@@ -103,7 +104,8 @@ class FrankyGripper:
                     continue
                 if underway is not None:
                     self._gripper.stop()
-                underway, self._sent = self._begin(wish), wish
+                underway = self._begin(wish)
+                self._sent = wish
             except Exception as error:
                 underway = self._wish = self._sent = None
                 self.halting = self._grasps = self.holding = False

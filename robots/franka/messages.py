@@ -31,7 +31,8 @@ def measure(state: Any, pace: float, near: Vector) -> Measured:
     q and -q are the same orientation; the quaternion has the sign nearer to ``near``, the one of
     the sample before.
     """
-    pose, (x, y, z, w) = state.O_T_EE, state.O_T_EE.quaternion
+    pose = state.O_T_EE
+    (x, y, z, w) = state.O_T_EE.quaternion
     quaternion = np.array([w, x, y, z])
     quaternion = quaternion if quaternion @ near >= 0 else -quaternion
     tool = ToolPose(pose.translation.copy(), quaternion)
@@ -61,18 +62,14 @@ def pack(state: ToolState) -> bytes:
     numbers = np.zeros(_NUMBERS)
     numbers[0] = state.time
     numbers[1:4], numbers[4:8] = state.pose.position, state.pose.quaternion
-    numbers[8:15], numbers[15:22], numbers[22:28], numbers[28] = (
-        state.joints,
-        state.joint_velocities,
-        state.wrench,
-        state.gripper_width,
-    )
+    numbers[8:15] = state.joints
+    numbers[15:22] = state.joint_velocities
+    numbers[22:28] = state.wrench
+    numbers[28] = state.gripper_width
     if isinstance(state.commanded, ToolTarget):
         numbers[29] = 1.0
-        numbers[30:33], numbers[33:37] = (
-            state.commanded.pose.position,
-            state.commanded.pose.quaternion,
-        )
+        numbers[30:33] = state.commanded.pose.position
+        numbers[33:37] = state.commanded.pose.quaternion
         numbers[37] = (
             math.nan if state.commanded.gripper_width is None else state.commanded.gripper_width
         )

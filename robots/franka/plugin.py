@@ -28,7 +28,8 @@ def read_cell(location: str) -> Cell:
 class Franka:
     """Real Franka; implements ``RobotPlugin``."""
 
-    Config, simulated = FrankaConfig, False
+    Config = FrankaConfig
+    simulated = False
 
     def make(self, config: FrankaConfig) -> FrankaRobot:
         host = config.host
@@ -68,10 +69,12 @@ class Franka:
 class FrankaSim:
     """Simulated Franka; implements ``RobotPlugin``."""
 
-    Config, simulated = FrankaSimConfig, True
+    Config = FrankaSimConfig
+    simulated = True
 
     def make(self, config: FrankaSimConfig) -> FrankaRobot:
-        where, size = self.folder(config), config.image_size
+        where = self.folder(config)
+        size = config.image_size
         simulated = SimulatedCell(where)
 
         def find_host(timeout: float) -> str:
@@ -84,7 +87,8 @@ class FrankaSim:
     def cameras(self, config: FrankaSimConfig) -> list[Camera]:
         from ..cameras import SimulatedCamera
 
-        folder, mounts = self.folder(config), read_cell(config.cell).cameras
+        folder = self.folder(config)
+        mounts = read_cell(config.cell).cameras
         return [
             SimulatedCamera(name, folder, config.max_age_s, config.frozen_s, mounts.get(name))
             for name in config.cameras

@@ -32,7 +32,9 @@ class LeRobotRobot(ArmClient):
         """``robot``: returns type, module and options of LeRobot's robot within the given seconds,
         starting a simulated one if needed; ``leave`` undoes that."""
         super().__init__(cell.spec(relative), folder, leave, python)
-        self.cell, self._robot, self._journal = cell, robot, journal
+        self.cell = cell
+        self._robot = robot
+        self._journal = journal
 
     def options(self, timeout_s: float) -> dict[str, Any]:
         robot = self._robot(timeout_s)

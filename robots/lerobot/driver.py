@@ -44,12 +44,12 @@ class LeRobotArm:
 
         ``module``: registers it; None: LeRobot's own. Blocks; raises RobotError.
         """
-        self._cell, self.homing, self._home_next = cell, False, False
-        self._lower, self._upper, self._home = (
-            np.array(cell.lower),
-            np.array(cell.upper),
-            np.array(cell.home),
-        )
+        self._cell = cell
+        self.homing = False
+        self._home_next = False
+        self._lower = np.array(cell.lower)
+        self._upper = np.array(cell.upper)
+        self._home = np.array(cell.home)
         self.problem: str | None = None
         self._command: Vector | None = None
         self._way: tuple[float, float, Vector] | None = None
@@ -125,7 +125,8 @@ class LeRobotArm:
         return np.array([float(seen[name]) for name in self._names])
 
     def _run(self) -> None:
-        period, failures = 1 / self._cell.servo_hz, 0
+        period = 1 / self._cell.servo_hz
+        failures = 0
         due = time.monotonic()
         while not self._closed:
             try:
@@ -134,17 +135,19 @@ class LeRobotArm:
             except Exception as error:
                 failures += 1
                 if failures >= _FAILURES:
-                    self.homing, self.problem = (
-                        False,
+                    self.homing = False
+                    self.problem = (
                         self.problem
-                        or f"{NETWORK}the connection to the robot is lost ({_words(error)})",
+                        or f"{NETWORK}the connection to the robot is lost ({_words(error)})"
                     )
             due = max(due + period, time.monotonic())
             time.sleep(max(0.0, due - time.monotonic()))
 
     def _exchange(self) -> None:
         """Read all positions and send those wanted."""
-        at, before, now = self._read(), self.measured, time.monotonic()
+        at = self._read()
+        before = self.measured
+        now = time.monotonic()
         speed = (at - before.joints) / max(now - before.time, 1e-3)
         self.measured = RobotState(
             now, at, _SMOOTHING * before.joint_velocities + (1 - _SMOOTHING) * speed
@@ -159,7 +162,8 @@ class LeRobotArm:
             seconds = (
                 float(np.max(np.abs(self._home - at) / np.array(self._cell.home_speed))) * np.pi / 2
             )
-            self._home_next, self._way = False, (now, max(seconds, 0.1), at)
+            self._home_next = False
+            self._way = (now, max(seconds, 0.1), at)
         begun, seconds, start = self._way
         if now - begun > seconds:
             missed = np.abs(at - self._home) > _ARRIVED * (self._upper - self._lower)

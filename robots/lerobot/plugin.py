@@ -29,7 +29,8 @@ INSTALL = "install lerobot in an environment of its own and name its interpreter
 class LeRobot:
     """A real robot; implements ``RobotPlugin``."""
 
-    Config, simulated = LeRobotConfig, False
+    Config = LeRobotConfig
+    simulated = False
 
     def make(self, config: LeRobotConfig) -> LeRobotRobot:
         robot = {"type": config.type, "module": config.module, "options": dict(config.options)}
@@ -82,10 +83,12 @@ class SO101Sim:
 
     def __init__(self, config: type[SO101SimConfig], arms: Sequence[str]) -> None:
         """``arms``: prefixes of the joints' names."""
-        self.Config, self._arms = config, arms
+        self.Config = config
+        self._arms = arms
 
     def make(self, config: SO101SimConfig) -> LeRobotRobot:
-        where, size = self.folder(config), config.image_size
+        where = self.folder(config)
+        size = config.image_size
         simulated = SimulatedSO101(where, self._arms)
 
         def robot(timeout: float) -> dict[str, Any]:
@@ -146,5 +149,6 @@ class SO101Sim:
         return path
 
 
-lerobot, so101_sim = LeRobot(), SO101Sim(SO101SimConfig, (scene.ONE_ARM,))
+lerobot = LeRobot()
+so101_sim = SO101Sim(SO101SimConfig, (scene.ONE_ARM,))
 bi_so101_sim = SO101Sim(BiSO101SimConfig, scene.TWO_ARMS)

@@ -18,7 +18,8 @@ from rlinf_vla.core.robot import PAUSE, Action, Operator, RobotError
 
 STILL = 0.05
 """Dead zone, as a fraction of full deflection; below it the operator does not act."""
-OPEN, CLOSED = 1.0, -1.0
+OPEN = 1.0
+CLOSED = -1.0
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,9 @@ class DeviceReader:
     def __init__(self, device: Device, dimensions: int, keys: Operator | None = None) -> None:
         """``dimensions``: of actions, 4 or 7. ``keys``: gives words, too, but does not act."""
         self.name = device.name
-        self._device, self._dimensions, self._keys = device, dimensions, keys
+        self._device = device
+        self._dimensions = dimensions
+        self._keys = keys
         self._lock = threading.Lock()
         self._motion: tuple[float, ...] = (0.0,) * 6
         self._keeps = self._toggled = False
@@ -106,7 +109,8 @@ class DeviceReader:
 
     def action(self, hand: float) -> Action | None:
         with self._lock:
-            toggled, self._toggled = self._toggled, False
+            toggled = self._toggled
+            self._toggled = False
             if max(map(abs, self._motion)) < STILL and not (toggled or self._keeps):
                 return None
             if toggled:
@@ -117,7 +121,8 @@ class DeviceReader:
 
     def words(self) -> list[str]:
         with self._lock:
-            said, self._words = self._words, []
+            said = self._words
+            self._words = []
             said += [PAUSE] if self._lost else []
         return said + (self._keys.words() if self._keys else [])
 
@@ -134,7 +139,8 @@ class DeviceReader:
         """Take in one event of the device."""
         with self._lock:
             if event.motion is not None:
-                self._motion, self._keeps = event.motion, event.keeps
+                self._motion = event.motion
+                self._keeps = event.keeps
             self._toggled ^= event.toggles
             if event.word is not None:
                 self._words.append(event.word)

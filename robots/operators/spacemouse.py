@@ -52,7 +52,8 @@ class SpaceMouse(Device):
         """Return the event of one report, or None if it is irrelevant."""
         if not report:
             return None
-        kind, data = report[0], report[1:]
+        kind = report[0]
+        data = report[1:]
         if kind == TRANSLATION and len(data) >= 6:
             self._motion[:3] = _axes(data)
             if len(data) >= 12:
@@ -70,7 +71,8 @@ class SpaceMouse(Device):
 
         Two buttons never arrive in one report, so a single button acts only on release.
         """
-        before, self._chord = self._chord, self._chord | pressed if pressed else 0
+        before = self._chord
+        self._chord = self._chord | pressed if pressed else 0
         if self._chord == LEFT | RIGHT != before:
             return Event(word=PAUSE)
         if not pressed and before in (LEFT, RIGHT):

@@ -71,17 +71,16 @@ class SimulatedArm(FrankaMujocoRobot):
         self._torque_limit = np.array(FRANKA_TORQUE_LIMITS_HIGH, float)
         self._desired: NDArray[np.float64] = np.array(self._initial_q)
         self._record = np.zeros((), STATE)
-        self._record["m_ee"], self._record["F_x_Cee"], self._record["I_ee"] = (
-            initial.ee_mass,
-            initial.ee_com,
-            initial.ee_inertia,
-        )
+        self._record["m_ee"] = initial.ee_mass
+        self._record["F_x_Cee"] = initial.ee_com
+        self._record["I_ee"] = initial.ee_inertia
         self._record["EE_T_K"] = np.eye(4).flatten()
         self._record["control_command_success_rate"] = 1.0
 
     def _attach_to_scene(self, model: Any, data: Any, prefix: str) -> None:
         super()._attach_to_scene(model, data, prefix)
-        self._q, self._v = np.array(self._qpos_addrs), np.array(self._dof_addrs)
+        self._q = np.array(self._qpos_addrs)
+        self._v = np.array(self._dof_addrs)
         self._hand = model.body(f"{prefix}hand").id
         model.dof_frictionloss[self._v] = FRICTION_N_M
         flange = np.eye(4)
@@ -171,7 +170,8 @@ class SimulatedArm(FrankaMujocoRobot):
         """Return the state as sent to the client, except modes, errors and wrench."""
         data, record = self._data, self._record
         hand = np.eye(4)
-        hand[:3, :3], hand[:3, 3] = data.xmat[self._hand].reshape(3, 3), data.xpos[self._hand]
+        hand[:3, :3] = data.xmat[self._hand].reshape(3, 3)
+        hand[:3, 3] = data.xpos[self._hand]
         record["O_T_EE"] = record["O_T_EE_d"] = record["O_T_EE_c"] = (
             hand @ self._hand_to_tool @ self._tool_to_effector
         ).flatten("F")

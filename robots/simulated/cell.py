@@ -47,7 +47,8 @@ class SimulatedCell:
         self._server = ArmServer(robot, LocalHostnames())
         self._server.init()
         self._simulator.start()
-        self._model, self._data = self._simulator.model, self._simulator.data
+        self._model = self._simulator.model
+        self._data = self._simulator.data
         self._hand = [
             self._model.body(scene.PREFIX + name).id
             for name in ("hand", "left_finger", "right_finger")
@@ -63,7 +64,8 @@ class SimulatedCell:
 
     def run(self, owner: Channel) -> None:
         """Run until the owner closes the channel."""
-        due, steps = time.monotonic(), 0
+        due = time.monotonic()
+        steps = 0
         while True:
             self._server.process_commands()
             if self._server.waiting:

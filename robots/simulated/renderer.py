@@ -41,7 +41,9 @@ class SimulatedCameras:
         hz: float,
     ) -> None:
         """``show``: writes a packed true state into ``data`` and returns its time."""
-        self._model, self._data, self._show = model, data, show
+        self._model = model
+        self._data = data
+        self._show = show
         self._model.vis.quality.offsamples = 4
         self._renderer = mujoco.Renderer(self._model, height, width)
         # No shadows, and the 3200 triangles of the collision meshes instead of the 242000 of the
@@ -56,7 +58,8 @@ class SimulatedCameras:
         self._lost: set[str] = set()
         self._noise = np.random.default_rng(0)
         self._listener = Listener(folder / CAMERA_ORDERS)
-        self._number, self._period = 0, 1.0 / hz
+        self._number = 0
+        self._period = 1.0 / hz
         self.draw()
 
     def run(self, owner: Channel) -> None:

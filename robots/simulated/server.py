@@ -142,7 +142,8 @@ class ArmServer(FrankaRobotServer):
             self.mode = None
 
     def recover(self) -> None:
-        self.mode, self.errors = None, set()
+        self.mode = None
+        self.errors = set()
 
     @property
     def refusal(self) -> MoveStatus | None:
@@ -178,7 +179,8 @@ class ArmServer(FrankaRobotServer):
             self._unanswered = True
 
     def start_motion(self, *arguments: Any, **named: Any) -> None:
-        self._heard, self._answers = time.monotonic(), False
+        self._heard = time.monotonic()
+        self._answers = False
         super().start_motion(*arguments, **named)
         self._note_modes()
 
@@ -192,7 +194,9 @@ class ArmServer(FrankaRobotServer):
 
     def _handle_udp_command(self, command_data: bytes) -> None:
         if "udp_silence" not in self._active:
-            self._heard, self._answers, self._unanswered = time.monotonic(), True, False
+            self._heard = time.monotonic()
+            self._answers = True
+            self._unanswered = False
             super()._handle_udp_command(command_data)
 
     def _post_process_commands(self) -> None:

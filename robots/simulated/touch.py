@@ -10,7 +10,8 @@ from rlinf_vla.core.robot import Action, RobotState, ToolState, Vector
 from .client import SimulatedCell
 from .scene import CUBE_M
 
-X_M, Y_M = (0.42, 0.60), (-0.18, 0.18)
+X_M = (0.42, 0.60)
+Y_M = (-0.18, 0.18)
 """Range of the cube's position."""
 TARGET = (0.62, 0.28)
 """Position of the disc, which the first task does not use."""
@@ -23,11 +24,14 @@ GAIN = 1.0
 class Touch:
     """Implements ``Scene``."""
 
-    task, by_hand, has_expert = "TouchCube", False, True
+    task = "TouchCube"
+    by_hand = False
+    has_expert = True
     instructions: tuple[str, ...] = ("touch the red cube",)
 
     def __init__(self, cell: SimulatedCell, space: ToolSpace) -> None:
-        self._cell, self._space = cell, space
+        self._cell = cell
+        self._space = space
 
     def arrange(self, seed: int) -> str:
         draw = np.random.default_rng(seed).uniform
@@ -56,7 +60,8 @@ class Touch:
 
 HOME_M = (0.307, 0.0)
 """Horizontal position of the tool at home."""
-FAR_X_M, FAR_Y_M = (0.54, 0.60), (-0.1, 0.1)
+FAR_X_M = (0.54, 0.60)
+FAR_Y_M = (-0.1, 0.1)
 """Range of the cube's position behind the disc."""
 COLUMN_M = 0.045
 """Radius of the column over the disc that the tool must not enter."""
@@ -80,7 +85,8 @@ class TouchAround(Touch):
         self._disc = (HOME_M + cube) / 2
         ahead = (cube - HOME_M) / np.linalg.norm(cube - HOME_M)
         self._side = float(rng.choice([-1.0, 1.0])) * np.array([-ahead[1], ahead[0]])
-        self._ahead, self._entered = ahead, False
+        self._ahead = ahead
+        self._entered = False
         self._cell.place(
             (*cube.tolist(), float(rng.uniform(-np.pi, np.pi))), tuple(self._disc.tolist())
         )

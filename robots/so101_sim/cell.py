@@ -42,7 +42,8 @@ class Port:
     """The serial port of one arm: a pseudo-terminal with its motors behind it."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.bus = path, MotorBus(scene.RANGE_DEG, scene.HOME_DEG)
+        self.path = path
+        self.bus = MotorBus(scene.RANGE_DEG, scene.HOME_DEG)
         self.master, slave = os.openpty()
         tty.setraw(
             slave
@@ -81,7 +82,8 @@ class SO101Cell:
 
     def run(self, owner: Channel) -> None:
         """Run until the owner closes the channel."""
-        due, count = time.monotonic(), 0
+        due = time.monotonic()
+        count = 0
         while True:
             while (left := due - time.monotonic()) > 0:
                 if select.select([port.master for port in self._ports], [], [], left)[0]:
@@ -126,7 +128,8 @@ class SO101Cell:
             data.ctrl[joint] = 0.0 if goal is None else math.radians(goal)
         mujoco.mj_step(model, data)
         if self._blocked is not None:
-            data.qpos[_ELBOW], data.qvel[_ELBOW] = self._blocked, 0.0
+            data.qpos[_ELBOW] = self._blocked
+            data.qvel[_ELBOW] = 0.0
 
     def _obey(self) -> None:
         for caller, order in self._listener.messages():

@@ -22,7 +22,8 @@ class SimulatedSO101(CellProcesses):
     def __init__(self, folder: Path, arms: Sequence[str] = (scene.ONE_ARM,)) -> None:
         """``arms``: prefixes of the arms' names, see ``scene.build``."""
         super().__init__(folder)
-        self.arms, self.settings = tuple(arms), {"arms": list(arms)}
+        self.arms = tuple(arms)
+        self.settings = {"arms": list(arms)}
 
     def robot(self) -> dict[str, Any]:
         """Return type, module and options of LeRobot's robot."""

@@ -11,7 +11,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-PING, READ, WRITE, SYNC_READ, SYNC_WRITE = 1, 2, 3, 0x82, 0x83
+PING = 1
+READ = 2
+WRITE = 3
+SYNC_READ = 0x82
+SYNC_WRITE = 0x83
 BROADCAST = 0xFE
 STEPS = 4096
 """Encoder steps per turn."""
@@ -20,7 +24,14 @@ _MIDDLE = STEPS // 2
 _DEG = 360 / (STEPS - 1)
 """Degrees per step, as LeRobot computes them."""
 
-FIRMWARE, MODEL, ID, LOWEST, HIGHEST, TORQUE, GOAL, PRESENT = 0, 3, 5, 9, 11, 40, 42, 56
+FIRMWARE = 0
+MODEL = 3
+ID = 5
+LOWEST = 9
+HIGHEST = 11
+TORQUE = 40
+GOAL = 42
+PRESENT = 56
 """Addresses of registers."""
 _REGISTERS = 128
 _LONGEST = 250

@@ -12,7 +12,8 @@ from rlinf_vla.core.robot import Action, RobotState, Vector
 from . import scene
 from .client import SimulatedSO101
 
-X_M, Y_M = (0.19, 0.26), (-0.1, 0.1)
+X_M = (0.19, 0.26)
+Y_M = (-0.1, 0.1)
 """Range of the cube's position."""
 NEAR_M = 0.025
 """Success distance between the tip of the gripper and the centre of the cube's upper face."""
@@ -31,11 +32,14 @@ class Reach:
     Of two arms, the one on the cube's side has to touch it.
     """
 
-    task, by_hand, has_expert = "TouchCube", False, True
+    task = "TouchCube"
+    by_hand = False
+    has_expert = True
     instructions: tuple[str, ...] = ("touch the red cube",)
 
     def __init__(self, cell: SimulatedSO101, space: JointSpace) -> None:
-        self._cell, self._space = cell, space
+        self._cell = cell
+        self._space = space
         self._model: Any = None
         self._data: Any = None
 
@@ -71,7 +75,8 @@ class Reach:
     def _way(self, state: RobotState) -> tuple[int, Vector]:
         """Return the arm that has to touch the cube, and the vector from its tip to the cube's top,
         metres ``[3]``."""
-        mujoco, cube = self._mujoco(), self._cell.truth().cube
+        mujoco = self._mujoco()
+        cube = self._cell.truth().cube
         joints = np.radians(state.joints).reshape(-1, _ALL)[:, :_ARM]
         for arm, at in enumerate(joints):
             self._data.qpos[arm * _ALL : arm * _ALL + _ARM] = at

@@ -28,7 +28,8 @@ RANGE_DEG = (
     (-10.0, 100.0),
 )
 HOME_DEG = (0.0, -44.0, 36.0, 68.0, 0.0, 100.0)
-ONE_ARM, TWO_ARMS = "", ("left_", "right_")
+ONE_ARM = ""
+TWO_ARMS = ("left_", "right_")
 """Prefixes of the names of each arm."""
 APART_M = 0.32
 """Distance of two arms, the left one at the larger y."""

@@ -48,7 +48,8 @@ class A2C(OnPolicy):
         calls = batch.calls
         assert batch.target is not None
         new = policy.evaluate(calls.inputs, calls.latent, self.temperature)
-        log_prob, entropy = joint(new.log_prob, calls.valid), joint(new.entropy, calls.valid).sum()
+        log_prob = joint(new.log_prob, calls.valid)
+        entropy = joint(new.entropy, calls.valid).sum()
         actor = -(batch.weight * batch.advantage * log_prob)[batch.counts].sum()
         critic = value_loss(new.value, calls.value, batch.target, batch.counts, clip=None)
         total = actor - self.config.entropy_coef * entropy + self.config.value_coef * critic

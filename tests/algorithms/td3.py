@@ -46,7 +46,8 @@ class TD3Policy(FeaturePolicy):
         return self.actor(features)[:, 0].tanh()
 
     def act(self, features: Features, noise: Noise | None, temperature: float) -> ActionSample:
-        mean, spread = self.mode(features.pooled), self.exploration * (temperature or 1.0)
+        mean = self.mode(features.pooled)
+        spread = self.exploration * (temperature or 1.0)
         step = (
             torch.zeros_like(mean)
             if noise is None or temperature == 0

@@ -28,8 +28,13 @@ from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from tests.algorithms.test_ppo import moved
 from tests.algorithms.trajectories import trajectories
 
-GAMMA, LAMBDA, CLIP, ENT_COEF, VF_COEF = 0.97, 0.9, 0.2, 0.01, 0.5
-ALPHA, TARGET_ENTROPY = 0.3, -2.0
+GAMMA = 0.97
+LAMBDA = 0.9
+CLIP = 0.2
+ENT_COEF = 0.01
+VF_COEF = 0.5
+ALPHA = 0.3
+TARGET_ENTROPY = -2.0
 single_steps = trajectories(longest_chunk=1)
 seeds = st.integers(0, 2**32 - 1)
 
@@ -38,7 +43,8 @@ def gae_with_nextnonterminal(
     rewards: list[float], values: list[float], ends: list[bool], next_value: float
 ) -> list[float]:
     """One environment. ``ends[t]``: step t was the last of its episode; CleanRL's ``dones[t + 1]`` and, at the end, its ``next_done``."""
-    advantages, lastgaelam = [0.0] * len(rewards), 0.0
+    advantages = [0.0] * len(rewards)
+    lastgaelam = 0.0
     for t in range(len(rewards) - 1, -1, -1):
         nextnonterminal = 0.0 if ends[t] else 1.0
         nextvalues = next_value if t == len(rewards) - 1 else values[t + 1]
@@ -56,11 +62,9 @@ def test_gae(rollouts: Trajectory) -> None:
     found, returns = gae(worthless, GAMMA, LAMBDA)
     columns = []
     for env in range(rollouts.shape[1]):
-        reward, value, end = (
-            rollouts.reward[:, env, 0].tolist(),
-            rollouts.value[:, env].tolist(),
-            ends[:, env].tolist(),
-        )
+        reward = rollouts.reward[:, env, 0].tolist()
+        value = rollouts.value[:, env].tolist()
+        end = ends[:, env].tolist()
         columns.append(
             gae_with_nextnonterminal(reward, value, end, float(rollouts.bootstrap_value[-1, env]))
         )
@@ -108,12 +112,11 @@ def test_ppo_losses(
     n = len(advantages)
     with torch.no_grad():
         new = policy.evaluate(batch.calls.inputs, batch.calls.latent, 1.0)
-    newlogprob, entropy, newvalue = (
-        new.log_prob.sum((1, 2)).tolist(),
-        new.entropy.sum((1, 2)).tolist(),
-        new.value.tolist(),
-    )
-    logprobs, values = batch.calls.log_prob.sum((1, 2)).tolist(), batch.calls.value.tolist()
+    newlogprob = new.log_prob.sum((1, 2)).tolist()
+    entropy = new.entropy.sum((1, 2)).tolist()
+    newvalue = new.value.tolist()
+    logprobs = batch.calls.log_prob.sum((1, 2)).tolist()
+    values = batch.calls.value.tolist()
     if norm_adv:
         mean = sum(advantages) / n
         std = math.sqrt(sum((each - mean) ** 2 for each in advantages) / (n - 1))

@@ -83,7 +83,8 @@ def test_clipped_surrogate_and_critic(seed: int, error: str, value_clip: float |
     """TorchRL's squared error has no half in front, its smooth L1 is Huber's at 1."""
     network, policy = actor(IndependentNormal, seed)
     critic = ValueOperator(nn.Linear(STATES, 1).double(), in_keys=["observation"])
-    observation, action = normal(BATCH, STATES, seed=seed), normal(BATCH, ACTIONS, seed=seed + 1)
+    observation = normal(BATCH, STATES, seed=seed)
+    action = normal(BATCH, ACTIONS, seed=seed + 1)
     advantage, old_value, target, change = normal(4, BATCH, seed=seed + 2)
 
     def log_probs() -> Tensor:
@@ -109,10 +110,8 @@ def test_clipped_surrogate_and_critic(seed: int, error: str, value_clip: float |
     data |= {"state_value": old_value[:, None], "value_target": target[:, None]}
     found = theirs(TensorDict(data, [BATCH]))
 
-    mask, weight = (
-        torch.ones(BATCH, 1, dtype=torch.bool),
-        torch.full((BATCH,), 1 / BATCH, dtype=torch.float64),
-    )
+    mask = torch.ones(BATCH, 1, dtype=torch.bool)
+    weight = torch.full((BATCH,), 1 / BATCH, dtype=torch.float64)
     loss, statistics = policy_loss(
         log_probs()[:, None], old[:, None], advantage, mask, weight, Clip(0.1, 0.2)
     )

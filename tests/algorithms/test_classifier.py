@@ -34,10 +34,8 @@ def frames(lengths: list[int], successes: list[int]) -> Frames:
 @given(st.lists(st.integers(2, 6), min_size=2, max_size=12), st.floats(0.1, 0.9))
 def test_complete_episodes_are_held_out(lengths: list[int], share: float) -> None:
     held = round((1 - share) * len(lengths))
-    algorithm, shown = (
-        ClassifierTraining(ClassifierConfig(held_out=share), 10),
-        frames(lengths, [1] * len(lengths)),
-    )
+    algorithm = ClassifierTraining(ClassifierConfig(held_out=share), 10)
+    shown = frames(lengths, [1] * len(lengths))
     if held in (0, len(lengths)):
         with pytest.raises(UserError, match="both classes are needed"):
             algorithm.split(shown)
@@ -70,7 +68,8 @@ def test_the_loss_is_cross_entropy() -> None:
         def forward(self, inputs: dict[str, Tensor]) -> Tensor:
             return inputs["x"][:, 0]
 
-    logits, success = [2.0, -1.0, 0.5], [True, True, False]
+    logits = [2.0, -1.0, 0.5]
+    success = [True, True, False]
     batch = Frames({"x": torch.tensor(logits)[:, None]}, torch.tensor(success), torch.zeros(3))
     loss, statistics = success_loss(Given(), batch)
     chances = [1 / (1 + math.exp(-logit)) for logit in logits]
@@ -82,7 +81,8 @@ def test_the_loss_is_cross_entropy() -> None:
 
 
 def test_an_iteration_learns_from_a_balanced_batch_of_training_frames() -> None:
-    shown, batches = frames([5] * 10, [1] * 10), []
+    shown = frames([5] * 10, [1] * 10)
+    batches = []
 
     class Flow:
         iteration = 3

@@ -83,7 +83,8 @@ def test_advantages_of_ppo_are_those_of_the_reward_less_the_penalty(
 def test_scores_of_grpo_are_returns_less_the_discounted_penalty() -> None:
     group = calls(attempts=3, length=2)
     found = list(Charged([group], 0.5))
-    subject, again = GRPO(GRPOConfig(gamma=0.9)), list(Charged([group], 0.5))
+    subject = GRPO(GRPOConfig(gamma=0.9))
+    again = list(Charged([group], 0.5))
     assert len(found) == len(again) == 1
     paid = torch.tensor(
         [sum(0.9**step * (number + step) for step in range(2)) for number in range(3)],
@@ -98,11 +99,10 @@ def test_scores_of_grpo_are_returns_less_the_discounted_penalty() -> None:
 
 def calls(attempts: int, length: int) -> Trajectory:
     """Attempts at one episode of ``length`` calls of one action; the call ``t`` of attempt ``i`` costs ``i + t``."""
-    attempt, step = (
-        torch.arange(attempts).repeat_interleave(length),
-        torch.arange(length).repeat(attempts),
-    )
-    zeros, one = torch.zeros_like(step), torch.ones(len(step), 1, dtype=torch.bool)
+    attempt = torch.arange(attempts).repeat_interleave(length)
+    step = torch.arange(length).repeat(attempts)
+    zeros = torch.zeros_like(step)
+    one = torch.ones(len(step), 1, dtype=torch.bool)
     last = (step == length - 1)[:, None]
     return Trajectory(
         inputs={},

@@ -91,7 +91,8 @@ def test_relative_advantages_against_a_loop(
 def test_equal_scores_give_no_gradient(
     score: float, count: int, baseline: str, scale: str, dtype: torch.dtype
 ) -> None:
-    scores, group = torch.full((count,), score, dtype=dtype), torch.zeros(count, dtype=torch.int64)
+    scores = torch.full((count,), score, dtype=dtype)
+    group = torch.zeros(count, dtype=torch.int64)
     assert not relative_advantages(scores, group, baseline, scale).any()
     assert all_equal(scores, group).all()
 
@@ -156,10 +157,8 @@ def steps(rewards: Tensor) -> Trajectory:
     last[-1] = True
     zeros = torch.zeros(length, attempts)
     calls = trajectory(rewards.T[..., None], zeros, ~flags, last, flags, zeros)
-    attempt, step = (
-        torch.arange(attempts).expand(length, -1),
-        torch.arange(length)[:, None].expand(-1, attempts),
-    )
+    attempt = torch.arange(attempts).expand(length, -1)
+    step = torch.arange(length)[:, None].expand(-1, attempts)
     return flattened(replace(calls, attempt=attempt, step=step))
 
 
@@ -219,17 +218,16 @@ def test_complete_episodes_in_order_for_any_grouping() -> None:
 @pytest.mark.parametrize(("gamma", "unit"), [(1.0, "step"), (0.8, "step"), (0.8, "chunk")])
 def test_returns_of_episodes_against_a_loop(gamma: float, unit: str) -> None:
     calls = played(numbered_episodes(range(100), 0, 4, 2).repeat(2), chunk=3)
-    expected, played_calls = (
-        defaultdict[tuple[int, ...], float](float),
-        defaultdict[tuple[int, ...], int](int),
-    )
+    expected = defaultdict[tuple[int, ...], float](float)
+    played_calls = defaultdict[tuple[int, ...], int](int)
     for n in range(len(calls)):  # in order of (episode, step)
         key = (int(calls.task_id[n]), int(calls.seed[n]), int(calls.attempt[n]))
         for i in calls.valid[n].nonzero().flatten().tolist():
             elapsed = played_calls[key] if unit == "chunk" else int(calls.step[n]) + i
             expected[key] += gamma**elapsed * float(calls.reward[n, i])
         played_calls[key] += 1
-    ids, found = calls.episode_ids(), episode_returns(calls, gamma, unit)
+    ids = calls.episode_ids()
+    found = episode_returns(calls, gamma, unit)
     for n in range(len(calls)):
         assert float(found[ids[n]]) == pytest.approx(
             expected[int(calls.task_id[n]), int(calls.seed[n]), int(calls.attempt[n])],
@@ -250,7 +248,8 @@ def flow(**changes: Any) -> InProcessFlow:
 
 
 def run(config: GRPOConfig, iterations: int = 1) -> tuple[InProcessFlow, list[dict[str, float]]]:
-    subject, metrics = flow(), []
+    subject = flow()
+    metrics = []
     for iteration in range(iterations):
         subject.begin(iteration)
         GRPO(config, 1.0).iteration(subject)
@@ -288,7 +287,11 @@ class Known:
     iteration = 0
 
     def __init__(self, rates: list[list[float]]) -> None:
-        self.rates, self.drawn, self.updated, self.steps, self.metrics = rates, [], None, [], {}
+        self.rates = rates
+        self.drawn = []
+        self.updated = None
+        self.steps = []
+        self.metrics = {}
 
     def collect_groups(self, groups: int, attempts: int, draw: int) -> list[Trajectory]:
         self.drawn.append(groups)

@@ -19,7 +19,8 @@ CONFIG = GRPOConfig(episodes=12, group_size=ATTEMPTS, minibatch_size=5, target_k
 
 def group(seed: int, won: int) -> Trajectory:
     """Four attempts at an episode, a call each, of which the first ``won`` succeed and earn 1."""
-    seeds, zeros = torch.full((ATTEMPTS,), seed), torch.zeros(ATTEMPTS, dtype=torch.int64)
+    seeds = torch.full((ATTEMPTS,), seed)
+    zeros = torch.zeros(ATTEMPTS, dtype=torch.int64)
     success = (torch.arange(ATTEMPTS) < won)[:, None]
     nothing = torch.zeros_like(success)
     return Trajectory(
@@ -48,7 +49,8 @@ class Given:
     iteration = 0
 
     def __init__(self, draws: list[list[int]], moved: int = 1000) -> None:
-        self.draws, self.moved = draws, moved
+        self.draws = draws
+        self.moved = moved
         self.asked: list[int] = []
         self.learnt: list[list[int]] = []
         self.batches: list[Any] = []

@@ -78,7 +78,8 @@ def assert_gradient(function: object, argument: Tensor, mask: Tensor) -> None:
     assert (gradient[~mask] == 0).all()
     argument.requires_grad_(False)
     for i in mask.nonzero().flatten().tolist():
-        original, differences = argument[i].clone(), []
+        original = argument[i].clone()
+        differences = []
         for shift in (1e-6, -1e-6):
             argument[i] = original + shift
             differences.append(float(function()))
@@ -94,7 +95,8 @@ def test_policy_loss_against_a_loop(drawn: Calls) -> None:
     expected = {"loss": 0.0, "approx_kl": 0.0, "ppo_kl": 0.0, "clip_fraction": 0.0}
     for i in drawn.mask.nonzero().flatten().tolist():
         log_ratio = float(drawn.log_prob[i]) - float(drawn.old_log_prob[i])
-        ratio, advantage = math.exp(log_ratio), float(drawn.advantage[i])
+        ratio = math.exp(log_ratio)
+        advantage = float(drawn.advantage[i])
         expected["loss"] -= min(ratio * advantage, min(max(ratio, 1 - LOW), 1 + HIGH) * advantage)
         expected["approx_kl"] += ratio - 1 - log_ratio
         expected["ppo_kl"] -= log_ratio
@@ -106,7 +108,8 @@ def test_policy_loss_against_a_loop(drawn: Calls) -> None:
 
 @given(calls())
 def test_policy_statistics_are_within_their_ranges(drawn: Calls) -> None:
-    statistics, count = drawn.policy_loss()[1], max(int(drawn.mask.sum()), 1)
+    statistics = drawn.policy_loss()[1]
+    count = max(int(drawn.mask.sum()), 1)
     assert 0 <= float(statistics["clip_fraction"]) / count <= 1
     assert float(statistics["approx_kl"]) >= 0
 
@@ -164,10 +167,8 @@ def test_an_overflow_outside_the_mask_has_no_effect(bad: float) -> None:
 @pytest.mark.parametrize("difference", [25.0, 500.0])
 def test_an_action_that_became_far_too_likely_has_a_gradient(difference: float) -> None:
     """Its probability would not decrease otherwise; the loss is that of a ratio of e**20."""
-    log_prob, mask = (
-        torch.tensor([difference, 0.1], requires_grad=True),
-        torch.ones(2, dtype=torch.bool),
-    )
+    log_prob = torch.tensor([difference, 0.1], requires_grad=True)
+    mask = torch.ones(2, dtype=torch.bool)
     loss, _ = ppo_policy_loss(log_prob, torch.zeros(2), -torch.ones(2), mask)
     (gradient,) = torch.autograd.grad(loss, log_prob)
     assert float(gradient[0]) == pytest.approx(math.exp(20), rel=1e-5)
@@ -198,11 +199,9 @@ def test_an_overflow_that_counts_is_finite(difference: float) -> None:
 def test_value_loss_against_a_loop(drawn: Calls, clip: float | None) -> None:
     expected = 0.0
     for i in drawn.mask.nonzero().flatten().tolist():
-        value, old, target = (
-            float(drawn.value[i]),
-            float(drawn.old_value[i]),
-            float(drawn.target[i]),
-        )
+        value = float(drawn.value[i])
+        old = float(drawn.old_value[i])
+        target = float(drawn.target[i])
         held = value if clip is None else min(max(value, old - clip), old + clip)
         expected += 0.5 * max((target - value) ** 2, (target - held) ** 2)
     assert float(drawn.value_loss(clip)) == pytest.approx(expected)

@@ -51,7 +51,8 @@ def batch(config: PPOConfig, rollouts: Trajectory) -> Batch:
 
 @pytest.mark.parametrize("value_only", [False, True])
 def test_all_terms_of_the_loss_against_a_loop(value_only: bool) -> None:
-    policy, drawn = moved(), batch(CONFIG, calls())
+    policy = moved()
+    drawn = batch(CONFIG, calls())
     with torch.no_grad():
         new = policy.evaluate(drawn.calls.inputs, drawn.calls.latent, TEMPERATURE)
     actor = critic = entropy = divergence = 0.0
@@ -61,10 +62,8 @@ def test_all_terms_of_the_loss_against_a_loop(value_only: bool) -> None:
 
     assert drawn.target is not None and drawn.calls.reference is not None
     for n in range(len(drawn)):
-        ratio, advantage = (
-            math.exp(total(new.log_prob - drawn.calls.log_prob, n)),
-            float(drawn.advantage[n]),
-        )
+        ratio = math.exp(total(new.log_prob - drawn.calls.log_prob, n))
+        advantage = float(drawn.advantage[n])
         actor -= min(ratio * advantage, min(max(ratio, 0.9), 1.15) * advantage)
         away = total(drawn.calls.reference - new.log_prob, n)
         divergence += math.exp(away) - 1 - away
@@ -87,10 +86,8 @@ def test_weights_are_one_on_average_over_the_calls_that_count(aggregation: str) 
     valid[::3] = False
     rollouts = replace(rollouts, valid=valid)
     config = replace(CONFIG, aggregation=aggregation)
-    weight, counts = (
-        PPO(config, TEMPERATURE).weighted(rollouts, torch.zeros(len(rollouts))).weight,
-        valid.any(-1),
-    )
+    weight = PPO(config, TEMPERATURE).weighted(rollouts, torch.zeros(len(rollouts))).weight
+    counts = valid.any(-1)
     assert (
         float(weight[counts].mean()) == pytest.approx(1)
         and not weight[~counts].any()
@@ -108,7 +105,8 @@ class Given:
     """A flow that counts updates of the critic only."""
 
     def __init__(self, iteration: int) -> None:
-        self.iteration, self.versions = iteration, 0
+        self.iteration = iteration
+        self.versions = 0
         self.value_only: list[bool] = []
 
     def collect(self, horizon: int) -> list[Trajectory]:

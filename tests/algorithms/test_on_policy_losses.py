@@ -119,7 +119,8 @@ def test_policy_loss_against_a_loop(case: Drawn, clip: Clip, decoupled: bool) ->
             behaviour = math.exp(proximal - old)
             if decoupled and clip.behaviour is not None and behaviour > clip.behaviour:
                 continue
-            ratio, advantage = math.exp(log_prob - proximal), float(case.advantage[n])
+            ratio = math.exp(log_prob - proximal)
+            advantage = float(case.advantage[n])
             gain = min(ratio * advantage, min(max(ratio, 1 - clip.low), 1 + clip.high) * advantage)
             if clip.dual is not None and advantage < 0:
                 gain = max(gain, clip.dual * advantage)
@@ -147,7 +148,8 @@ def test_a_proximal_policy_equal_to_the_behaviour_policy_changes_nothing(case: D
         weight,
         Clip(),
     )
-    plain, decoupled = policy_loss(*arguments), policy_loss(*arguments, case.elements("old"))
+    plain = policy_loss(*arguments)
+    decoupled = policy_loss(*arguments, case.elements("old"))
     torch.testing.assert_close(plain[0], decoupled[0])
     for name, value in plain[1].items():
         torch.testing.assert_close(value, decoupled[1][name])

@@ -53,7 +53,8 @@ def test_the_first_step_is_that_of_adamw(epsilon: float, decay: float) -> None:
     config = replace(
         CONFIG, adam_eps=epsilon, weight_decay=decay, learning_rate=0.1, value_learning_rate=0.05
     )
-    start, slope = 2.0, -0.25
+    start = 2.0
+    slope = -0.25
     actor, critic = (torch.nn.Parameter(torch.tensor(start, dtype=torch.float64)) for _ in range(2))
     (optimizer,) = (
         PPO(config, 1.0).optimizers({"head.weight": actor, f"{CRITIC}head.weight": critic}).values()
@@ -91,7 +92,8 @@ def test_the_loss_against_a_loop(
     for n in range(len(batch)):
         executed = batch.calls.valid[n].nonzero().flatten().tolist()
         log_ratio = sum(float((new.log_prob - batch.calls.log_prob)[n, c].sum()) for c in executed)
-        ratio, advantage = math.exp(log_ratio), float(batch.advantage[n])
+        ratio = math.exp(log_ratio)
+        advantage = float(batch.advantage[n])
         actor -= min(ratio * advantage, min(max(ratio, 0.9), 1.15) * advantage)
         clipped += not 0.9 <= ratio <= 1.15
         critic += 0.5 * (float(new.value[n]) - float(batch.target[n])) ** 2
@@ -113,7 +115,8 @@ def test_the_loss_against_a_loop(
 
 
 def test_micro_batches_add_up(policy: LinearPolicy, rollouts: Trajectory) -> None:
-    batch, algorithm = batch_of(rollouts), PPO(CONFIG, 1.0)
+    batch = batch_of(rollouts)
+    algorithm = PPO(CONFIG, 1.0)
     whole, statistics = algorithm.loss(moved(policy), batch, False)
     parts = [
         algorithm.loss(policy, batch[start : start + 7], False) for start in range(0, len(batch), 7)
@@ -129,7 +132,8 @@ def test_actions_that_were_not_executed_do_not_matter(
     policy: LinearPolicy, rollouts: Trajectory
 ) -> None:
     spoilt = torch.where(rollouts.valid[..., None], rollouts.log_prob, float("nan"))
-    algorithm, results = PPO(CONFIG, 1.0), []
+    algorithm = PPO(CONFIG, 1.0)
+    results = []
     for calls in (rollouts, replace(rollouts, log_prob=spoilt)):
         policy.zero_grad()
         algorithm.loss(policy, batch_of(calls), False)[0].backward()

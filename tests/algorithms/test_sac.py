@@ -79,7 +79,8 @@ def test_log_probabilities_are_finite_in_the_tails() -> None:
 
 def test_an_ensemble_equals_its_members() -> None:
     critics = Critics(5, 6, 8)
-    features, action = normal(7, 4).float(), normal(7, 1, 2, seed=1).float()
+    features = normal(7, 4).float()
+    action = normal(7, 1, 2, seed=1).float()
     expected = []
     for member in range(5):
         x = torch.cat([features, action.flatten(1)], 1)
@@ -112,11 +113,9 @@ def test_targets_against_a_loop(seed: int, backup: bool) -> None:
 
 @given(seeds)
 def test_losses_against_loops(seed: int) -> None:
-    values, target, log_prob = (
-        normal(3, 5, seed=seed),
-        normal(5, seed=seed + 1),
-        normal(5, seed=seed + 2),
-    )
+    values = normal(3, 5, seed=seed)
+    target = normal(5, seed=seed + 1)
+    log_prob = normal(5, seed=seed + 2)
     squares = [
         [(float(values[k, b]) - float(target[b])) ** 2 / 2 for b in range(5)] for k in range(3)
     ]
@@ -184,7 +183,8 @@ def test_each_loss_trains_its_own_modules() -> None:
         "value_head",
         "log_alpha",
     }
-    before, target = snapshot(trainer), [p.clone() for p in trainer.target.parameters()]
+    before = snapshot(trainer)
+    target = [p.clone() for p in trainer.target.parameters()]
     sac_step(trainer, transitions(), torch.Generator().manual_seed(0), with_actor=False)
     changed = {
         name.split(".")[0]
@@ -389,7 +389,8 @@ def test_training_improves_success(tmp_path: Path) -> None:
 def test_co_training_moves_the_actor_towards_demonstrations() -> None:
     config = replace(CONFIG, sft_coef=100.0, demonstrations=1, learning_rate=1e-2)
     subject = policy(config)
-    trainer, shown = Trainer(subject, SAC(config), 64), transitions(seed=5)
+    trainer = Trainer(subject, SAC(config), 64)
+    shown = transitions(seed=5)
     losses = [
         sac_step(trainer, transitions(), torch.Generator().manual_seed(i), True, shown)["sft/loss"]
         for i in range(60)
@@ -500,7 +501,8 @@ def test_a_refining_actor_starts_as_the_frozen_policy() -> None:
 
 def test_the_anchor_is_the_squared_distance_to_the_frozen_policys_actions() -> None:
     """The gradient of a step with it is that of one without it, and its own."""
-    gradients, distance = [], 0.0
+    gradients = []
+    distance = 0.0
     for anchor in (0.0, 0.7):
         subject = refining(anchor)
         trainer = Trainer(subject, SAC(replace(REFINED, anchor=anchor, max_grad_norm=1e6)), 64)

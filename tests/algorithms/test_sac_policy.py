@@ -49,7 +49,8 @@ def drawn(seed: int) -> Tensor:
 @pytest.mark.parametrize(("temperature", "seed"), [(0.1, 0), (0.5, 1), (1.0, 2), (2.0, 3)])
 def test_the_temperature_scales_samples_and_their_density(temperature: float, seed: int) -> None:
     """Before the squashing, actions are ``mean + temperature std z`` of a standard normal z, with the density that follows."""
-    subject, z = policy(), drawn(seed)
+    subject = policy()
+    z = drawn(seed)
     features = subject.encode(INPUTS)
     mean, log_std = subject.distribution(features.pooled)
     std = temperature * log_std.exp()
@@ -81,7 +82,8 @@ def test_temperature_zero_gives_the_mean() -> None:
 
 @torch.no_grad()
 def test_samples_of_an_update_equal_those_of_a_rollout_at_temperature_one() -> None:
-    subject, z = policy(), drawn(5)
+    subject = policy()
+    z = drawn(5)
     features = subject.encode(INPUTS)
     chosen, log_prob = subject.draw(features.pooled, z)
     sample = subject.act(features, Numbers(z), 1.0)
@@ -91,10 +93,8 @@ def test_samples_of_an_update_equal_those_of_a_rollout_at_temperature_one() -> N
 
 def test_samples_are_reparameterised() -> None:
     """The gradient of a sample reaches mean and standard deviation: d tanh(m + s z) = (1 - a**2) (dm + z ds)."""
-    mean, log_std = (
-        torch.tensor([[0.3]], requires_grad=True),
-        torch.tensor([[-1.0]], requires_grad=True),
-    )
+    mean = torch.tensor([[0.3]], requires_grad=True)
+    log_std = torch.tensor([[-1.0]], requires_grad=True)
     z = torch.tensor([[1.5]])
     action, _ = squash(mean + log_std.exp() * z, mean, log_std)
     by_mean, by_spread = torch.autograd.grad(action.sum(), (mean, log_std))
@@ -127,7 +127,8 @@ def test_a_value_is_the_mean_of_the_critics_for_the_likeliest_action() -> None:
 
 @torch.no_grad()
 def test_imitation_is_the_mean_squared_distance_from_the_likeliest_action() -> None:
-    subject, shown = policy(), drawn(3).clamp(-1, 1)
+    subject = policy()
+    shown = drawn(3).clamp(-1, 1)
     features = subject.encode(INPUTS).pooled
     mean, _ = subject.distribution(features)
     expected = [float(((mean[i].tanh() - shown[i]) ** 2).mean()) for i in range(4)]

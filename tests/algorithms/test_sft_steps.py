@@ -41,7 +41,8 @@ class Flow:
         return Demonstrations({"x": torch.arange(50)}, torch.zeros(50, 1, 1), torch.arange(50))
 
     def imitate(self, batch: Demonstrations, rate: float) -> None:
-        self.batch, self.rate = batch, rate
+        self.batch = batch
+        self.rate = rate
 
     def log(self, metrics: dict[str, float]) -> None:
         assert metrics == {"sft/learning_rate": self.rate * SFTConfig().learning_rate}

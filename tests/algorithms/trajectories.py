@@ -53,11 +53,9 @@ def trajectories(
     longest_chunk: int = 4,
 ) -> Trajectory:
     """``garbage`` writes NaN, infinities and random flags where nothing was executed."""
-    calls, envs, chunk = (
-        draw(st.integers(1, 7)),
-        draw(st.integers(1, 4)),
-        draw(st.integers(1, longest_chunk)),
-    )
+    calls = draw(st.integers(1, 7))
+    envs = draw(st.integers(1, 4))
+    chunk = draw(st.integers(1, longest_chunk))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32 - 1)))
     end_probability = draw(st.sampled_from([0.0, 0.3, 0.7]))
 

@@ -44,8 +44,10 @@ class CountingInProcesses(CounterPlugin):
 
     def create(self, config: CounterConfig, groups: int) -> list[VectorEnv]:
         assert isinstance(config, ProcessesConfig)
-        program, options = ["-m", "tests.envs.counting_simulator"], {"seconds": config.seconds}
-        slots, limit = config.num_envs // groups, config.episode_limit
+        program = ["-m", "tests.envs.counting_simulator"]
+        options = {"seconds": config.seconds}
+        slots = config.num_envs // groups
+        limit = config.episode_limit
         pools = [
             SimulatorPool(program, options, slots=slots, processes=2, episode_limit=limit)
             for _ in range(groups)

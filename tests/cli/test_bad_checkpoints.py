@@ -15,10 +15,8 @@ from safetensors.torch import load_file, save_file
 from tests.cli.conftest import CommandLine
 from tests.models.tiny_openvla import smaller_directory, tiny
 
-INDEX, SHARDS = (
-    "model.safetensors.index.json",
-    [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)],
-)
+INDEX = "model.safetensors.index.json"
+SHARDS = [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
 
 
 @pytest.fixture

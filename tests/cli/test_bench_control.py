@@ -74,10 +74,8 @@ def test_modes_are_those_that_the_chunk_and_the_age_limit_allow() -> None:
         spec = LinearPolicy(LinearPolicy.Config(chunk=1)).spec
 
     def names(chunk: int, **control: float) -> list[str]:
-        Recipe.control, Chunks.spec = (
-            ControlConfig(**control),
-            LinearPolicy(LinearPolicy.Config(chunk=chunk)).spec,
-        )  # type: ignore[arg-type]
+        Recipe.control = ControlConfig(**control)  # type: ignore[arg-type]
+        Chunks.spec = LinearPolicy(LinearPolicy.Config(chunk=chunk)).spec
         return list(served_control.modes(Recipe, Chunks))  # type: ignore[arg-type]
 
     assert names(1) == ["synchronous"] and names(4) == ["synchronous", "asynchronous"]

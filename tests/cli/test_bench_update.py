@@ -120,10 +120,8 @@ def test_the_work_of_an_update_is_that_of_its_passes_without_recomputation(
     )
     policy, algorithm = builders.build_policy(recipe), builders.build_algorithm(recipe)
     batch = synthetic_batch(recipe, policy, algorithm, 2 * recipe.algorithm.minibatch_size)
-    trainer, settings = (
-        builders.build_trainer(recipe, policy),
-        builders.actor_settings(recipe, recipe.rollout.temperature),
-    )
+    trainer = builders.build_trainer(recipe, policy)
+    settings = builders.actor_settings(recipe, recipe.rollout.temperature)
     flow = InProcessFlow(policy, [], trainer, settings, reuse_frozen=recipe.cluster.reuse_frozen)
     flow.update(batch, algorithm)  # the first one also checks the log-probabilities
     real = work(lambda: flow.update(batch, algorithm), policy.parameters())

@@ -108,7 +108,8 @@ def evaluation(run: Path) -> object:
 def test_the_same_bits_although_the_trainer_is_killed(
     here: Path, folder: Path, train: Train
 ) -> None:
-    there, arguments = folder / "there", (*STEPS, ON_RAY, "cluster.rollout_workers=2")
+    there = folder / "there"
+    arguments = (*STEPS, ON_RAY, "cluster.rollout_workers=2")
     with when_it_prints(SECOND_ITERATION, folder / "package", kill_rank(there, 0)):
         said = train("there", *arguments)
     assert "trainer 0 was lost" in said and "reward classifier: " in said, said

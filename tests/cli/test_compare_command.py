@@ -44,7 +44,8 @@ def record(tmp_path: Path) -> Record:
 def test_two_evaluations_of_the_same_episodes(
     rlinf_vla: CommandLine, record: Record, tmp_path: Path
 ) -> None:
-    before, after = played(range(10)), played(range(5, 30))
+    before = played(range(10))
+    after = played(range(5, 30))
     files = record("before.json", greedy=before, sampled=before), record("after.json", greedy=after)
     found = rlinf_vla(
         "compare", f"start={files[0]}:greedy", f"trained={files[1]}", "--output", "all.json"

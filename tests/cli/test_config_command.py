@@ -87,7 +87,8 @@ def test_each_value_stands_where_it_is_said_to(name: str) -> None:
 
 
 def test_the_last_of_several_files_is_shown() -> None:
-    plain, other = sources(*ON_LAPTOP), sources(*ON_LAPTOP, "model=pi0")
+    plain = sources(*ON_LAPTOP)
+    other = sources(*ON_LAPTOP, "model=pi0")
     assert plain["iterations"] == Source(FILE, "recipes/recipe/maniskill_ppo.yaml")
     assert other["iterations"] == Source(FILE, "recipes/with/maniskill_ppo/pi0.yaml")
     assert other["env.task"] == Source(FILE, "recipes/task/pushcube.yaml")

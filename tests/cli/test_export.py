@@ -74,7 +74,8 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
 def differences(policy: Policy, other: Policy) -> tuple[float, float, float]:
     """Of act's log-probabilities, of evaluate's, and of the critic's values."""
     inputs = policy.prepare(observations(policy, 4))
-    first, second = act(policy, inputs, temperature=0.0), act(other, inputs, temperature=0.0)
+    first = act(policy, inputs, temperature=0.0)
+    second = act(other, inputs, temperature=0.0)
     evaluations = [
         each.evaluate(inputs, first.latent, 1.0).log_prob.detach() for each in (policy, other)
     ]
@@ -109,10 +110,8 @@ def test_trained_weights_are_in_the_official_layout(
         "tokenizer.json",
     }
     assert {path.name for path in (tmp_path / "out").iterdir()} == expected
-    before, after = (
-        load_file(run.model / "model.safetensors"),
-        load_file(tmp_path / "out" / "model.safetensors"),
-    )
+    before = load_file(run.model / "model.safetensors")
+    after = load_file(tmp_path / "out" / "model.safetensors")
     assert {name: value.shape for name, value in before.items()} == {
         name: value.shape for name, value in after.items()
     }

@@ -112,7 +112,8 @@ class Odd:
 
 
 def test_an_unread_key_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    keys, seen = dict(declared(Odd)), set[Key]()
+    keys = dict(declared(Odd))
+    seen = set[Key]()
     assert list(keys) == ["used", "unused", "compared", "inner", "inner.used", "inner.unused"]
     watch({Odd, Inner}, seen, lambda node, frame: frame.f_code.co_name == "reader", monkeypatch)
     odd = Odd(compared=4)

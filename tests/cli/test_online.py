@@ -147,7 +147,8 @@ def test_the_process_beside_the_robot_is_replaced_and_leaves_what_it_saw(
             side.begin(job)
         assert len(side.episode(jobs[0], lambda: None)) > 0
         assert isinstance(side.link, LocalRobotLink)
-        pid, under_way = side.link.child.pid, run / EPISODES / UNDER_WAY
+        pid = side.link.child.pid
+        under_way = run / EPISODES / UNDER_WAY
         while not is_under_way(jobs[1]):
             time.sleep(0.02)
         os.kill(pid, signal.SIGKILL)

@@ -80,7 +80,8 @@ def test_a_learner_that_is_silent_is_as_good_as_dead(
     long = (
         toy_run(tmp_path / "written", toy("train", "env.episode_limit=4000")) / "recipe.yaml"
     ).read_text()
-    outpost, job = RemoteRobotActor("abc", long, 60.0, 4.0), Job(TRAINING, 0, 7)
+    outpost = RemoteRobotActor("abc", long, 60.0, 4.0)
+    job = Job(TRAINING, 0, 7)
     outpost.give(json.dumps(vars(job)))
     signs_of_life = 0
     while signs_of_life < 3:
@@ -105,10 +106,8 @@ def test_a_session_whose_actor_is_killed(toy: Arguments, tmp_path: Path, state: 
     run, here = (
         toy_run(tmp_path / name, toy("train", "cluster.runtime=ray")) for name in ("run", "here")
     )
-    jobs, said = (
-        [Job(DEMONSTRATION, number, 7 + number, scripted=True) for number in range(2)],
-        list[str](),
-    )
+    jobs = [Job(DEMONSTRATION, number, 7 + number, scripted=True) for number in range(2)]
+    said = list[str]()
     with robot_on_ray(recipes.read(read_saved(run)), run, said.append) as side:
         side.begin(jobs[0])
         played = [side.episode(jobs[0], lambda: None)]

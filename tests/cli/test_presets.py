@@ -119,10 +119,8 @@ def test_it_composes_with_its_recipes(preset: str, model: str) -> None:
 
 
 def test_evaluations_sample_at_the_published_temperature() -> None:
-    published, ours = (
-        recipes.read(composed("rl4vla", "openvla")),
-        recipes.read(composed("pirl_flow_sde", "pi0")),
-    )
+    published = recipes.read(composed("rl4vla", "openvla"))
+    ours = recipes.read(composed("pirl_flow_sde", "pi0"))
     assert (temperature_of(published, "sampled"), published.rollout.temperature) == (0.6, 1.0)
     assert temperature_of(published, "greedy") == temperature_of(ours, "greedy") == 0.0
     assert temperature_of(ours, "sampled") == ours.rollout.temperature

@@ -137,7 +137,8 @@ def test_a_sweep_of_openvla_oft_on_a_server_is_that_of_openvla_oft(
 ) -> None:
     """And it is not continued with another policy."""
     with served(*OFT) as (url, _):
-        here, there = sweep("here", *OFT), sweep("there", *remote(url))
+        here = sweep("here", *OFT)
+        there = sweep("there", *remote(url))
     assert there["episodes"] == here["episodes"]
     words = [*PLAYED, "run_dir=there", *remote(pi0_server)]
     found = rlinf_vla(*with_models.arguments("eval", "counting_eval", *words)).complaint
@@ -176,7 +177,8 @@ def test_a_server_that_dies_ends_the_sweep_in_one_line_and_another_continues_it(
     words = ["sweep.block=1", "evaluation.modes=[greedy]"]
     whole = sweep("whole", *remote(pi0_server), *words)
     with served(*PI0) as (url, process):
-        step, count = CounterWorld.step_async, 0
+        step = CounterWorld.step_async
+        count = 0
 
         def killing(env: CounterWorld, actions: Tensor, skip_ended: bool = False) -> None:
             nonlocal count

@@ -35,7 +35,9 @@ class MadeUpRobot:
     next_fault: str | None = None
 
     def __init__(self, log: list[str], broken: bool, latched: str | None) -> None:
-        self.log, self.broken, self.latched = log, broken, latched
+        self.log = log
+        self.broken = broken
+        self.latched = latched
 
     def connect(self, timeout_s: float) -> None:
         self.log.append("connect")

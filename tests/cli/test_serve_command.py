@@ -101,12 +101,10 @@ def test_a_runs_newest_checkpoint_acts_as_in_eval(
         )
     )
     assert trained.code == 0, trained.err
-    images, rows = (
-        torch.randint(
-            256, (2, 64, 64, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
-        ),
-        torch.arange(2),
+    images = torch.randint(
+        256, (2, 64, 64, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
     )
+    rows = torch.arange(2)
     recipe = recipes.read(read_saved(tmp_path / "run"))
     policy = builders.build_policy(recipe)
     load_checkpoint(tmp_path / "run" / "checkpoints" / "step_000002", policy)

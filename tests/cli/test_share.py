@@ -97,7 +97,8 @@ def test_a_run_there_and_back(
         and str(counting.folder).encode() not in everything
         and TOKEN.encode() not in everything
     )
-    card, text = metadata(there["README.md"]), there["README.md"].decode()
+    card = metadata(there["README.md"])
+    text = there["README.md"].decode()
     assert (card["license"], card["base_model"], card["datasets"], card["pipeline_tag"]) == (
         "mit",
         BASE,

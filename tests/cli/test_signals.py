@@ -248,10 +248,8 @@ def test_the_documented_job_script_leaves_a_checkpoint(
         re.DOTALL,
     )
     words = " ".join(counting.arguments("train", "counting_ppo", *LONG, "resume=auto"))
-    run, documented = (
-        f"{sys.executable} {tmp_path / 'program'} {words}",
-        "rlinf-vla train recipe=maniskill_ppo run_dir=runs/a resume=auto",
-    )
+    run = f"{sys.executable} {tmp_path / 'program'} {words}"
+    documented = "rlinf-vla train recipe=maniskill_ppo run_dir=runs/a resume=auto"
     assert documented in script
     (tmp_path / "job").write_text(script.replace(documented, run))
     program = start([], args=["bash", str(tmp_path / "job")])

@@ -29,7 +29,8 @@ def test_a_sweep_is_that_of_the_whole_policy(
     sweep: Eval, rlinf_vla: CommandLine, model: tuple[str, ...]
 ) -> None:
     with served(*model) as (url, _):
-        here, there = sweep("here", *model), sweep("there", *model, *head(url))
+        here = sweep("here", *model)
+        there = sweep("there", *model, *head(url))
         assert there["episodes"] == here["episodes"] and there["policies"] == here["policies"]
         told = there["provenance"]["start greedy"]
         assert (

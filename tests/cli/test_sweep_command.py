@@ -363,7 +363,8 @@ def test_a_sweep_resumes(
     sweep: Eval, rlinf_vla: CommandLine, suites: Counting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = told(sweep("whole", *SCRIPTED))
-    play, played = BlockPlayer.play, list[str]()
+    play = BlockPlayer.play
+    played = list[str]()
 
     def failing(self: BlockPlayer, block: Any, *rest: Any) -> Any:
         if len(played) == 5:

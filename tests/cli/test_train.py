@@ -97,7 +97,9 @@ def test_two_groups_with_a_killed_simulator_train_the_same_weights_as_one(
     undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While it simulates a step of the second iteration."""
-    step_async, steps, killed = ProcessVectorEnv.step_async, itertools.count(1), list[int]()
+    step_async = ProcessVectorEnv.step_async
+    steps = itertools.count(1)
+    killed = list[int]()
 
     def killing(env: ProcessVectorEnv, *arguments: Any, **options: Any) -> None:
         step_async(env, *arguments, **options)

@@ -115,10 +115,8 @@ def test_other_algorithms_train_and_resume(
 
 
 def test_a_users_reward_is_used_for_training_but_not_evaluation(train: Any) -> None:
-    own, other = (
-        train("own", "iterations=1"),
-        train("other", "iterations=1", "reward=success", "reward.weight=5"),
-    )
+    own = train("own", "iterations=1")
+    other = train("other", "iterations=1", "reward=success", "reward.weight=5")
     rewarded = [metrics(run_dir)[0] for run_dir in (own, other)]
     assert rewarded[0]["rollout/success_once"] == rewarded[1]["rollout/success_once"] > 0
     steps = rewarded[1]["rollout/steps"]
@@ -151,7 +149,8 @@ def test_an_interrupted_run_resumes(
 ) -> None:
     """The signal arrives during the second rollout."""
     whole = train("whole", *QUICK, "iterations=3", "checkpoints.every=3")
-    steps, step_wait = [0], CounterWorld.step_wait
+    steps = [0]
+    step_wait = CounterWorld.step_wait
 
     def interrupting(self: CounterWorld) -> StepResult:
         steps[0] += 1
@@ -174,7 +173,8 @@ def test_a_second_interrupt_discards_the_unfinished_iteration(
 ) -> None:
     """Ctrl-C twice during the second update: the run resumes from the last checkpoint to the same bits."""
     whole = train("whole", *QUICK, "iterations=3")
-    updates, update = [0], OnPolicyUpdater.update
+    updates = [0]
+    update = OnPolicyUpdater.update
 
     def interrupting(self: OnPolicyUpdater, *arguments: Any) -> Any:
         found = update(self, *arguments)
@@ -194,7 +194,8 @@ def test_a_second_interrupt_discards_the_unfinished_iteration(
 def test_demonstrations_do_not_make_a_signal_wait(
     train: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps, step_wait = [0], CounterWorld.step_wait
+    steps = [0]
+    step_wait = CounterWorld.step_wait
 
     def interrupting(self: CounterWorld) -> StepResult:
         steps[0] += 1
@@ -214,7 +215,8 @@ def test_a_run_that_died_before_its_first_checkpoint_starts_again(
 ) -> None:
     late = (*QUICK, "iterations=3", "checkpoints.every=3")
     whole = train("whole", *late)
-    steps, step_wait = [0], CounterWorld.step_wait
+    steps = [0]
+    step_wait = CounterWorld.step_wait
 
     def dying(self: CounterWorld) -> StepResult:
         steps[0] += 1

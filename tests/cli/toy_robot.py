@@ -147,14 +147,16 @@ class ToyArm(SyntheticRobot):
         self.state = replace(self.state, gripper_width=width)
 
     def interventions(self) -> list[Intervention]:
-        found, self._changes = self._changes, []
+        found = self._changes
+        self._changes = []
         return found
 
 
 class ToyPlugin:
     """Implements ``RobotPlugin``."""
 
-    Config, simulated = ToyConfig, True
+    Config = ToyConfig
+    simulated = True
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock = clock or Clock()
@@ -167,7 +169,8 @@ class ToyPlugin:
 
     def scene(self, config: ToyConfig) -> Scene:
         scene = ToyScene()
-        scene.by_hand, scene.has_expert = config.by_hand, config.expert
+        scene.by_hand = config.by_hand
+        scene.has_expert = config.expert
         return scene
 
     def check(self, config: ToyConfig) -> Iterator[Finding]:

@@ -91,7 +91,8 @@ def paths(node: Any, prefix: str = "") -> Iterator[tuple[str, Any, str, Any]]:
     """Of each field that may hold numbers: its key, the node that has it, its name there, and its type."""
     hints = get_type_hints(type(node), include_extras=True)
     for each in fields(node):
-        value, key = getattr(node, each.name), f"{prefix}{each.name}"
+        value = getattr(node, each.name)
+        key = f"{prefix}{each.name}"
         if is_dataclass(value):
             yield from paths(value, f"{key}.")
         elif isinstance(value, list) and value and is_dataclass(value[0]):
@@ -110,10 +111,8 @@ def test_absurd_numbers_are_refused(name: str) -> None:
     """Alone, or in a list or a dictionary: within the range, or refused in one line that names the key, the value and the range."""
     node = a_recipe() if name == "recipe" else SCHEMAS[name]()
     for key, owner, field_name, plain in list(paths(node)):
-        saved, at = (
-            getattr(owner, field_name),
-            {list: "[0]", dict: ".some"}.get(get_origin(plain), ""),
-        )
+        saved = getattr(owner, field_name)
+        at = {list: "[0]", dict: ".some"}.get(get_origin(plain), "")
         ((_, _, rules),) = numbers(get_type_hints(type(owner), include_extras=True)[field_name], "")
         for value in ABSURD:
             setattr(owner, field_name, {"[0]": [value], ".some": {"some": value}}.get(at, value))

@@ -91,7 +91,8 @@ def test_images_as_png(channels: int) -> None:
 def test_images_as_jpeg_and_raw() -> None:
     from PIL import Image
 
-    image, file = np.full((8, 6, 3), 100, np.uint8), io.BytesIO()
+    image = np.full((8, 6, 3), 100, np.uint8)
+    file = io.BytesIO()
     Image.fromarray(image).save(file, "JPEG")
     marked = {"__image__": True, "format": "jpeg", "data": file.getvalue(), "shape": [8, 6, 3]}
     assert same(unpack(msgpack.packb(marked)), image)

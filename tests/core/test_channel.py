@@ -119,7 +119,8 @@ def descriptors() -> list[int]:
 def test_any_number_of_callers_leaves_a_listener_bounded_and_open_to_a_new_one(
     tmp_path: Path,
 ) -> None:
-    listener, half_open = Listener(tmp_path / "socket"), []
+    listener = Listener(tmp_path / "socket")
+    half_open = []
     before = len(descriptors())
     for _ in range(10 * CALLERS):
         half_open.append(Channel.dial(tmp_path / "socket"))
@@ -184,7 +185,8 @@ def test_idle_callers_and_long_messages_are_dropped(
 
 
 def test_a_listener_that_accepts_nobody_is_an_error(tmp_path: Path) -> None:
-    mute, waiting = Listener(tmp_path / "mute"), []
+    mute = Listener(tmp_path / "mute")
+    waiting = []
     with contextlib.suppress(TimeoutError):
         while True:
             waiting.append(Channel.dial(tmp_path / "mute", 0.05))

@@ -82,7 +82,8 @@ def test_the_simulated_gpu_computes_with_values_and_gradients() -> None:
 
 def test_the_simulated_gpu_refuses_mixed_devices() -> None:
     with simulated_gpu():
-        gpu, cpu = torch.ones(2, device=GPU), torch.ones(2)
+        gpu = torch.ones(2, device=GPU)
+        cpu = torch.ones(2)
         for mix in (lambda: gpu + cpu, lambda: torch.cat([gpu, cpu]), lambda: cpu[gpu.long()]):
             with pytest.raises((RuntimeError, NotImplementedError)):
                 mix()

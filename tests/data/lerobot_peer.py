@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-LENGTHS, TASKS = (5, 4, 6), ("push the cube", "stack the cubes", "push the cube")
+LENGTHS = (5, 4, 6)
+TASKS = ("push the cube", "stack the cubes", "push the cube")
 FPS, SIZE = 10, 64
 
 

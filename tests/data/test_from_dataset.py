@@ -103,7 +103,9 @@ def test_a_flow_policy_learns_the_datasets_actions_also_those_that_it_does_not_e
     tmp_path: Path,
 ) -> None:
     policy = small_pi0(tmp_path / "pi0", chunk=2)
-    dims, generator, length = policy.spec, np.random.default_rng(0), 7
+    dims = policy.spec
+    generator = np.random.default_rng(0)
+    length = 7
     actions = generator.normal(size=(length, dims.action_dim)).astype(np.float32)
     features = {
         form.ACTION: Feature("float32", (dims.action_dim,)),
@@ -144,7 +146,8 @@ def test_groups_and_environments_do_not_change_the_recording() -> None:
 def test_a_frame_has_observation_action_and_outcome() -> None:
     """The recorded actions are executed again in counter world."""
     for number, episode in enumerate(played()):
-        env, frames = CounterWorld(1), episode.frames
+        env = CounterWorld(1)
+        frames = episode.frames
         listed = numbered_episodes(DEMONSTRATION_SEEDS, 0, NOISY.episodes, 2)
         observation = env.reset(listed[number : number + 1])
         for step in range(len(frames[form.ACTION])):
@@ -187,11 +190,13 @@ CLEAN = DemonstrationConfig(episodes=6, noise=[0.0])
 @pytest.mark.parametrize("limit", [3, 30])
 def test_transitions_equal_those_of_the_episodes(tmp_path: Path, limit: int) -> None:
     """Where an episode was truncated, the recording lacks its final observation: one transition less."""
-    policy, config = Sees(), SACConfig(dataset=str(tmp_path / "data"), gamma=0.9)
+    policy = Sees()
+    config = SACConfig(dataset=str(tmp_path / "data"), gamma=0.9)
     envs = groups(2, 1, episode_limit=limit)
     write(tmp_path / "data", played(envs, CLEAN))
     listed = numbered_episodes(DEMONSTRATION_SEEDS, 0, 6, 2)
-    actor, rewards = Actor(policy, Settings(0, 1.0, 1)), partial(chunk_rewards, gamma=0.9)
+    actor = Actor(policy, Settings(0, 1.0, 1))
+    rewards = partial(chunk_rewards, gamma=0.9)
     truth = record_transitions(policy, actor, envs, listed, rewards, True, Timeline())
     found = list(dataset_transitions(policy, config))
     cut = [bool((each.records[ACTED] == 0).any()) for each in truth]

@@ -379,10 +379,8 @@ def png_of_16_bits() -> bytes:
             struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
         )
 
-    header, rows = (
-        struct.pack(">IIBBBBB", 48, 32, 16, 2, 0, 0, 0),
-        zlib.compress((b"\0" + b"\1\2" * 3 * 48) * 32),
-    )
+    header = struct.pack(">IIBBBBB", 48, 32, 16, 2, 0, 0, 0)
+    rows = zlib.compress((b"\0" + b"\1\2" * 3 * 48) * 32)
     return (
         b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
     )

@@ -56,10 +56,8 @@ def test_of_the_episodes_and_of_the_dataset(tmp_path: Path) -> None:
 def test_statistics_agree_with_lerobot() -> None:
     """All but its quantiles, which are averages over episodes; it computes a variance as a difference of squares, in float32."""
     directory = Path(__file__).parent / "fixtures/image"
-    reader, theirs = (
-        LeRobotReader(directory),
-        json.loads((directory / "meta/stats.json").read_text()),
-    )
+    reader = LeRobotReader(directory)
+    theirs = json.loads((directory / "meta/stats.json").read_text())
     episodes = [reader.episode(number, [STATE, ACTION]) for number in range(len(reader))]
     ours = {
         key: of_vectors(np.concatenate([episode.columns[key] for episode in episodes]))

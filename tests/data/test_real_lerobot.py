@@ -40,7 +40,8 @@ def test_lerobot_opens_what_we_write(tmp_path: Path, kind: str) -> None:
         and seen["task"].tolist() == ["task 0"] * 5 + ["task 1"] * 3 + ["task 0"] * 7
     )
     for key, feature in features(False).items():
-        truth, found = np.concatenate([frames[key] for frames in written]), seen[f"frames/{key}"]
+        truth = np.concatenate([frames[key] for frames in written])
+        found = seen[f"frames/{key}"]
         if feature.is_camera:
             found = np.rint(found * 255).transpose(0, 2, 3, 1)
             assert np.abs(found - truth.astype(float)).max() < (12 if kind == "video" else 0.5)

@@ -77,7 +77,8 @@ def standing(env: GenesisBatch) -> dict[str, Any]:
 
 def expert(env: GenesisBatch, steps: int = 60) -> tuple[list[bool], list[str], list[Tensor]]:
     """Which episodes it solves, what they were told, and its actions."""
-    told, actions = env.reset([1, 2, 3, 4], ROWS), []
+    told = env.reset([1, 2, 3, 4], ROWS)
+    actions = []
     solved = torch.zeros(NUM_ENVS, dtype=torch.bool)
     for _ in range(steps):
         actions.append(env.expert())

@@ -131,9 +131,12 @@ def against_stock() -> dict[str, bool]:
 
 def mistakes() -> dict[str, bool]:
     """Whether numbers and pixels equal robosuite's with a known mistake; ``none``: without one."""
-    task, none = of_suite("libero_spatial")[0], nullcontext()
-    expected, here = stock(task, 3, None, CAMERAS), scene(task)
-    gripper, reset = here.env.robots[0].gripper, here.env.reset
+    task = of_suite("libero_spatial")[0]
+    none = nullcontext()
+    expected = stock(task, 3, None, CAMERAS)
+    here = scene(task)
+    gripper = here.env.robots[0].gripper
+    reset = here.env.reset
 
     def remembering() -> None:
         gripper.current_action = np.ones(gripper.dof)
@@ -155,7 +158,8 @@ def mistakes() -> dict[str, bool]:
         with mistake:
             found[name] = same(ours(here, 3), expected)
     # robosuite refuses its 1001st step, which two episodes of 520 steps after waiting would reach
-    here.env.timestep, here.env.done = 5000, True
+    here.env.timestep = 5000
+    here.env.done = True
     found["plays on"] = np.isfinite(ours(here, 3)[-1][0]).all().item()
     here.close()
     return found
@@ -185,7 +189,8 @@ def projected(here: Scene) -> dict[str, Any]:
 
     episode = here.begin(0, WAIT_STEPS)
     env = here.at(episode)
-    model, data = env.sim.model._model, episode.seen
+    model = env.sim.model._model
+    data = episode.seen
     camera = env.sim.model.camera_name2id("agentview")
     focal = SIZE / 2 / np.tan(np.deg2rad(model.cam_fovy[camera]) / 2)
     mujoco.mj_forward(model, data)

@@ -19,7 +19,9 @@ from rlinf_vla.envs.libero.plugin import files_of, simulator_options
 from rlinf_vla.envs.libero.simulator import LiberoSimulator
 from rlinf_vla.envs.libero.suites import selected_tasks
 
-BASE, SEED, STEPS = "libero_spatial", 3, 2
+BASE = "libero_spatial"
+SEED = 3
+STEPS = 2
 DRAWN = EVALUATION_SEEDS.stop + SEED
 NAMES = (
     BASE,
@@ -61,7 +63,9 @@ class Played:
         self, simulator: LiberoSimulator, name: str, seed: int = SEED, slot: int = 0
     ) -> None:
         self.instruction = simulator.reset(slot, seed, NAMES.index(name))
-        self.seen, self.qpos, self.digests = [], [], []
+        self.seen = []
+        self.qpos = []
+        self.digests = []
         self.watch(simulator, slot)
         for action in ACTIONS:
             simulator.step(slot, action)
@@ -138,7 +142,9 @@ def distracted(simulator: LiberoSimulator, severity: int, seed: int) -> dict[str
     """The distractors of an episode: what is seen of them, and what they touch and change."""
     simulator.reset(0, seed, NAMES.index(f"{BASE}_plus_distractors_{severity}"))
     scene, episode = simulator.under_way(0)
-    env, model, data = scene.at(episode), scene.env.sim.model._model, episode.data
+    env = scene.at(episode)
+    model = scene.env.sim.model._model
+    data = episode.data
     everything = {
         name: positions(env, name) for name in env.objects_dict if name.startswith(PREFIX)
     }
@@ -147,7 +153,8 @@ def distracted(simulator: LiberoSimulator, severity: int, seed: int) -> dict[str
     geoms = {name: np.flatnonzero(root == env.obj_body_id[name]) for name in everything}
     begin = np.concatenate([data.qpos[place] for place in shown.values()])
     touching = {int(geom) for each in data.contact[: data.ncon] for geom in each.geom}
-    whole, pixels = scene.images(episode)["base"].astype(int), []
+    whole = scene.images(episode)["base"].astype(int)
+    pixels = []
     for name in shown:
         groups = model.geom_group.copy()
         model.geom_group[geoms[name]] = HIDDEN_GROUP
@@ -203,10 +210,9 @@ def main() -> None:
     ]
     places = [int(start + axis) for start in starts for axis in (0, 1)]
     played = {name: Played(simulator, name) for name in NAMES}
-    drawn_from, options["stored_below"] = (
-        options["stored_below"],
-        None,
-    )  # as with init_states=official: the same state again
+    # as with init_states=official: the same state again
+    drawn_from = options["stored_below"]
+    options["stored_below"] = None
     other = {name: Played(simulator, name, SEED + STORED) for name in NAMES}
     options["stored_below"] = drawn_from
     again = {name: Played(simulator, name).digests for name in NAMES}

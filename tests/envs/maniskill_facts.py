@@ -183,13 +183,12 @@ def targets_after_a_reset() -> dict[str, list[bool]]:
     for kind in (PDJointPosController, PDEEPoseController):
         here = {"qpos": torch.zeros(3, 2), "ee_pose_at_base": Pose(raw_pose=torch.zeros(3, 7))}
         controller = object.__new__(type("Still", (kind,), here))
-        controller.scene, controller.config = scene, SimpleNamespace(use_target=True)
+        controller.scene = scene
+        controller.config = SimpleNamespace(use_target=True)
         controller._start_qpos = controller._target_qpos = None
         controller.reset()
-        controller._target_qpos, controller._target_pose = (
-            torch.ones(3, 2),
-            Pose(raw_pose=torch.ones(3, 7)),
-        )
+        controller._target_qpos = torch.ones(3, 2)
+        controller._target_pose = Pose(raw_pose=torch.ones(3, 7))
         with Targets(controller, scene).of_rows(torch.tensor([1])):
             controller.reset()
         reached = (
@@ -232,7 +231,9 @@ def pictures() -> list[bytes]:
 
 def layouts() -> dict[str, Any]:
     """Over many episodes: the least distances, and how often each colour is the instructed one."""
-    apart, to_plate, targets = [], [], [0, 0, 0]
+    apart = []
+    to_plate = []
+    targets = [0, 0, 0]
     for seed in range(300):
         target, plate, cubes = put_on_plate.sample_layout(np.random.RandomState(seed))
         targets[target] += 1
@@ -251,7 +252,8 @@ def instructions() -> list[list[str]]:
 def progress_rewards() -> list[float]:
     """Of an expert's episode of PutOnPlate, and of the start of the next one."""
     sim = simulator(task="PutOnPlate", reward="progress")
-    rewards, done = [], False
+    rewards = []
+    done = False
     sim.reset(0, 2, 0)
     while not done:
         step = sim.step(0, sim.expert(0))

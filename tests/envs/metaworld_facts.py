@@ -23,7 +23,8 @@ def begun(task, **options):
     env = ALL_V3_ENVIRONMENTS[task](**options)
     data = {"rand_vec": np.zeros(6), "env_cls": type(env), "partially_observable": False}
     env.set_task(Task(env_name=task, data=pickle.dumps(data)))
-    env._freeze_rand_vec, env.seeded_rand_vec = False, True
+    env._freeze_rand_vec = False
+    env.seeded_rand_vec = True
     env.seed(SEED)
     return env, env.reset()[0]
 
@@ -52,7 +53,8 @@ if __name__ == "__main__":
     warnings.simplefilter("ignore")
     arguments = sys.argv[1:]
     if arguments[0] == "--images":
-        size, task = int(arguments[1]), arguments[2]
+        size = int(arguments[1])
+        task = arguments[2]
         moved = image(task, size, "corner2", [0.75, 0.075, 0.7])  # where LeRobot has it
         for seen in (moved, image(task, size, "corner2"), image(task, size, "topview")):
             sys.stdout.buffer.write(seen.tobytes())

@@ -34,7 +34,8 @@ MISTAKES = (
 class PerfectArm:
     """Implements ``Batch``."""
 
-    num_envs, device = NUM_ENVS, torch.device("cpu")
+    num_envs = NUM_ENVS
+    device = torch.device("cpu")
     spec = SimulatorSpec(
         action_dim=7, state_dim=8, control_hz=20.0, images={}, picture=[2, 2], tool=[0.05, 0.25]
     )
@@ -42,11 +43,13 @@ class PerfectArm:
     def __init__(self, mistake: str = "") -> None:
         assert mistake in ("", *MISTAKES)
         self.mistake = mistake
-        self.position, self.quaternion = torch.zeros(NUM_ENVS, 3), torch.zeros(NUM_ENVS, 4)
+        self.position = torch.zeros(NUM_ENVS, 3)
+        self.quaternion = torch.zeros(NUM_ENVS, 4)
         self.finger = torch.zeros(NUM_ENVS)
 
     def reset(self, seeds: list[int], rows: list[int]) -> list[str]:
-        self.position[rows], self.finger[rows] = torch.tensor([0.4, 0.0, 0.3]), 0.04
+        self.position[rows] = torch.tensor([0.4, 0.0, 0.3])
+        self.finger[rows] = 0.04
         self.quaternion[rows] = torch.tensor([0.0, 1.0, 0.0, 0.0])  # it points down
         self.kept = self._state()
         return ["be still"] * NUM_ENVS

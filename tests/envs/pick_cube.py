@@ -76,7 +76,8 @@ class PickCubeConformance(VectorEnvConformance):
 
 def solved(env: VectorEnv, seeds: range, actions: Callable[[], Tensor]) -> float:
     """Share of the episodes that end in success."""
-    number, solved = env.spec.num_envs, 0
+    number = env.spec.num_envs
+    solved = 0
     for first in range(seeds.start, seeds.stop, number):
         env.reset(episodes(*range(first, first + number)))
         done = torch.zeros(number, dtype=torch.bool)

@@ -74,7 +74,8 @@ def repeats(sim: ManiSkillSimulator) -> bool:
 
 def expert(sim: ManiSkillSimulator, episodes: int) -> tuple[float, list[float]]:
     """Share of episodes that the expert solves, and the rewards of the last one that are not 0."""
-    solved, rewards = 0, []
+    solved = 0
+    rewards = []
     for seed in range(episodes):
         sim.reset(0, seed, 0)
         rewards = []
@@ -90,7 +91,8 @@ def expert(sim: ManiSkillSimulator, episodes: int) -> tuple[float, list[float]]:
 def moves(sim: ManiSkillSimulator) -> dict[str, Any]:
     """Distances (m) of the object from its first place after each step, and from the place where it should be in the end."""
     sim.reset(0, SEED, 0)
-    first, should = place(sim), sim.slots[0].env.episodes[0].third_place
+    first = place(sim)
+    should = sim.slots[0].env.episodes[0].third_place
     distances = []
     for _ in range(MOVE_STEP + 2):
         sim.step(0, np.array([0, 0, 0.5, 1], np.float32))

@@ -27,7 +27,8 @@ class PointBatch:
 
     def __init__(self, num_envs: int) -> None:
         self.num_envs = num_envs
-        self.position, self.goal = torch.zeros(num_envs, 2), torch.zeros(num_envs, 2)
+        self.position = torch.zeros(num_envs, 2)
+        self.goal = torch.zeros(num_envs, 2)
 
     def reset(self, seeds: list[int], rows: list[int]) -> list[str]:
         for row in rows:

@@ -30,10 +30,8 @@ class PointSimulator:
             print("no ink left", file=sys.stderr)
             os._exit(7)
         self._left = self._life(Path(options["lives"])) if "lives" in options else None
-        self._no_start, self._no_advice = (
-            options.get("no_start_from"),
-            options.get("no_advice_from"),
-        )
+        self._no_start = options.get("no_start_from")
+        self._no_advice = options.get("no_advice_from")
         self.seed: list[int | None] = [None] * slots
         self.spec = SimulatorSpec(
             action_dim=2, state_dim=2, control_hz=10.0, images={"map": [8, 6]}, picture=[4, 4]

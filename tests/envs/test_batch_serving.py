@@ -145,7 +145,8 @@ def test_a_handle_of_a_gpus_memory_is_json(monkeypatch: pytest.MonkeyPatch) -> N
         "event_handle": b"event",
         "event_sync_required": True,
     }
-    signature, given = inspect.signature(reductions.rebuild_cuda_tensor), []
+    signature = inspect.signature(reductions.rebuild_cuda_tensor)
+    given = []
     monkeypatch.setattr(frame_memory, "reduce_tensor", lambda memory: (None, tuple(told.values())))
     monkeypatch.setattr(
         frame_memory,

@@ -41,7 +41,8 @@ PHYSICAL = (
 
 def caught(mistake: str) -> list[str]:
     """The names of the physical tests that fail."""
-    failed, arm = [], perfect_arm(mistake)
+    failed = []
+    arm = perfect_arm(mistake)
     for check in PHYSICAL:
         try:
             check(VectorEnvConformance(), arm)
@@ -87,11 +88,9 @@ def test_the_antipodal_flip_of_axis_angle() -> None:
 @pytest.mark.parametrize("state", conventions.STATES)
 def test_the_order_of_the_state(state: str) -> None:
     """Each number is at its place in docs/libero.md; exchanging any two gives another state."""
-    position, quaternion, fingers = (
-        np.array([0.1, 0.2, 0.3]),
-        np.array([0.1, 0.7, 0.1, 0.7]),
-        np.array([0.03, -0.02]),
-    )
+    position = np.array([0.1, 0.2, 0.3])
+    quaternion = np.array([0.1, 0.7, 0.1, 0.7])
+    fingers = np.array([0.03, -0.02])
     turn = conventions.axis_angle(quaternion)
     expected = {
         "quaternion": [*position, *quaternion, 0.03],

@@ -93,7 +93,9 @@ class TestBatchSizes:
                 for env in envs:
                     env.close()
 
-        whole, halves, alone = rollout(4, 1), rollout(4, 2), rollout(1, 1, first=2)
+        whole = rollout(4, 1)
+        halves = rollout(4, 2)
+        alone = rollout(1, 1, first=2)
         assert whole.reward.abs().sum() > 0 and whole.truncated.any()
         assert_equal(halves, whole)
         assert_equal(alone, whole[:, 2:3])

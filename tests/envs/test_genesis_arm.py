@@ -33,12 +33,12 @@ def quaternions(number: int, seed: int) -> Tensor:
 
 
 def test_products_third_axes_and_rotated_vectors_are_those_of_matrices() -> None:
-    a, b, vectors = quaternions(20, 0), quaternions(20, 1), torch.randn(20, 3, dtype=torch.float64)
-    product, axes, turned = (
-        rotations.product(a, b),
-        rotations.third_axes(a),
-        rotations.turned(a, vectors),
-    )
+    a = quaternions(20, 0)
+    b = quaternions(20, 1)
+    vectors = torch.randn(20, 3, dtype=torch.float64)
+    product = rotations.product(a, b)
+    axes = rotations.third_axes(a)
+    turned = rotations.turned(a, vectors)
     for i in range(20):
         left, right = matrix(a[i].numpy()), matrix(b[i].numpy())
         assert np.allclose(matrix(product[i].numpy()), left @ right)
@@ -101,10 +101,8 @@ def test_one_step_is_textbook_damped_least_squares() -> None:
     anchors, axes, targets, joints = (
         torch.randn(shape, generator=generator) for shape in ((5, 7, 3), (5, 7, 3), (5, 7), (5, 7))
     )
-    point, error = (
-        torch.randn(5, 3, generator=generator),
-        0.01 * torch.randn(5, 6, generator=generator),
-    )
+    point = torch.randn(5, 3, generator=generator)
+    error = 0.01 * torch.randn(5, 6, generator=generator)
     joints = targets + 0.01 * joints
     found = joint_targets(anchors, axes, point, error, joints, targets).double().numpy()
     for i in range(5):

@@ -366,10 +366,8 @@ def test_an_expert_names_what_it_cannot_grasp() -> None:
 def test_the_expert_approaches_grasps_and_carries() -> None:
     found = scene()
     cube = [0.4, -0.2, 0.02]
-    above, at = (
-        state(found, red_cube=cube, tool=[0.4, -0.1, 0.2]),
-        state(found, red_cube=cube, tool=cube),
-    )
+    above = state(found, red_cube=cube, tool=[0.4, -0.1, 0.2])
+    at = state(found, red_cube=cube, tool=cube)
     approach, close = (expert_actions(found, each)[0] for each in (above, at))
     assert approach[1] < 0 and approach[3] == 1
     assert close[3] == -1

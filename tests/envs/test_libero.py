@@ -134,7 +134,8 @@ class TestTasks:
     def test_training_episodes_draw_initial_states_that_evaluation_never_sees(
         self, blind: VectorEnv
     ) -> None:
-        stored, drawn = blind.reset(places((1, 3), (1, 3), (1, 4), (1, 5))), EVALUATION_SEEDS.stop
+        stored = blind.reset(places((1, 3), (1, 3), (1, 4), (1, 5)))
+        drawn = EVALUATION_SEEDS.stop
         seen = blind.reset(places((1, drawn + 3), (1, drawn + 53), (1, drawn + 3), (1, 3)))
         assert_same_row(seen, 0, seen, 2)
         assert_same_row(seen, 3, stored, 0)
@@ -277,12 +278,14 @@ def test_the_reference_stack_simulates_for_this_trainer() -> None:
         (env,) = create(
             suite="libero_object", tasks=[0], num_envs=1, processes=1, image_size=64, python=python
         )
-        seen, stack = env.reset(places((0, 0))), env.spec.stack
+        seen = env.reset(places((0, 0)))
+        stack = env.spec.stack
         after = env.step(0.3 * torch.ones(1, 4, 7)).observation
         found[stack["mujoco"]] = seen, after, stack
         env.close()
     (here,) = set(found) - {"2.3.7"}
-    (seen, after, stack), (other, later, _) = found["2.3.7"], found[here]
+    (seen, after, stack) = found["2.3.7"]
+    (other, later, _) = found[here]
     assert stack["differs_from_reference"] == "no" and stack["numpy"].startswith("1.26")
     assert torch.allclose(seen.state, other.state, atol=1e-4) and torch.allclose(
         after.state, later.state, atol=1e-3
@@ -425,11 +428,9 @@ def test_objects_appear_at_their_positions(facts: dict[str, Any]) -> None:
 
 
 def test_states_by_convention() -> None:
-    position, quaternion, fingers = (
-        np.array([1.0, 2.0, 3.0]),
-        np.array([0.0, 1.0, 0.0, 0.0]),
-        np.array([0.03, -0.02]),
-    )
+    position = np.array([1.0, 2.0, 3.0])
+    quaternion = np.array([0.0, 1.0, 0.0, 0.0])
+    fingers = np.array([0.03, -0.02])
     assert state_vector(position, quaternion, fingers, "quaternion").tolist() == pytest.approx(
         [1, 2, 3, 0, 1, 0, 0, 0.03]
     )

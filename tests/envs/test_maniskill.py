@@ -105,7 +105,9 @@ class TestPutOnPlate25(VectorEnvConformance):
 class TestPutOnPlateInScene25(VectorEnvConformance):
     """A photograph, unscaled; the arm follows targets; rewards are changes of what was reached."""
 
-    reach, open_m = 0.008, (0.02, 0.025)  # an action is in metres
+    # an action is in metres
+    reach = 0.008
+    open_m = (0.02, 0.025)
     config = ManiSkillConfig(
         task="PutOnPlateInScene25Single-v1",
         control_mode=WIDOWX_MODES[0],

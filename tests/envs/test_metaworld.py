@@ -160,7 +160,8 @@ class TestTasks:
 
     @pytest.mark.slow
     def test_the_image_is_metaworlds_turned_upright(self) -> None:
-        size, cameras = 48, ["base", "corner2", "topview"]
+        size = 48
+        cameras = ["base", "corner2", "topview"]
         (env,) = make(
             num_envs=1,
             tasks=["button-press-v3"],

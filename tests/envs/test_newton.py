@@ -118,11 +118,9 @@ def test_the_panda_has_the_numbers_of_a_published_model() -> None:
     """Masses, joint limits and places of the links, in ManiSkill's file."""
     maniskill = find_spec("mani_skill")  # which finds the package, but imports nothing
     assert maniskill is not None
-    own, published = (
-        ElementTree.parse(str(package_files("rlinf_vla.envs.newton").joinpath("panda.xml"))),
-        ElementTree.parse(
-            Path(str(maniskill.origin)).parent / "assets" / "robots" / "panda" / "panda_v2.urdf"
-        ),
+    own = ElementTree.parse(str(package_files("rlinf_vla.envs.newton").joinpath("panda.xml")))
+    published = ElementTree.parse(
+        Path(str(maniskill.origin)).parent / "assets" / "robots" / "panda" / "panda_v2.urdf"
     )
     for name in [f"link{i}" for i in range(8)] + ["hand"]:
         body = own.find(f".//body[@name='{name}']")
@@ -133,10 +131,8 @@ def test_the_panda_has_the_numbers_of_a_published_model() -> None:
             float(mass.attrib["value"]), abs=1e-6
         )
     for i in range(1, 8):
-        body, joint = (
-            own.find(f".//body[@name='link{i}']"),
-            published.find(f"./joint[@name='panda_joint{i}']"),
-        )
+        body = own.find(f".//body[@name='link{i}']")
+        joint = published.find(f"./joint[@name='panda_joint{i}']")
         assert body is not None and joint is not None
         place, limit, hinge = joint.find("origin"), joint.find("limit"), body.find("joint")
         assert place is not None and limit is not None and hinge is not None

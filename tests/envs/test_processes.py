@@ -125,7 +125,8 @@ def test_all_processes_killed_at_once_are_not_noticed(env: ProcessVectorEnv) -> 
 
 def test_an_expert_and_a_picture_survive_a_kill(env: ProcessVectorEnv) -> None:
     play(env)
-    advice, picture = env.expert_actions(), env.render(0)
+    advice = env.expert_actions()
+    picture = env.render(0)
     os.kill(env.pool.pids[0], signal.SIGKILL)
     assert torch.equal(env.expert_actions(), advice)
     os.kill(env.pool.pids[0], signal.SIGKILL)
@@ -138,7 +139,8 @@ def test_a_hanging_process_is_replaced(
     expected = play(env)
     env.reset(episodes(1, 2, 3))
     os.kill(env.pool.pids[1], signal.SIGSTOP)
-    asked, allow = list[Child](), Child.allow
+    asked = list[Child]()
+    allow = Child.allow
     monkeypatch.setattr(
         Child, "allow", lambda child, seconds: (asked.append(child), allow(child, seconds))[1]
     )
@@ -339,7 +341,8 @@ time.sleep(100)
 
 
 def test_closing_ends_the_processes_and_leaks_nothing() -> None:
-    files, threads = len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
+    files = len(list(Path("/proc/self/fd").iterdir()))
+    threads = threading.active_count()
     env = make_env()
     pids = env.pool.pids
     env.reset(episodes(1, 2, 3))

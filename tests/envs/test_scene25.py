@@ -92,10 +92,8 @@ def test_a_question_is_answered_by_what_is_chosen_in_each_row() -> None:
 
 def test_a_picture_that_shows_nothing_is_the_photograph() -> None:
     size = (scene25_pictures.HEIGHT, scene25_pictures.WIDTH)
-    picture, nothing = (
-        torch.full((*size, 3), 7, dtype=torch.uint8),
-        torch.zeros(size, dtype=torch.bool),
-    )
+    picture = torch.full((*size, 3), 7, dtype=torch.uint8)
+    nothing = torch.zeros(size, dtype=torch.bool)
     texture = torch.full((2 * size[0], 2 * size[1], 3), 200, dtype=torch.uint8)
     assert torch.equal(scene25_pictures.with_texture(picture, nothing, texture, 0.5), picture)
     assert torch.equal(scene25_pictures.with_window(picture, nothing, texture, 0.5), picture)

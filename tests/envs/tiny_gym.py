@@ -14,7 +14,8 @@ class Tiny(gymnasium.Env[Any, Any]):
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"]}
 
     def __init__(self, truncates: bool = False, render_mode: str | None = None) -> None:
-        self.render_mode, self._truncates = render_mode, truncates
+        self.render_mode = render_mode
+        self._truncates = truncates
         self.action_space = Box(-2.0, 2.0, (2,), np.float32)
         self.observation_space = Dict(
             {

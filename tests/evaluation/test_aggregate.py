@@ -198,7 +198,8 @@ def test_the_difference_of_few_runs_is_welchs() -> None:
 
 
 def test_a_difference_from_one_run_has_the_variance_of_its_episodes() -> None:
-    rates, one = (0.5, 0.52, 0.6), 0.3
+    rates = (0.5, 0.52, 0.6)
+    one = 0.3
     variances = np.var(rates, ddof=1) / 3, one * (1 - one) / 100
     half = stats.t.ppf(0.975, 2 * (sum(variances) / variances[0]) ** 2) * sum(variances) ** 0.5
     difference, (low, high) = hierarchical_difference(

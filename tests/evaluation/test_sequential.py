@@ -94,7 +94,8 @@ def test_a_difference_is_found_with_fewer_episodes() -> None:
 
 def test_the_first_direction_to_reach_the_level_decides() -> None:
     level = np.log(2 / ALPHA)
-    rising, late = np.array([0.0, 1.0, level, 9.0]), np.array([0.0, 0.0, 0.0, level])
+    rising = np.array([0.0, 1.0, level, 9.0])
+    late = np.array([0.0, 0.0, 0.0, level])
     assert (decide(rising, late).better, decide(rising, late).rounds) == ("second", 3)
     assert (decide(late, rising).better, decide(late, rising).rounds) == ("first", 3)
     none = decide(late - 1, late - 1)
@@ -128,7 +129,8 @@ def test_a_confidence_sequence_contains_the_mean_and_agrees_with_the_decision(
 
 def test_a_confidence_sequence_covers_the_truth_at_all_times() -> None:
     before, after = simulated((0.3, 0.3, 0.1, 0.3), seed=4)
-    gains, truth = after - before, 0.2
+    gains = after - before
+    truth = 0.2
     above = paired_evidence((gains - truth) / (1 + truth)).max(-1) >= np.log(2 / ALPHA)
     below = paired_evidence((truth - gains) / (1 - truth)).max(-1) >= np.log(2 / ALPHA)
     assert (above | below).mean() <= MOST_FALSE
@@ -158,11 +160,9 @@ def test_the_worse_policy_is_not_named_when_tasks_differ(
     first: list[float], second: list[float], tasks: int, count: int, shared: bool
 ) -> None:
     """The first policy is ahead in the tasks whose names come first, and on average not better; tasks have different numbers of seeds."""
-    generator, wrong, names = (
-        np.random.default_rng(1),
-        0,
-        [f"task {number:02d}" for number in range(tasks)],
-    )
+    generator = np.random.default_rng(1)
+    wrong = 0
+    names = [f"task {number:02d}" for number in range(tasks)]
     rates = [np.repeat(each, tasks // 2) for each in (first, second)]
     repeats = 4000 // (tasks * count) + 20
     for _ in range(repeats):

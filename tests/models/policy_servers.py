@@ -52,7 +52,8 @@ class PolicyServer:
 
     def __init__(self, answer: Answer, metadata: Any = None, closing: int = 1011) -> None:
         self.closing = closing
-        self.answer, self.metadata = answer, {} if metadata is None else metadata
+        self.answer = answer
+        self.metadata = {} if metadata is None else metadata
         self.seen: list[dict[str, Any]] = []
         self.headers: list[Any] = []
         self.paths: list[str] = []

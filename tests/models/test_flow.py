@@ -20,7 +20,9 @@ def velocity(x: Tensor, t: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("stochastic", [False, True])
 def test_samples_have_the_distribution_of_the_actions(stochastic: bool) -> None:
-    generator, steps, count = torch.Generator().manual_seed(0), 200, 40_000
+    generator = torch.Generator().manual_seed(0)
+    steps = 200
+    count = 40_000
     x = torch.randn(count, generator=generator)
     for time in flow.times(steps):
         v = velocity(x, time)
@@ -112,11 +114,9 @@ def test_training_times_are_those_of_openpi() -> None:
 
 
 def test_interpolation_and_its_velocity() -> None:
-    actions, noise, time = (
-        torch.randn(3, 2, 4),
-        torch.randn(3, 2, 4),
-        torch.tensor([0.0, 0.25, 1.0]),
-    )
+    actions = torch.randn(3, 2, 4)
+    noise = torch.randn(3, 2, 4)
+    time = torch.tensor([0.0, 0.25, 1.0])
     x, v = flow.interpolate(actions, noise, time)
     torch.testing.assert_close(x[0], actions[0])
     torch.testing.assert_close(x[2], noise[2])

@@ -146,10 +146,8 @@ def test_steering_starts_from_the_given_noise(tmp_path: Path) -> None:
 
 @torch.no_grad()
 def test_padding_of_the_prompt_changes_nothing(tmp_path: Path) -> None:
-    short, long = (
-        small(tmp_path / "short", prompt_length=56),
-        small(tmp_path / "long", prompt_length=90),
-    )
+    short = small(tmp_path / "short", prompt_length=56)
+    long = small(tmp_path / "long", prompt_length=90)
     seen = observations(short, 3)
     found = [act(policy, policy.prepare(seen)).actions for policy in (short, long)]
     torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-5)
@@ -190,7 +188,8 @@ PRESENT = torch.ones(1, 9, dtype=torch.bool)
 
 
 def test_an_instruction_may_be_written_as_a_list(tmp_path: Path) -> None:
-    plain, listed = small(tmp_path / "plain"), small(tmp_path / "listed", instruction_as_list=True)
+    plain = small(tmp_path / "plain")
+    listed = small(tmp_path / "listed", instruction_as_list=True)
     assert listed.ids("push it") == plain.ids("['push it']") != plain.ids("push it")
 
 
@@ -260,7 +259,8 @@ def test_embodiments_that_do_not_fit_are_refused_in_one_line(
     tmp_path: Path, options: dict[str, Any], words: str
 ) -> None:
     path = directory(tmp_path / "small")
-    wide, few = {"min": [0.0] * 9, "max": [1.0] * 9}, {"min": [0.0], "max": [1.0]}
+    wide = {"min": [0.0] * 9, "max": [1.0] * 9}
+    few = {"min": [0.0], "max": [1.0]}
     metadata(path, mine={"statistics": {"state": {"arm": wide}, "action": {"arm": few}}})
     with pytest.raises(UserError, match=words) as caught:
         GR00TPolicy.load(path, GR00TOptions(random_weights=True, **options))

@@ -73,7 +73,8 @@ def test_signs_are_not_taken_for_numbers_from_0_to_1(tmp_path: Path) -> None:
 def test_a_flow_policy_opens_above_one_half_and_learns_from_signs(
     tmp_path: Path, gripper: str, sign: int
 ) -> None:
-    plain, signed = flow(tmp_path / "plain", None), flow(tmp_path / "signed", gripper)
+    plain = flow(tmp_path / "plain", None)
+    signed = flow(tmp_path / "signed", gripper)
     assert plain.spec.convention.gripper is None and signed.spec.convention.gripper == gripper
     inputs = plain.prepare(observations(plain, 6))
     dataset, acted = (act(policy, inputs, 1.0).actions for policy in (plain, signed))

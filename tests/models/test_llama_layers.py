@@ -55,7 +55,8 @@ def test_the_last_rows_are_those_of_all_rows(rows: int, bidirectional: bool, kv_
     mask = torch.tensor([[True] * 7, [True, False, True, True, False, True, True]])
 
     def run(count: int | None) -> tuple[Tensor, Tensor, list[Tensor]]:
-        cache, embeds = StaticCache(7), x.clone().requires_grad_()
+        cache = StaticCache(7)
+        embeds = x.clone().requires_grad_()
         with torch.no_grad():
             network.hidden_states(embeds, mask, cache, rows=count)
         states = network.hidden_states(embeds, mask, rows=count)[:, -rows:]

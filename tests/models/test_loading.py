@@ -133,7 +133,8 @@ def test_another_dtype_is_refused(policy: type[Policy]) -> None:
 
 
 def test_random_weights_in_bfloat16(tmp_path: Path) -> None:
-    full, half = tiny(), tiny(dtype="bfloat16")
+    full = tiny()
+    half = tiny(dtype="bfloat16")
     for name, value in half.backbone.named_parameters():
         assert torch.equal(value, full.backbone.get_parameter(name).bfloat16())
     assert half.backbone.language_model.model.rotary_emb.inv_freq.dtype == torch.float32
@@ -203,7 +204,8 @@ def test_large_checkpoints_are_written_in_shards(
     shards = sorted(tmp_path.glob("saved/model-*.safetensors"))
     assert len(shards) > 2 and shards[0].name == f"model-00001-of-{len(shards):05d}.safetensors"
     assert not (tmp_path / "saved" / "model.safetensors").exists()
-    total, places = 0, {}
+    total = 0
+    places = {}
     for path in shards:
         with safe_open(path, "pt") as file:
             assert file.metadata() == {"format": "pt"}, "official loaders require this"
@@ -301,7 +303,8 @@ def test_rlinf_s_value_head_becomes_the_critic_or_is_left_out_with_a_line(tmp_pa
 def test_rlinf_s_trained_weights_are_read_beside_the_files_of_their_start(
     tmp_path: Path, zipped: bool
 ) -> None:
-    start, trained = tiny(), tiny(seed=1)
+    start = tiny()
+    trained = tiny(seed=1)
     start.save(tmp_path)
     torch.save(
         trained.backbone.state_dict(),

@@ -52,10 +52,8 @@ def load(path: Path, **options: Any) -> Pi0Policy:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_array_is_read_as_orbax_wrote_it(name: str) -> None:
-    arrays, expected = (
-        Arrays(ROOT / "openpi_orbax" / name),
-        openpi_jax.random_arrays(name == "pi05"),
-    )
+    arrays = Arrays(ROOT / "openpi_orbax" / name)
+    expected = openpi_jax.random_arrays(name == "pi05")
     assert arrays.stored.keys() == expected.keys() == layout(name == "pi05").keys()
     for each, value in expected.items():
         assert arrays.shape(each) == value.shape and torch.equal(
@@ -73,14 +71,10 @@ def test_the_velocity_is_that_of_openpis_einsums(name: str) -> None:
         )
     load_weights(network, read_state(path), path)
     generator = np.random.default_rng(0)
-    pixels, tokens = (
-        generator.uniform(-1, 1, (2, 8, 8, 3)),
-        generator.integers(0, openpi_jax.VOCABULARY, (2, 5)),
-    )
-    state, x = (
-        generator.normal(size=(2, openpi_jax.ACTIONS)),
-        generator.normal(size=(2, openpi_jax.HORIZON, openpi_jax.ACTIONS)),
-    )
+    pixels = generator.uniform(-1, 1, (2, 8, 8, 3))
+    tokens = generator.integers(0, openpi_jax.VOCABULARY, (2, 5))
+    state = generator.normal(size=(2, openpi_jax.ACTIONS))
+    x = generator.normal(size=(2, openpi_jax.HORIZON, openpi_jax.ACTIONS))
     arrays = {
         name: value.astype(np.float64)
         for name, value in openpi_jax.random_arrays(name == "pi05").items()
@@ -104,17 +98,16 @@ def to_jax(state: dict[str, torch.Tensor], pi05: bool) -> dict[str, np.ndarray[A
     """Our weights in JAX's layout, by NumPy and independently of the reader."""
     state = {name: value.float().numpy() for name, value in state.items()}
     paligemma = "paligemma_with_expert.paligemma.model"
-    vision, language = f"{paligemma}.vision_tower.vision_model", f"{paligemma}.language_model"
+    vision = f"{paligemma}.vision_tower.vision_model"
+    language = f"{paligemma}.language_model"
     found: dict[str, Any] = {}
 
     def stack(name: str, ours: str, count: int, change: Any = lambda value: value) -> None:
         found[name] = np.stack([change(state[ours.format(i)]) for i in range(count)])
 
     def linear(name: str, ours: str) -> None:
-        found[f"{name}/kernel"], found[f"{name}/bias"] = (
-            state[f"{ours}.weight"].T,
-            state[f"{ours}.bias"],
-        )
+        found[f"{name}/kernel"] = state[f"{ours}.weight"].T
+        found[f"{name}/bias"] = state[f"{ours}.bias"]
 
     found["PaliGemma/img/embedding/kernel"] = state[
         f"{vision}.embeddings.patch_embedding.weight"
@@ -125,10 +118,8 @@ def to_jax(state: dict[str, torch.Tensor], pi05: bool) -> dict[str, np.ndarray[A
     ]
     linear("PaliGemma/img/head", f"{paligemma}.multi_modal_projector.linear")
     norm = "PaliGemma/img/Transformer/encoder_norm"
-    found[f"{norm}/scale"], found[f"{norm}/bias"] = (
-        state[f"{vision}.post_layernorm.weight"],
-        state[f"{vision}.post_layernorm.bias"],
-    )
+    found[f"{norm}/scale"] = state[f"{vision}.post_layernorm.weight"]
+    found[f"{norm}/bias"] = state[f"{vision}.post_layernorm.bias"]
     depth, heads = openpi_jax.VISION_DEPTH, openpi_jax.VISION_HEADS
     for i in (0, 1):
         layer = f"{vision}.encoder.layers.{{}}"
@@ -167,7 +158,8 @@ def to_jax(state: dict[str, torch.Tensor], pi05: bool) -> dict[str, np.ndarray[A
     ]
     depth, size = openpi_jax.DEPTH, openpi_jax.HEAD
     for suffix, ours in (("", language), ("_1", "paligemma_with_expert.gemma_expert.model")):
-        layers, layer = openpi_jax.LAYERS, f"{ours}.layers.{{}}"
+        layers = openpi_jax.LAYERS
+        layer = f"{ours}.layers.{{}}"
 
         def by_head(value: Any) -> Any:
             return value.reshape(-1, size, value.shape[1]).transpose(0, 2, 1)
@@ -441,7 +433,8 @@ def test_the_tokenizer_is_that_of_paligemma_on_the_hub(
     (folder / "refs" / "main").write_text("0" * 40)
     (folder / "snapshots" / ("0" * 40)).mkdir(parents=True)
     shutil.copyfile(tokenizer, folder / "snapshots" / ("0" * 40) / "tokenizer.json")
-    policy, saved = load(path), tmp_path / "saved"
+    policy = load(path)
+    saved = tmp_path / "saved"
     saved.mkdir()
     policy.save(saved)
     assert (saved / "tokenizer.json").read_bytes() == tokenizer.read_bytes()

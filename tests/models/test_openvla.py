@@ -119,10 +119,8 @@ def test_action_tokens_against_the_official_code(
         tokenizer.decode(torch.tensor(ids)).numpy(), official_decode(ids, *official), atol=2e-6
     )
     actions = generator.uniform(-8, 8, (40, tokenizer.action_dim)).astype(np.float32)
-    found, expected = (
-        tokenizer.encode(torch.tensor(actions)).numpy(),
-        official_encode(actions.astype(np.float64), *official),
-    )
+    found = tokenizer.encode(torch.tensor(actions)).numpy()
+    expected = official_encode(actions.astype(np.float64), *official)
     np.testing.assert_array_equal(found, expected)
     assert found.min() >= vocabulary - bins and found.max() < vocabulary
 
@@ -216,10 +214,8 @@ def test_images_are_resized_as_pil_does_and_normalised_twice() -> None:
     assert image.shape == (2, 3, 64, 64) and image.dtype == torch.uint8
     flat = torch.full((1, 3, 2, 2), 128, dtype=torch.uint8)
     six = PixelNormalizer()(flat)[0, :, 0, 0]
-    means, stds = (
-        [0.484375, 0.455078125, 0.40625, 0.5, 0.5, 0.5],
-        [0.228515625, 0.2236328125, 0.224609375, 0.5, 0.5, 0.5],
-    )
+    means = [0.484375, 0.455078125, 0.40625, 0.5, 0.5, 0.5]
+    stds = [0.228515625, 0.2236328125, 0.224609375, 0.5, 0.5, 0.5]
     assert six.tolist() == pytest.approx(
         [(128 / 255 - mean) / std for mean, std in zip(means, stds, strict=True)], abs=1e-6
     )
@@ -384,10 +380,8 @@ def test_the_prompt_follows_the_image_and_the_image_the_beginning(vla: Prismatic
     assert (
         mask[0].tolist() == [True] * (1 + vla.prefix_length) + [False, True, True] and mask[1].all()
     )
-    table, patches = (
-        vla.language_model.model.embed_tokens.weight,
-        vla.projector(vla.vision_backbone(PIXELS)),
-    )
+    table = vla.language_model.model.embed_tokens.weight
+    patches = vla.projector(vla.vision_backbone(PIXELS))
     torch.testing.assert_close(
         embeds, torch.cat([table[ids[:, :1]], patches, table[ids[:, 1:]]], dim=1)
     )

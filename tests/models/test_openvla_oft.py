@@ -129,7 +129,8 @@ def test_the_regression_head_learns_finite_targets_also_of_outliers_and_constant
         values["action"]["q99"][1] = values["action"]["q01"][1]
     (directory / "dataset_statistics.json").write_text(json.dumps(statistics))
     policy = OpenVLAOFTPolicy.load(directory, OpenVLAOFTOptions(random_weights=True))
-    inputs, least = policy.prepare(observations(policy, 2)), torch.full((2, 2, 4), -1.0)
+    inputs = policy.prepare(observations(policy, 2))
+    least = torch.full((2, 2, 4), -1.0)
     losses = [
         policy.supervised_loss(inputs, actions, noise(torch.arange(2)))
         for actions in (least, least * 50)

@@ -128,10 +128,8 @@ class Pi0(PolicyConformance):
     def test_greedily_it_follows_the_flow_from_drawn_noise(self, policy: Pi0Policy) -> None:
         """As openpi does, whatever the sampler; a low temperature tends to it."""
         inputs = policy.prepare(observations(policy, 3))
-        features, drawn = (
-            policy.encode(inputs),
-            SameForEachAction(torch.randn(3, 6, generator=torch.Generator().manual_seed(0))),
-        )
+        features = policy.encode(inputs)
+        drawn = SameForEachAction(torch.randn(3, 6, generator=torch.Generator().manual_seed(0)))
         found = policy.act(features, drawn, 0.0).actions
         torch.testing.assert_close(
             found, policy.act_from_noise(features, drawn.start), rtol=0, atol=1e-5
@@ -270,7 +268,8 @@ def test_the_state_reaches_pi0_as_a_token_and_pi05_as_text(tmp_path: Path) -> No
             if not torch.equal(value, inputs[name])
         }
         assert changed >= ({"state", "token_ids"} if pi05 else {"state"})
-        first, second = act(policy, inputs).actions, act(policy, policy.prepare(observed)).actions
+        first = act(policy, inputs).actions
+        second = act(policy, policy.prepare(observed)).actions
         assert not torch.equal(first[0], second[0]) and torch.equal(first[1], second[1])
 
 

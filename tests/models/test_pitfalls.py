@@ -58,33 +58,31 @@ def mean_difference(actual: Tensor, expected: Tensor) -> float:
 
 
 def test_no_centre_crop(prismatic: Fixture, evaluated: Arrays) -> None:
-    image, expected = (
-        images(prismatic.inputs["c_224x224"]),
-        images(evaluated["center_crop_c_224x224"]),
-    )
+    image = images(prismatic.inputs["c_224x224"])
+    expected = images(evaluated["center_crop_c_224x224"])
     assert mean_difference(center_crop(image), expected) <= 1e-4
     assert mean_difference(image, expected) > 1
 
 
 def test_a_crop_of_nine_tenths_of_each_side(prismatic: Fixture, evaluated: Arrays) -> None:
     """The official crop keeps nine tenths of the area."""
-    image, expected = (
-        images(prismatic.inputs["c_224x224"]),
-        images(evaluated["center_crop_c_224x224"]),
-    )
+    image = images(prismatic.inputs["c_224x224"])
+    expected = images(evaluated["center_crop_c_224x224"])
     inner = image[..., 11:213, 11:213].permute(0, 2, 3, 1)
     assert mean_difference(resize(inner, SIZE), expected) > 1
 
 
 @pytest.mark.parametrize("name", ["a_256x256", "b_128x96"])
 def test_another_filter_than_lanczos(prismatic: Fixture, evaluated: Arrays, name: str) -> None:
-    image, expected = prismatic.inputs[name], images(evaluated[f"resized_nojpeg_{name}"])
+    image = prismatic.inputs[name]
+    expected = images(evaluated[f"resized_nojpeg_{name}"])
     assert torch.equal(lanczos(image[None], SIZE)[..., ::3, ::3], expected)
     assert mean_difference(resize(image[None], SIZE)[..., ::3, ::3], expected) > 0.3
 
 
 def test_no_jpeg_round_trip(prismatic: Fixture, evaluated: Arrays) -> None:
-    image, expected = prismatic.inputs["a_256x256"], images(evaluated["resized_a_256x256"])
+    image = prismatic.inputs["a_256x256"]
+    expected = images(evaluated["resized_a_256x256"])
     assert mean_difference(lanczos(through_jpeg(image[None]), SIZE)[..., ::3, ::3], expected) < 2
     assert mean_difference(lanczos(image[None], SIZE)[..., ::3, ::3], expected) > 3
 
@@ -114,7 +112,8 @@ def test_an_official_fine_tune_is_cropped_by_default(tmp_path: Path) -> None:
 
 
 def test_the_crop_is_configured_and_stored_in_the_checkpoint(tmp_path: Path) -> None:
-    plain, cropping = tiny(), tiny(center_crop=True, resize="rlds")
+    plain = tiny()
+    cropping = tiny(center_crop=True, resize="rlds")
     observed = observations(plain, 2)
     seen = observed.images["base"]
     assert torch.equal(plain.prepare(observed)["image.base"], resize(seen, (64, 64)))
@@ -234,10 +233,8 @@ def test_pi05_uses_quantiles_and_pi0_standard_deviations(tmp_path: Path) -> None
         (False, "MEAN_STD", "QUANTILES"),
         (True, "QUANTILES", "MEAN_STD"),
     ):
-        expected, actions = (
-            fixture.expected[f"norm_actions_q{int(quantiles)}"],
-            fixture.inputs["actions"],
-        )
+        expected = fixture.expected[f"norm_actions_q{int(quantiles)}"]
+        actions = fixture.inputs["actions"]
         assert difference(Normalizer(statistics, mode)(actions), expected) <= 1e-12
         assert difference(Normalizer(statistics, other)(actions), expected) > 0.5
         assert (
@@ -252,7 +249,8 @@ def test_a_shorter_chunk_than_oft_was_trained_on() -> None:
     fixture = Fixture("oft_tiny")
     network = PrismaticVLA(fixture.config, bidirectional=True)
     network.load_state_dict(fixture.weights)
-    ids, expected = prompts(fixture)[0], fixture.expected["discrete1_action_hidden_0"]
+    ids = prompts(fixture)[0]
+    expected = fixture.expected["discrete1_action_hidden_0"]
     mask = torch.ones_like(ids, dtype=torch.bool)
     patches = network.encode_images(fixture.inputs["pixel_values_1img"][:1], ids, mask)
     embeds, mask = network.embed_prompt(patches, ids, mask)
@@ -263,18 +261,22 @@ def test_a_shorter_chunk_than_oft_was_trained_on() -> None:
 
 @torch.no_grad()
 def test_pi0_denoises_its_full_horizon_for_any_number_of_executed_actions(tmp_path: Path) -> None:
-    whole, part = small_pi0(tmp_path / "whole"), small_pi0(tmp_path / "part", chunk=2)
+    whole = small_pi0(tmp_path / "whole")
+    part = small_pi0(tmp_path / "part", chunk=2)
     observed = observations(whole, 2)
     found = [act(policy, policy.prepare(observed)).actions for policy in (whole, part)]
     assert part.spec.chunk == 2 and torch.equal(found[0][:, :2], found[1])
-    part.horizon, part.backbone.config = 2, replace(part.config, horizon=2)
+    part.horizon = 2
+    part.backbone.config = replace(part.config, horizon=2)
     shorter = act(part, part.prepare(observed)).actions
     assert difference(shorter, found[0][:, :2]) > 1e-2
 
 
 def test_absolute_actions_taken_for_deltas() -> None:
     fixture = Fixture("openpi_preproc")
-    inputs, expected, mask = fixture.inputs, fixture.expected, fixture.expected["delta_mask"]
+    inputs = fixture.inputs
+    expected = fixture.expected
+    mask = fixture.expected["delta_mask"]
     dimensions = delta_dimensions([6, -1], len(mask), len(inputs["state"]))
     assert dimensions == mask.nonzero()[:, 0].tolist()
     state, actions = inputs["state"], inputs["actions"]
@@ -289,7 +291,8 @@ def test_absolute_actions_taken_for_deltas() -> None:
 
 @torch.no_grad()
 def test_pi0_adds_the_robots_state_and_not_the_normalised_one(tmp_path: Path) -> None:
-    plain, delta = small_pi0(tmp_path / "plain"), small_pi0(tmp_path / "delta", delta_mask=[3, -1])
+    plain = small_pi0(tmp_path / "plain")
+    delta = small_pi0(tmp_path / "delta", delta_mask=[3, -1])
     observed = observations(plain, 2)
     inputs = plain.prepare(observed)
     expected = (

@@ -84,7 +84,8 @@ def test_guidance_is_bounded_for_pure_noise() -> None:
 
 def test_a_guided_step_in_closed_form() -> None:
     """``v - g (I - t A)^T W (Y - (I - t A) x + t b)``."""
-    target, x = torch.randn(HORIZON), torch.randn(3, HORIZON, 1)
+    target = torch.randn(HORIZON)
+    x = torch.randn(3, HORIZON, 1)
     weights = real_time.prefix_weights(8, 3, HORIZON)
     for time in (1.0, 0.7, 0.2):
         t = torch.tensor(time)
@@ -109,7 +110,8 @@ def test_the_prefix_is_kept_and_the_rest_continues_it() -> None:
     )
     frozen = 5
     target = torch.where(PLACE < 9, before, 0)
-    free, kept = sample(velocity, 2000, 40), sample(onto(target, 9, frozen), 2000, 40)
+    free = sample(velocity, 2000, 40)
+    kept = sample(onto(target, 9, frozen), 2000, 40)
     prefix = before[:frozen]
     assert (free[:, :frozen] - prefix).abs().mean() > 0.5
     assert (kept[:, :frozen] - prefix).abs().mean() < 0.05
@@ -213,7 +215,8 @@ def test_the_loss_leaves_out_given_actions(tmp_path: Path, pi05: bool) -> None:
     target = torch.nn.functional.pad(target, (0, dim - target.shape[2]))
     assert set(delays) == {0, 1, 2}
     for row, delay in enumerate(delays):
-        x, times = target.clone(), torch.zeros(12, horizon)
+        x = target.clone()
+        times = torch.zeros(12, horizon)
         x[row, delay:] = time[row] * normal[row, delay:] + (1 - time[row]) * target[row, delay:]
         times[row, delay:] = time[row]
         velocity = policy.backbone.velocity(features.prefix, features.state, x, times)[0]

@@ -241,7 +241,8 @@ def test_a_control_loop_gives_up_a_silent_connection_soon_once_it_has_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Not before: the server may have to compile."""
-    limit, limits = Connection.limit, list[float]()
+    limit = Connection.limit
+    limits = list[float]()
     silent, goes_on = threading.Event(), threading.Event()
 
     def shorter(connection: Connection, seconds: float) -> None:
@@ -303,7 +304,9 @@ def test_a_connection_that_was_closed_meanwhile_is_no_failure() -> None:
 
 def test_a_late_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time to connect is not part of it."""
-    asked, send, ahead = threading.Event(), Connection.send, [0.0]
+    asked = threading.Event()
+    send = Connection.send
+    ahead = [0.0]
 
     def soon_due(connection: Connection, message: Any) -> None:
         send(connection, message)

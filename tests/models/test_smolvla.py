@@ -155,10 +155,8 @@ def test_a_checkpoint_without_statistics_is_refused(tmp_path: Path) -> None:
 
 @torch.no_grad()
 def test_padding_of_the_prompt_changes_nothing(tmp_path: Path) -> None:
-    short, long = (
-        small(tmp_path / "short", prompt_length=20),
-        small(tmp_path / "long", prompt_length=60),
-    )
+    short = small(tmp_path / "short", prompt_length=20)
+    long = small(tmp_path / "long", prompt_length=60)
     seen = observations(short, 3)
     found = [act(policy, policy.prepare(seen)).actions for policy in (short, long)]
     torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-5)

@@ -127,7 +127,8 @@ SIZES: dict[str, dict[str, Any]] = {
 
 
 def document(sizes: dict[str, Any]) -> dict[str, Any]:
-    head, width = sizes["head"], sizes["eagle"]["text_config"]["hidden_size"]
+    head = sizes["head"]
+    width = sizes["eagle"]["text_config"]["hidden_size"]
     shared = {"dropout": 0.2, "final_dropout": True, "positional_embeddings": None}
     dit = (
         sizes["dit"]
@@ -269,18 +270,15 @@ def make(directory: Path, sizes: dict[str, Any]) -> None:
     model = network(sizes, processor.image_token_id)
     generator = torch.Generator().manual_seed(sizes["seed"])
     randomise(model, generator)
-    head, side = sizes["head"], sizes["eagle"]["vision_config"]["image_size"]
+    head = sizes["head"]
+    side = sizes["eagle"]["vision_config"]["image_size"]
     images = torch.randint(
         256, (2, sizes["cameras"], side, side, 3), generator=generator, dtype=torch.uint8
     )
-    state, shape = (
-        torch.randn(2, 5, generator=generator),
-        (2, head["action_horizon"], head["action_dim"]),
-    )
-    actions, noise = (
-        torch.randn(2, head["action_horizon"], 4, generator=generator),
-        torch.randn(shape, generator=generator),
-    )
+    state = torch.randn(2, 5, generator=generator)
+    shape = (2, head["action_horizon"], head["action_dim"])
+    actions = torch.randn(2, head["action_horizon"], 4, generator=generator)
+    noise = torch.randn(shape, generator=generator)
     time = torch.tensor([0.3004, 0.8507])  # officially from noise to action
 
     statistics = {"observation.state": STATE, "action": ACTION}
@@ -298,10 +296,8 @@ def make(directory: Path, sizes: dict[str, Any]) -> None:
         }
     )
     ready = packed[TransitionKey.OBSERVATION]["state"]
-    target, action_mask = (
-        packed[TransitionKey.ACTION],
-        packed[TransitionKey.COMPLEMENTARY_DATA]["action_mask"],
-    )
+    target = packed[TransitionKey.ACTION]
+    action_mask = packed[TransitionKey.COMPLEMENTARY_DATA]["action_mask"]
     expected: dict[str, torch.Tensor] = {"state": ready[:, 0], "target": target}
 
     found: list[torch.Tensor] = []

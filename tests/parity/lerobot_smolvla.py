@@ -117,7 +117,8 @@ def processor() -> Any:
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_file=str(ASSETS / "openvla_tiny" / "tokenizer.json"), pad_token="<pad>"
     )
-    tokenizer.fake_image_token_id, tokenizer.global_image_token_id = 5, 6
+    tokenizer.fake_image_token_id = 5
+    tokenizer.global_image_token_id = 6
     return SimpleNamespace(tokenizer=tokenizer)
 
 
@@ -169,10 +170,8 @@ def make(directory: Path, sizes: dict[str, Any]) -> None:
     }
     state = torch.randn(2, 5, generator=generator)
     shape = (2, config.chunk_size, config.max_action_dim)
-    actions, noise = (
-        torch.randn(2, config.chunk_size, 4, generator=generator),
-        torch.randn(shape, generator=generator),
-    )
+    actions = torch.randn(2, config.chunk_size, 4, generator=generator)
+    noise = torch.randn(shape, generator=generator)
     time = torch.tensor([0.3, 0.85])
 
     def batch() -> dict[str, Any]:

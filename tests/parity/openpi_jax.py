@@ -17,9 +17,21 @@ from numpy.typing import NDArray
 
 Arrays = dict[str, NDArray[Any]]
 
-WIDTH, EXPERT, HEADS, KV_HEADS, HEAD, MLP, EXPERT_MLP, DEPTH = 16, 10, 4, 2, 6, 22, 14, 2
+WIDTH = 16
+EXPERT = 10
+HEADS = 4
+KV_HEADS = 2
+HEAD = 6
+MLP = 22
+EXPERT_MLP = 14
+DEPTH = 2
 """Of one array no two are equal, so that a wrong axis of it is a wrong shape."""
-VISION, VISION_HEADS, VISION_MLP, VISION_DEPTH, PATCH, PATCHES = 12, 4, 20, 2, 2, 16
+VISION = 12
+VISION_HEADS = 4
+VISION_MLP = 20
+VISION_DEPTH = 2
+PATCH = 2
+PATCHES = 16
 VOCABULARY, ACTIONS, HORIZON = 512, 8, 7
 BLOCK = "PaliGemma/img/Transformer/encoderblock"
 ATTENTION = f"{BLOCK}/MultiHeadDotProductAttention_0"
@@ -94,7 +106,8 @@ def random_arrays(pi05: bool) -> Arrays:
 
 def images_of(arrays: Arrays, pixels: NDArray[Any]) -> NDArray[Any]:
     """SigLIP and the projection to PaliGemma; ``pixels``: ``[B, H, W, 3]`` in [-1, 1]."""
-    batch, side = len(pixels), pixels.shape[1] // PATCH
+    batch = len(pixels)
+    side = pixels.shape[1] // PATCH
     patches = pixels.reshape(batch, side, PATCH, side, PATCH, 3)
     x = np.einsum("bypxqc,pqcd->byxd", patches, arrays["PaliGemma/img/embedding/kernel"]).reshape(
         batch, side * side, -1
@@ -145,7 +158,8 @@ def velocity(
     fraction = np.linspace(0.0, 1.0, EXPERT // 2)
     angle = time / (4e-3 * (4.0 / 4e-3) ** fraction) * 2 * np.pi
     embedded = np.broadcast_to(np.concatenate([np.sin(angle), np.cos(angle)]), (len(x), EXPERT))
-    actions, condition = dense(arrays, "action_in_proj", x), None
+    actions = dense(arrays, "action_in_proj", x)
+    condition = None
     if pi05:
         condition = silu(
             dense(arrays, "time_mlp_out", silu(dense(arrays, "time_mlp_in", embedded)))
@@ -178,7 +192,10 @@ def gemma(
             for name, value in arrays.items()
             if name.startswith(LAYERS)
         }
-        queries, keys, values, gates = [], [], [], []
+        queries = []
+        keys = []
+        values = []
+        gates = []
         for suffix, x in zip(("", "_1"), streams, strict=True):
             normed, gate = rms_norm(
                 layer, f"pre_attention_norm{suffix}", x, condition if suffix else None
@@ -189,7 +206,8 @@ def gemma(
             values.append(v)
             gates.append(gate)
         q, k, v = (np.concatenate(each, axis=1) for each in (queries, keys, values))
-        q, k = rope(q) * HEAD**-0.5, rope(k)
+        q = rope(q) * HEAD**-0.5
+        k = rope(k)
         q = q.reshape(*q.shape[:2], KV_HEADS, HEADS // KV_HEADS, HEAD)
         logits = np.where(visible, np.einsum("btkgh,bskh->bkgts", q, k), -1e30)
         heads = np.einsum("bkgts,bskh->btkgh", softmax(logits), v)

@@ -136,11 +136,9 @@ def test_denoising(fixture: Fixture, policy: GR00TPolicy, network: GR00TNetwork)
     assert policy.options.denoise_steps == steps
 
     def compute(at: Precision) -> dict[str, Tensor]:
-        prefix, state, x = (
-            refined(at, fixture, policy, network),
-            at(fixture.expected["state"]),
-            at(fixture.inputs["noise"]),
-        )
+        prefix = refined(at, fixture, policy, network)
+        state = at(fixture.expected["state"])
+        x = at(fixture.inputs["noise"])
         for time in flow.times(steps):
             x = flow.ode_step(
                 x, at(network).velocity(prefix, state, x, at(time).expand(len(x)))[0], steps
@@ -153,7 +151,8 @@ def test_denoising(fixture: Fixture, policy: GR00TPolicy, network: GR00TNetwork)
 @torch.no_grad()
 def test_the_policy_from_an_observation_to_actions(fixture: Fixture, policy: GR00TPolicy) -> None:
     features = policy.encode(policy.prepare(observation(fixture)))
-    x, steps = fixture.inputs["noise"], policy.options.denoise_steps
+    x = fixture.inputs["noise"]
+    steps = policy.options.denoise_steps
     assert steps is not None
     for time in flow.times(steps):
         x = flow.ode_step(
@@ -171,14 +170,13 @@ def test_the_policy_from_an_observation_to_actions(fixture: Fixture, policy: GR0
 
 
 def test_loss_and_gradients(fixture: Fixture, policy: GR00TPolicy, network: GR00TNetwork) -> None:
-    inputs, norms = fixture.inputs, fixture.json("grad_norms.json")
+    inputs = fixture.inputs
+    norms = fixture.json("grad_norms.json")
 
     def forward(at: Precision) -> dict[str, Tensor]:
-        noise, state, target = (
-            at(inputs["noise"]),
-            at(fixture.expected["state"]),
-            at(fixture.expected["target"]),
-        )
+        noise = at(inputs["noise"])
+        state = at(fixture.expected["state"])
+        target = at(fixture.expected["target"])
         x, wanted = flow.interpolate(target, noise, 1 - at(inputs["time"]))
         found, _ = at(network).velocity(
             refined(at, fixture, policy, network), state, x, 1 - at(inputs["time"])

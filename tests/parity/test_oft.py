@@ -82,7 +82,8 @@ Prompt = tuple[Tensor, Tensor]
 def embedded(
     at: Precision, network: PrismaticVLA, pixels: Tensor, ids: Tensor, proprio: Tensor | None = None
 ) -> Prompt:
-    proprio, mask = None if proprio is None else at(proprio), torch.ones_like(ids, dtype=torch.bool)
+    proprio = None if proprio is None else at(proprio)
+    mask = torch.ones_like(ids, dtype=torch.bool)
     return at(network).embed_prompt(
         at(network).encode_images(at(pixels), ids, mask), ids, mask, proprio
     )
@@ -92,7 +93,8 @@ def embedded(
 def test_embeddings(fixture: Fixture, one_image: PrismaticVLA) -> None:
     """The official ones continue with empty slots and the stop token."""
     for i, ids in enumerate(prompts(fixture)):
-        name, length = f"llm_input_embeds_{i}", one_image.prefix_length + ids.shape[1]
+        name = f"llm_input_embeds_{i}"
+        length = one_image.prefix_length + ids.shape[1]
 
         def compute(
             at: Precision, i: int = i, ids: Tensor = ids, name: str = name
@@ -108,7 +110,8 @@ def test_embeddings(fixture: Fixture, one_image: PrismaticVLA) -> None:
 
 @torch.no_grad()
 def test_discrete_actions(fixture: Fixture, one_image: PrismaticVLA) -> None:
-    expected, action_dim = fixture.expected, fixture.inputs["train_actions"].shape[2]
+    expected = fixture.expected
+    action_dim = fixture.inputs["train_actions"].shape[2]
     tokenizer = ActionTokenizer(
         FIRST + BINS, BINS, fixture.json("dataset_statistics.json")["toy_ds"]["action"]
     )
@@ -151,7 +154,8 @@ def test_the_language_model_from_the_official_embeddings(
         def compute(at: Precision, i: int = i) -> dict[str, Tensor]:
             official = at(fixture.expected[f"llm_input_embeds_{i}"][None])
             before = official.shape[1] - slots_of(fixture) - 1
-            embeds, mask = official[:, :before], torch.ones(1, before, dtype=torch.bool)
+            embeds = official[:, :before]
+            mask = torch.ones(1, before, dtype=torch.bool)
             return {
                 f"discrete1_action_hidden_{i}": slot_states(
                     at(one_image), embeds, mask, slots_of(fixture), STOP
@@ -170,10 +174,8 @@ def test_regression_with_two_images_and_proprioception(
     for i, ids in enumerate(prompts(fixture)):
 
         def compute(at: Precision, i: int = i, ids: Tensor = ids) -> dict[str, Tensor]:
-            pixels, proprio = (
-                fixture.inputs["pixel_values_2img"][i : i + 1],
-                fixture.inputs["proprio"][i : i + 1],
-            )
+            pixels = fixture.inputs["pixel_values_2img"][i : i + 1]
+            proprio = fixture.inputs["proprio"][i : i + 1]
             embeds, mask = embedded(at, two_images, pixels, ids, proprio)
             states = slot_states(at(two_images), embeds, mask, slots_of(fixture), STOP)
             actions = at(head)(states)[0]
@@ -225,7 +227,8 @@ def test_log_probabilities_as_rlinf(fixture: Fixture, one_image: PrismaticVLA, r
 
 @torch.no_grad()
 def test_film(film: Fixture, fixture: Fixture, head: L1RegressionHead) -> None:
-    ids, modulated = closed(film.inputs["prompt_ids"]), network(film, film=True)
+    ids = closed(film.inputs["prompt_ids"])
+    modulated = network(film, film=True)
 
     def compute(at: Precision) -> dict[str, Tensor]:
         mask = torch.ones_like(ids, dtype=torch.bool)
@@ -239,7 +242,8 @@ def test_film(film: Fixture, fixture: Fixture, head: L1RegressionHead) -> None:
 
 def training_states(at: Precision, fixture: Fixture, model: PrismaticVLA) -> Tensor:
     """The official training pass over a padded batch, sample by sample: states ``[B, slots + 1, d]`` that predict slots and stop token."""
-    inputs, labels = fixture.inputs, fixture.inputs["train_labels"]
+    inputs = fixture.inputs
+    labels = fixture.inputs["train_labels"]
     rows = []
     for i, ids in enumerate(inputs["train_ids"]):
         prompt = ids[: int((labels[i] != -100).nonzero()[0])][None]
@@ -263,7 +267,9 @@ def test_training_and_gradients(
     fixture: Fixture, two_images: PrismaticVLA, head: L1RegressionHead, kind: str
 ) -> None:
     """The stop token is learnt too."""
-    inputs, expected, labels = fixture.inputs, fixture.expected, fixture.inputs["train_labels"]
+    inputs = fixture.inputs
+    expected = fixture.expected
+    labels = fixture.inputs["train_labels"]
 
     def forward(at: Precision) -> dict[str, Tensor]:
         states = training_states(at, fixture, two_images)

@@ -42,7 +42,8 @@ def teacher_forced(
 @torch.no_grad()
 def test_patches(fixture: Fixture, network: PrismaticVLA) -> None:
     def compute(at: Precision) -> dict[str, Tensor]:
-        pixels, towers = at(fixture.inputs["pixel_values"]), at(network).vision_backbone
+        pixels = at(fixture.inputs["pixel_values"])
+        towers = at(network).vision_backbone
         return {
             "dino_patches": towers.featurizer(pixels[:, :3]),
             "siglip_patches": towers.fused_featurizer(pixels[:, 3:]),
@@ -68,7 +69,8 @@ def test_states_and_logits(fixture: Fixture, network: PrismaticVLA) -> None:
         ) -> dict[str, Tensor]:
             states = teacher_forced(at, network, fixture.inputs["pixel_values"][i : i + 1], ids)
             logits = at(network).language_model.lm_head(states)[0]
-            actions, slots = ids[0, -count:, None], logits[-count - 1 : -1]
+            actions = ids[0, -count:, None]
+            slots = logits[-count - 1 : -1]
             among_actions = torch.log_softmax(slots[:, first : first + config["n_action_bins"]], -1)
             return {
                 f"tf_last_hidden_{i}": states[0],
@@ -114,7 +116,9 @@ def test_greedy_decoding(fixture: Fixture, network: PrismaticVLA) -> None:
 
 
 def test_a_padded_batch_its_loss_and_gradients(fixture: Fixture, network: PrismaticVLA) -> None:
-    inputs, expected, norms = fixture.inputs, fixture.expected, fixture.json("grad_norms.json")
+    inputs = fixture.inputs
+    expected = fixture.expected
+    norms = fixture.json("grad_norms.json")
     counts = F.pad(inputs["batch_mask"], (network.prefix_length, 0), value=True)
     labels = F.pad(inputs["batch_labels"][:, 1:], (network.prefix_length + 1, 0), value=-100)
 

@@ -44,7 +44,8 @@ def network(fixture: Fixture) -> Pi0Network:
 
 
 def prefix_inputs(at: Precision, fixture: Fixture) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    inputs, names = fixture.inputs, fixture.config["image_keys"]
+    inputs = fixture.inputs
+    names = fixture.config["image_keys"]
     images = torch.stack([inputs[f"image_{name}"] for name in names], dim=1)
     masks = torch.stack([inputs[f"image_mask_{name}"] for name in names], dim=1)
     return at(images), masks, inputs["tokenized_prompt"], inputs["tokenized_prompt_mask"]
@@ -126,11 +127,9 @@ def test_masked_cameras_may_be_left_out(fixture: Fixture, network: Pi0Network) -
 @pytest.mark.parametrize("steps", [4, 10])
 def test_sampling(fixture: Fixture, network: Pi0Network, steps: int) -> None:
     def compute(at: Precision) -> dict[str, Tensor]:
-        prefix, state, x = (
-            prefix_of(at, fixture, network),
-            at(fixture.inputs["state"]),
-            at(fixture.inputs["noise"]),
-        )
+        prefix = prefix_of(at, fixture, network)
+        state = at(fixture.inputs["state"])
+        x = at(fixture.inputs["noise"])
         for time in flow.times(steps):
             x = flow.ode_step(
                 x, at(network).velocity(prefix, state, x, time.expand(len(x)))[0], steps
@@ -141,7 +140,8 @@ def test_sampling(fixture: Fixture, network: Pi0Network, steps: int) -> None:
 
 
 def test_loss_and_gradients(fixture: Fixture, network: Pi0Network) -> None:
-    inputs, norms = fixture.inputs, fixture.json("grad_norms.json")
+    inputs = fixture.inputs
+    norms = fixture.json("grad_norms.json")
 
     def forward(at: Precision) -> dict[str, Tensor]:
         actions, noise, time, state = (
@@ -175,19 +175,15 @@ def rlinf_times(steps: int) -> Tensor:
 
 @torch.no_grad()
 def test_transitions_as_rlinf(fixture: Fixture, network: Pi0Network) -> None:
-    inputs, expected = (
-        Arrays(fixture.path / "rl_inputs.npz"),
-        Arrays(fixture.path / "rl_expected.npz"),
-    )
+    inputs = Arrays(fixture.path / "rl_inputs.npz")
+    expected = Arrays(fixture.path / "rl_expected.npz")
     steps = int(inputs["num_steps"])
     times = rlinf_times(steps)
 
     def compute(at: Precision) -> dict[str, Tensor]:
-        prefix, state, x = (
-            prefix_of(at, fixture, network),
-            at(fixture.inputs["state"]),
-            at(inputs["x_t"]),
-        )
+        prefix = prefix_of(at, fixture, network)
+        state = at(fixture.inputs["state"])
+        x = at(inputs["x_t"])
         found = {}
         for i, index in enumerate(inputs["denoise_idx"]):
             time = at(times[index])
@@ -206,10 +202,8 @@ def test_transitions_as_rlinf(fixture: Fixture, network: Pi0Network) -> None:
 
 @torch.no_grad()
 def test_learnt_noise_as_rlinf(fixture: Fixture, network: Pi0Network) -> None:
-    inputs, expected = (
-        Arrays(fixture.path / "rl_inputs.npz"),
-        Arrays(fixture.path / "rl_expected.npz"),
-    )
+    inputs = Arrays(fixture.path / "rl_inputs.npz")
+    expected = Arrays(fixture.path / "rl_expected.npz")
     low, high = (
         (0.5 * expected[f"noise_head/logvar_{bound}"]).exp().item() for bound in ("min", "max")
     )
@@ -227,24 +221,21 @@ def test_learnt_noise_as_rlinf(fixture: Fixture, network: Pi0Network) -> None:
     times = rlinf_times(steps)
 
     def compute(at: Precision) -> dict[str, Tensor]:
-        prefix, state, x = (
-            prefix_of(at, fixture, network),
-            at(fixture.inputs["state"]),
-            at(inputs["x_t"]),
-        )
+        prefix = prefix_of(at, fixture, network)
+        state = at(fixture.inputs["state"])
+        x = at(inputs["x_t"])
         found = {}
         for i, index in enumerate(inputs["denoise_idx"]):
             velocity, states = at(network).velocity(prefix, state, x, at(times[index]))
-            mean, std = flow.ode_step(x, velocity, steps), at(head)(states)
+            mean = flow.ode_step(x, velocity, steps)
+            std = at(head)(states)
             found |= {f"flow_noise_mean_{i}": mean, f"flow_noise_std_{i}": std}
             found[f"flow_noise_logprob_{i}"] = flow.gaussian_log_prob(
                 at(inputs["x_next"]), mean, std
             )
         chain = at(inputs["chains"])
-        log_probs, entropies = (
-            [flow.standard_log_prob(chain[:, 0])],
-            [flow.gaussian_entropy(torch.ones_like(chain[:, 0]))],
-        )
+        log_probs = [flow.standard_log_prob(chain[:, 0])]
+        entropies = [flow.gaussian_entropy(torch.ones_like(chain[:, 0]))]
         for i, time in enumerate(at(times)):
             velocity, states = at(network).velocity(
                 prefix, state, chain[:, i], time.expand(len(chain))
@@ -266,19 +257,17 @@ def test_learnt_noise_as_rlinf(fixture: Fixture, network: Pi0Network) -> None:
 
 @torch.no_grad()
 def test_chains_of_flow_sde_as_rlinf(fixture: Fixture, network: Pi0Network) -> None:
-    inputs, expected = (
-        Arrays(fixture.path / "rl_inputs.npz"),
-        Arrays(fixture.path / "rl_expected.npz"),
-    )
-    chain, steps, index = (
-        inputs["chains"],
-        int(inputs["num_steps"]),
-        inputs["flow_sde_denoise_inds"][:, 0],
-    )
-    rows, time = torch.arange(len(chain)), rlinf_times(steps)[index]
+    inputs = Arrays(fixture.path / "rl_inputs.npz")
+    expected = Arrays(fixture.path / "rl_expected.npz")
+    chain = inputs["chains"]
+    steps = int(inputs["num_steps"])
+    index = inputs["flow_sde_denoise_inds"][:, 0]
+    rows = torch.arange(len(chain))
+    time = rlinf_times(steps)[index]
 
     def compute(at: Precision) -> dict[str, Tensor]:
-        before, after = at(chain[rows, index]), at(chain[rows, index + 1])
+        before = at(chain[rows, index])
+        after = at(chain[rows, index + 1])
         velocity, _ = at(network).velocity(
             prefix_of(at, fixture, network), at(fixture.inputs["state"]), before, at(time)
         )

@@ -31,7 +31,8 @@ def network(fixture: Fixture) -> PrismaticVLA:
 
 @torch.no_grad()
 def compare(fixture: Fixture, network: PrismaticVLA) -> None:
-    ids, expected = fixture.expected["generated_ids_0"][None], fixture.expected
+    ids = fixture.expected["generated_ids_0"][None]
+    expected = fixture.expected
 
     def compute(at: Precision) -> dict[str, Tensor]:
         mask = torch.ones_like(ids, dtype=torch.bool)
@@ -126,7 +127,8 @@ def kinked(weight: Tensor, x: Tensor) -> Callable[[Precision], dict[str, Tensor]
 
 def test_a_relu_within_rounding_of_zero_has_two_right_gradients() -> None:
     torch.manual_seed(0)
-    weight, x = torch.randn(64), torch.randn(20, 64)
+    weight = torch.randn(64)
+    x = torch.randn(20, 64)
     x[0] -= (
         weight * (x[0] @ weight) / weight.square().sum()
     )  # orthogonal to the weight up to rounding

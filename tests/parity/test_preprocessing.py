@@ -80,7 +80,9 @@ def test_openvla_action_tokens(prismatic: Fixture) -> None:
 
 @pytest.mark.parametrize("quantiles", [False, True])
 def test_openpi_normalisation(openpi: Fixture, quantiles: bool) -> None:
-    inputs, expected, kind = openpi.inputs, openpi.expected, f"q{int(quantiles)}"
+    inputs = openpi.inputs
+    expected = openpi.expected
+    kind = f"q{int(quantiles)}"
     statistics = openpi.json("norm_stats.json")["norm_stats"]
     state, actions = (
         Normalizer(statistics[name], "QUANTILES" if quantiles else "MEAN_STD")
@@ -136,7 +138,8 @@ class Recording:
 
 @pytest.mark.parametrize("kind", ["pi0", "pi05"])
 def test_openpi_prompts(openpi: Fixture, kind: str) -> None:
-    expected, tokenizer = openpi.json("text.json")[kind], Recording()
+    expected = openpi.json("text.json")[kind]
+    tokenizer = Recording()
     encoder = PromptEncoder(tokenizer, expected["len"], bos_id=2, with_state=kind == "pi05")  # type: ignore[arg-type]
     ids, mask = encoder(["Pick_up the red\nblock "], openpi.inputs["pi05_state"][None])
     assert tokenizer.asked == [text for text, _ in expected["encode_calls"]]

@@ -75,7 +75,8 @@ def prefix_of(at: Precision, fixture: Fixture, network: SmolVLANetwork) -> Prefi
 
 
 def test_prepared_inputs(fixture: Fixture, policy: SmolVLAPolicy) -> None:
-    inputs, expected = policy.prepare(observation(fixture)), fixture.expected
+    inputs = policy.prepare(observation(fixture))
+    expected = fixture.expected
     width = expected["token_ids"].shape[1]
     assert (
         torch.equal(inputs["token_mask"][:, :width], expected["token_mask"])
@@ -139,11 +140,9 @@ def test_denoising(fixture: Fixture, network: SmolVLANetwork) -> None:
     steps = fixture.config["num_steps"]
 
     def compute(at: Precision) -> dict[str, Tensor]:
-        prefix, state, x = (
-            prefix_of(at, fixture, network),
-            at(fixture.inputs["state"]),
-            at(fixture.inputs["noise"]),
-        )
+        prefix = prefix_of(at, fixture, network)
+        state = at(fixture.inputs["state"])
+        x = at(fixture.inputs["noise"])
         for time in flow.times(steps):
             x = flow.ode_step(
                 x, at(network).velocity(prefix, state, x, at(time).expand(len(x)))[0], steps
@@ -157,7 +156,8 @@ def test_denoising(fixture: Fixture, network: SmolVLANetwork) -> None:
 def test_the_policy_from_an_observation_to_actions(fixture: Fixture, policy: SmolVLAPolicy) -> None:
     """The noise differs between actions, which ``act_from_noise`` does not allow: replay its steps."""
     features = policy.encode(policy.prepare(observation(fixture)))
-    x, steps = fixture.inputs["noise"], policy.options.denoise_steps
+    x = fixture.inputs["noise"]
+    steps = policy.options.denoise_steps
     assert steps == fixture.config["num_steps"]
     for time in flow.times(steps):
         x = flow.ode_step(
@@ -172,7 +172,8 @@ def test_the_policy_from_an_observation_to_actions(fixture: Fixture, policy: Smo
 def test_loss_and_gradients(
     fixture: Fixture, policy: SmolVLAPolicy, network: SmolVLANetwork
 ) -> None:
-    inputs, norms = fixture.inputs, fixture.json("grad_norms.json")
+    inputs = fixture.inputs
+    norms = fixture.json("grad_norms.json")
     normalized = policy.action_normalizer(inputs["actions"])
     target = torch.nn.functional.pad(
         normalized, (0, inputs["noise"].shape[-1] - normalized.shape[-1])

@@ -175,7 +175,8 @@ def test_gradients_moments_and_masters_are_those_of_the_trainer() -> None:
         synthetic_batch(wanted, policy, trainer.settings, 8),
         partial(trainer.settings.loss, value_only=False),
     )  # type: ignore[attr-defined]
-    counted, trained = weights_of(policy), trainer.trained
+    counted = weights_of(policy)
+    trained = trainer.trained
     learnt = [
         each for each in trained.values() if each.grad is not None
     ]  # the vision towers' last blocks are not used

@@ -38,7 +38,9 @@ def counted() -> CountedWork:
 
 
 def test_costs_are_the_counted_work_at_the_devices_rates() -> None:
-    work, found, device = counted(), published(counted(), H100, 128, PERFECT), DEVICES[H100]
+    work = counted()
+    found = published(counted(), H100, 128, PERFECT)
+    device = DEVICES[H100]
     for name in ("act", "value", "reference", "update"):
         for rows in (1, 512):
             least = work.calls[name].seconds(rows, 1e12 * device.tf32, 1e9 * device.bandwidth)
@@ -46,7 +48,8 @@ def test_costs_are_the_counted_work_at_the_devices_rates() -> None:
                 "a line through sizes up to 512"
             )
             assert found.cost(name).on == GPU
-    policy, stored = work.model.policy, work.model.weights()
+    policy = work.model.policy
+    stored = work.model.weights()
     trained = sum(each.numel() for each in policy.parameters() if each.requires_grad)
     assert found.cost("optimise").fixed == pytest.approx(
         (4 * 4 + 2 * 8 + 2 * 4) * trained / (1e9 * device.bandwidth)

@@ -52,7 +52,8 @@ def test_counted_bytes_are_those_of_a_step(name: str, checkpointing: bool) -> No
     found = budget(MemoryModel(wanted), setting_of(wanted), LARGE)
     held = {part.name: part.size for part in found.parts if part.phase == ALWAYS}
     policy = builders.build_policy(wanted)
-    trainer, algorithm = builders.build_trainer(wanted, policy), builders.build_algorithm(wanted)
+    trainer = builders.build_trainer(wanted, policy)
+    algorithm = builders.build_algorithm(wanted)
     rows = records(policy, ROWS, builders.actor_settings(wanted, 1.0), 0.9)
 
     def step() -> None:

@@ -140,7 +140,8 @@ def test_weights_cross_the_network_once_per_machine() -> None:
 
 def test_a_broadcast_crosses_each_link_once() -> None:
     """However many machines there are; with roles that take turns, weights are fetched from the store."""
-    apart, load = Plan("ray", "disaggregated", 4), workload(broadcast=True)
+    apart = Plan("ray", "disaggregated", 4)
+    load = workload(broadcast=True)
     stored = replace(LIGHT, trained=1e9)
     slow, none = (
         played(apart, load, profile(bytes=each), count=5, network_gbps=8.0)
@@ -195,10 +196,8 @@ def test_sharded_ranks_gather_weights_twice_per_micro_batch_and_each_reduces_its
 
 def test_every_minibatch_of_a_sharded_rank_gathers_weights() -> None:
     """Four minibatches of 16 calls on four ranks, two epochs: eight gathers forward, and eight backward."""
-    plan, load = (
-        Plan("ray", "disaggregated", 1, trainer_ranks=4),
-        workload(minibatch_size=16, epochs=2, sharded=True),
-    )
+    plan = Plan("ray", "disaggregated", 1, trainer_ranks=4)
+    load = workload(minibatch_size=16, epochs=2, sharded=True)
     found = played(plan, load, count=5)
     assert found.critical["gathering sharded weights"] == pytest.approx(
         2 * 8 * 0.75 * BYTES.weights / (10e9 / 8)
@@ -245,7 +244,8 @@ def test_groups_are_used_as_they_arrive() -> None:
 
 def test_an_off_loaded_plan_does_not_stream() -> None:
     """As in the runtime: roles that share a device by turns cannot work on one rollout together."""
-    graph, known = trace(GRPO(GRPOConfig(groups_per_step=1, kl_coef=0.1), 1.0)), on_gpu("fast")
+    graph = trace(GRPO(GRPOConfig(groups_per_step=1, kl_coef=0.1), 1.0))
+    known = on_gpu("fast")
     load = workload(
         calls=None,
         listed=16,
@@ -298,7 +298,8 @@ def test_optimiser_steps_are_of_whole_groups_however_shards_are_cut(
 def test_a_rewards_time() -> None:
     known = profile(operations=COSTS | {"reward": Cost(per_item=0.1)})
     load = workload(processes=1)
-    plain, inside = played(RAY, load, known), played(RAY, replace(load, rewarded=True), known)
+    plain = played(RAY, load, known)
+    inside = played(RAY, replace(load, rewarded=True), known)
     assert inside.seconds == pytest.approx(plain.seconds + 64 * 0.1)
     apart = played(replace(RAY, reward_workers=1), replace(load, rewarded=True), known)
     assert apart.seconds == pytest.approx(inside.seconds)

@@ -72,7 +72,8 @@ class Nobody:
     """A policy that does nothing and records requests for values."""
 
     def __init__(self, env: Clockwork) -> None:
-        self.env, self.policy = env, self
+        self.env = env
+        self.policy = self
 
     def prepare(self, obs: Observation) -> Inputs:
         return {}
@@ -121,7 +122,8 @@ def workload(lengths: Sequence[int], **options: Any) -> Workload:
 
 @given(LENGTHS, st.integers(1, 9), st.sampled_from([1, 2]))
 def test_environments_that_run_for_a_fixed_time(lengths: list[int], calls: int, depth: int) -> None:
-    load, size = workload(lengths, calls=calls), 4 // depth
+    load = workload(lengths, calls=calls)
+    size = 4 // depth
     envs = [Clockwork(Spec(size), LIMIT) for _ in range(depth)]
     players = []
     for group, env in enumerate(envs):

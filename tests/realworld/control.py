@@ -59,7 +59,8 @@ class Cell:
     def infer(self, request: Request) -> Chunk:
         """Each action encodes its origin: 0.001 times the observation, 0.001 times its index."""
         actions = np.zeros((self.chunk, 4), np.float32)
-        actions[:, 0], actions[:, 1] = 0.001 * request.seen.number, 0.001 * np.arange(self.chunk)
+        actions[:, 0] = 0.001 * request.seen.number
+        actions[:, 1] = 0.001 * np.arange(self.chunk)
         return Chunk(request, actions, {"act": 0.5})
 
     def run(self, ticks: int, each: Callable[[Step], str | None] = lambda step: None) -> Ended:
@@ -96,7 +97,11 @@ def expected(
     reserve: int = 10,
 ) -> list[Done]:
     """``Cell.done`` if sensors and commands take no time and misses stop nothing: simulated in steps of a millisecond."""
-    period, executed, asked, queued, last_seen = 100, 0, 0, -1000, -1
+    period = 100
+    executed = 0
+    asked = 0
+    queued = -1000
+    last_seen = -1
     running: tuple[int, int, int] | None = None  # (observed at, executed then, done at)
     waiting: tuple[int, int] | None = None
     arrived: list[tuple[int, int]] = []
@@ -109,7 +114,8 @@ def expected(
         while True:
             if running is None and waiting is not None:
                 begin = now if not ended else max(ended[-1], waiting[0])
-                running, waiting = (*waiting, begin + delays[min(asked, len(delays) - 1)]), None
+                running = (*waiting, begin + delays[min(asked, len(delays) - 1)])
+                waiting = None
                 asked += 1
             if running is None or running[2] > now:
                 return
@@ -123,7 +129,9 @@ def expected(
         while arrived:
             seen, step = arrived.pop(0)
             if seen > last_seen and now - seen <= max_age and executed - step < chunk:
-                current, last_seen, found = (seen, step), seen, True
+                current = (seen, step)
+                last_seen = seen
+                found = True
         return found
 
     def valid(now: int) -> bool:
@@ -136,10 +144,12 @@ def expected(
         take(now)
         hopeless = running is None or now - running[0] > max_age
         if waiting is not None or executed - queued >= horizon or (hopeless and not valid(now)):
-            waiting, queued = (now, executed), executed
+            waiting = (now, executed)
+            queued = executed
             if running is None:
                 ended.clear()
-                running, waiting = (*waiting, now + delays[min(asked, len(delays) - 1)]), None
+                running = (*waiting, now + delays[min(asked, len(delays) - 1)])
+                waiting = None
                 asked += 1
         if not asynchronous:
             while now < tick * period + period - reserve and (running or waiting or arrived):

@@ -49,7 +49,8 @@ class Gate:
     """An inference that ends when it is released."""
 
     def __init__(self) -> None:
-        self.began, self.let = threading.Semaphore(0), threading.Semaphore(0)
+        self.began = threading.Semaphore(0)
+        self.let = threading.Semaphore(0)
 
     def __call__(self, asked: Request) -> Chunk:
         self.began.release()

@@ -12,7 +12,8 @@ from tests.realworld.virtual_time import VirtualClock
 
 @given(st.lists(st.floats(0, 10), max_size=20), st.lists(st.floats(0, 12), max_size=10))
 def test_events_run_in_order_at_their_time(moments: list[float], sleeps: list[float]) -> None:
-    clock, seen = VirtualClock(), list[tuple[float, int]]()
+    clock = VirtualClock()
+    seen = list[tuple[float, int]]()
     for index, moment in enumerate(moments):
         clock.at(moment, lambda index=index: seen.append((clock.now(), index)))
     reached = 0.0
@@ -26,7 +27,8 @@ def test_events_run_in_order_at_their_time(moments: list[float], sleeps: list[fl
 
 
 def test_a_past_event_runs_next_and_time_does_not_go_back() -> None:
-    clock, seen = VirtualClock(5.0), list[float]()
+    clock = VirtualClock(5.0)
+    seen = list[float]()
     clock.at(1.0, lambda: seen.append(clock.now()))
     clock.sleep_until(2.0)
     assert (seen, clock.now()) == ([], 5.0)
@@ -34,7 +36,8 @@ def test_a_past_event_runs_next_and_time_does_not_go_back() -> None:
 
 
 def test_an_event_may_schedule_another() -> None:
-    clock, seen = VirtualClock(), list[float]()
+    clock = VirtualClock()
+    seen = list[float]()
     clock.at(1.0, lambda: clock.at(clock.now() + 1, lambda: seen.append(clock.now())))
     clock.sleep_until(2.0)
     assert seen == [2.0]

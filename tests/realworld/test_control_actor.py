@@ -38,9 +38,11 @@ def test_an_observation_is_in_the_units_of_the_conventions() -> None:
 
 
 def test_it_acts_as_rollouts_do_with_noise_of_episode_and_tick() -> None:
-    clock, policy = VirtualClock(), LinearPolicy(LinearOptions())
+    clock = VirtualClock()
+    policy = LinearPolicy(LinearOptions())
     settings = Settings(run_seed=3, temperature=1.0, batch_size=1)
-    control, one = ControlActor(policy, settings, clock), torch.ones(1, dtype=torch.int64)
+    control = ControlActor(policy, settings, clock)
+    one = torch.ones(1, dtype=torch.int64)
     control.episode = Episodes(one, 5 * one, 2 * one)
     request = Request(seen(clock), "touch the cube", step=4, tick=6)
     chunk = control(request)
@@ -56,11 +58,10 @@ def test_it_acts_as_rollouts_do_with_noise_of_episode_and_tick() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_flow_policy_continues_the_committed_actions(temperature: float) -> None:
-    clock, policy = (
-        VirtualClock(),
-        Pi0Policy.load(TINY, Pi0Options(random_weights=True, denoise_steps=3)),
-    )
-    shown, actor = seen(clock), ControlActor(policy, Settings(3, temperature, 1), clock)
+    clock = VirtualClock()
+    policy = Pi0Policy.load(TINY, Pi0Options(random_weights=True, denoise_steps=3))
+    shown = seen(clock)
+    actor = ControlActor(policy, Settings(3, temperature, 1), clock)
     require_fit(policy, SPACE, list(policy.spec.images), ControlConfig(real_time_chunking=True))
     first = actor(Request(shown, "push the cube", 0, 0))
     left = first.actions[1:]
@@ -83,8 +84,10 @@ def test_policies_that_cannot_drive_a_robot_are_refused() -> None:
 
 
 def test_a_policy_drives_a_robot() -> None:
-    clock, policy = VirtualClock(), LinearPolicy(LinearOptions(chunk=4))
-    robot, camera = SyntheticRobot(clock, 10.0), SyntheticCamera(clock, "base", (64, 64))
+    clock = VirtualClock()
+    policy = LinearPolicy(LinearOptions(chunk=4))
+    robot = SyntheticRobot(clock, 10.0)
+    camera = SyntheticCamera(clock, "base", (64, 64))
     actor = ControlActor(policy, Settings(0, 1.0, 1), clock)
     loop = ControlLoop(
         robot,

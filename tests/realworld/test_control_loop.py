@@ -362,7 +362,8 @@ def test_within_the_budget_there_is_no_miss(chunk: int, horizon: int, asynchrono
         asynchronous, horizon, max_observation_age_s=9, reserve_ms=10e3 * MS, **LENIENT
     )
     budget = inference_budget(timing(config, HZ, chunk), chunk) / MS
-    within, beyond = Cell([budget], chunk, config), Cell([budget + 1], chunk, config)
+    within = Cell([budget], chunk, config)
+    beyond = Cell([budget + 1], chunk, config)
     for cell in (within, beyond):
         cell.run(60)
     assert within.loop.accounting.missed == 0

@@ -29,7 +29,8 @@ def account(*parts: int) -> LoopStatistics:
 
 def test_counts_of_two_processes_are_those_of_one() -> None:
     before = json.loads(json.dumps(account(2).document()))
-    later, both = account(3).document(), account(2, 3).document()
+    later = account(3).document()
+    both = account(2, 3).document()
     assert merged_statistics(before, later) == both | {"sections_ms": later["sections_ms"]}
 
 

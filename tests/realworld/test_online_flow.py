@@ -39,7 +39,8 @@ class Played:
     def __init__(self, human: slice = slice(0)) -> None:
         self.log: list[tuple[str, int]] = []
         self.human = human
-        self.shows_well, self.empty = True, -1
+        self.shows_well = True
+        self.empty = -1
         self.weights: dict[str, Tensor] = {}
         self.version = -1
         self.scripted: list[bool] = []
@@ -62,7 +63,8 @@ class Played:
         human = torch.zeros(length, dtype=torch.bool)
         human[self.human] = True
         if job.kind == DEMONSTRATION and job.number == self.empty:
-            length, human = 0, human[:0]
+            length = 0
+            human = human[:0]
         images = torch.randint(256, (length + 1, 8, 8, 3), generator=generator).byte()
         return RobotEpisode(
             job=job,
@@ -175,7 +177,8 @@ def test_the_robot_continues_during_updates(policy: SACPolicy, tmp_path: Path) -
 def test_the_robot_is_attended_to_during_updates(
     policy: SACPolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    player, update = Played(), ReplayFlow.update_from_replay
+    player = Played()
+    update = ReplayFlow.update_from_replay
     flow = flow_of(policy, player, tmp_path / "replay")
     seen: list[bool] = []
 
@@ -217,8 +220,10 @@ def test_collected_episodes_are_used_for_training(policy: SACPolicy, tmp_path: P
 
 
 def test_interventions_are_a_cost(policy: SACPolicy, tmp_path: Path) -> None:
-    player, config = Played(), replace(CONFIG, cost_limit=0.5, cost_rate=0.1)
-    flow, subject = flow_of(policy, player, tmp_path / "replay"), SAC(config, 1.0)
+    player = Played()
+    config = replace(CONFIG, cost_limit=0.5, cost_rate=0.1)
+    flow = flow_of(policy, player, tmp_path / "replay")
+    subject = SAC(config, 1.0)
     flow.begin(0)
     subject.iteration(flow)
     lengths = [4 + job.seed % 3 for job in player.played if job.kind == TRAINING]

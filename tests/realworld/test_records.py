@@ -28,7 +28,8 @@ def episodes(draw: st.DrawFn) -> RobotEpisode:
     ]
     waits = draw(st.lists(st.integers(1, 3), min_size=len(human), max_size=len(human)))
     rewards = draw(st.lists(st.floats(-1, 1, width=16), min_size=len(human), max_size=len(human)))
-    steps, terminated = len(human), draw(st.booleans())
+    steps = len(human)
+    terminated = draw(st.booleans())
     return RobotEpisode(
         job=Job(TRAINING, 0, 0),
         task="toy",

@@ -33,7 +33,8 @@ class Link:
 
     def answers(self, seconds: float) -> list[dict[str, Any]]:
         assert seconds == 0, "updates are running: it must not wait"
-        found, self.said = self.said, []
+        found = self.said
+        self.said = []
         return found
 
     def lost(self) -> str | None:

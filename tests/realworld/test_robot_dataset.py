@@ -55,7 +55,8 @@ def test_a_dataset_gives_the_same_records_as_the_session(
     assert (action[len(episode) :] == [0, 0, 0, episode.action[-1, -1]]).all(), (
         "nothing moves, including the hand"
     )
-    again, state = ReplayScene(toy.scene, action[: len(episode)]), toy.robot.state
+    again = ReplayScene(toy.scene, action[: len(episode)])
+    state = toy.robot.state
     assert again.arrange(7) == episode.instruction
     np.testing.assert_array_equal(
         np.stack([again.expert(state) for _ in range(len(episode))]), episode.action.numpy()
@@ -97,7 +98,8 @@ def test_a_replay_restarts_after_a_fault_on_the_operators_command() -> None:
     actions = np.random.default_rng(0).uniform(-1, 1, (8, 4)).astype(np.float32)
 
     def replayed(scene: ToyScene) -> ReplayScene:
-        scene.by_hand, scene.can_tell = True, False
+        scene.by_hand = True
+        scene.can_tell = False
         return ReplayScene(scene, actions)
 
     toy = Toy(limit=8, wrap=replayed)

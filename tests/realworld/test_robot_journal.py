@@ -76,8 +76,10 @@ def test_all_but_the_last_action_is_there(tmp_path: Path) -> None:
 
 
 def test_wherever_it_was_cut(tmp_path: Path) -> None:
-    whole, path = killed_at_its_end(tmp_path / "left"), tmp_path / "shorter"
-    data, lengths = (tmp_path / "left").read_bytes(), set[int]()
+    whole = killed_at_its_end(tmp_path / "left")
+    path = tmp_path / "shorter"
+    data = (tmp_path / "left").read_bytes()
+    lengths = set[int]()
     for size in [*range(0, len(data), 37), len(data)]:
         path.write_bytes(data[:size])
         if (cut := recover_episode(path)) is not None:
@@ -87,8 +89,10 @@ def test_wherever_it_was_cut(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_read_ends_it(tmp_path: Path) -> None:
-    whole, path = killed_at_its_end(tmp_path / "left"), tmp_path / "left"
-    data, begins = path.read_bytes(), [0]
+    whole = killed_at_its_end(tmp_path / "left")
+    path = tmp_path / "left"
+    data = path.read_bytes()
+    begins = [0]
     while begins[-1] < len(data):
         begins.append(begins[-1] + 8 + int.from_bytes(data[begins[-1] : begins[-1] + 8], "little"))
     fifth = slice(*begins[5:7])  # the first says what is played
@@ -104,9 +108,11 @@ def test_what_cannot_be_read_ends_it(tmp_path: Path) -> None:
 def test_nothing_is_written_behind_a_record_that_is_not_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, left = tmp_path / "journal", list[bytes]()
+    path = tmp_path / "journal"
+    left = list[bytes]()
     toy = Toy(limit=12, journal_path=path)
-    opens, appended = Path.open, list[Path]()
+    opens = Path.open
+    appended = list[Path]()
 
     def full_once(self: Path, mode: str = "r") -> IO[Any]:
         if self == path and mode == "ab":

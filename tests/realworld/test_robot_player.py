@@ -144,7 +144,8 @@ def test_an_object_that_the_operator_holds_stays_held() -> None:
     toy.clock.at(1.25, lambda: hands.hear(Event(motion=(1.0,) * 6)))
     toy.clock.at(1.55, lambda: hands.hear(Event(motion=(0.0,) * 6)))
     episode = played(toy, Job(DEMONSTRATION, 0, 8))
-    moved, gripper = episode.action[:, 0], episode.action[:, -1]
+    moved = episode.action[:, 0]
+    gripper = episode.action[:, -1]
     closed = int((gripper < 0).int().argmax())
     assert (
         2 <= closed <= 5
@@ -156,8 +157,10 @@ def test_an_object_that_the_operator_holds_stays_held() -> None:
 
 def test_an_operator_who_takes_over_holds_what_the_policy_holds() -> None:
     """Until the operator moves the hand; the operator's button counts only in an episode."""
-    toy, hands = Toy(), DeviceReader(Silent(), 4)
-    toy.acts, toy.operator.acts = lambda position, goal: [0.0, 0.0, 0.0, -0.5], hands.action
+    toy = Toy()
+    hands = DeviceReader(Silent(), 4)
+    toy.acts = lambda position, goal: [0.0, 0.0, 0.0, -0.5]
+    toy.operator.acts = hands.action
     toy.clock.at(0.1, lambda: hands.hear(Event(toggles=True)))
     toy.clock.at(1.0, lambda: hands.hear(Event(motion=(0.0, 1.0) + (0.0,) * 4)))
     toy.clock.at(1.45, lambda: hands.hear(Event(toggles=True)))
@@ -356,7 +359,8 @@ def test_a_pause_truncates_and_waits() -> None:
 
 def test_a_word_before_it_is_awaited_does_not_count() -> None:
     toy = Toy()
-    toy.scene.by_hand, toy.scene.can_tell = True, False
+    toy.scene.by_hand = True
+    toy.scene.can_tell = False
     toy.operator.plan = {0: RESUME, 10_000: RESUME, 10_001: SUCCESS}
     episode = played(toy)
     assert episode.ended == "time is up" and len(episode) == 20 and not episode.success, (
@@ -522,10 +526,13 @@ class Pressing:
     """Moves by 0.1, 0.2, ...; the fifth command is changed by a limit and ends in a fault, which the next observation shows."""
 
     def __init__(self, toy: Toy, fault: str) -> None:
-        self.toy, self.fault, self.move = toy, fault, toy.robot.command
+        self.toy = toy
+        self.fault = fault
+        self.move = toy.robot.command
         self.reported: list[Intervention] = []
         toy.acts = lambda position, goal: [0.1 * (len(toy.robot.commands) + 1), 0.0, 0.0, 1.0]
-        toy.robot.command, toy.robot.interventions = self.command, self.interventions  # type: ignore[method-assign]
+        toy.robot.command = self.command  # type: ignore[method-assign]
+        toy.robot.interventions = self.interventions
 
     def command(self, target: Target, valid_until: float) -> None:
         self.move(target, valid_until)
@@ -537,7 +544,8 @@ class Pressing:
             )
 
     def interventions(self) -> list[Intervention]:
-        found, self.reported[:] = [*self.reported], []
+        found = [*self.reported]
+        self.reported[:] = []
         return found
 
 
@@ -622,7 +630,8 @@ def test_a_script_releases_no_stop_that_comes_after_a_fault() -> None:
 
 def test_a_script_releases_no_stop_that_it_finds_after_reconnecting() -> None:
     toy = Toy(acknowledge=BY_SCRIPT)
-    observe, connected = toy.robot.observe, []
+    observe = toy.robot.observe
+    connected = []
 
     def gone() -> object:
         if not connected:
@@ -634,7 +643,8 @@ def test_a_script_releases_no_stop_that_it_finds_after_reconnecting() -> None:
         toy.robot.stop("stopped by Bob")
         toy.clock.at(30.0, lambda: toy.robot.acknowledge("Bob"))
 
-    toy.robot.observe, toy.robot.connect = gone, connect  # type: ignore[method-assign, assignment]
+    toy.robot.observe = gone  # type: ignore[method-assign, assignment]
+    toy.robot.connect = connect
     assert len(played(toy)) == 20 and toy.robot.commands[0][0] > 30
 
 
@@ -646,11 +656,9 @@ def test_a_pause_is_ended_by_the_operator_not_by_a_script() -> None:
 
 def loses_its_server(toy: Toy, lost: float, back: float, silent: bool = False) -> str:
     """From ``lost`` to ``back``, in seconds, there are no answers, or they take three seconds."""
-    why, acts, delay = (
-        "the policy server ws://it does not answer: the connection was closed",
-        toy.acts,
-        toy.delay,
-    )
+    why = "the policy server ws://it does not answer: the connection was closed"
+    acts = toy.acts
+    delay = toy.delay
 
     def gone() -> bool:
         return lost <= toy.clock.now() < back
@@ -716,7 +724,8 @@ def test_acknowledgements_by_script_are_limited() -> None:
 
 def test_a_lost_robot_is_connected_again() -> None:
     toy = Toy(acknowledge=BY_SCRIPT)
-    observe, connected = toy.robot.observe, []
+    observe = toy.robot.observe
+    connected = []
 
     def gone() -> object:
         if len(toy.robot.commands) == 6 and not connected:
@@ -733,7 +742,8 @@ def test_a_lost_robot_is_connected_again() -> None:
 def test_a_lost_camera_is_started_again(warmup: int) -> None:
     toy = Toy(acknowledge=BY_SCRIPT, warmup=warmup)
     camera = toy.camera
-    latest, started = camera.latest, list[None]()
+    latest = camera.latest
+    started = list[None]()
 
     def unplugged() -> object:
         if not started:

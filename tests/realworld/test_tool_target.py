@@ -96,7 +96,8 @@ def test_the_lead_of_the_target_is_limited_and_it_reverses_at_once(
     actions: list[tuple[float, ...]], lag: float
 ) -> None:
     """For an arm that does not move."""
-    tracked, most = Tracked(replace(SPEC, lag_s=lag)), 10 * lag
+    tracked = Tracked(replace(SPEC, lag_s=lag))
+    most = 10 * lag
     for each in actions:
         target = tracked.move(action(*each), REST)
         assert np.linalg.norm(target.pose.position - REST.position) <= most * 0.05 * (1 + 1e-9)
@@ -114,7 +115,8 @@ def test_the_lead_of_the_target_is_limited_and_it_reverses_at_once(
 @given(st.tuples(*[st.floats(-100, 100)] * 7))
 def test_no_action_moves_further_than_a_straight_one(numbers: tuple[float, ...]) -> None:
     target = Tracked(SPEC).move(action(*numbers), REST)
-    moved, clipped = target.pose.position - REST.position, np.clip(numbers, -1, 1)
+    moved = target.pose.position - REST.position
+    clipped = np.clip(numbers, -1, 1)
     assert np.linalg.norm(moved) <= 0.05 * (1 + 1e-9)
     assert np.linalg.norm(np.cross(moved, clipped[:3])) < 1e-6, (
         "in the direction of the clipped action"
@@ -123,7 +125,8 @@ def test_no_action_moves_further_than_a_straight_one(numbers: tuple[float, ...])
 
 
 def test_an_arm_with_the_declared_lag_never_limits_the_target_at_full_speed() -> None:
-    tracked, way = Tracked(replace(SPEC, lag_s=0.3)), []
+    tracked = Tracked(replace(SPEC, lag_s=0.3))
+    way = []
     for _ in range(10):
         seen = REST if len(way) < 3 else way[-3]
         way.append(tracked.move(action(1, 1, 1, 1), seen).pose)

@@ -23,7 +23,10 @@ NEAR_M = 0.021
 
 
 class ToyScene:
-    task, by_hand, has_expert, instructions = "Touch", False, True, ("touch the point",)
+    task = "Touch"
+    by_hand = False
+    has_expert = True
+    instructions = ("touch the point",)
     can_tell = True
 
     def __init__(self) -> None:
@@ -85,7 +88,8 @@ class Toy:
     ) -> None:
         self.clock = VirtualClock()
         self.robot = SyntheticRobot(self.clock, HZ)
-        self.scene, self.operator = ToyScene(), ToyPerson(self.clock)
+        self.scene = ToyScene()
+        self.operator = ToyPerson(self.clock)
         self.acts: Callable[[Vector, Vector], list[float]] = lambda position, goal: [
             1.0,
             0.0,

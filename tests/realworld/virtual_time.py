@@ -55,7 +55,9 @@ class ScheduledInference(InferenceWorker):
     def __init__(
         self, infer: Infer, clock: VirtualClock, duration: Callable[[Request], float]
     ) -> None:
-        self._infer, self._clock, self._duration = infer, clock, duration
+        self._infer = infer
+        self._clock = clock
+        self._duration = duration
         self._finished: list[Chunk | Unanswered] = []
         self._running: Request | None = None
         self._waiting: Request | None = None
@@ -71,7 +73,8 @@ class ScheduledInference(InferenceWorker):
         self._waiting = None
 
     def take(self) -> list[Chunk | Unanswered]:
-        finished, self._finished = self._finished, []
+        finished = self._finished
+        self._finished = []
         return finished
 
     def wait(self, until: float) -> None:
@@ -89,7 +92,8 @@ class ScheduledInference(InferenceWorker):
 
     def _begin(self) -> None:
         if self._running is None and self._waiting is not None:
-            self._running, self._waiting = self._waiting, None
+            self._running = self._waiting
+            self._waiting = None
             self._clock.at(self._clock.now() + self._duration(self._running), self._end)
 
     def _end(self) -> None:

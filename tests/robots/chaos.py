@@ -127,11 +127,9 @@ class Circling:
     """The policy's actions: the tool moves in a circle, and the fingers may close."""
 
     def __init__(self, spec: Any, chunk: int) -> None:
-        self._period, self._metre, self._chunk = (
-            1 / spec.control_hz,
-            1 / spec.space.translation_m,
-            chunk,
-        )
+        self._period = 1 / spec.control_hz
+        self._metre = 1 / spec.space.translation_m
+        self._chunk = chunk
         self.asks: str | None = None
         self.gripper = 1.0
 
@@ -150,7 +148,11 @@ class Circling:
 class Nothing:
     """A scene without a task, and an operator who acknowledges all requests; there is none during an episode."""
 
-    task, by_hand, has_expert, name, instructions = "Circle", False, False, "tester", ()
+    task = "Circle"
+    by_hand = False
+    has_expert = False
+    name = "tester"
+    instructions = ()
 
     def arrange(self, seed: int) -> str:
         return "go round"
@@ -193,13 +195,11 @@ class Chaos(ABC):
         limits: Limits,
         cameras_may: CameraLimits,
     ) -> None:
-        self.robot, self.clock, self.folder, self.limits, self.cameras_may = (
-            robot,
-            clock,
-            folder,
-            limits,
-            cameras_may,
-        )
+        self.robot = robot
+        self.clock = clock
+        self.folder = folder
+        self.limits = limits
+        self.cameras_may = cameras_may
         self.policy: Any = Circling(robot.spec, self.chunk)
         """Answers a request with a chunk."""
         nothing = Nothing()
@@ -261,7 +261,8 @@ class Chaos(ABC):
         found = []
         for number in range(count):
             delay = random.Random(f"{fault} {number}").uniform(0.4, 1.0)
-            stood, wrong = math.nan, None
+            stood = math.nan
+            wrong = None
             try:
                 stood = self._round(fault, delay)
             except Exception as error:
@@ -275,7 +276,8 @@ class Chaos(ABC):
         return found
 
     def _round(self, fault: str, delay: float) -> float:
-        self._injected, self._pending = math.nan, (delay, fault)
+        self._injected = math.nan
+        self._pending = (delay, fault)
         episode = self._play()
         latched = ALL_FAULTS[fault].latched
         before = [
@@ -320,9 +322,11 @@ class Chaos(ABC):
     def _play(self) -> RobotEpisode:
         """Any earlier stop was acknowledged, and the request names it."""
         self._number += 1
-        self._began, self._called = math.nan, self.clock.now()
+        self._began = math.nan
+        self._called = self.clock.now()
         self.told.clear()
-        job, kept = Job(TRAINING, self._number, self._number), list[Path]()
+        job = Job(TRAINING, self._number, self._number)
+        kept = list[Path]()
         self.player.play(job, lambda episode: kept.append(episode.write(self.folder)))
         waits = [message["waiting"] for message in self.told if message.get("for") == ACKNOWLEDGE]
         if self._latched is not None:

@@ -20,7 +20,9 @@ STEP_S = 7200.0
 
 
 class Real(Chaos):
-    where, still, settle_s = "franky-sim", STILL_RAD_S, 0.5
+    where = "franky-sim"
+    still = STILL_RAD_S
+    settle_s = 0.5
     patience = 1.0 if STRICT else 8.0
 
     def __init__(self, cell: SimulatedCell, wall_clock_off: Path) -> None:
@@ -37,14 +39,19 @@ class Real(Chaos):
             max_age_s=may.max_age_s,
             frozen_s=may.frozen_s,
         )
-        self._cell, self._off, self.seen = cell, wall_clock_off, Trajectory(cell)
+        self._cell = cell
+        self._off = wall_clock_off
+        self.seen = Trajectory(cell)
         self._stalled = threading.Event()
         self._goes_on = threading.Event()
-        robot, cameras, clock = franka_sim.make(config), franka_sim.cameras(config), Clock()
+        robot = franka_sim.make(config)
+        cameras = franka_sim.cameras(config)
+        clock = Clock()
         robot.connect(60)
         for camera in cameras:
             camera.start()
-        self.arm_folder, folder = cell.folder, cell.folder / "episodes"
+        self.arm_folder = cell.folder
+        folder = cell.folder / "episodes"
         super().__init__(robot, cameras, self._threaded, clock, folder, read_cell(limits), may)
 
     def _threaded(self, infer: Infer) -> InferenceWorker:
@@ -96,7 +103,8 @@ class Real(Chaos):
     def fix(self, fault: str) -> None:
         self._stalled.clear()
         self._goes_on.set()
-        self.policy.asks, self.policy.gripper = None, 1.0
+        self.policy.asks = None
+        self.policy.gripper = 1.0
         if fault in CAMERAS:
             self._cell.fix(f"{CAMERAS[fault].split()[0]} front")
         elif fault not in ("stalled_policy", "clock_step", "nan", "jump"):

@@ -15,7 +15,8 @@ from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 ENTRY_POINTS = """[rlinf_vla.models]
 circling = tests.robots.circling_policy:CirclingPolicy
 """
-CENTRE, TURN = (0.47, 0.0), 0.3
+CENTRE = (0.47, 0.0)
+TURN = 0.3
 """Metres, in the base frame: near a Franka's rest position. Radians per action."""
 RADIUS_M, METRE = 0.05, 50.0
 """METRE: of the simulated cell, in full actions."""

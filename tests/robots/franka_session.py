@@ -105,7 +105,8 @@ class Session:
     """A robot of a policy's process, and the truth about its arm."""
 
     def __init__(self, cell: SimulatedCell) -> None:
-        self.cell, self.folder = cell, cell.folder
+        self.cell = cell
+        self.folder = cell.folder
         clear_latch(self.folder)
         (self.folder / "patient.yaml").write_text(CELL_YAML)
         self.config = franka_sim.Config(

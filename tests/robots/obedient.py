@@ -41,7 +41,8 @@ class ObedientArm:
         )
 
     def track(self, pose: ToolPose, velocity: Vector) -> None:
-        self.pose, self.on_springs = pose, True
+        self.pose = pose
+        self.on_springs = True
 
     def home(self) -> None:
         self.homing = True
@@ -76,7 +77,9 @@ class VirtualFranka:
     """Implements ``Robot``: all of the arm's process except its sockets and franky."""
 
     def __init__(self, clock: VirtualClock, folder: Path) -> None:
-        self.spec, self._clock, self._folder = CELL.spec, clock, folder
+        self.spec = CELL.spec
+        self._clock = clock
+        self._folder = folder
         self.trajectory: list[tuple[float, float]] = []
         """(when, metres per second), at each tick."""
         self._interventions: list[Intervention] = []
@@ -87,22 +90,22 @@ class VirtualFranka:
         self._tick()
 
     def connect(self, timeout_s: float) -> None:
-        self.arm, self.gripper = ObedientArm(), ObedientGripper()
+        self.arm = ObedientArm()
+        self.gripper = ObedientGripper()
         self.close()
         self._journal = Journal(self._folder / "journal")
         self.servo = Servo(CELL, self.arm, self.gripper, Latch(self._folder), self._journal)
 
     def _tick(self) -> None:
-        now, before = self._clock.now(), self.arm.pose
+        now = self._clock.now()
+        before = self.arm.pose
         self.arm.now = self.arm.now if self.silent else now
         self._state, interventions = self.servo.tick(now)
         self._interventions += interventions
         if self.arm.homing:
-            self.arm.homing, self.arm.pose, self.arm.joints = (
-                False,
-                CELL.home,
-                np.array(CELL.home_joints_rad),
-            )
+            self.arm.homing = False
+            self.arm.pose = CELL.home
+            self.arm.joints = np.array(CELL.home_joints_rad)
         elif len(self.trajectory) % CELL.ticks_per_step == 0:
             self.arm.joints = joints_of(self.arm)
         self.trajectory.append(
@@ -120,7 +123,8 @@ class VirtualFranka:
         self.servo.pursue(target, valid_until, self._clock.now())
 
     def interventions(self) -> list[Intervention]:
-        found, self._interventions = self._interventions, []
+        found = self._interventions
+        self._interventions = []
         return found
 
     def stop(self, why: str) -> None:

@@ -36,7 +36,8 @@ class Arm(ObedientArm):
         self._truth.write(" ".join(map(str, [time.monotonic(), *pose.position.tolist()])) + "\n")
 
     def home(self) -> None:
-        self.pose, self.joints = CELL.home, np.array(CELL.home_joints_rad)
+        self.pose = CELL.home
+        self.joints = np.array(CELL.home_joints_rad)
 
     def recover(self, timeout: float) -> None: ...
 
@@ -44,7 +45,9 @@ class Arm(ObedientArm):
 
 
 class Gripper(ObedientGripper):
-    server_version, widest, lost = 3, 0.08, False
+    server_version = 3
+    widest = 0.08
+    lost = False
 
     def __init__(self, host: str, cell: Any) -> None: ...
 

@@ -21,7 +21,8 @@ NUMBERS = 23
 
 class RecordingArm(arm.SimulatedArm):
     file: Any = None
-    motion, moves = 0, False
+    motion = 0
+    moves = False
 
     def torque_control(self, torques: Sequence[float], has_new_command: bool = True) -> None:
         self.record_command(1.0, torques, has_new_command)
@@ -43,7 +44,8 @@ class RecordingArm(arm.SimulatedArm):
 
 class RecordingServer(server.ArmServer):
     def start_motion(self, *arguments: Any, **named: Any) -> None:
-        RecordingArm.moves, RecordingArm.motion = True, RecordingArm.motion + 1
+        RecordingArm.moves = True
+        RecordingArm.motion = RecordingArm.motion + 1
         super().start_motion(*arguments, **named)
 
     def stop_motion(self, send_preemption_signal: bool = True) -> None:
@@ -53,7 +55,8 @@ class RecordingServer(server.ArmServer):
 
 def make(options: dict[str, Any]) -> cell.SimulatedCell:
     RecordingArm.file = (Path(options["folder"]) / RECEIVED).open("wb", buffering=0)
-    arm.SimulatedArm, cell.ArmServer = RecordingArm, RecordingServer  # type: ignore[misc]
+    arm.SimulatedArm = RecordingArm  # type: ignore[misc]
+    cell.ArmServer = RecordingServer
     return cell.SimulatedCell(Path(options["folder"]))
 
 

@@ -9,9 +9,11 @@ from rlinf_vla.robots.runtime_folder import BackgroundWriter, Journal, Latch
 
 
 def test_writes_are_in_order_and_do_not_block(tmp_path: Path) -> None:
-    later, may = BackgroundWriter(), threading.Event()
+    later = BackgroundWriter()
+    may = threading.Event()
     later(may.wait)
-    latch, journal = Latch(tmp_path, later), Journal(tmp_path / "journal", later)
+    latch = Latch(tmp_path, later)
+    journal = Journal(tmp_path / "journal", later)
     latch.add("first")
     assert not later.settle(0.01)
     latch.add("second")

@@ -277,26 +277,23 @@ def test_realsense_pictures_are_read_as_the_driver_gives_them(
             self._software = rs.software_device()
             sensor = self._software.add_sensor("colour")
             stream = rs.video_stream()
-            stream.type, stream.uid, stream.width, stream.height, stream.fps, stream.bpp = (
-                rs.stream.color,
-                0,
-                64,
-                48,
-                30,
-                3,
-            )
+            stream.type = rs.stream.color
+            stream.uid = 0
+            stream.width = 64
+            stream.height = 48
+            stream.fps = 30
+            stream.bpp = 3
             stream.fmt = rs.format.rgb8
             profile = sensor.add_video_stream(stream)
             sensor.open(profile)
             sensor.start(queue)
             picture = rs.software_video_frame()
-            picture.stride, picture.bpp, picture.pixels, picture.profile = (
-                64 * 3,
-                3,
-                image,
-                profile.as_video_stream_profile(),
-            )
-            picture.timestamp, picture.domain = 1_000_000.0, rs.timestamp_domain.system_time
+            picture.stride = 64 * 3
+            picture.bpp = 3
+            picture.pixels = image
+            picture.profile = profile.as_video_stream_profile()
+            picture.timestamp = 1_000_000.0
+            picture.domain = rs.timestamp_domain.system_time
             sensor.set_metadata(rs.frame_metadata_value.time_of_arrival, 1_000_300)
             sensor.on_video_frame(picture)
             return sensor
@@ -331,7 +328,8 @@ def test_simulated_cameras_see_the_table_and_freeze_and_fall_silent(tmp_path: Pa
         wait_until(lambda: camera.latest().number > first.number + 2, 5, "pictures go on")
         seen = camera.latest().image.astype(int)
         rows, columns = np.nonzero((seen[..., 0] > 120) & (seen[..., 1] < 80) & (seen[..., 2] < 80))
-        mount, inside = CELL.cameras["front"], camera.intrinsics
+        mount = CELL.cameras["front"]
+        inside = camera.intrinsics
         assert inside is not None
         ray = np.array(rotations.matrix(mount.quaternion_wxyz)).T @ (
             place - np.array(mount.position_m)
@@ -392,9 +390,11 @@ def test_the_places_of_the_simulated_cameras_are_mujocos() -> None:
     flange = kinematics.FrankaKinematics((0, 0, 0), (1, 0, 0, 0)).pose(np.array(scene.HOME))
     turn = np.array(rotations.matrix(flange.quaternion.tolist()))
     for name, mount in CELL.cameras.items():
-        at, axes = np.array(mount.position_m), np.array(rotations.matrix(mount.quaternion_wxyz))
+        at = np.array(mount.position_m)
+        axes = np.array(rotations.matrix(mount.quaternion_wxyz))
         if mount.parent == "flange":
-            at, axes = flange.position + turn @ at, turn @ axes
+            at = flange.position + turn @ at
+            axes = turn @ axes
         camera = model.camera(name).id
         assert at == pytest.approx(data.cam_xpos[camera], abs=1e-4)
         assert axes == pytest.approx(
@@ -409,10 +409,8 @@ def test_the_geometry_of_a_resized_camera_is_that_of_its_images(scripted: Script
         resized.intrinsics is None is resized.mount
         and geometry(resized) == geometry(object()) == {}
     )
-    scripted.intrinsics, scripted.mount = (
-        Intrinsics(4, 4, 8.0, 6.0, 1.5, 1.5),
-        CELL.cameras["front"],
-    )
+    scripted.intrinsics = Intrinsics(4, 4, 8.0, 6.0, 1.5, 1.5)
+    scripted.mount = CELL.cameras["front"]
     known = json.loads(json.dumps(geometry(resized)))
     assert known["intrinsics"]["fx"] == 2.0 and known["mount"]["position_m"] == list(
         scripted.mount.position_m
@@ -431,7 +429,8 @@ def test_a_policy_with_bars_sees_no_stretched_image(before: float, left: int, to
     still: Any = SimpleNamespace(
         name="wrist", intrinsics=Intrinsics(640, 480, 600.0, 600.0, 319.5, 239.5), mount=None
     )
-    still.start, still.latest = lambda: None, lambda: Frame(0.0, 1, image)
+    still.start = lambda: None
+    still.latest = lambda: Frame(0.0, 1, image)
     camera = ResizedCamera(still, (224, 224), before)
     camera.start()
     shown = camera.latest().image

@@ -28,7 +28,8 @@ class VirtualCamera:
     name = "front"
 
     def __init__(self, clock: VirtualClock) -> None:
-        self._clock, self._draw = clock, np.random.default_rng(0)
+        self._clock = clock
+        self._draw = np.random.default_rng(0)
         self.lost_since: float | None = None
         self.frozen: Frame | None = None
 
@@ -54,15 +55,15 @@ class VirtualCamera:
 
 
 class Exact(Chaos):
-    where, still, settle_s = "virtual clock", 1e-4, 0.0
+    where = "virtual clock"
+    still = 1e-4
+    settle_s = 0.0
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         clock = VirtualClock(100.0)
-        self.arm, self.camera, self._monkeypatch = (
-            VirtualFranka(clock, folder),
-            VirtualCamera(clock),
-            monkeypatch,
-        )
+        self.arm = VirtualFranka(clock, folder)
+        self.camera = VirtualCamera(clock)
+        self._monkeypatch = monkeypatch
         self.camera.start()
         self._stalls_s = 0.0
         super().__init__(
@@ -100,7 +101,8 @@ class Exact(Chaos):
         elif fault == "user_stop":
             arm.arm.problem = "user stop: pressed at the arm"
         elif fault == "gripper":
-            arm.gripper.broken, self.policy.gripper = True, -1.0
+            arm.gripper.broken = True
+            self.policy.gripper = -1.0
         elif fault == "frozen_camera":
             self.camera.freeze()
         elif fault == "lost_camera":
@@ -113,17 +115,23 @@ class Exact(Chaos):
             self.policy.asks = fault
 
     def fix(self, fault: str) -> None:
-        self.arm.silent, self.arm.arm.problem = False, None
-        self.arm.gripper.broken, self.arm.gripper.problem = False, None
-        self.policy.gripper, self.policy.asks = 1.0, None
-        self.camera.frozen, self.camera.lost_since, self._stalls_s = None, None, 0.0
+        self.arm.silent = False
+        self.arm.arm.problem = None
+        self.arm.gripper.broken = False
+        self.arm.gripper.problem = None
+        self.policy.gripper = 1.0
+        self.policy.asks = None
+        self.camera.frozen = None
+        self.camera.lost_since = None
+        self._stalls_s = 0.0
         self._monkeypatch.undo()
 
 
 class ExactServed(Exact):
     """The policy is on a server. A silent one counts as lost after ``SILENT_S``, and may have come back by then."""
 
-    chunk, warmup = CHUNK, 2
+    chunk = CHUNK
+    warmup = 2
     _broken: str | None = None
     _in_silence: Request | None = None
     """Asked of a silent server; an answer that was under way before still arrives."""

@@ -35,7 +35,8 @@ from rlinf_vla.telemetry.metrics import read_metrics
 
 pytestmark = [pytest.mark.simulator, pytest.mark.timeout(900 + 300 * ROUNDS)]
 
-SETTLE_S, PATIENCE = 0.5, 1.0 if STRICT else 8.0
+SETTLE_S = 0.5
+PATIENCE = 1.0 if STRICT else 8.0
 START_S = 240.0
 """Two processes that import PyTorch, on shared cores."""
 GONE, DIED = "policy: its process is gone", "the robot process died (exit code -9)"
@@ -45,7 +46,9 @@ class Killed:
     """``rlinf-vla train``, restarted in one run directory."""
 
     def __init__(self, cell: SimulatedCell, run: Path) -> None:
-        self.cell, self.run, self.seen = cell, run, Trajectory(cell)
+        self.cell = cell
+        self.run = run
+        self.seen = Trajectory(cell)
         clear_latch(cell.folder)
         limits = cell.folder / "patient.yaml"
         limits.write_text(CELL_YAML)
@@ -93,7 +96,8 @@ class Killed:
 
     def kill(self, pid: int, fault: str) -> tuple[float, float]:
         """The time of the fault, and for how long the arm still moved."""
-        when, before = time.monotonic(), len(journal(self.cell.folder))
+        when = time.monotonic()
+        before = len(journal(self.cell.folder))
         os.kill(pid, signal.SIGKILL)
         wait_until(
             lambda: any(each["event"] == "end" for each in journal(self.cell.folder)[before:]),
@@ -184,13 +188,12 @@ def test_a_killed_policy_process_stops_the_arm_and_is_replaced(
 ) -> None:
     def its_round() -> float:
         killed.wait_moving()
-        beside, played, kept = (
-            killed.beside(),
-            killed.played(),
-            set((killed.run / EPISODES).glob("training_*")),
-        )
+        beside = killed.beside()
+        played = killed.played()
+        kept = set((killed.run / EPISODES).glob("training_*"))
         assert beside is not None
-        said, before = killed.said.read_text().count(DIED), len(journal(killed.cell.folder))
+        said = killed.said.read_text().count(DIED)
+        before = len(journal(killed.cell.folder))
         _, stood = killed.kill(beside, GONE)
         assert all(len(RobotEpisode.read(path)) for path in kept if path.exists()), "complete files"
         cut = recover_episode(killed.run / EPISODES / UNDER_WAY)
@@ -210,7 +213,9 @@ def test_a_killed_policy_process_stops_the_arm_and_is_replaced(
 def test_a_killed_learner_stops_the_arm_and_resumes(killed: Killed, rounds: list[Round]) -> None:
     def its_round() -> float:
         killed.wait_moving()
-        beside, played, before = killed.beside(), killed.played(), len(journal(killed.cell.folder))
+        beside = killed.beside()
+        played = killed.played()
+        before = len(journal(killed.cell.folder))
         assert beside is not None
         when, stood = killed.kill(killed.learner.pid, f"policy: {LEARNER_GONE}")
         killed.learner.wait()
@@ -237,7 +242,8 @@ def _play(fault: str, killed: Killed, its_round: Callable[[], float], rounds: li
     """A failed round is reported, and the next one follows."""
     found = []
     for _ in range(ROUNDS or 1):
-        stood, wrong = math.nan, None
+        stood = math.nan
+        wrong = None
         try:
             stood = its_round()
         except Exception as error:

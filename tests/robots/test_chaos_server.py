@@ -40,7 +40,8 @@ pytestmark = [pytest.mark.simulator, pytest.mark.timeout(300 + 120 * ROUNDS), ne
 
 ROOT = Path(__file__).parents[2]
 START_S = 120.0
-LONG_EVERY, LONG_S = 4, 7.0
+LONG_EVERY = 4
+LONG_S = 7.0
 """Every fourth time a silent server comes back only after its client has given up the connection."""
 RAW = {
     "an HTTP error": b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n",
@@ -68,7 +69,8 @@ class ServerProcess:
     """``rlinf-vla serve`` with the circling policy."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._said = folder, folder / "said.txt"
+        self._folder = folder
+        self._said = folder / "said.txt"
         announce(folder / "package")
         CirclingPolicy(LinearOptions()).save(folder / "model")
         self.start()
@@ -144,7 +146,8 @@ def speaking(answer: bytes) -> Iterator[int]:
 class Served(Real):
     """The arm follows the chunks of a policy on a server, asynchronously."""
 
-    chunk, warmup = CHUNK, 2
+    chunk = CHUNK
+    warmup = 2
 
     def __init__(
         self, cell: SimulatedCell, wall_clock_off: Path, folder: Path, stack: ExitStack

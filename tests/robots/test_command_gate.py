@@ -78,8 +78,11 @@ def test_each_limit_is_enforced_and_named(command: ToolTarget, said: str) -> Non
 )
 def test_the_path_length_per_second_is_limited(direction: rotations.Triple, key: str) -> None:
     """Accelerates within acceleration and jerk, then keeps its speed."""
-    rotation, gate = "rotation" in key, resting_at(at())
-    speed, gone, problem = 0.0, 0.0, None
+    rotation = "rotation" in key
+    gate = resting_at(at())
+    speed = 0.0
+    gone = 0.0
+    problem = None
     most = CELL.max_rotation_speed_rad_s if rotation else CELL.max_speed_m_s
     for tick in range(200):
         speed = most * min(1.0, (1 - math.cos(math.pi * min(tick / 40, 1))) / 2)
@@ -92,7 +95,8 @@ def test_the_path_length_per_second_is_limited(direction: rotations.Triple, key:
 
 
 def test_the_path_length_per_step_is_limited() -> None:
-    gate, problems = CommandGate(dataclasses.replace(CELL, max_translation_per_step_m=0.02)), []
+    gate = CommandGate(dataclasses.replace(CELL, max_translation_per_step_m=0.02))
+    problems = []
     gate.rest(at())
     for tick in range(60):  # up to 0.23 m/s
         way = (

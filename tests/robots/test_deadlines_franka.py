@@ -28,7 +28,8 @@ PAGE = os.environ.get("ROBOT_DEADLINES_PAGE")
 DELAYS_MS = {0: 0, 50: 0, 90: 0, 110: 1, 200: 2, 400: 4}
 """Milliseconds of a slow inference, and the control steps of 100 ms that it costs."""
 USUAL_MS, JITTER_MS = 20.0, 70.0
-EVERY, SLOW = 10, 20 if PAGE else 2
+EVERY = 10
+SLOW = 20 if PAGE else 2
 """One of EVERY inferences is slow, SLOW in all."""
 MAX_AGE_S, EDGE_S = 0.6, 0.025
 """Seconds between the two ends of a slope."""
@@ -56,7 +57,10 @@ class Late:
     """A policy that moves the arm in a circle, with configured delays."""
 
     def __init__(self, slow_ms: float | None, metre: float) -> None:
-        self._slow, self._metre, self._count, self._draw = slow_ms, metre, 0, random.Random(0)
+        self._slow = slow_ms
+        self._metre = metre
+        self._count = 0
+        self._draw = random.Random(0)
 
     def __call__(self, request: Request) -> Chunk:
         self._count += 1
@@ -73,17 +77,18 @@ class Late:
 @pytest.mark.simulator
 @pytest.mark.timeout(600)
 def test_counted_misses_are_those_that_were_injected(session: Session, cell: SimulatedCell) -> None:
-    robot, clock, limits = session.robot, Clock(), session.robot.cell
-    seen, lines = Trajectory(cell, joints), list[str]()
+    robot = session.robot
+    clock = Clock()
+    limits = session.robot.cell
+    seen = Trajectory(cell, joints)
+    lines = list[str]()
     config = ControlConfig(
         asynchronous=False, warmup=0, max_misses=1000, max_observation_age_s=MAX_AGE_S
     )
     for slow, costs in [*DELAYS_MS.items(), (None, 0)]:
         robot.home(30)
-        background, steps = (
-            InferenceWorker(Late(slow, 1 / robot.spec.space.translation_m), clock),
-            list[Step](),
-        )
+        background = InferenceWorker(Late(slow, 1 / robot.spec.space.translation_m), clock)
+        steps = list[Step]()
         loop = ControlLoop(robot, [], background, 1, config, clock)
         seen.forget()
 
@@ -94,18 +99,15 @@ def test_counted_misses_are_those_that_were_injected(session: Session, cell: Sim
         ended = loop.run("go round", enough)
         background.close()
         assert ended.kind == FINISHED, ended
-        account, injected = loop.accounting.document(), costs * SLOW
-        oldest, most = (
-            max(each.chosen.age for each in steps if each.chosen is not None),
-            acceleration(seen.samples, limits.arm),
-        )
+        account = loop.accounting.document()
+        injected = costs * SLOW
+        oldest = max(each.chosen.age for each in steps if each.chosen is not None)
+        most = acceleration(seen.samples, limits.arm)
         assert oldest <= MAX_AGE_S
         assert account["missed"] == injected if PAGE else account["missed"] >= injected
         assert not PAGE or most < limits.max_acceleration_m_s2
-        what, late = (
-            f"{slow}" if slow is not None else f"0 to {JITTER_MS:g} each",
-            account["sections_ms"]["lateness"]["p99"],
-        )
+        what = f"{slow}" if slow is not None else f"0 to {JITTER_MS:g} each"
+        late = account["sections_ms"]["lateness"]["p99"]
         lines.append(
             f"| {what} | {injected} | {account['missed']} | {1e3 * oldest:.0f} | {late:.1f} | {most:.2f} |\n"
         )

@@ -54,9 +54,11 @@ def test_home_is_that_of_the_cell(session: Session) -> None:
 def test_the_arm_goes_up_before_it_goes_home(session: Session) -> None:
     session.move(3.5, by=(0.018, 0.0, -0.018))
     session.wait_still(STANDS_S)
-    begin, seen = session.robot.observe().pose.position, list[np.ndarray]()
+    begin = session.robot.observe().pose.position
+    seen = list[np.ndarray]()
     session.robot.home(30, lambda: seen.append(session.robot.observe().pose.position))
-    way, home = np.array(seen), session.robot.cell.home.position
+    way = np.array(seen)
+    home = session.robot.cell.home.position
     rises = way[way[:, 2] < begin[2] + 0.05]
     assert len(rises) > 3 and np.abs(rises[:, :2] - begin[:2]).max() < 0.01, "straight up"
     assert begin[2] < home[2] - 0.1 and way[:, 2].min() > begin[2] - 0.01
@@ -312,11 +314,13 @@ def test_without_a_new_command_the_tool_stays_at_the_last_one(session: Session) 
     """A late servo tick: the velocity of the last command does not pull the tool on."""
     from rlinf_vla.robots.franka.driver import FrankyArm
 
-    host, limits = session.robot.found["host"], session.robot.cell
+    host = session.robot.found["host"]
+    limits = session.robot.cell
     session.robot.close()
     arm = FrankyArm(host, limits)
     try:
-        position, speed = arm.measured.pose.position.copy(), np.array([0.15, 0.0, -0.15])
+        position = arm.measured.pose.position.copy()
+        speed = np.array([0.15, 0.0, -0.15])
         for _ in range(30):
             position = position + speed / limits.servo_hz
             arm.track(ToolPose(position, limits.home.quaternion), np.array([*speed, 0.0, 0.0, 0.0]))

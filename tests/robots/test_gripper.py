@@ -15,7 +15,8 @@ from tests.skips import require
 
 class Command:
     def __init__(self, hand: Hand, width: float) -> None:
-        self._hand, self._width = hand, width
+        self._hand = hand
+        self._width = width
 
     def wait(self, seconds: float) -> bool:
         return self._hand.arrived(self._width)
@@ -28,10 +29,14 @@ class Hand:
     """Fingers that move by 5 mm each time their width is read, at most to ``widest``, and an object
     between them."""
 
-    server_version, max_width = 3, 0.08
+    server_version = 3
+    max_width = 0.08
 
     def __init__(self, host: str) -> None:
-        self.at, self.object, self.goal, self.widest = 0.08, 0.0, 0.08, 0.08
+        self.at = 0.08
+        self.object = 0.0
+        self.goal = 0.08
+        self.widest = 0.08
         self.log: list[tuple[Any, ...]] = []
         self.looks = 0
 

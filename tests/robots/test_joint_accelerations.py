@@ -29,10 +29,12 @@ def followed(cell: Cell, commands: np.ndarray) -> np.ndarray:
     """Joints ``[N, 7]`` that reach each command ``[N, 7]`` exactly, by the smallest motion from the one before."""
     import pinocchio
 
-    arm, data = model(), model().createData()
+    arm = model()
+    data = model().createData()
     position = np.array(cell.tool_position_m) + np.array([0, 0, 0.107])
     tool = pinocchio.SE3(rotations.matrix(rotations.unit(cell.tool_quaternion_wxyz)), position)
-    q, path = np.concatenate([cell.home_joints_rad, np.zeros(arm.nq - 7)]), []
+    q = np.concatenate([cell.home_joints_rad, np.zeros(arm.nq - 7)])
+    path = []
     for command in commands:
         axes = rotations.matrix(command[3:].tolist())
         for _ in range(30):
@@ -109,7 +111,8 @@ def test_without_the_limit_they_do(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_full_actions_in_one_direction_are_no_intervention(axis: int, sign: int) -> None:
     """From rest at home, and to rest."""
     cell = trials.roomy(CELL)  # home is near a wall of the shipped one
-    filter_, follower = SafetyFilter(cell), trials.Follower(cell)
+    filter_ = SafetyFilter(cell)
+    follower = trials.Follower(cell)
     filter_.start(follower.state())
     step = (
         sign * np.eye(6)[axis] * np.repeat([cell.action_translation_m, cell.action_rotation_rad], 3)
@@ -142,7 +145,8 @@ def test_a_turn_to_and_fro_is_shortened_and_the_limit_is_used() -> None:
 def test_a_goal_at_a_singularity_is_not_reached() -> None:
     """Straight ahead and up, until the elbow is stretched; then it may come back."""
     cell = trials.roomy(CELL)
-    filter_, follower = SafetyFilter(cell), trials.Follower(cell)
+    filter_ = SafetyFilter(cell)
+    follower = trials.Follower(cell)
     filter_.start(follower.state())
     step = np.array([0.015, 0, 0.005])
     for forth in (1, -1):

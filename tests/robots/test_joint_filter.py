@@ -15,7 +15,8 @@ from rlinf_vla.robots.joint_cell import JointCell
 from rlinf_vla.robots.joint_filter import JointFilter, JointGate
 
 CELL = cell_file.load(cell_file.CELLS / "so101_sim.yaml", JointCell)
-HOME, TICK = np.array(CELL.home), 1 / CELL.servo_hz
+HOME = np.array(CELL.home)
+TICK = 1 / CELL.servo_hz
 
 
 def state(joints: np.ndarray = HOME) -> RobotState:
@@ -26,7 +27,9 @@ class Bench:
     """An arm that follows at once, unless ``blocked``."""
 
     def __init__(self) -> None:
-        self.filter, self.at, self.blocked = JointFilter(CELL), HOME.copy(), False
+        self.filter = JointFilter(CELL)
+        self.at = HOME.copy()
+        self.blocked = False
         self.filter.start(state())
         self.commands = [HOME] * 3
         self.told: list[str] = []

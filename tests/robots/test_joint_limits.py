@@ -42,7 +42,8 @@ def torques(joints: np.ndarray, force: np.ndarray) -> np.ndarray:
     """Of the joints, N m ``[7]``, that hold a force (N ``[3]``) at the cell's tool."""
     import pinocchio
 
-    arm, data = model(), model().createData()
+    arm = model()
+    data = model().createData()
     q = np.concatenate([joints, np.zeros(arm.nq - 7)])
     pinocchio.forwardKinematics(arm, data, q)
     flange = data.oMi[7] * pinocchio.SE3(np.eye(3), np.array([0.0, 0.0, 0.107]))
@@ -68,7 +69,8 @@ def test_each_joints_threshold_can_be_reached_by_its_motor() -> None:
 def test_a_force_within_the_limit_causes_no_reflex() -> None:
     """In any configuration and direction; the stop by ``max_force_n`` is the gentler one."""
     draw = np.random.default_rng(1)
-    thresholds, worst = np.array(joint_thresholds(CELL)), np.zeros(7)
+    thresholds = np.array(joint_thresholds(CELL))
+    worst = np.zeros(7)
     for joints in configurations():
         direction = draw.normal(size=3)
         force = CELL.max_force_n * direction / np.linalg.norm(direction)
@@ -104,10 +106,8 @@ def test_no_joint_may_be_faster_than_the_arm_allows_at_its_position(joint: int) 
     assert limit is not None and extra is not None
     for at in np.linspace(kinematics.LOWER[joint], kinematics.UPPER[joint], 200):
         for sign in (-1, 1):
-            ours, theirs = (
-                kinematics.fastest(joint, float(at), sign),
-                position_based(limit, extra, float(at), sign),
-            )
+            ours = kinematics.fastest(joint, float(at), sign)
+            theirs = position_based(limit, extra, float(at), sign)
             assert 0 <= OWN_SHARE * ours <= theirs + 0.002, (at, sign)
     middle = (kinematics.LOWER[joint] + kinematics.UPPER[joint]) / 2
     assert kinematics.fastest(joint, middle, 1) > 0.85 * float(limit.attrib["velocity"])
@@ -131,17 +131,16 @@ def test_no_joint_of_an_ideal_follower_is_faster_than_the_arm_allows_there(
     )
     follower, filter_ = Follower(cell), SafetyFilter(cell)
     filter_.start(follower.state())
-    step, before, used = (
-        cell.step_m * np.array(way) / np.linalg.norm(way),
-        follower.joints,
-        np.zeros(7),
-    )
+    step = cell.step_m * np.array(way) / np.linalg.norm(way)
+    before = follower.joints
+    used = np.zeros(7)
     for _ in range(25):
         goal = filter_.admitted.pose
         wanted = ToolTarget(ToolPose(goal.position + step, goal.quaternion))
         for _ in range(cell.ticks_per_step):
             follower.follow(filter_.step(wanted, follower.state(), 1 / cell.servo_hz).command)
-            speeds, before = (follower.joints - before) * cell.servo_hz, follower.joints
+            speeds = (follower.joints - before) * cell.servo_hz
+            before = follower.joints
             allowed = [
                 kinematics.fastest(joint, float(at), speed)
                 for joint, (at, speed) in enumerate(zip(before, speeds, strict=True))

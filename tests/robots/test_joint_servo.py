@@ -25,14 +25,17 @@ class Arm:
     homing = controlled = False
 
     def __init__(self) -> None:
-        self.now, self.joints, self.tracking = 0.0, HOME, False
+        self.now = 0.0
+        self.joints = HOME
+        self.tracking = False
 
     @property
     def measured(self) -> RobotState:
         return RobotState(self.now, self.joints, np.zeros(6))
 
     def track(self, positions: Vector) -> None:
-        self.joints, self.tracking = positions, True
+        self.joints = positions
+        self.tracking = True
 
     def rest(self) -> None:
         self.tracking = False
@@ -46,7 +49,9 @@ class Arm:
 
 class Bench:
     def __init__(self, folder: Path) -> None:
-        self.arm, self.now, self.journal = Arm(), 100.0, Journal(folder / "journal")
+        self.arm = Arm()
+        self.now = 100.0
+        self.journal = Journal(folder / "journal")
         self.servo = JointServo(CELL, self.arm, Latch(folder), self.journal)  # type: ignore[arg-type]
 
     def run(self, seconds: float, *, heard: bool = True) -> RobotState:

@@ -45,9 +45,11 @@ def test_the_pose_of_the_tool_equals_mujocos(
 
 @given(all_joints)
 def test_the_jacobian_is_the_derivative_of_the_pose(joints: np.ndarray) -> None:
-    jacobian, small = HAND.jacobian(joints), 1e-6
+    jacobian = HAND.jacobian(joints)
+    small = 1e-6
     for joint, step in enumerate(small * np.eye(7)):
-        before, after = HAND.pose(joints - step), HAND.pose(joints + step)
+        before = HAND.pose(joints - step)
+        after = HAND.pose(joints + step)
         turn = rotations.to_vector(
             rotations.multiply(
                 after.quaternion.tolist(), rotations.inverse(before.quaternion.tolist())

@@ -28,7 +28,10 @@ class MadeUp:
         self.joints = {f"{name}.pos": float(at) for name, at in zip(CELL.joints, HOME, strict=True)}
         self.action_features = dict.fromkeys(self.joints, float)
         self.observation_features: dict[str, Any] = {**self.action_features, "front": (480, 640, 3)}
-        self.is_calibrated, self.stuck, self.broken, self.closed = True, False, False, 0
+        self.is_calibrated = True
+        self.stuck = False
+        self.broken = False
+        self.closed = 0
 
     def connect(self, calibrate: bool) -> None:
         assert not calibrate, "which would wait for a person's input"
@@ -106,7 +109,8 @@ def test_it_goes_home_and_can_be_halted(
 def test_a_joint_that_does_not_come_home_is_named(
     connect: Callable[[], LeRobotArm], robot: MadeUp
 ) -> None:
-    robot.joints["elbow_flex.pos"], robot.stuck = 0.0, True
+    robot.joints["elbow_flex.pos"] = 0.0
+    robot.stuck = True
     arm = connect()
     arm.home()
     until(lambda: not arm.homing)

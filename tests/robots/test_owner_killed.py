@@ -18,7 +18,8 @@ from rlinf_vla.robots.runtime_folder import JOURNAL
 
 HERE = Path(__file__).parent
 GONE = "policy: its process is gone"
-ROUNDS, START_S = 10, 60.0
+ROUNDS = 10
+START_S = 60.0
 PATIENCE = 8
 """Times what is stated: cores are shared with other tests."""
 
@@ -33,7 +34,9 @@ def moves(truth: Path) -> list[float]:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_arm_stands_each_time_and_waits_for_an_acknowledgement(tmp_path: Path) -> None:
-    python, truth, delay = tmp_path / "python", tmp_path / "truth", random.Random(0)
+    python = tmp_path / "python"
+    truth = tmp_path / "truth"
+    delay = random.Random(0)
     python.write_text(
         f'#!/bin/sh\nPYTHONPATH="{HERE}:$PYTHONPATH" exec {sys.executable} {HERE / "obedient_process.py"} "$@"\n'
     )

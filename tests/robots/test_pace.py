@@ -9,7 +9,8 @@ from rlinf_vla.robots.pace import Pace
 
 @pytest.mark.parametrize("rate", [1.0, 0.4])
 def test_the_pace_is_that_of_the_last_seconds(rate: float) -> None:
-    pace, clock = Pace(), 0.0
+    pace = Pace()
+    clock = 0.0
     for tick in range(1000):
         pace.see(tick / 100, clock)
         assert tick > 50 or pace.value == pytest.approx(1.0)

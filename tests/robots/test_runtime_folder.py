@@ -236,11 +236,9 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def answering(folder: Path, lock: Lock | None = None) -> Iterator[list[dict[str, str]]]:
     """A process that drives the arm of this folder, and the orders that it gets."""
-    listener, heard, over = (
-        Listener(folder / runtime_folder.ORDERS, lock and lock.socket),
-        list[dict[str, str]](),
-        threading.Event(),
-    )
+    listener = Listener(folder / runtime_folder.ORDERS, lock and lock.socket)
+    heard = list[dict[str, str]]()
+    over = threading.Event()
 
     def answer() -> None:
         while not over.wait(0.005):
@@ -283,7 +281,8 @@ def test_an_arm_has_one_folder_whatever_the_machine_is_called(
     state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A container has a random name; a simulated cell, on the other hand, exists only on its machine."""
-    real, simulated = franka.Config(host="172.16.0.2"), franka_sim.Config()
+    real = franka.Config(host="172.16.0.2")
+    simulated = franka_sim.Config()
     folders = []
     for name in ("3f2a", "9c1d"):
         monkeypatch.setattr(socket, "gethostname", lambda: name)  # noqa: B023

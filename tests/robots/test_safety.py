@@ -102,7 +102,8 @@ def test_no_command_outside_the_limits_leaves_for_any_input(cell: Cell, sent: Go
 def test_it_stops_from_any_state_within_all_limits_and_the_stated_time(
     cell: Cell, seed: int, actions: int
 ) -> None:
-    draw, filter_ = np.random.default_rng(seed), SafetyFilter(cell)
+    draw = np.random.default_rng(seed)
+    filter_ = SafetyFilter(cell)
 
     def sent() -> Iterator[tuple[ToolTarget | None, int]]:
         hostile = safety_trials.goals(draw, cell, lambda: filter_.admitted)
@@ -124,7 +125,8 @@ def test_it_stops_from_any_state_within_all_limits_and_the_stated_time(
 @given(seed=st.integers(0, 2**31), actions=st.integers(1, 40))
 def test_an_admitted_goal_passes_unchanged(cell: Cell, seed: int, actions: int) -> None:
     """The filter is idempotent: in the same state, the admitted goal makes the same command, without an intervention."""
-    draw, (filter_, follower) = np.random.default_rng(seed), started(cell)
+    draw = np.random.default_rng(seed)
+    (filter_, follower) = started(cell)
     for goal, _ in zip(
         safety_trials.goals(draw, cell, lambda: filter_.admitted), range(actions), strict=False
     ):
@@ -152,7 +154,8 @@ def test_a_goal_within_the_limits_is_reached_without_intervention() -> None:
     filter_, follower = started()
     goal = away((0.01, -0.015, 0.01), (0.03, 0.02, -0.08), 0.03)
     assert not go(filter_, follower, goal, CELL.ticks_per_step + CELL.windows.length)
-    pose, command = goal.pose, filter_.step(goal, follower.state(), TICK).command
+    pose = goal.pose
+    command = filter_.step(goal, follower.state(), TICK).command
     assert command.pose.position == pytest.approx(pose.position, abs=1e-12)
     assert abs(command.pose.quaternion @ pose.quaternion) == pytest.approx(1, abs=1e-12)
     assert command.gripper_width == 0.03
@@ -359,7 +362,8 @@ def test_the_gripper_width_is_clipped_and_none_keeps_it() -> None:
 
 def stays(filter_: SafetyFilter, state: RobotState, goal: ToolTarget) -> str:
     """The fault, after which the arm stops within the stated time and limits although goals continue."""
-    before, said = filter_.admitted.pose.position, ""
+    before = filter_.admitted.pose.position
+    said = ""
     commands = []
     for _ in range(CELL.windows.length + 3):
         filtered = filter_.step(dataclasses.replace(goal), state, TICK)
@@ -512,7 +516,8 @@ def test_after_a_gap_it_restarts_from_rest_at_its_position() -> None:
     filter_, follower = started()
     go(filter_, follower, away((0.02, 0, 0)), 8)
     stood = follower.state().pose.position
-    goal, steps = away((0.02, 0, 0)), [stood, stood, stood]
+    goal = away((0.02, 0, 0))
+    steps = [stood, stood, stood]
     for dt in (0.5, *[TICK] * 60):
         filtered = filter_.step(goal, follower.state(), dt)
         follower.follow(filtered.command)

@@ -72,7 +72,8 @@ def test_the_path_length_of_any_second_stays_within_its_limit() -> None:
 
 def test_a_blocked_arm_is_not_rotated_further_than_the_lead() -> None:
     cell = dataclasses.replace(CELL, max_rotation_per_second_rad=2.0, max_lead_rad=0.3)
-    filter_, held = SafetyFilter(cell), Follower(cell).state()
+    filter_ = SafetyFilter(cell)
+    held = Follower(cell).state()
     filter_.start(held)
     turned = 0.0
     for number in range(1, 12):
@@ -161,7 +162,8 @@ def test_a_rest_does_not_reset_the_gates_path_limit_per_second() -> None:
     cell = dataclasses.replace(CELL, max_translation_per_second_m=0.12)
     gate = CommandGate(cell)
     gate.rest(away())
-    gone, tick = 0.0, 0
+    gone = 0.0
+    tick = 0
     most = cell.max_speed_m_s
     problem = None
     while gone < 0.9 * cell.max_translation_per_second_m:
@@ -172,7 +174,8 @@ def test_a_rest_does_not_reset_the_gates_path_limit_per_second() -> None:
         problem = gate.check(away((0, gone, 0)))
         assert problem is None
     gate.rest(away((0, gone, 0)))
-    begun, tick = gone, 0
+    begun = gone
+    tick = 0
     while problem is None and tick < 30:
         tick += 1
         gone += 0.999 * most * (1 - math.cos(math.pi * tick / 40)) / 2 / cell.servo_hz

@@ -20,12 +20,10 @@ from rlinf_vla.robots.runtime_folder import Journal, Latch
 
 class Bench:
     def __init__(self, folder: Path) -> None:
-        self.folder, self.arm, self.gripper, self.now = (
-            folder,
-            ObedientArm(),
-            ObedientGripper(),
-            100.0,
-        )
+        self.folder = folder
+        self.arm = ObedientArm()
+        self.gripper = ObedientGripper()
+        self.now = 100.0
         self.journals: list[Journal] = []
         self.servo = self.make()
 
@@ -129,12 +127,10 @@ def test_each_cause_is_latched_and_stops_the_arm(bench: Bench, cause: str) -> No
     }[cause]
     assert str(state.fault).startswith(expected)
     assert bench.servo.standing and (cause == "problem" or not bench.arm.on_springs)
-    bench.arm.problem, bench.gripper.problem, bench.arm.stale_s, bench.arm.wrench = (
-        None,
-        None,
-        0.0,
-        np.zeros(6),
-    )
+    bench.arm.problem = None
+    bench.gripper.problem = None
+    bench.arm.stale_s = 0.0
+    bench.arm.wrench = np.zeros(6)
     at = bench.arm.pose
     bench.goal(0.004)
     assert bench.run(0.5).fault == state.fault and bench.arm.pose is at, (
@@ -250,7 +246,8 @@ def test_goals_are_refused_during_home(bench: Bench) -> None:
 
 def test_commands_are_within_the_cells_speed(bench: Bench) -> None:
     """By finite differences of the commands that reach the arm."""
-    before, fastest = bench.arm.pose.position, 0.0
+    before = bench.arm.pose.position
+    fastest = 0.0
     for _ in range(20):
         bench.goal(1.0)
         for _ in range(CELL.ticks_per_step):
@@ -286,7 +283,8 @@ def test_forces_and_silence_stop_home(bench: Bench) -> None:
     assert bench.run(0.1).fault is None
     bench.arm.wrench = np.array([CELL.max_force_n + 1, 0, 0, 0, 0, 0])
     assert str(bench.run(0.1).fault).startswith("max_force_n: ")
-    bench.arm.wrench, bench.arm.homing = np.zeros(6), False
+    bench.arm.wrench = np.zeros(6)
+    bench.arm.homing = False
     bench.servo.acknowledge("tester")
     bench.servo.home()
     assert str(bench.run(CELL.heartbeat_timeout_s + 0.1, heard=False).fault).startswith(

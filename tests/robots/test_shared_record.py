@@ -54,7 +54,8 @@ def _tidy(tmp_path: Path) -> Iterator[None]:
 
 
 def test_a_killed_writer_leaves_the_last_complete_record(tmp_path: Path) -> None:
-    writer, reader = SharedRecord(tmp_path / "it", 100), SharedRecord(tmp_path / "it")
+    writer = SharedRecord(tmp_path / "it", 100)
+    reader = SharedRecord(tmp_path / "it")
     writer.write(b"one")
     writer.write(b"two")
     with (tmp_path / "it").open(
@@ -66,7 +67,8 @@ def test_a_killed_writer_leaves_the_last_complete_record(tmp_path: Path) -> None
 
 
 def _write(path: str, enough: Event) -> None:
-    writer, number = SharedRecord(Path(path)), 0
+    writer = SharedRecord(Path(path))
+    number = 0
     while not enough.is_set():
         number = (number + 1) % 256
         writer.write(bytes([number]) * 5000)
@@ -78,7 +80,9 @@ def test_no_torn_record_is_read(tmp_path: Path) -> None:
     enough = spawned.Event()
     process = spawned.Process(target=_write, args=(str(tmp_path / "it"), enough), daemon=True)
     process.start()
-    reader, seen, reads = SharedRecord(tmp_path / "it"), set(), 0
+    reader = SharedRecord(tmp_path / "it")
+    seen = set()
+    reads = 0
     while len(seen) < 20 or reads < 5000:
         assert process.is_alive()
         data = reader.read()
@@ -93,7 +97,8 @@ def test_no_torn_record_is_read(tmp_path: Path) -> None:
 
 
 def test_frames_keep_their_size_and_time(tmp_path: Path) -> None:
-    writer, reader = FrameRecord(tmp_path / "frames", (4, 6)), FrameRecord(tmp_path / "frames")
+    writer = FrameRecord(tmp_path / "frames", (4, 6))
+    reader = FrameRecord(tmp_path / "frames")
     image = np.random.default_rng(0).integers(0, 256, (4, 6, 3), np.uint8)
     writer.write(Frame(12.5, 7, image))
     frame = reader.read()

@@ -44,7 +44,8 @@ def until(
 
 def push(robot: LeRobotRobot, joint: int, step: float, seconds: float) -> None:
     """Move a joint on and on, as a policy does, until a fault."""
-    end, target = time.monotonic() + seconds, robot.observe().joints.copy()
+    end = time.monotonic() + seconds
+    target = robot.observe().joints.copy()
     while time.monotonic() < end and robot.observe().fault is None:
         target = target + step * np.eye(len(target))[joint]
         try:

@@ -37,7 +37,8 @@ def test_goals_hold_with_torque_only_and_within_the_limits() -> None:
     for who in (1, 2):
         assert made.feed(packet(who, 3, TORQUE, 1))
     assert made.goals_deg() == [pytest.approx(0, abs=0.1), pytest.approx(50, abs=0.1)]
-    low, high = struct.pack("<H", steps(30)), struct.pack("<H", 4095)
+    low = struct.pack("<H", steps(30))
+    high = struct.pack("<H", 4095)
     assert made.feed(packet(BROADCAST, 0x83, GOAL, 2, 1, *low, 2, *high)) == b""
     assert made.goals_deg() == [pytest.approx(30, abs=0.1), pytest.approx(100, abs=0.1)]
 
@@ -56,7 +57,8 @@ def test_all_motors_answer_one_synchronous_read() -> None:
 
 @given(st.lists(st.binary(max_size=20), max_size=5), st.integers(1, 3))
 def test_noise_and_partial_packets_do_no_harm(noise: list[bytes], part: int) -> None:
-    made, ping = bus(), packet(1, 1)
+    made = bus()
+    ping = packet(1, 1)
     for each in noise:
         made.feed(each)
     made.feed(bytes(300))  # the end of whatever packet the noise began

@@ -41,7 +41,8 @@ def test_the_expert_touches_the_cube_within_the_limits(
     name: str, relative: bool, seed: int
 ) -> None:
     limits = cell_file.load(cell_file.CELLS / f"{name}.yaml", JointCell)
-    cell, space = Cell(ROBOTS[name]), limits.space(relative)
+    cell = Cell(ROBOTS[name])
+    space = limits.space(relative)
     reach = Reach(cell, space)  # type: ignore[arg-type]
     reach.arrange(seed)
     assert X_M[0] <= cell.cube[0] <= X_M[1] and Y_M[0] <= cell.cube[1] <= Y_M[1]

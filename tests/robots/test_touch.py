@@ -17,7 +17,8 @@ class Cell:
     """Records where objects were placed, and reports these positions."""
 
     def place(self, cube: tuple[float, float, float], target: tuple[float, float]) -> None:
-        self.cube, self.target = np.array([*cube[:2], 0.022]), np.array(target)
+        self.cube = np.array([*cube[:2], 0.022])
+        self.target = np.array(target)
 
     def truth(self) -> SimulatorState:
         return SimulatorState(0.0, np.zeros(7), np.zeros(16), np.zeros(3), self.cube)
@@ -75,7 +76,8 @@ def test_the_expert_passes_the_disc_on_both_sides() -> None:
     scene = TouchAround(cell, SPACE)  # type: ignore[arg-type]
     for seed in range(30):
         scene.arrange(seed)
-        state, nearest = at([0.307, 0.0, 0.48]), np.array([1.0, 0.0])
+        state = at([0.307, 0.0, 0.48])
+        nearest = np.array([1.0, 0.0])
         for _ in range(30):
             if scene.succeeded(state):
                 break
@@ -94,7 +96,8 @@ def test_who_was_over_the_disc_has_failed_until_the_next_episode() -> None:
     scene = TouchAround(cell, SPACE)  # type: ignore[arg-type]
     for _ in range(2):
         scene.arrange(3)
-        over, touching = at([*cell.target, 0.3]), at([*cell.cube[:2], 0.042])
+        over = at([*cell.target, 0.3])
+        touching = at([*cell.cube[:2], 0.042])
         assert (
             scene.succeeded(touching)
             and not scene.succeeded(over)

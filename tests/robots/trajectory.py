@@ -24,7 +24,9 @@ class Trajectory:
 
     def __init__(self, cell: SimulatedCell, of: Callable[[SimulatorState], Any] = fastest) -> None:
         self.samples: list[tuple[float, Any]] = []
-        self._cell, self._of, self._closed = cell, of, threading.Event()
+        self._cell = cell
+        self._of = of
+        self._closed = threading.Event()
         threading.Thread(target=self._look, daemon=True).start()
 
     def _look(self) -> None:

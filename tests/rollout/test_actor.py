@@ -24,7 +24,9 @@ class Rerun:
     def __init__(
         self, function: Any, arguments: dict[str, Tensor], results: dict[str, Tensor]
     ) -> None:
-        self.function, self.arguments, self.results = function, arguments, results
+        self.function = function
+        self.arguments = arguments
+        self.results = results
 
     def replay(self) -> None:
         for name, value in self.function(self.arguments).items():
@@ -68,10 +70,8 @@ def test_a_recording_follows_its_arguments_and_keeps_its_results_apart() -> None
 def test_blocks_and_recordings_change_nothing(temperature: float) -> None:
     policy = with_critic(LinearPolicy(LinearOptions(chunk=2)))
     inputs = policy.prepare(observations(policy, 7))
-    episodes, step = (
-        Episodes.first_attempts(torch.zeros(7).long(), torch.arange(7)),
-        torch.arange(7) * 3,
-    )
+    episodes = Episodes.first_attempts(torch.zeros(7).long(), torch.arange(7))
+    step = torch.arange(7) * 3
     whole = Actor(policy, Settings(5, temperature, 7))
     blocks = Actor(policy, Settings(5, temperature, 3))
     recorded = Actor(policy, Settings(5, temperature, 3))

@@ -18,14 +18,13 @@ def test_its_log_probabilities_equal_those_of_evaluate_at_that_temperature(
 ) -> None:
     policy = LinearPolicy(LinearOptions(chunk=2))
     inputs = policy.prepare(observations(policy, 200))
-    episodes, step = (
-        Episodes.first_attempts(torch.zeros(200).long(), torch.arange(200)),
-        torch.zeros(200).long(),
-    )
+    episodes = Episodes.first_attempts(torch.zeros(200).long(), torch.arange(200))
+    step = torch.zeros(200).long()
     sample = Actor(policy, Settings(0, temperature, 50)).act(inputs, episodes, step)
     again = policy.evaluate(inputs, sample.latent, temperature)
     torch.testing.assert_close(sample.log_prob, again.log_prob)
-    surprise, entropy = -sample.log_prob.mean(), again.entropy.mean()
+    surprise = -sample.log_prob.mean()
+    entropy = again.entropy.mean()
     assert float(surprise) == pytest.approx(float(entropy), abs=0.06), (
         "it samples from that distribution"
     )

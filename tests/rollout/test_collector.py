@@ -70,7 +70,10 @@ def assert_same(found: Trajectory, expected: Trajectory, tolerance: float = 0.0)
 @torch.no_grad()
 def reference(policy: Policy, slot: int, iteration: int) -> Trajectory:
     """The expected rollout of one environment, call by call and alone."""
-    env, ordinal, step, rows = CounterWorld(1), 0, 0, []
+    env = CounterWorld(1)
+    ordinal = 0
+    step = 0
+    rows = []
     for t in range(CALLS):
         if step == 0:
             episode = training_episodes(
@@ -81,7 +84,8 @@ def reference(policy: Policy, slot: int, iteration: int) -> Trajectory:
                 len(GOALS),
             )
             observation = env.reset(episode)
-        inputs, now = policy.prepare(observation), torch.tensor([step])
+        inputs = policy.prepare(observation)
+        now = torch.tensor([step])
         noise = CounterNoise(SETTINGS.run_seed, episode.task_id, episode.seed, now)
         sample = policy.act(policy.encode(inputs), noise, SETTINGS.temperature)
         result = env.step(sample.actions)
@@ -179,7 +183,8 @@ def test_the_shape_of_policy_calls_does_not_change_the_result(batch_size: int) -
 
 
 def test_earlier_episodes_do_not_change_the_result() -> None:
-    policy, envs = linear(2), groups(4, 2)
+    policy = linear(2)
+    envs = groups(4, 2)
     first = rollout(policy, envs, iteration=3)
     other = rollout(policy, envs, iteration=4)
     assert_same(rollout(policy, envs, iteration=3), first)
@@ -195,7 +200,8 @@ def test_groups_overlap() -> None:
     rollout(linear(2), groups(6, 3, journal=journal))
     last_start = {name: journal.index(f"{name} step") for name in "012"}
     assert max(last_start.values()) < journal.index("0 step done")
-    under_way, most = set(), 0
+    under_way = set()
+    most = 0
     for line in journal:
         name = line.split()[0]
         under_way = under_way - {name} if line.endswith("done") else under_way | {name}
@@ -249,17 +255,20 @@ def test_metrics_against_a_loop(chunk: int, ends_at_goal: bool) -> None:
     found = rollout(linear(chunk), groups(8, 2, ends_at_goal=ends_at_goal))
     lengths, outcomes, rewards = [], [], []
     for env in range(8):
-        length, won = 0, False
+        length = 0
+        won = False
         for t in range(CALLS):
             for c in range(chunk):
                 if not found.valid[t, env, c]:
                     continue
-                length, won = length + 1, won or bool(found.success[t, env, c])
+                length = length + 1
+                won = won or bool(found.success[t, env, c])
                 rewards.append(float(found.reward[t, env, c]))
                 if found.terminated[t, env, c] or found.truncated[t, env, c]:
                     lengths.append(length)
                     outcomes.append(won)
-                    length, won = 0, False
+                    length = 0
+                    won = False
     assert rollout_metrics(found) == pytest.approx(
         {
             "rollout/steps": len(rewards),

@@ -49,7 +49,8 @@ class Log(VectorEnv):
     def reset_async(self, episodes: Episodes, mask: Tensor | None = None) -> None:
         for row, seed in enumerate(episodes.seed.tolist()):
             if mask is None or mask[row]:
-                self.done[row], self.limits[row] = [], seed % 7 + 5
+                self.done[row] = []
+                self.limits[row] = seed % 7 + 5
 
     def reset_wait(self) -> Observation:
         count = torch.tensor([[float(len(each))] for each in self.done])
@@ -60,17 +61,20 @@ class Log(VectorEnv):
         )
 
     def step_async(self, actions: Tensor, skip_ended: bool = False) -> None:
-        self._actions, self._skip = actions, skip_ended
+        self._actions = actions
+        self._skip = skip_ended
 
     def step_wait(self) -> StepResult:
         shape = self._actions.shape[:2]
-        reward, flags = torch.zeros(shape), torch.zeros(4, *shape, dtype=torch.bool)
+        reward = torch.zeros(shape)
+        flags = torch.zeros(4, *shape, dtype=torch.bool)
         for row, chunk in enumerate(self._actions.tolist()):
             assert self._skip or len(self.done[row]) < self.limits[row]
             for place, action in enumerate(chunk):
                 if len(self.done[row]) < self.limits[row]:
                     self.done[row].append(action)
-                    reward[row, place], flags[3, row, place] = float(len(self.done[row])), True
+                    reward[row, place] = float(len(self.done[row]))
+                    flags[3, row, place] = True
                     flags[0, row, place] = len(self.done[row]) == self.limits[row]
         return StepResult(self.reset_wait(), reward, flags[0], flags[1], flags[2], flags[3])
 
@@ -83,7 +87,8 @@ def chunks(seen: Observation, chunk: int) -> Tensor:
 
 def played(env: DeadlineEnv, chunk: int, calls: int) -> list[tuple[Observation, StepResult]]:
     seeds = torch.tensor(SEEDS)
-    seen, found = env.reset(Episodes.first_attempts(torch.zeros_like(seeds), seeds)), []
+    seen = env.reset(Episodes.first_attempts(torch.zeros_like(seeds), seeds))
+    found = []
     for number in range(calls):
         env.step_async(chunks(seen, chunk), skip_ended=number > 0)
         result = env.step_wait()
@@ -97,10 +102,12 @@ def played(env: DeadlineEnv, chunk: int, calls: int) -> list[tuple[Observation, 
 def test_chunks_arrive_late(ticks: list[int], more: int, seed: int) -> None:
     """Each inference sees the arm one delay before its chunk arrives, and its chunk is executed from that delay on."""
     horizon = max(max(ticks), 1) + more
-    chunk, log = horizon + max(ticks), Log()
+    chunk = horizon + max(ticks)
+    log = Log()
     found = played(DeadlineEnv(log, Deadline(tuple(ticks), horizon), seed), chunk, 4)
     for row, executed in enumerate(log.done):
-        expected, observed = [], 0
+        expected = []
+        observed = 0
         for call, (seen, result) in enumerate(found):
             arrived = min(call * horizon, log.limits[row])
             if arrived == log.limits[row]:
@@ -129,7 +136,8 @@ def test_chunks_arrive_late(ticks: list[int], more: int, seed: int) -> None:
 
 def test_delays_depend_on_seed_episode_and_step_alone() -> None:
     ticks = Deadline((0, 1, 2, 3), 3)
-    whole, log = Log(), Log(1)
+    whole = Log()
+    log = Log(1)
     played(DeadlineEnv(whole, ticks, 5), 6, 3)
     single = DeadlineEnv(log, ticks, 5)
     for row, seed in enumerate(SEEDS):
@@ -159,7 +167,8 @@ def test_a_constant_delay_gives_the_actions_of_the_control_loop(delay: int) -> N
 
     def infer(request: Request) -> Chunk:
         actions = np.zeros((chunk, 4), np.float32)
-        actions[:, 0], actions[:, 3] = request.step / 1000, np.arange(chunk) / 1000
+        actions[:, 0] = request.step / 1000
+        actions[:, 3] = np.arange(chunk) / 1000
         return Chunk(request, actions)
 
     cell.infer = infer  # type: ignore[method-assign]
@@ -191,7 +200,8 @@ def test_nothing_counts_after_a_reward_has_ended_an_episode() -> None:
     world = RewardedEnv(
         CounterWorld(2, 50, ends_at_goal=False, tool_m=0.01), RewardShaper(won_once_moved)
     )
-    env, seed = DeadlineEnv(world, Deadline((2,), 4), 0), torch.tensor([3, 3])
+    env = DeadlineEnv(world, Deadline((2,), 4), 0)
+    seed = torch.tensor([3, 3])
     env.reset(Episodes.first_attempts(torch.zeros_like(seed), seed))
     actions = torch.zeros(2, 6, 4)
     actions[0, :, 0] = 1

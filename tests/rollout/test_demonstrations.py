@@ -92,7 +92,8 @@ def test_each_episode_once_and_in_order() -> None:
 
 
 def test_noise_leaves_the_experts_path() -> None:
-    rising, noisy = by_episode(shown(CLEAN)[0]), by_episode(shown()[0])
+    rising = by_episode(shown(CLEAN)[0])
+    noisy = by_episode(shown()[0])
     assert shown(CLEAN)[1] == 1.0, "without noise nothing is random, for any random_actions"
     for episode in rising:
         assert [state.level for state in episode] == list(
@@ -137,7 +138,8 @@ def test_the_executed_actions_have_the_configured_noise(
 
 
 def test_a_detour_starts_the_episode_in_one_direction_and_is_not_learnt() -> None:
-    env, config = Watched(1), DemonstrationConfig(episodes=120, noise=[0.0], detour=3)
+    env = Watched(1)
+    config = DemonstrationConfig(episodes=120, noise=[0.0], detour=3)
     found, _ = shown(config, envs=[env])
     for image, action in zip(found.inputs["image"], found.actions, strict=True):
         assert action[0].tolist() == pytest.approx(State.read(image).label)
@@ -180,7 +182,8 @@ def test_groups_and_environments_do_not_change_the_result(episodes: int) -> None
 
 
 def test_the_run_seed_changes_only_the_noise() -> None:
-    first, other = by_episode(shown()[0]), by_episode(shown(run_seed=1)[0])
+    first = by_episode(shown()[0])
+    other = by_episode(shown(run_seed=1)[0])
     assert first != other and [e[0] for e in first] == [e[0] for e in other]
 
 
@@ -212,10 +215,8 @@ class Unsteady(CounterWorld):
 
 
 def test_the_steps_before_a_fault_count(capsys: pytest.CaptureFixture[str]) -> None:
-    whole, found = (
-        by_episode(shown(CLEAN)[0]),
-        by_episode(shown(CLEAN, envs=[GuardedEnv(Unsteady(2))])[0]),
-    )
+    whole = by_episode(shown(CLEAN)[0])
+    found = by_episode(shown(CLEAN, envs=[GuardedEnv(Unsteady(2))])[0])
     cut = [number for number, episode in enumerate(found) if episode != whole[number]]
     assert len(found) == len(whole) and 0 < len(cut) < len(found)
     assert all(found[number] == whole[number][:2] for number in cut)

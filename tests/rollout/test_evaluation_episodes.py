@@ -46,14 +46,16 @@ def listed(episodes: int) -> list[tuple[str, int]]:
 @torch.no_grad()
 def reference(episode: int, chunk: int, temperature: float, **world: bool) -> EpisodeResult:
     """One episode, alone."""
-    policy, env = LinearPolicy(LinearOptions(chunk=chunk)), CounterWorld(1, **world)
+    policy = LinearPolicy(LinearOptions(chunk=chunk))
+    env = CounterWorld(1, **world)
     task = list(GOALS)[episode % len(GOALS)]
     place = Episodes.first_attempts(
         torch.tensor([episode % len(GOALS)]),
         torch.tensor([EVALUATION_SEEDS[episode // len(GOALS)]]),
     )
     result = EpisodeResult(task, int(place.seed), INSTRUCTIONS[task])
-    observation, done = env.reset(place), False
+    observation = env.reset(place)
+    done = False
     while not done:
         noise = (
             CounterNoise(SETTINGS.run_seed, place.task_id, place.seed, torch.tensor([result.steps]))
@@ -63,7 +65,8 @@ def reference(episode: int, chunk: int, temperature: float, **world: bool) -> Ep
         step = env.step(
             policy.act(policy.encode(policy.prepare(observation)), noise, temperature).actions
         )
-        observation, done = step.observation, bool(step.done)
+        observation = step.observation
+        done = bool(step.done)
         result.steps += int(step.valid.sum())
         result.episode_return += float(step.reward.sum())
         result.success |= bool(step.success.any())
@@ -143,7 +146,8 @@ def test_progress_counts_finished_episodes() -> None:
 
 
 def test_a_part_of_the_list_runs_as_within_the_full_list() -> None:
-    actor, whole = Actor(LinearPolicy(LinearOptions()), SETTINGS), groups(4, 2)
+    actor = Actor(LinearPolicy(LinearOptions()), SETTINGS)
+    whole = groups(4, 2)
     everything = play_evaluation(actor, whole, range(11), Timeline(), filmed=6)
     part = play_evaluation(actor, groups(3, 1), range(5, 9), Timeline(), filmed=6)
     assert [(each.task, each.seed, each.success, each.steps) for each in part] == [
@@ -154,7 +158,8 @@ def test_a_part_of_the_list_runs_as_within_the_full_list() -> None:
 
 def test_no_task_repeats_an_initial_state() -> None:
     """More episodes of a task than it has initial states would count the same twice."""
-    actor, (env,) = Actor(LinearPolicy(LinearOptions()), SETTINGS), groups(4, 1)
+    actor = Actor(LinearPolicy(LinearOptions()), SETTINGS)
+    (env,) = groups(4, 1)
     env.spec = replace(env.spec, starts=2)
     assert len(play_evaluation(actor, [env], range(2 * len(GOALS)), Timeline())) == 2 * len(GOALS)
     with pytest.raises(UserError, match="3 of each task, which has only 2 initial states"):

@@ -217,7 +217,8 @@ def test_an_evaluation_episode_that_was_cut_says_why() -> None:
 
 
 def test_results_are_those_of_the_simulator_if_nothing_fails() -> None:
-    bare, guarded = Failing({}, {}), GuardedEnv(Failing({}, {}))
+    bare = Failing({}, {})
+    guarded = GuardedEnv(Failing({}, {}))
     for env in (bare, guarded):
         env.reset(from_places(1, 2, 3))
     for _ in range(2):

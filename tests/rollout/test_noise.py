@@ -53,7 +53,10 @@ def test_philox_against_big_integers(counter: list[int], key: tuple[int, int]) -
     for _ in range(10):
         high0, low0 = divmod(0xD2511F53 * c0, 2**32)
         high1, low1 = divmod(0xCD9E8D57 * c2, 2**32)
-        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        c0 = high1 ^ c1 ^ k0
+        c1 = low1
+        c2 = high0 ^ c3 ^ k1
+        c3 = low0
         k0, k1 = (k0 + 0x9E3779B9) % 2**32, (k1 + 0xBB67AE85) % 2**32
     assert [int(w) for w in philox(tensors(counter), key)] == [c0, c1, c2, c3]
 
@@ -116,7 +119,9 @@ def test_everything_in_the_key_matters() -> None:
 
 def test_no_two_episodes_or_steps_share_their_noise() -> None:
     bits = torch.tensor([0, *(1 << i for i in range(32))])
-    zero, tasks, steps = torch.zeros_like(bits), torch.arange(1, 100), torch.arange(1, 1000)
+    zero = torch.zeros_like(bits)
+    tasks = torch.arange(1, 100)
+    steps = torch.arange(1, 1000)
     counters = [(zero, bits, zero), (tasks, tasks * 0, tasks * 0), (steps * 0, steps * 0, steps)]
     draws = torch.cat([CounterNoise(7, *each).uniform(4) for each in counters])
     assert len(draws.unique(dim=0)) == len(draws)
@@ -161,10 +166,8 @@ def test_consecutive_draws_differ_and_repeat() -> None:
 
 def test_streams_do_not_overlap() -> None:
     """A long draw of one stream does not run into the next stream."""
-    long, other = (
-        noise(seeds=torch.tensor([3])).uniform(40_000),
-        noise(seeds=torch.tensor([3]), stream=1).uniform(64),
-    )
+    long = noise(seeds=torch.tensor([3])).uniform(40_000)
+    other = noise(seeds=torch.tensor([3]), stream=1).uniform(64)
     assert not (long[:, :, None] == other[:, None, :]).all(1).any()
     windows = long[0].unfold(0, 8, 1)
     assert not (windows == other[0, :8]).all(1).any()
@@ -175,7 +178,8 @@ def test_uniform_moments_and_ends() -> None:
     assert draws.min() > 0 and draws.max() < 1
     n = len(draws)
     for power in (1, 2, 3):
-        mean, variance = 1 / (power + 1), 1 / (2 * power + 1) - 1 / (power + 1) ** 2
+        mean = 1 / (power + 1)
+        variance = 1 / (2 * power + 1) - 1 / (power + 1) ** 2
         assert abs(float((draws**power).mean()) - mean) < 4.5 * math.sqrt(variance / n)
     counts = torch.histc(draws, bins=64, min=0, max=1)
     assert float(((counts - n / 64) ** 2 / (n / 64)).sum()) < 63 + 5 * math.sqrt(2 * 63)

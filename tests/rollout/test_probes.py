@@ -23,7 +23,8 @@ from rlinf_vla.testing.toy_env import CounterWorld, groups
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 
 EPISODES = 24
-LANGUAGE, VISION = (BLANK_INSTRUCTION, SHUFFLED_INSTRUCTION), (BLANK_IMAGE, FROZEN_IMAGE)
+LANGUAGE = (BLANK_INSTRUCTION, SHUFFLED_INSTRUCTION)
+VISION = (BLANK_IMAGE, FROZEN_IMAGE)
 
 
 class Blind(LinearPolicy):
@@ -75,7 +76,8 @@ def test_a_policy_is_affected_by_the_probes_of_what_it_reads(
 @pytest.mark.parametrize("probe", PROBES)
 def test_episodes_stay_paired(probe: str) -> None:
     with_it, without = groups(4, 2), groups(4, 2)
-    found, plain = play(Reader, probe, with_it), play(Reader, None, without)
+    found = play(Reader, probe, with_it)
+    plain = play(Reader, None, without)
     assert [(each.task, each.seed) for each in found] == [(each.task, each.seed) for each in plain]
     assert {each for env in with_it for each in env.played} == {
         each for env in without for each in env.played
@@ -120,13 +122,13 @@ class WithJpeg(CounterWorld):
 
 
 def test_images_are_frozen_at_the_first_of_each_episode() -> None:
-    env, plain = ProbedEnv(WithJpeg(3), FROZEN_IMAGE), WithJpeg(3)
+    env = ProbedEnv(WithJpeg(3), FROZEN_IMAGE)
+    plain = WithJpeg(3)
     first = Episodes.first_attempts(torch.tensor([0, 1, 0]), torch.tensor([3, 4, 6]))
-    then, mask = (
-        Episodes.first_attempts(torch.tensor([0, 0, 0]), torch.tensor([9, 9, 9])),
-        torch.tensor([False, True, False]),
-    )
-    up, nothing = torch.tensor([1.0, 0, 0, 0]).expand(3, 1, 4), torch.zeros(3, 1, 4)
+    then = Episodes.first_attempts(torch.tensor([0, 0, 0]), torch.tensor([9, 9, 9]))
+    mask = torch.tensor([False, True, False])
+    up = torch.tensor([1.0, 0, 0, 0]).expand(3, 1, 4)
+    nothing = torch.zeros(3, 1, 4)
     shown, begin = env.reset(first), plain.reset(first)
     assert torch.equal(shown.images["base"], begin.images["base"]) and torch.equal(
         shown.jpeg["base"], begin.jpeg["base"]

@@ -28,10 +28,8 @@ def played(env: CounterWorld | RewardedEnv, chunks: int = 1) -> list[StepResult]
 
 
 def test_rewards_come_from_the_plugin_and_the_rest_from_the_environment() -> None:
-    (own,), (seen,) = (
-        played(CounterWorld(3)),
-        played(RewardedEnv(CounterWorld(3), RewardShaper(levels))),
-    )
+    (own,) = played(CounterWorld(3))
+    (seen,) = played(RewardedEnv(CounterWorld(3), RewardShaper(levels)))
     assert (
         torch.equal(seen.valid, own.valid)
         and torch.equal(seen.success, own.success)
@@ -43,10 +41,8 @@ def test_rewards_come_from_the_plugin_and_the_rest_from_the_environment() -> Non
 
 
 def test_weights_mix_both_rewards() -> None:
-    (own,), (alone,) = (
-        played(CounterWorld(3)),
-        played(RewardedEnv(CounterWorld(3), RewardShaper(levels))),
-    )
+    (own,) = played(CounterWorld(3))
+    (alone,) = played(RewardedEnv(CounterWorld(3), RewardShaper(levels)))
     (mixed,) = played(
         RewardedEnv(CounterWorld(3), RewardShaper(levels, weight=0.5, env_weight=2.0))
     )
@@ -54,10 +50,8 @@ def test_weights_mix_both_rewards() -> None:
 
 
 def test_a_terminal_reward_is_given_only_in_the_last_step() -> None:
-    (own,), (alone,) = (
-        played(CounterWorld(3)),
-        played(RewardedEnv(CounterWorld(3), RewardShaper(levels))),
-    )
+    (own,) = played(CounterWorld(3))
+    (alone,) = played(RewardedEnv(CounterWorld(3), RewardShaper(levels)))
     (terminal,) = played(RewardedEnv(CounterWorld(3), RewardShaper(levels, terminal=True)))
     ends = own.terminated | own.truncated
     assert torch.equal(terminal.reward, torch.where(ends, alone.reward, 0.0)) and ends.any()
@@ -109,15 +103,18 @@ def test_a_reward_may_end_an_episode() -> None:
 
 
 def test_a_reward_worker_reads_whole_instructions_and_refuses_longer_ones() -> None:
-    env, told = CounterWorld(3), list[str]()
+    env = CounterWorld(3)
+    told = list[str]()
 
     def note(before: Observation, actions: Tensor, result: StepResult) -> StepResult:
         told.extend(before.instruction)
         return result
 
     lines = ["a" * 1024, "ein Würfel " * 60, ""]
-    before, result = replace(env.reset(EPISODES), instruction=lines), env.step(UP)
-    nothing, numbers = torch.zeros(3), torch.zeros(3, dtype=torch.int64)
+    before = replace(env.reset(EPISODES), instruction=lines)
+    result = env.step(UP)
+    nothing = torch.zeros(3)
+    numbers = torch.zeros(3, dtype=torch.int64)
     outcome = (result.reward, result.terminated, result.truncated, result.success, result.valid)
     calls = Trajectory({}, {}, nothing, nothing, nothing, nothing, *outcome, *[numbers] * 5)
     call = Call(

@@ -27,7 +27,8 @@ def plain(
     action: list[float], tool: list[float], config: LimitsConfig
 ) -> tuple[list[float], list[float], int]:
     """The permitted action, the target after it, and how many limits changed it."""
-    count, found = 0, list(action)
+    count = 0
+    found = list(action)
     move = [max(-1.0, min(1.0, each)) for each in action[:3]]
     if config.workspace:
         goal = [at + UNIT_M * each for at, each in zip(tool, move, strict=True)]
@@ -98,10 +99,8 @@ class Arm(VectorEnv):
         self.spec = EnvSpec(
             num_envs, dims[0], dims[1], 10.0, 50, {}, ("arm",), torch.device("cpu"), tool
         )
-        self.at, self.left = (
-            torch.zeros(num_envs, dims[1]),
-            torch.zeros(num_envs, dtype=torch.int64),
-        )
+        self.at = torch.zeros(num_envs, dims[1])
+        self.left = torch.zeros(num_envs, dtype=torch.int64)
         self.done: list[Tensor] = []
 
     def reset_async(self, episodes: Episodes, mask: Tensor | None = None) -> None:
@@ -136,7 +135,8 @@ def test_the_cost_counts_executed_actions_only_and_the_wall_is_known_from_chunk_
     env = LimitedEnv(arm, LimitsConfig(translation=0.8, workspace=[-1, -1, -1, 0.25, 1, 1]))
     env.reset(episodes(9, 2))
     chunk = torch.tensor([[1.0, 0, 0, 1], [0.5, 0, 0, 1], [1.0, 0, 0, 1]]).repeat(2, 1, 1)
-    first, second = env.step(chunk), None
+    first = env.step(chunk)
+    second = None
     assert first.cost is not None and first.cost.dtype == torch.float32
     # 0.08, 0.13, 0.21 m; the second environment executes two actions
     assert first.cost.tolist() == [[1, 0, 1], [1, 0, 0]]

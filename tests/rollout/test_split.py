@@ -107,7 +107,8 @@ def test_a_head_with_adapters_follows_the_trainer(
     tmp_path: Path, make: Callable[[Path], Policy], lora: dict[str, Any]
 ) -> None:
     policy, blank = in_two_places(make(tmp_path / "model"), **lora)
-    whole, actor = Actor(policy, SETTINGS), split(policy, blank, SETTINGS)
+    whole = Actor(policy, SETTINGS)
+    actor = split(policy, blank, SETTINGS)
     inputs = policy.prepare(observations(policy, 5))
 
     def check() -> None:
@@ -118,7 +119,8 @@ def test_a_head_with_adapters_follows_the_trainer(
     train(policy)
     with pytest.raises(AssertionError):
         check()
-    own, published = dict(blank.named_parameters()), what_trains(policy)
+    own = dict(blank.named_parameters())
+    published = what_trains(policy)
     assert published.keys() == {name for name, parameter in own.items() if parameter.requires_grad}
     with torch.no_grad():
         for name, value in published.items():
@@ -148,7 +150,8 @@ def test_what_a_head_is(tmp_path: Path) -> None:
     assert shapes["base_layer.weight"] == (512, 32) and shapes["lora_B.default.weight"] == (512, 4)
 
     policy, _ = in_two_places(pi0(tmp_path / "pi0"))
-    once, trained = head_weights(policy, policy.state_dict()), what_trains(policy)
+    once = head_weights(policy, policy.state_dict())
+    trained = what_trains(policy)
     assert not any(".paligemma." in name or ".lm_head." in name for name in once)
     assert (
         any(is_lora(name) for name in trained)

@@ -71,7 +71,8 @@ def test_a_frozen_backbone_gets_blocks_of_the_batch_size(monkeypatch: pytest.Mon
     policy = SAC(SACConfig(critics=2, hidden=8, frozen_backbone=True)).wrap(
         Places(len(REWARDS), 1), 0
     )
-    sizes, original = list[int](), policy.base.encode
+    sizes = list[int]()
+    original = policy.base.encode
 
     def encode(inputs: Inputs) -> Any:
         sizes.append(len(next(iter(inputs.values()))))
@@ -101,9 +102,12 @@ def test_episodes_of_any_chunk_are_in_the_order_of_the_list(chunk: int) -> None:
         assert places == [(seed + step) % 7 for step in [*range(0, 5, chunk), 5]]
         total = sum(GAMMA**i * REWARDS[(seed + i) % 7] for i in range(5))
         steps = [min(chunk, 5 - first) for first in range(0, 5, chunk)]
-        rewards, elapsed, found = episode.records["reward"].tolist(), 0, 0.0
+        rewards = episode.records["reward"].tolist()
+        elapsed = 0
+        found = 0.0
         for reward, length in zip(rewards, steps, strict=False):
-            found, elapsed = found + GAMMA**elapsed * reward, elapsed + length
+            found = found + GAMMA**elapsed * reward
+            elapsed = elapsed + length
         assert found == pytest.approx(total), (
             "a chunk's discounted rewards are those of its control steps"
         )

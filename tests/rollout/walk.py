@@ -26,7 +26,8 @@ class Walk(VectorEnv):
     def __init__(
         self, rewards: Sequence[float], limit: int, num_envs: int = 1, terminates: bool = False
     ) -> None:
-        self.rewards, self._terminates = list(rewards), terminates
+        self.rewards = list(rewards)
+        self._terminates = terminates
         self.spec = EnvSpec(
             num_envs, 1, len(rewards), 10.0, limit, {}, ("walk",), torch.device("cpu")
         )

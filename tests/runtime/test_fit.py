@@ -49,7 +49,8 @@ class Group:
     """A vector environment, and the cameras whose images it was told to show as JPEG, too."""
 
     def __init__(self) -> None:
-        self.spec, self.jpeg = env(), list[str]()
+        self.spec = env()
+        self.jpeg = list[str]()
 
     def add_jpeg(self, cameras: list[str]) -> None:
         self.jpeg = cameras

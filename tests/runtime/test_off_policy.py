@@ -122,5 +122,8 @@ def test_every_update_draws_another_batch_and_a_resumed_run_the_same_ones(tmp_pa
             flow(tmp_path / f"{iteration}-{run_seed}", iteration=iteration, run_seed=run_seed), 6
         ).draws
 
-    first, again, later, other = draws(0), draws(0), draws(1), draws(0, run_seed=1)
+    first = draws(0)
+    again = draws(0)
+    later = draws(1)
+    other = draws(0, run_seed=1)
     assert first == again and len({*first, *later, *other}) == 18

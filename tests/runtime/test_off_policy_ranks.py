@@ -60,9 +60,11 @@ class Seeing(LinearPolicy):
 def episode(number: int, features: bool = False) -> dict[str, Tensor]:
     """Of one to six transitions; every third one is truncated. With ``features`` in place of images."""
     generator = torch.Generator().manual_seed(number)
-    length, cut = 1 + number * 5 % 6, number % 3 == 0
+    length = 1 + number * 5 % 6
+    cut = number % 3 == 0
     rows = length + cut
-    acted, discount = torch.ones(rows, dtype=torch.bool), torch.full((rows,), 0.9)
+    acted = torch.ones(rows, dtype=torch.bool)
+    discount = torch.full((rows,), 0.9)
     if cut:
         acted[-1] = False
     else:

@@ -92,7 +92,8 @@ def test_a_decoupled_update_is_clipped_around_the_policy_at_its_start() -> None:
         metrics["actor/approx_kl"] == pytest.approx(0, abs=1e-6)
         and metrics["actor/clip_fraction"] == 0
     )
-    counts, advantage = stale.valid.any(-1), torch.linspace(-1, 1, len(stale))
+    counts = stale.valid.any(-1)
+    advantage = torch.linspace(-1, 1, len(stale))
     present, acted = (
         torch.where(stale.valid[..., None], each, 0).sum((1, 2))
         for each in (rollouts.log_prob, stale.log_prob)
@@ -115,7 +116,8 @@ def test_the_reference_is_the_policy_before_the_first_update() -> None:
 def taught(updates: list[int], run_seed: int = 0, epochs: int = 2) -> Watched:
     """``updates``: the iteration of each, three optimiser steps per epoch."""
     policy = Watched()
-    subject, size = learning(policy, run_seed), 10_000
+    subject = learning(policy, run_seed)
+    size = 10_000
     image = torch.zeros(size, 8, 8, 3, dtype=torch.uint8)
     subject.shown = Demonstrations(
         {"image": image, "number": torch.arange(size)}, torch.zeros(size, 2, 4), torch.arange(size)
@@ -137,7 +139,9 @@ def test_every_optimiser_step_of_a_run_imitates_other_states_and_noise() -> None
 
 
 def test_imitated_states_depend_only_on_run_and_step() -> None:
-    whole, resumed, other = taught([0, 0, 1]), taught([1]), taught([1], run_seed=1)
+    whole = taught([0, 0, 1])
+    resumed = taught([1])
+    other = taught([1], run_seed=1)
     assert resumed.asked == whole.asked[12:] and resumed.noise == whole.noise[12:], (
         "a resumed run draws the same"
     )
@@ -264,7 +268,8 @@ def test_log_probabilities_are_recomputed_only_where_they_are_those_of_the_prese
 def test_later_updates_of_an_iteration_are_clipped_around_the_policy_at_its_start() -> None:
     """Each step has groups of its own, and the policy has moved since the first."""
     config = GRPOConfig(decoupled=True, groups_per_step=1, aggregation="token_mean")
-    algorithm, subject = GRPO(config, 1.0), learning(rate=0.002)
+    algorithm = GRPO(config, 1.0)
+    subject = learning(rate=0.002)
     rollouts = calls(subject.policy)  # type: ignore[arg-type]
     counts = rollouts.valid.any(-1)
     start = subject.log_prob(rollouts)

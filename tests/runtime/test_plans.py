@@ -141,10 +141,12 @@ def test_the_plan_never_changes_the_maths(recipe: str, plan: str, cluster: None)
     subject = replace(RECIPES[recipe], **changes)
     if on_a_cluster:
         with on_ray(subject) as flow:
-            metrics, found = iterate(flow, subject), trained(flow)
+            metrics = iterate(flow, subject)
+            found = trained(flow)
     else:
         local = in_process(subject)
-        metrics, found = iterate(local, subject), trained(local)
+        metrics = iterate(local, subject)
+        found = trained(local)
     weights, known = expected(recipe)
     assert found.keys() == weights.keys()
     for name, value in weights.items():

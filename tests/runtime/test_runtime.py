@@ -134,7 +134,9 @@ def test_a_large_step_ends_the_updates_of_its_iteration() -> None:
 
 
 def test_each_iteration_has_other_episodes_and_another_order() -> None:
-    subject, seeds, orders = flow(), [], []
+    subject = flow()
+    seeds = []
+    orders = []
     update = subject.trainer.update
 
     def watching(batch: Any, loss: Any, minibatches: Any, **named: Any) -> dict[str, float]:
@@ -150,7 +152,8 @@ def test_each_iteration_has_other_episodes_and_another_order() -> None:
 
 
 def test_the_update_sets_its_threads_and_reports_progress() -> None:
-    entered, stages = [0], []
+    entered = [0]
+    stages = []
 
     @contextmanager
     def threads() -> Iterator[None]:
@@ -176,7 +179,8 @@ def test_stale_rollouts_are_of_an_older_policy_and_a_resumed_run_repeats_them(
     assert [each["rollout/staleness"] for each in metrics] == [min(i, staleness) for i in range(5)]
     first = in_process(recipe)
     counted(first, recipe, range(3))
-    earlier_weights, again = first.earlier_weights(), in_process(recipe)
+    earlier_weights = first.earlier_weights()
+    again = in_process(recipe)
     assert sorted(earlier_weights) == list(range(3 - staleness, 3))
     again.trainer.load_state(first.trainer.state())
     again.policy.load_state_dict(first.policy.state_dict())
@@ -194,7 +198,8 @@ def test_stale_rollouts_are_of_an_older_policy_and_a_resumed_run_repeats_them(
 
 
 def counted(subject: InProcessFlow, recipe: Recipe, iterations: range) -> list[dict[str, float]]:
-    subject.iterations, found = None, []
+    subject.iterations = None
+    found = []
     for iteration in iterations:
         subject.begin(iteration)
         algorithm(recipe.config).iteration(subject)

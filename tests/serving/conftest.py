@@ -126,11 +126,9 @@ def start(recipe: Recipe) -> Start:
 
         config = replace(ServeConfig(port=0), **keys)
         listener = listening(config)
-        server, begun, failed = (
-            Running(listener.getsockname()[1]),
-            threading.Event(),
-            list[BaseException](),
-        )
+        server = Running(listener.getsockname()[1])
+        begun = threading.Event()
+        failed = list[BaseException]()
 
         async def serve() -> None:
             loop, stop = asyncio.get_running_loop(), asyncio.Event()

@@ -31,7 +31,8 @@ class Policy:
 
     def __init__(self) -> None:
         self.calls: list[list[int]] = []
-        self.gate, self.begun = threading.Event(), threading.Event()
+        self.gate = threading.Event()
+        self.begun = threading.Event()
         self.gate.set()
 
     def __call__(self, requests: Sequence[Request]) -> list[Outcome]:
@@ -53,7 +54,8 @@ class Bench:
     def __init__(
         self, clients: int = 8, most_rows: int = 4, max_wait: float = 0.05, max_queue: int = 6
     ) -> None:
-        self.policy, self.thread = Policy(), ThreadPoolExecutor(1)
+        self.policy = Policy()
+        self.thread = ThreadPoolExecutor(1)
         self.batcher = Batcher(
             self.policy, self.thread, most_rows, max_wait, max_queue, lambda: clients
         )

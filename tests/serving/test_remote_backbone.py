@@ -106,7 +106,8 @@ def test_the_same_bits_as_the_whole_policy(recipe: Recipe, start: Start) -> None
     obs = observations(whole, 5)
     with start() as running:
         head = Actor(builders.build_policy(at(recipe, running.url())), SETTINGS)
-        inputs, sent = Actor(whole, SETTINGS).prepare(obs), head.prepare(obs)
+        inputs = Actor(whole, SETTINGS).prepare(obs)
+        sent = head.prepare(obs)
         assert_the_same_bits(FedByObservations(head, sent), Actor(whole, SETTINGS), inputs)
     packed = whole.pack(whole.encode(inputs))
     assert head.requests == 4 and head.received == 2 * sum(
@@ -118,7 +119,8 @@ class FedByObservations:
     """An actor that takes what it is sent in place of the inputs of the whole policy."""
 
     def __init__(self, actor: Actor, sent: dict[str, torch.Tensor]) -> None:
-        self.actor, self.sent = actor, sent
+        self.actor = actor
+        self.sent = sent
 
     def act(self, inputs: Any, *keys: Any) -> Any:
         return self.actor.act(self.sent, *keys)
@@ -173,7 +175,9 @@ def test_a_control_loop_gets_the_chunks_of_the_whole_policy(
     recipe: Recipe, start: Start, temperature: float
 ) -> None:
     """Also those that continue committed actions, which the server does not know."""
-    clock, settings, chunks = VirtualClock(), Settings(3, temperature, 1), []
+    clock = VirtualClock()
+    settings = Settings(3, temperature, 1)
+    chunks = []
     shown = seen(clock)
     with serving_of(recipe, start) as running:
         for policy in (
@@ -198,7 +202,8 @@ def test_a_control_loop_gets_the_chunks_of_the_whole_policy(
 
 def test_requests_in_flight_have_connections_of_their_own(recipe: Recipe, start: Start) -> None:
     """And each gets its own features, whatever the order of the answers."""
-    clock, config = Clock(), ControlConfig(requests_in_flight=3)
+    clock = Clock()
+    config = ControlConfig(requests_in_flight=3)
     shown = seen(VirtualClock())
     images = [np.full_like(shown.frames["base"].image, 100 * number) for number in range(3)]
     readings = [
@@ -510,10 +515,8 @@ def test_any_description_is_read_or_refused(said: Any) -> None:
 
 
 def test_adapters_that_change_nothing_do_not_count() -> None:
-    weight, idle = (
-        {"w": fingerprint("w", torch.ones(2))},
-        fingerprint("x.lora_B.default.weight", torch.zeros(2, 2)),
-    )
+    weight = {"w": fingerprint("w", torch.ones(2))}
+    idle = fingerprint("x.lora_B.default.weight", torch.zeros(2, 2))
     fresh = weight | {
         "x.lora_A.default.weight": fingerprint("x.lora_A.default.weight", torch.ones(2)),
         "x.lora_B.default.weight": idle,

@@ -87,7 +87,8 @@ class TestRemotePolicy(PolicyConformance):
 
     def test_what_it_returns(self, policy: Policy) -> None:
         inputs = policy.prepare(observations(policy, 3))
-        greedy, sampled = act(policy, inputs, 0.0), act(policy, inputs)
+        greedy = act(policy, inputs, 0.0)
+        sampled = act(policy, inputs)
         assert (
             greedy.actions.shape
             == sampled.log_prob.shape
@@ -113,7 +114,8 @@ def test_an_actor_acts_as_with_the_policy_itself(
     server: Running, recipe: Recipe, temperature: float
 ) -> None:
     """In blocks of its own size, the last of which is smaller."""
-    here, settings = builders.build_policy(recipe), Settings(5, temperature, 3)
+    here = builders.build_policy(recipe)
+    settings = Settings(5, temperature, 3)
     there = remote(server.url())
     assert there.spec == here.spec
     inputs = Actor(there, settings).prepare(observations(there, 7))
@@ -134,8 +136,10 @@ def test_a_control_loop_gets_the_chunks_of_the_policy_itself(
     server: Running, recipe: Recipe, temperature: float
 ) -> None:
     """Also those that continue committed actions."""
-    clock, settings = VirtualClock(), Settings(3, temperature, 1)
-    shown, chunks = seen(clock), []
+    clock = VirtualClock()
+    settings = Settings(3, temperature, 1)
+    shown = seen(clock)
+    chunks = []
     for policy in (remote(server.url()), builders.build_policy(recipe)):
         require_fit(policy, SPACE, ["base"], ControlConfig(real_time_chunking=True))
         actor = ControlActor(policy, settings, clock)

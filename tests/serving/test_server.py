@@ -73,11 +73,9 @@ class Slow:
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
-        self.may_load, self.may_act, self.acts = (
-            threading.Event(),
-            threading.Event(),
-            threading.Event(),
-        )
+        self.may_load = threading.Event()
+        self.may_act = threading.Event()
+        self.acts = threading.Event()
         self.calls = 0
 
     @contextmanager
@@ -372,7 +370,8 @@ def test_a_message_over_the_limit_ends_the_connection(start: Start) -> None:
 def test_slow_and_silent_connections_are_closed(start: Start) -> None:
     with start(handshake_timeout_s=0.2) as server:
         with server.held():
-            silent, half = raw(server), raw(server, b"GET /healthz HTTP/1.1\r\nHost")
+            silent = raw(server)
+            half = raw(server, b"GET /healthz HTTP/1.1\r\nHost")
             body = raw(
                 server, b"POST /act HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"
             )

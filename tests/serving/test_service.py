@@ -315,7 +315,8 @@ def test_an_extremely_narrow_image_is_not_resized() -> None:
 
 def test_a_policy_with_bars_gets_an_image_of_any_size_as_it_is() -> None:
     """It makes the bars itself, as in eval, and not by openpi's rule."""
-    image, bars = np.arange(20 * 30 * 3, dtype=np.uint8).reshape(20, 30, 3), replace(SPEC, bars=1.0)
+    image = np.arange(20 * 30 * 3, dtype=np.uint8).reshape(20, 30, 3)
+    bars = replace(SPEC, bars=1.0)
     message = {"state": [0.0, 1.0], "instruction": "x", "images": {"base": image}}
     libero = {"observation/image": image, "observation/state": [0.0, 1.0], "prompt": "x"}
     for found in (read(message, spec=bars), read(libero, PRESETS["libero"], bars)):
@@ -365,7 +366,8 @@ def test_the_recipes_keys(recipe: Recipe) -> None:
     recipe.serve.observation = "libero"
     with pytest.raises(UserError, match=r"image 'side'.*\+serve.images.side=KEY"):
         chosen(recipe.serve, two)
-    recipe.serve.images, recipe.serve.state = {"side": "observation/left"}, ["a", "b"]
+    recipe.serve.images = {"side": "observation/left"}
+    recipe.serve.state = ["a", "b"]
     keys = chosen(recipe.serve, two)
     assert (
         keys.images["side"] == "observation/left"

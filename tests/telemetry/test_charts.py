@@ -14,7 +14,8 @@ def test_a_thinned_curve_averages_what_is_finite_in_each_block() -> None:
     """A metric that was not finite once must not erase its neighbours: with 100,000 iterations a block has 200 points."""
     steps = list(range(1, 1250))
     values = [float(step) for step in steps]
-    values[0], values[3:6] = NAN, [NAN, float("inf"), NAN]
+    values[0] = NAN
+    values[3:6] = [NAN, float("inf"), NAN]
     x, y = thin(steps, values)
     assert len(x) == 417 and x[:3].tolist() == [2.0, 5.0, 8.0] and x[-1] == 1249.0
     np.testing.assert_array_equal(y[:3], [2.5, NAN, 8.0])

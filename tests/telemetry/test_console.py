@@ -216,7 +216,8 @@ def test_a_live_line_on_a_terminal_restores_the_cursor_on_interrupt() -> None:
 
 
 def _read_until(screen: int, *texts: str) -> str:
-    output, deadline = "", time.monotonic() + HANG_S
+    output = ""
+    deadline = time.monotonic() + HANG_S
     while not all(text in output for text in texts):
         assert time.monotonic() < deadline, f"waited {HANG_S} s for {texts}; there was {output!r}"
         try:

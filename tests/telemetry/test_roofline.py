@@ -15,7 +15,11 @@ from rlinf_vla.planner.accounting import kernels_of
 from rlinf_vla.planner.work import Work, counted, work
 from rlinf_vla.training.adapted_linear import AdaptedProduct
 
-BATCH, LENGTH, WIDTH, HEADS, LAYERS = 3, 10, 32, 4, 2
+BATCH = 3
+LENGTH = 10
+WIDTH = 32
+HEADS = 4
+LAYERS = 2
 
 
 class Block(nn.Module):
@@ -23,8 +27,10 @@ class Block(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.out = nn.Linear(WIDTH, WIDTH)
+        self.up = nn.Linear(WIDTH, 4 * WIDTH)
+        self.down = nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         q, k, v = self.qkv(x).view(*x.shape[:2], 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
@@ -87,12 +93,16 @@ def test_attention_counts_the_same_in_every_kernel() -> None:
 
 
 def test_both_products_of_lora_count() -> None:
-    rows, wide, out, rank = 5, 16, 32, 4
+    rows = 5
+    wide = 16
+    out = 32
+    rank = 4
     x, a, b = (
         torch.randn(*shape, requires_grad=True)
         for shape in ((rows, wide), (rank, wide), (out, rank))
     )
-    weight, factors = torch.randn(out, wide), 2 * rows * rank * (wide + out)
+    weight = torch.randn(out, wide)
+    factors = 2 * rows * rank * (wide + out)
     forward = work(lambda: AdaptedProduct.apply(x, weight, None, a, b, 0.5), [weight, a, b])
     assert forward.flops == 2 * rows * wide * out + factors
     both = work(
@@ -104,7 +114,8 @@ def test_both_products_of_lora_count() -> None:
 
 
 def test_arithmetic_and_bytes_of_linear_layers() -> None:
-    layer, x = nn.Linear(16, 32, bias=False), torch.randn(5, 16)
+    layer = nn.Linear(16, 32, bias=False)
+    x = torch.randn(5, 16)
     once = Work(flops=2 * 5 * 16 * 32, bytes=4 * (16 * 32 + 5 * 16 + 5 * 32))
     assert work(lambda: layer(x), layer.parameters()) == once
     assert work(lambda: (layer(x), layer(x)), layer.parameters()) == once * 2 == once + once

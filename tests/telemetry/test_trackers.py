@@ -31,7 +31,8 @@ class Recorder:
 
     def __init__(self, run_dir: Path, recipe: Mapping[str, Any], identity: str) -> None:
         self.check("init")
-        self.recipe, self.identity = dict(recipe), identity or f"new-{len(self.opened)}"
+        self.recipe = dict(recipe)
+        self.identity = identity or f"new-{len(self.opened)}"
         self.opened.append(self)
 
     opened: list[Recorder]
@@ -51,11 +52,9 @@ class Recorder:
 
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> type[Recorder]:
-    class Fresh(Recorder):
-        sent, opened, broken = [], [], set()
-
-    monkeypatch.setitem(trackers.OPENED, "wandb", Fresh)
-    return Fresh
+    fresh = type("Fresh", (Recorder,), {"sent": [], "opened": [], "broken": set()})
+    monkeypatch.setitem(trackers.OPENED, "wandb", fresh)
+    return fresh
 
 
 def log(
@@ -167,12 +166,15 @@ def records(path: Path) -> Iterator[Any]:
     """Records of a .wandb file, which is a log of LevelDB after a header of 7 bytes."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    data, place, begun = path.read_bytes(), 7, b""
+    data = path.read_bytes()
+    place = 7
+    begun = b""
     while place + 7 <= len(data):
         if 32768 - place % 32768 < 7:  # no header fits into the rest of the block
             place += 32768 - place % 32768
             continue
-        size, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
+        size = int.from_bytes(data[place + 4 : place + 6], "little")
+        kind = data[place + 6]
         begun += data[place + 7 : place + 7 + size]
         place += 7 + size
         if kind in (1, 4):  # whole, or the last part

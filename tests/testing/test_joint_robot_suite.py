@@ -53,7 +53,8 @@ class TwoArms:
         self.spec = RobotSpec(
             "two_arms", 10.0, 0.1, JointSpace(NAMES, LOWER, UPPER, STEP, GRIPPERS, config.relative)
         )
-        self._clock, self.connected = clock, False
+        self._clock = clock
+        self.connected = False
         self.state = RobotState(clock.now(), HOME, np.zeros(14))
         self._changes: list[Intervention] = []
 
@@ -79,7 +80,8 @@ class TwoArms:
         self.state = replace(self.state, joints=positions, commanded=JointTarget(positions))
 
     def interventions(self) -> list[Intervention]:
-        found, self._changes = self._changes, []
+        found = self._changes
+        self._changes = []
         return found
 
     def stop(self, why: str) -> None:
@@ -98,7 +100,9 @@ class TwoArms:
 class Lift:
     """Raise both arms."""
 
-    task, by_hand, has_expert = "Lift", False, True
+    task = "Lift"
+    by_hand = False
+    has_expert = True
     instructions = ("lift",)
 
     def __init__(self, relative: bool) -> None:
@@ -115,7 +119,8 @@ class Lift:
 
 
 class Plugin:
-    Config, simulated = Config, True
+    Config = Config
+    simulated = True
     kind: type[TwoArms] = TwoArms
 
     def __init__(self, clock: VirtualClock) -> None:

@@ -63,7 +63,10 @@ class Plugin:
         config: type = Options,
         name: str = "toy",
     ) -> None:
-        self.judge, self.model, self.Config, self.name = judge, model, config, name
+        self.judge = judge
+        self.model = model
+        self.Config = config
+        self.name = name
 
     def create(self, config: Any, env: EnvSpec, device: torch.device) -> Reward:
         if "base" not in env.images:
@@ -170,16 +173,13 @@ class Forgetful(Brightness):
         (checkpoint / "weight.json").write_text("[0, 0, 0]")
 
 
-SHAPES, OTHERS = "test_shapes_types_and_device", "test_it_changes_nothing_but_reward_and_terminated"
-ENDS, INVALID = (
-    "test_it_ends_an_episode_in_the_last_valid_step_only",
-    "test_invalid_steps_are_ignored",
-)
+SHAPES = "test_shapes_types_and_device"
+OTHERS = "test_it_changes_nothing_but_reward_and_terminated"
+ENDS = "test_it_ends_an_episode_in_the_last_valid_step_only"
+INVALID = "test_invalid_steps_are_ignored"
 SAME, ROWS = "test_it_is_deterministic", "test_a_row_does_not_depend_on_others"
-MODEL, IMAGES = (
-    "test_its_model_scores_and_learns",
-    "test_an_environment_that_lacks_its_images_is_refused_in_one_line",
-)
+MODEL = "test_its_model_scores_and_learns"
+IMAGES = "test_an_environment_that_lacks_its_images_is_refused_in_one_line"
 RECIPE = "test_its_options_fit_into_a_recipe"
 BROKEN = {
     "a reward per call": (but(reward=lambda b, a, r: r.reward.sum(1)), SHAPES),

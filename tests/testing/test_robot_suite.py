@@ -246,29 +246,19 @@ def talks(self: ToyPlugin, config: ToyConfig) -> Robot:
     return ToyArm(config, self.clock)
 
 
-SPEC, STATE, FOLLOWS = (
-    "test_its_spec_is_complete",
-    "test_a_state_is_complete",
-    "test_it_follows_targets",
-)
-LIMITS, STOP = (
-    "test_a_target_beyond_its_limits_is_cut_and_reported",
-    "test_a_stop_latches_until_it_is_acknowledged",
-)
-CAMERAS, SCENE, CHECK = (
-    "test_cameras_deliver_new_images",
-    "test_its_scene_lays_out_episodes",
-    "test_check_moves_nothing",
-)
-ANY_TIME, ORDER, RECIPE = (
-    "test_stop_and_close_are_possible_at_any_time",
-    "test_another_process_can_stop_it",
-    "test_its_config_fits_into_a_recipe",
-)
-CONFIG, TIMED = (
-    "test_a_wrong_config_is_refused_in_one_line",
-    "test_timings_are_seconds_since_the_last_call",
-)
+SPEC = "test_its_spec_is_complete"
+STATE = "test_a_state_is_complete"
+FOLLOWS = "test_it_follows_targets"
+LIMITS = "test_a_target_beyond_its_limits_is_cut_and_reported"
+STOP = "test_a_stop_latches_until_it_is_acknowledged"
+CAMERAS = "test_cameras_deliver_new_images"
+SCENE = "test_its_scene_lays_out_episodes"
+CHECK = "test_check_moves_nothing"
+ANY_TIME = "test_stop_and_close_are_possible_at_any_time"
+ORDER = "test_another_process_can_stop_it"
+RECIPE = "test_its_config_fits_into_a_recipe"
+CONFIG = "test_a_wrong_config_is_refused_in_one_line"
+TIMED = "test_timings_are_seconds_since_the_last_call"
 BROKEN: dict[str, tuple[Callable[[VirtualClock], ToyPlugin], str]] = {
     "a rate of zero": (spec(control_hz=0.0), SPEC),
     "no name": (spec(name=""), SPEC),

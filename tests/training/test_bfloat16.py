@@ -23,7 +23,8 @@ from tests.models.test_pi0 import small as small_pi0
 from tests.models.test_smolvla import small as small_smolvla
 from tests.models.tiny_openvla import smaller_directory, tiny
 
-RATE, STEPS = 5e-6, 40
+RATE = 5e-6
+STEPS = 40
 POLICIES: dict[str, Callable[[Path], Policy]] = {
     "openvla": lambda path: tiny(directory=smaller_directory(path), dtype="bfloat16"),
     "openvla_oft": lambda path: small_oft(path, {"dtype": "bfloat16"}),

@@ -79,7 +79,8 @@ def make(
 
 def updates(mode: str, minibatch: int = 4, micro: int = 2, **options: Any) -> dict[str, Any]:
     """Three, each of two epochs; ``options[i]`` is for the ``i``-th."""
-    subject, metrics = make(mode, micro, Toy()), []
+    subject = make(mode, micro, Toy())
+    metrics = []
     for seed in range(3):
         chosen = {name: values[seed] for name, values in options.items()}
         metrics.append(
@@ -96,7 +97,8 @@ def beside(index: int) -> list[ExtraLoss]:
 
 def only_touched(mode: str) -> dict[str, Any]:
     """A rank reads only its own rows."""
-    subject, batch = make(mode, 2, Toy()), rows(SIZE)
+    subject = make(mode, 2, Toy())
+    batch = rows(SIZE)
     mine = rows_of_rank(minibatches(SIZE, 1, 4, 0), 2)
     batch.x = torch.full_like(batch.x, float("nan")).index_copy(0, mine, batch.x[mine])
     return {
@@ -107,9 +109,11 @@ def only_touched(mode: str) -> dict[str, Any]:
 
 def not_finite(mode: str) -> dict[str, Any]:
     """All ranks refuse the step for any rank with that row; the next step is taken."""
-    subject, spoilt = make(mode, 2, Toy()), rows(SIZE, uncounted=0.0)
+    subject = make(mode, 2, Toy())
+    spoilt = rows(SIZE, uncounted=0.0)
     spoilt.x[3] = float("inf")
-    refused, before = 0, {name: value.clone() for name, value in subject.weights().items()}
+    refused = 0
+    before = {name: value.clone() for name, value in subject.weights().items()}
     try:
         subject.step(spoilt, loss)
     except FloatingPointError:
@@ -155,7 +159,8 @@ def ppo(mode: str, lora: int, kl_coef: float, **keys: Any) -> dict[str, Any]:
     policy = with_critic(Exact(LinearOptions()))
     add_lora(policy, LoraOptions(rank=lora), 0)
     policy.double()
-    algorithm, metrics = PPO(settings, 1.0), []
+    algorithm = PPO(settings, 1.0)
+    metrics = []
     batch = ppo_batch(algorithm, policy)
     subject = OnPolicyUpdater(
         make(mode, 1, policy, SETTINGS, keep_reference=algorithm.keeps_reference),

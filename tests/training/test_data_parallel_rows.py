@@ -37,7 +37,8 @@ def as_rank(rank: int, world: int) -> mock._patch:
 def test_each_row_has_one_rank_and_all_ranks_make_the_same_passes(
     count: int, size: int, world: int
 ) -> None:
-    found, passes = [], set()
+    found = []
+    passes = set()
     for rank in range(world):
         with as_rank(rank, world):
             parts = list(micro_batches(torch.arange(count), size))
@@ -104,7 +105,8 @@ def test_row_groups_are_shuffled() -> None:
 
 
 def test_rows_are_a_batch() -> None:
-    batch, index = rows(9), torch.tensor([5, 1, 7, 1])
+    batch = rows(9)
+    index = torch.tensor([5, 1, 7, 1])
     chosen = Rows(batch, index)
     assert len(chosen) == 4
     assert torch.equal(chosen.counts, batch[index].counts)
@@ -187,7 +189,8 @@ def test_buckets_of_gradients(sizes: list[tuple[int, bool]], limit: int) -> None
 
 @pytest.mark.parametrize(("count", "size"), [(13, 6), (2, 8), (3, 1), (8, 4)])
 def test_remaining_rows_are_computed_in_batches_of_a_minimum_size(count: int, size: int) -> None:
-    numbers, seen = torch.arange(float(count)), list[int]()
+    numbers = torch.arange(float(count))
+    seen = list[int]()
 
     def square(part: Tensor) -> Tensor:
         seen.append(len(part))

@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rlinf_vla.training.adapted_linear import AdaptedProduct
 from rlinf_vla.training.factors import multiply_in_input_dtype
 
-RANK, SCALE = 4, 2.0
+RANK = 4
+SCALE = 2.0
 ROUNDED = 2.0**-6
 """Relative: a few roundings to bfloat16."""
 
@@ -23,7 +24,8 @@ ROUNDED = 2.0**-6
 class Network(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.linear, self.conv = nn.Linear(48, 40), nn.Conv2d(3, 8, kernel_size=2, stride=2)
+        self.linear = nn.Linear(48, 40)
+        self.conv = nn.Conv2d(3, 8, kernel_size=2, stride=2)
 
 
 def adapted(dtype: torch.dtype, ours: bool = True, **options: Any) -> Any:

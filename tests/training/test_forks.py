@@ -12,7 +12,8 @@ class Cycle:
     """Garbage once it is made, which ends a process other than the one that made it."""
 
     def __init__(self) -> None:
-        self.itself, self.made_by = self, os.getpid()
+        self.itself = self
+        self.made_by = os.getpid()
 
     def __del__(self) -> None:
         if os.getpid() != self.made_by:

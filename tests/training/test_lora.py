@@ -99,7 +99,8 @@ def test_vision_towers_with_adapters_are_not_precomputed(directory: Path) -> Non
 
 
 def test_new_adapters_do_not_change_the_policy(directory: Path) -> None:
-    plain, policy = tiny(directory=directory), adapted(directory)
+    plain = tiny(directory=directory)
+    policy = adapted(directory)
     torch.testing.assert_close(log_prob(policy), log_prob(plain), rtol=0, atol=1e-6)
     inputs = plain.prepare(observations(plain, 3))
     assert torch.equal(act(policy, inputs).actions, act(plain, inputs).actions)
@@ -109,10 +110,8 @@ def test_new_adapters_do_not_change_the_policy(directory: Path) -> None:
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 0.1)])
 def test_adapters_are_merged_and_restored(directory: Path, dtype: str, tolerance: float) -> None:
     policy = adapted(directory, trained=True, dtype=dtype)
-    before, expected = (
-        {name: value.clone() for name, value in policy.state_dict().items()},
-        log_prob(policy),
-    )
+    before = {name: value.clone() for name, value in policy.state_dict().items()}
+    expected = log_prob(policy)
     plain = tiny(directory=directory, dtype=dtype)
     with pytest.raises(ZeroDivisionError), merged_lora(policy):
         found = log_prob(policy)

@@ -43,10 +43,8 @@ def linear(model: Any, part: Rows) -> tuple[Tensor, dict[str, Tensor]]:
 
 def batch(seed: int, size: int = 8) -> Rows:
     generator = torch.Generator().manual_seed(seed)
-    x, y = (
-        torch.randn(size, 16, generator=generator).abs().bfloat16().float(),
-        torch.randint(0, 3, (size,), generator=generator).float(),
-    )
+    x = torch.randn(size, 16, generator=generator).abs().bfloat16().float()
+    y = torch.randint(0, 3, (size,), generator=generator).float()
     return Rows(x, y, torch.ones(size, dtype=torch.bool))
 
 
@@ -152,7 +150,8 @@ def test_while_only_the_critic_trains_masters_stay() -> None:
 
 def test_a_second_trainer_of_a_policy_gets_its_gradients() -> None:
     model = Weights(torch.bfloat16)
-    first, second = trainer(torch.bfloat16, model=model), trainer(torch.bfloat16, model=model)
+    first = trainer(torch.bfloat16, model=model)
+    second = trainer(torch.bfloat16, model=model)
     train(first, range(1))
     train(second, range(1))
     assert torch.equal(first.trained["body.weight"].grad, second.trained["body.weight"].grad)  # type: ignore[arg-type]

@@ -236,10 +236,8 @@ def test_ranks_draw_the_batches_of_one_replay(
 ) -> None:
     """Each rank its own rows, also after a resume from the files that a checkpoint keeps, without what was stored after it."""
     folder = tmp_path_factory.mktemp("replay")
-    alone, parts = (
-        Replay(folder / "one", capacity),
-        [ShardedReplay(folder / "many", rank, ranks, capacity) for rank in range(ranks)],
-    )
+    alone = Replay(folder / "one", capacity)
+    parts = [ShardedReplay(folder / "many", rank, ranks, capacity) for rank in range(ranks)]
 
     def add(stores: list[Any], lengths: list[int], first: int) -> None:
         for i, length in enumerate(lengths):
@@ -253,10 +251,8 @@ def test_ranks_draw_the_batches_of_one_replay(
         }
         if not len(alone):
             return
-        whole, found = (
-            alone.sample(30, generator()),
-            together([store.sample(30, generator()) for store in parts], 30),
-        )
+        whole = alone.sample(30, generator())
+        found = together([store.sample(30, generator()) for store in parts], 30)
         goes_on = whole.now["discount"] > 0
         for name, value in whole.now.items():
             assert torch.equal(found[name], value)

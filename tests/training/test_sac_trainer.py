@@ -101,7 +101,9 @@ class FromTheFirst:
     """A world whose episodes all start at the first place."""
 
     def __init__(self, world: Walk) -> None:
-        self._world, self.spec, self.rewards = world, world.spec, world.rewards
+        self._world = world
+        self.spec = world.spec
+        self.rewards = world.rewards
 
     def reset_async(self, episodes: Episodes, mask: Tensor | None = None) -> None:
         self._world.reset_async(replace(episodes, seed=torch.zeros_like(episodes.seed)), mask)
@@ -130,7 +132,8 @@ def test_the_soft_fixed_point_counts_the_entropy_of_full_chunks(tmp_path: Path) 
         value_learning_rate=0.04,
     )
     bonus = config.initial_alpha * 2 * squashed_entropy(ACTOR_STD)
-    gamma, shift = config.gamma, np.roll(np.eye(3), 2, axis=1)
+    gamma = config.gamma
+    shift = np.roll(np.eye(3), 2, axis=1)
     rewards = [RING[p] + gamma * RING[(p + 1) % 3] + gamma**2 * bonus for p in range(3)]
     expected = np.linalg.solve(np.eye(3) - gamma**2 * shift, rewards)
     assert bonus < -1, "without the entropy the test would fail"
@@ -202,7 +205,9 @@ def test_the_subset_of_critics_is_drawn_for_every_update() -> None:
     config = replace(CONFIG, critics=4, critic_subset=2, value_learning_rate=0.0, target_rate=0.0)
     table = [[float(member)] * 3 for member in range(4)]
     _, trainer = subject(config, table, table)
-    data, generator, updates = batch(), torch.Generator().manual_seed(0), 240
+    data = batch()
+    generator = torch.Generator().manual_seed(0)
+    updates = 240
     found = Counter[int]()
     for _ in range(updates):
         mean = sac_step(trainer, data, generator)["critic/target_mean"]

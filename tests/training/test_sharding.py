@@ -86,10 +86,12 @@ def test_a_run_resumes_with_another_number_of_ranks(
             else on_ranks(lambda rank: part(fresh, mode, *what), tmp_path)[0]
         )
 
-    saved, written = run(before, range(1), None, tmp_path), tmp_path / "step_000001"
+    saved = run(before, range(1), None, tmp_path)
+    written = tmp_path / "step_000001"
     expected = part(fresh, "alone", range(2))
     for after in afters:
-        read, end = run(after, range(0), written), run(after, range(1, 2), written)
+        read = run(after, range(0), written)
+        end = run(after, range(1, 2), written)
         for kind in ("weights", "state"):
             same(read[kind], saved[kind])
             same(end[kind], expected[kind], 1e-5)
@@ -116,7 +118,8 @@ def test_a_sharded_policy_acts_and_learns(
     inputs = synthetic.calls(policy, 4, Settings(0, 1.0, 4, False), 1).inputs
 
     def learn_and_act(mode: str) -> dict[str, Any]:
-        trainer, found = make(mode, 2, policy, OptimizerConfig(1e-4, 1e-4, 1.0)), []
+        trainer = make(mode, 2, policy, OptimizerConfig(1e-4, 1e-4, 1.0))
+        found = []
         for _ in range(2):
             calls = synthetic.calls(policy, 3, Settings(0, 1.0, 3, False), 1)
             trainer.step(rows(4, 0.0), lambda policy, part: (_squares(policy, inputs, part.y), {}))
@@ -162,13 +165,11 @@ def test_ranks_that_rest_between_updates_learn_the_same(
     def work(rank: int) -> list[dict[str, Any]]:
         found = []
         for moves in (False, True):
-            trainer, metrics, seen = (
-                make(
-                    mode, 2, Moving()._apply(lambda weight: weight.to(dtype)), keep_reference=True
-                ),
-                [],
-                [],
+            trainer = make(
+                mode, 2, Moving()._apply(lambda weight: weight.to(dtype)), keep_reference=True
             )
+            metrics = []
+            seen = []
             for seed in range(3):
                 batch = rows(7, seed=seed)
                 batch.x = batch.x.to(dtype)
@@ -284,7 +285,8 @@ def test_seven_billion_weights(
 
 def test_methods_that_a_sharded_policy_refuses(fresh: Policy, tmp_path: Path) -> None:
     def work(rank: int) -> list[str]:
-        policy, said = fresh, []
+        policy = fresh
+        said = []
         shard(policy)
         for refused in (lambda: merged_lora(policy).__enter__(), lambda: policy.save(tmp_path)):
             with pytest.raises(UserError) as error:

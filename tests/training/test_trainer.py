@@ -51,10 +51,8 @@ class Rows:
 
 def rows(size: int = 12, uncounted: float = 0.3, seed: int = 0) -> Rows:
     generator = torch.Generator().manual_seed(seed)
-    x, y = (
-        torch.randn(size, 3, generator=generator).double(),
-        torch.randn(size, generator=generator).double(),
-    )
+    x = torch.randn(size, 3, generator=generator).double()
+    y = torch.randn(size, generator=generator).double()
     return Rows(x, y, torch.rand(size, generator=generator) >= uncounted)
 
 
@@ -66,7 +64,8 @@ def loss(model: Any, batch: Rows) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 def test_an_additional_term_adds_its_own_mean() -> None:
-    main, other = rows(), rows(size=5, seed=3)
+    main = rows()
+    other = rows(size=5, seed=3)
     found = {}
     for micro in (100, 2):
         subject = trainer(micro)
@@ -124,7 +123,9 @@ def update(of: Trainer, batch: Rows, seed: int = 1, **options: Any) -> dict[str,
 def test_micro_batches_do_not_change_the_result(size: int, micro: int, seed: int) -> None:
     """Masked rows contribute neither to the gradient nor to the mean."""
     batch = rows(size, seed=seed)
-    whole, cut, kept = trainer(), trainer(micro), trainer()
+    whole = trainer()
+    cut = trainer(micro)
+    kept = trainer()
     metrics = whole.step(batch, loss)
     assert cut.step(batch, loss) == pytest.approx(metrics, rel=1e-9)
     kept.step(batch[batch.counts], loss)
@@ -135,7 +136,8 @@ def test_micro_batches_do_not_change_the_result(size: int, micro: int, seed: int
 def test_a_step_is_adamw_on_the_clipped_mean_gradient() -> None:
     """Computed by hand: two steps, with the bias corrections of Kingma and Ba (2015)."""
     settings = OptimizerConfig(1e-2, 5e-2, max_grad_norm=0.7, weight_decay=0.1)
-    subject, model = trainer(4, settings), Model()
+    subject = trainer(4, settings)
+    model = Model()
     mean: dict[str, Tensor] = {}
     square: dict[str, Tensor] = {}
     for t in (1, 2):
@@ -223,7 +225,8 @@ def test_critic_only_ends_with_the_update_that_fails() -> None:
 
 
 def test_each_epoch_visits_every_row_in_another_order() -> None:
-    batch, seen = rows(12), []
+    batch = rows(12)
+    seen = []
 
     def watching(model: Any, part: Rows) -> tuple[Tensor, dict[str, Tensor]]:
         seen.append(part.y.tolist())
@@ -252,7 +255,8 @@ def test_an_update_is_a_function_of_its_seed() -> None:
 def test_an_update_is_its_minibatches_one_by_one() -> None:
     batch, subject, single = rows(), trainer(), trainer()
     metrics = update(subject, batch, seed=3)
-    generator, parts = torch.Generator().manual_seed(3), []
+    generator = torch.Generator().manual_seed(3)
+    parts = []
     for order in [torch.randperm(12, generator=generator) for _ in range(2)]:
         parts += [single.step(batch[order[start : start + 5]], loss) for start in (0, 5, 10)]
     assert_equal(weights(subject), weights(single))
@@ -292,7 +296,8 @@ def test_a_fully_masked_minibatch_is_no_step() -> None:
 def test_a_gradient_that_is_not_finite_takes_no_step(bad: float, where: int) -> None:
     subject = trainer(4)
     update(subject, rows(seed=5))
-    before, state = weights(subject), subject.state()
+    before = weights(subject)
+    state = subject.state()
     state = {name: value.clone() for name, value in state.items()}
     spoilt = rows(uncounted=0.0)
     spoilt.x[where, 0] = bad

@@ -95,7 +95,8 @@ class Membership:
 
         A process that has other groups of NCCL must form them before.
         """
-        self._device, self._host = device, host
+        self._device = device
+        self._host = host
         if device != "cpu":
             # A group formed from now on has no watchdog, which would end the process when an
             # operation is late. Instead, wait() raises.
@@ -111,7 +112,8 @@ class Membership:
         try:
             if order.generation != self._generation:
                 self.leave()
-                self._group, self._generation = self._form(order, rank), order.generation
+                self._group = self._form(order, rank)
+                self._generation = order.generation
             with _own_stream(self._device):
                 for bucket in buffer.buckets:
                     self._group.broadcast(bucket.to(self._device), 0).wait()
@@ -173,7 +175,8 @@ class Outbox:
     """The source's end: one version of the weights, copied so that they may change meanwhile."""
 
     def __init__(self, device: str, host: str) -> None:
-        self._host, self._membership = host, Membership(device, host)
+        self._host = host
+        self._membership = Membership(device, host)
         self._store: Any = None
         self._held: tuple[int, WeightsBuffer] | None = None
 
@@ -193,7 +196,8 @@ class Outbox:
 
     def send(self, order: Order) -> bool:
         """Broadcast the version of ``order``, which is then held no more; return if it worked."""
-        (version, buffer), self._held = self._held or (None, None), None
+        (version, buffer) = self._held or (None, None)
+        self._held = None
         if buffer is None or version != order.version:
             return False
         try:
@@ -218,7 +222,8 @@ class Busy:
             yield
         finally:
             with self._lock:
-                self._ended, self._since = self._ended + time.perf_counter() - began, None
+                self._ended = self._ended + time.perf_counter() - began
+                self._since = None
 
     def seconds(self, now: float) -> float:
         """Return the seconds until ``now``, of ``time.perf_counter``."""
@@ -256,10 +261,8 @@ class Inbox:
         started = time.perf_counter()
         busy = self.busy.seconds(started)
         with self._changed:
-            self._receiving, self._deadline = (
-                order.version,
-                time.monotonic() + order.limit_s(layout),
-            )
+            self._receiving = order.version
+            self._deadline = time.monotonic() + order.limit_s(layout)
             self._arrived = {
                 version: buffer for version, buffer in self._arrived.items() if version >= oldest
             }
@@ -273,7 +276,8 @@ class Inbox:
             pass
         finally:
             with self._changed:
-                self._receiving, self._settled = None, order.version
+                self._receiving = None
+                self._settled = order.version
                 if buffer is not None:
                     self._arrived[order.version] = buffer
                 self._changed.notify_all()

@@ -19,10 +19,8 @@ from rlinf_vla.runtime.ray.places import RAYS_OWN, Role, bundles_of, require_roo
 
 _REACH_S = 5.0
 """Timeout of a connection to the address that the user gave."""
-_SOCKET, _LONGEST_SOCKET = (
-    "/ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store",
-    107,
-)
+_SOCKET = "/ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
+_LONGEST_SOCKET = 107
 logger = logging.getLogger(__name__)
 
 

@@ -61,17 +61,16 @@ class RayFlow(OnPolicyFlow):
             workers
         )
         cluster = self.rollouts.cluster
-        self.workers, self.num_envs, self.offload = (
-            len(self.rollouts.actors),
-            num_envs,
-            cluster.offload,
-        )
+        self.workers = len(self.rollouts.actors)
+        self.num_envs = num_envs
+        self.offload = cluster.offload
         self.share = max(1, num_envs // (self.workers * cluster.shards_per_worker))
         """Environments per shard."""
         self.streaming = streams(cluster.streaming, cluster.offload)
         introduced: WorkerInfo = self.rollouts.call("worker_info")[0]
         assert introduced.env is not None and introduced.policy is not None
-        self.trainers, self.env = trainers, introduced.env
+        self.trainers = trainers
+        self.env = introduced.env
         self.steps = self.env.steps(introduced.policy.chunk)
         """Control steps of a policy call."""
         self._feature_pids: dict[int, int] = {}

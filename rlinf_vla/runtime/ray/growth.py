@@ -15,7 +15,9 @@ class Growth:
 
     def __init__(self, pool: Pool, role: Role, most: int, spawn: Callable[..., Any]) -> None:
         """``most``: workers in all. ``spawn(place, options=...)``: new actor with these options."""
-        self._pool, self._roles, self._spawn = pool, {pool.role: role.one_more()}, spawn
+        self._pool = pool
+        self._roles = {pool.role: role.one_more()}
+        self._spawn = spawn
         self._additional = most - role.count
         self._request: Any = None
 
@@ -30,7 +32,8 @@ class Growth:
             group, places = self._request
             if not ray.wait([group.ready()], timeout=0)[0]:
                 return
-            self._request, (options,) = None, places.values()
+            self._request = None
+            (options,) = places.values()
             self._pool.add(
                 partial(self._spawn, options=options), partial(remove_placement_group, group)
             )

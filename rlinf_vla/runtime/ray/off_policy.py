@@ -91,7 +91,8 @@ class LearnersReplay:
     """One of the replay buffers of the trainer ranks."""
 
     def __init__(self, trainers: Trainers, number: int, size: tuple[int, int]) -> None:
-        self._trainers, self._number = trainers, number
+        self._trainers = trainers
+        self._number = number
         self.total, self._length = size
 
     def __len__(self) -> int:
@@ -123,7 +124,8 @@ class RayCollector:
 
     def __init__(self, pool: Pool, trainers: Trainers, share: int) -> None:
         """``share``: episodes per call of a worker."""
-        self.pool, self._publisher = pool, Publisher(pool, trainers)
+        self.pool = pool
+        self._publisher = Publisher(pool, trainers)
         introduced = pool.call("worker_info")[0]
         self.env = introduced.env
         self.steps = self.env.steps(introduced.policy.chunk)
@@ -182,7 +184,8 @@ class RayOffPolicyFlow(SimulatorFlow):
         stores: Any,
     ) -> None:
         super().__init__(settings, config, *stores)
-        self.collector, self._trainers = collector, trainers
+        self.collector = collector
+        self._trainers = trainers
 
     def show(self, episodes: int) -> list[bool]:
         if self.config.dataset is None:

@@ -48,7 +48,8 @@ def open_on_ray(
 ) -> Iterator[Runtime]:
     """Start the recipe's workers and restore ``checkpoint``. Raises UserError."""
     cluster = recipe.cluster
-    split, family = recipe.rollout.split == "head", recipe.algorithm.family
+    split = recipe.rollout.split == "head"
+    family = recipe.algorithm.family
     on_policy = family == ON_POLICY
     if split:
         require_separable(plugins.choose("model", recipe.model.name, plugins.models()))
@@ -59,18 +60,14 @@ def open_on_ray(
         "reward": _reward_workers(recipe),
         "feature": cluster.feature_workers if split else 0,
     }
-    parts, workers, fake_gpus = (
-        dict.fromkeys(counts, _builders(recipe)),
-        cluster.rollout_workers,
-        None,
-    )
+    parts = dict.fromkeys(counts, _builders(recipe))
+    workers = cluster.rollout_workers
+    fake_gpus = None
     if cluster.device == FAKE_GPU and cluster.address is None:
         fake_gpus = describe(cluster).gpus
     with connect_cluster(cluster.address, roles_of(cluster, counts), say, fake_gpus):
-        machines, learner = (
-            machines_for(cluster),
-            LearnerWorker if family == OFF_POLICY else TrainerWorker,
-        )
+        machines = machines_for(cluster)
+        learner = LearnerWorker if family == OFF_POLICY else TrainerWorker
         roles = roles_of(cluster, counts, machines)
         if builders.needs_environments(recipe):
             say(
@@ -232,7 +229,8 @@ def launch_workers(
             [spawn(learner, "trainer", rank) for rank in range(roles["trainer"].count)], cluster
         )
         stack.callback(trainers.close)
-        growth, most = None, cluster.most_rollout_workers or 0
+        growth = None
+        most = cluster.most_rollout_workers or 0
         if most > roles["rollout"].count:
             growth = Growth(
                 rollouts, roles["rollout"], most, partial(spawn, RolloutWorker, "rollout")

@@ -13,7 +13,10 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.runtime.machines import Cluster, Slot, assign, describe, machines_of_ray
 from rlinf_vla.runtime.ray.worker import HEALTH
 
-TRAINER, ROLLOUT, FEATURE, REFERENCE = "trainer", "rollout", "feature", "reference"
+TRAINER = "trainer"
+ROLLOUT = "rollout"
+FEATURE = "feature"
+REFERENCE = "reference"
 BESIDE = {FEATURE: TRAINER, REFERENCE: TRAINER, "reward": ROLLOUT}
 """Roles whose workers share the GPUs of another role."""
 RAYS_OWN = ("CPU", "GPU")
@@ -234,7 +237,8 @@ def require_room(
     nodes: Sequence[Mapping[str, Any]], roles: Mapping[str, Role], cluster: Cluster | None = None
 ) -> None:
     """Raise UserError at once for roles that can never fit the cluster's ``nodes``."""
-    alive, bundles = [node for node in nodes if node["Alive"]], bundles_of(roles, cluster)
+    alive = [node for node in nodes if node["Alive"]]
+    bundles = bundles_of(roles, cluster)
     for name, wanted in sorted(total(bundles).items()):
         there = sum(node["Resources"].get(name, 0.0) for node in alive)
         if wanted > there:

@@ -60,7 +60,8 @@ def wait(
             if pending is None or ray.wait([pending], timeout=0)[0]:
                 if pending is not None:
                     ray.get(pending)
-                pending, asked = actor.ping.options(concurrency_group=HEALTH).remote(), now
+                pending = actor.ping.options(concurrency_group=HEALTH).remote()
+                asked = now
             elif now - asked > cluster.heartbeat_s:
                 raise WorkerLost(f"{what} did not answer for {cluster.heartbeat_s:g} s")
     except exceptions.RayTaskError as error:
@@ -97,9 +98,13 @@ class Pool:
         say: Callable[[str], None],
     ) -> None:
         """``spawn(i)``: new actor in place ``i``; ``ready`` initialises and ``ping`` checks it."""
-        self.role, self.cluster, self._spawn, self._say = role, cluster, spawn, say
+        self.role = role
+        self.cluster = cluster
+        self._spawn = spawn
+        self._say = say
         self.faults = 0
-        self._told, self._recovery_s = 0, 0.0
+        self._told = 0
+        self._recovery_s = 0.0
         self.error: BaseException | None = None
         self._turns = Turns()
         self._lock = threading.Lock()
@@ -185,8 +190,10 @@ class Pool:
 
     def news(self) -> tuple[int, float]:
         """Workers lost since the last call, and the longest seconds from loss to replacement."""
-        lost, longest = self.faults - self._told, self._recovery_s
-        self._told, self._recovery_s = self.faults, 0.0
+        lost = self.faults - self._told
+        longest = self._recovery_s
+        self._told = self.faults
+        self._recovery_s = 0.0
         return lost, longest
 
     def close(self) -> None:
@@ -273,7 +280,8 @@ class Pool:
         import ray
         from ray import exceptions
 
-        answer, waits = actor.ready.remote(), False
+        answer = actor.ready.remote()
+        waits = False
         while True:
             try:
                 return ray.get(answer, timeout=self.cluster.start_timeout_s)

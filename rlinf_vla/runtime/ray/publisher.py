@@ -35,7 +35,10 @@ class Publisher:
     ) -> None:
         """``pool``: rollout workers. ``split``: they hold the policy's head only. ``staleness``:
         number of earlier versions that they may still load."""
-        self._pool, self._trainers, self._split, self._staleness = pool, trainers, split, staleness
+        self._pool = pool
+        self._trainers = trainers
+        self._split = split
+        self._staleness = staleness
         self._generation = 0
         self._group: tuple[Member, ...] = ()
         """Receivers of the present generation; none after a failure."""
@@ -79,7 +82,8 @@ class Publisher:
             self._source is not None and not ray.wait([self._source], timeout=0)[0]
         ):
             return {}
-        source, found = self._trainers.worker_info, {}
+        source = self._trainers.worker_info
+        found = {}
         for place, info in sorted(self._pool.introduced.items()):
             shared = info.gpus and (info.node, info.gpus) == (source.node, source.gpus)
             member = (info.node, info.pid)
@@ -89,7 +93,8 @@ class Publisher:
 
     def _broadcast(self, version: int, held: Held, members: dict[Member, Any]) -> None:
         if self._group != tuple(members):
-            self._generation, self._group = self._generation + 1, tuple(members)
+            self._generation = self._generation + 1
+            self._group = tuple(members)
         order = Order(held.address, self._generation, len(members) + 1, version)
         what = order, held.layout, version - self._staleness
         receivers = {
@@ -107,7 +112,8 @@ class Publisher:
 
         if self._sent is None:
             return {}
-        (receivers, limit_s), self._sent = self._sent, None
+        (receivers, limit_s) = self._sent
+        self._sent = None
         ray.wait([self._source], timeout=limit_s)
         ray.wait(list(receivers.values()), num_returns=len(receivers), timeout=2 * TIMEOUT_S)
         answers: dict[Member, Received | None] = {

@@ -247,7 +247,8 @@ class RolloutWorker(PolicyWorker):
     def _play(
         self, weights: Weights, play: Callable[..., Trajectory]
     ) -> tuple[ShardDone, Packed, Packed]:
-        timeline, apart = Timeline(), self.builders.rewards_apart
+        timeline = Timeline()
+        apart = self.builders.rewards_apart
         if self.features is not None:
             self.actor.sent = self.actor.received = 0
         with self._acting(weights) as seconds:
@@ -256,7 +257,8 @@ class RolloutWorker(PolicyWorker):
                 spans=timeline,
                 beside=seen if apart else lambda call: {},
             )
-        spans, steps = self._spans(timeline), int(rollouts.valid.sum())
+        spans = self._spans(timeline)
+        steps = int(rollouts.valid.sum())
         crossed = (self.actor.sent, self.actor.received) if self.features is not None else (0, 0)
         heavy, scene = heavy_parts(rollouts)
         return (

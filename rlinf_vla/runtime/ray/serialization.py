@@ -98,13 +98,15 @@ class StoredRows:
 
     def __init__(self, shards: Mapping[int, Tensor], rows: Tensor) -> None:
         """``shards``: by serial number. ``rows``: int64 ``[N]``, as in ``ROW``."""
-        self._shards, self._rows = shards, rows
+        self._shards = shards
+        self._rows = rows
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, index: Any) -> Tensor:
-        serial, row = self._rows[index] >> 32, self._rows[index] & 0xFFFFFFFF
+        serial = self._rows[index] >> 32
+        row = self._rows[index] & 0xFFFFFFFF
         like = next(iter(self._shards.values()))
         found = like.new_empty(len(row), *like.shape[1:])
         for number in serial.unique().tolist():

@@ -33,7 +33,9 @@ class Shards:
         streaming: bool,
         look: Callable[[float], None],
     ) -> None:
-        self.items, self._streaming, self._look = items, streaming, look
+        self.items = items
+        self._streaming = streaming
+        self._look = look
 
     def __iter__(self) -> Iterator[Trajectory]:
         if not self._streaming:

@@ -29,7 +29,8 @@ class RaySupervisedFlow(SupervisedFlow):
     def __init__(self, workers: Workers, *arguments: Any) -> None:
         """``arguments``: see ``SupervisedFlow``."""
         super().__init__(*arguments)
-        self.rollouts, self.trainers = workers.rollouts, workers.trainers
+        self.rollouts = workers.rollouts
+        self.trainers = workers.trainers
         self._publisher = Publisher(workers.rollouts, workers.trainers)
         self._sent: Weights | None = None
 

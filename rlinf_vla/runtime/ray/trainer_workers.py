@@ -46,12 +46,12 @@ class TrainerWorker(Worker):
         return host, self.store.port
 
     def ready(self, meeting_point: tuple[str, int] | None = None, ranks: int = 1) -> WorkerInfo:
-        builders, cluster, self.ranks = self.builders, self.builders.cluster, ranks
+        builders = self.builders
+        cluster = self.builders.cluster
+        self.ranks = ranks
         if meeting_point is not None:
-            backend, timeout = (
-                "nccl" if cluster.device == CUDA else "gloo",
-                timedelta(seconds=cluster.call_timeout_s),
-            )
+            backend = "nccl" if cluster.device == CUDA else "gloo"
+            timeout = timedelta(seconds=cluster.call_timeout_s)
             if self.place:
                 self.store = dist.TCPStore(*meeting_point, is_master=False, wait_for_workers=False)
             self.store.set_timeout(timeout)  # of each wait for another rank
@@ -64,7 +64,8 @@ class TrainerWorker(Worker):
                 shard(self.policy)
             self.trainer = builders.trainer(self.policy)
         begin_digests(self.policy)
-        self.algorithm, self.heavy = builders.algorithm(), HeavyParts()
+        self.algorithm = builders.algorithm()
+        self.heavy = HeavyParts()
         self.outbox = Outbox(cluster.torch_device, node_address())  # after the groups of the ranks
         weights, trained = (
             sum(each.numel() for each in group)
@@ -107,10 +108,8 @@ class TrainerWorker(Worker):
             return Held(), Packed({}), Packed({})
         if self.builders.settings.rounded:
             everything = rounded_weights(self.policy, everything)
-        packed, head = (
-            Packed.of(everything),
-            Packed.of(head_weights(self.policy, everything) if split else {}),
-        )
+        packed = Packed.of(everything)
+        head = Packed.of(head_weights(self.policy, everything) if split else {})
         held = Held(packed.nbytes)
         if broadcast is not None:
             own = head if split else packed
@@ -192,10 +191,8 @@ class Trainers:
     def __init__(self, actors: Sequence[Any], cluster: ClusterConfig) -> None:
         self._order = threading.Lock()
         patience = cluster.start_timeout_s
-        self.actors, self._patience = (
-            actors,
-            replace(cluster, heartbeat_s=patience, call_timeout_s=patience),
-        )
+        self.actors = actors
+        self._patience = replace(cluster, heartbeat_s=patience, call_timeout_s=patience)
         meeting_point = (
             wait(actors[0], [actors[0].meeting_point.remote()], self._patience, "trainer 0")
             if len(actors) > 1
@@ -225,7 +222,8 @@ class Trainers:
                 for actor in self.actors
             ]
         refs = refs if returns > 1 else [[ref] for ref in refs]
-        waiting, found = {rank: each[0] for rank, each in enumerate(refs)}, dict[int, list[Any]]()
+        waiting = {rank: each[0] for rank, each in enumerate(refs)}
+        found = dict[int, list[Any]]()
         try:
             while (
                 waiting

@@ -67,7 +67,8 @@ class Turns:
         with self._changed:
             method, started = self._busy.pop(place)
             if finished:
-                known, seconds = self._seconds.setdefault(method, {}), self._clock() - started
+                known = self._seconds.setdefault(method, {})
+                seconds = self._clock() - started
                 known[place] = seconds + OLD * (known.get(place, seconds) - seconds)
             self._free[place] = worker
             self._changed.notify_all()
@@ -83,7 +84,8 @@ class Turns:
     def _chosen(self, method: str) -> int | None:
         if not self._free:
             return None
-        known, now = self._seconds.get(method, {}), self._clock()
+        known = self._seconds.get(method, {})
+        now = self._clock()
         if any(place not in known for place in (*self._free, *self._busy)):
             return next(iter(self._free))
         ends = dict.fromkeys(self._free, 0.0) | {
@@ -99,5 +101,6 @@ class Turns:
     def _left(self, place: int, now: float) -> float:
         """Seconds until a busy worker is free; if it is late, as many as it is late by."""
         method, started = self._busy[place]
-        usual, elapsed = self._seconds.get(method, {}).get(place, 0.0), now - started
+        usual = self._seconds.get(method, {}).get(place, 0.0)
+        elapsed = now - started
         return abs(usual - elapsed)

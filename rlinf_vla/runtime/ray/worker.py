@@ -76,7 +76,8 @@ class Worker:
 
     def __init__(self, builders: Builders, place: int) -> None:
         """``place``: index of the worker among those of its role."""
-        self.builders, self.place = builders, place
+        self.builders = builders
+        self.place = place
 
     def ping(self) -> None:
         """Answer while other work runs."""

@@ -4,7 +4,8 @@ import os
 import time
 from pathlib import Path
 
-_true, _off = time.time, Path(os.environ["WALL_CLOCK_OFF"])
+_true = time.time
+_off = Path(os.environ["WALL_CLOCK_OFF"])
 
 
 def stepped() -> float:

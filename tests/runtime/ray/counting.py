@@ -219,7 +219,8 @@ def one_thread() -> AbstractContextManager[None]:
 
 
 def iterate(flow: OnPolicyFlow, recipe: Recipe, iterations: int = 3) -> list[dict[str, float]]:
-    found, subject = [], algorithm(recipe.config)
+    found = []
+    subject = algorithm(recipe.config)
     with one_thread():
         for iteration in range(iterations):
             flow.begin(iteration)

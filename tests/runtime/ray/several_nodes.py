@@ -54,10 +54,8 @@ def main() -> None:
         initialize_head=True,
         head_node_args={"num_cpus": 1, "resources": {ROLL: 1}, "include_dashboard": False},
     )
-    training, leaving = (
-        cluster.add_node(num_cpus=1, resources={TRAIN: 1}),
-        cluster.add_node(num_cpus=1, resources={ROLL: 1}),
-    )
+    training = cluster.add_node(num_cpus=1, resources={TRAIN: 1})
+    leaving = cluster.add_node(num_cpus=1, resources={ROLL: 1})
     wanted = roles(RECIPE) | {
         "trainer": Role(count=1, cpus=0.1, resources={TRAIN: 1.0}),
         "rollout": Role(count=2, cpus=0.1, resources={ROLL: 1.0}),
@@ -69,14 +67,16 @@ def main() -> None:
         spread=True,
         most_rollout_workers=3,
     )
-    said, found = list[str](), dict[str, Any]()
+    said = list[str]()
+    found = dict[str, Any]()
     with (
         connect_cluster(cluster.address, wanted, said.append),
         launch_workers(builders(RECIPE), wanted, config, said.append) as workers,
         closing(RayFlow(workers, NUM_ENVS, SETTINGS)) as flow,
         one_thread(),
     ):
-        subject, iterations = algorithm(RECIPE.config), 0
+        subject = algorithm(RECIPE.config)
+        iterations = 0
 
         def iterate_until(done: Callable[[], bool]) -> None:
             nonlocal iterations

@@ -60,13 +60,15 @@ def receive_until_told(pipe: Connection) -> None:
     torch.set_num_threads(1)
     inbox = Inbox("cpu", HOST)
     while (what := pipe.recv()) is not None:
-        received, taken = inbox.receive(*what), inbox.take(what[1].version)
+        received = inbox.receive(*what)
+        taken = inbox.take(what[1].version)
         pipe.send((received, taken and Packed.of(taken)))
 
 
 @contextmanager
 def receivers(count: int) -> Iterator[list[Receiver]]:
-    context, found = multiprocessing.get_context("fork"), []
+    context = multiprocessing.get_context("fork")
+    found = []
     for _ in range(count):
         mine, its = context.Pipe()
         process = forked(receive_until_told, its)
@@ -139,7 +141,8 @@ def test_a_member_lost_while_it_receives(how: signal.Signals) -> None:
     count = 1 << 22  # more than the kernel takes for a process that does not read
     large = {"weights": torch.arange(float(count)), "steps": torch.arange(count)}
     with receivers(3) as (lost, first, third):
-        outbox, layout = Outbox("cpu", HOST), layout_of(large)
+        outbox = Outbox("cpu", HOST)
+        layout = layout_of(large)
         order = order_of(outbox, 0, size=4, timeout_s=10.0)  # it is also the time to meet
         for rank, each in enumerate((lost, first, third), 1):
             each.start(rank, order, layout)

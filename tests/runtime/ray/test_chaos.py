@@ -90,7 +90,8 @@ def run_until(
     flow: RayFlow, recipe: Recipe, done: Callable[[], bool], before: Metrics | None = None
 ) -> Metrics:
     """Run at least two iterations, and add their metrics to ``before``; return the metrics of all."""
-    subject, found = algorithm(recipe.config), [] if before is None else before
+    subject = algorithm(recipe.config)
+    found = [] if before is None else before
     first = len(found)
     while len(found) < first + 2 or not done():
         flow.begin(len(found))
@@ -107,7 +108,9 @@ def run_until(
     ],
 )
 def test_lost_workers_do_not_change_the_weights(name: str, cluster: None) -> None:
-    recipe, done, said = RECIPES[name], threading.Event(), list[str]()
+    recipe = RECIPES[name]
+    done = threading.Event()
+    said = list[str]()
     joins = "join" in name
     with on_ray(
         recipe, said.append, replace(CLUSTER, most_rollout_workers=4 if joins else None)
@@ -135,7 +138,8 @@ def test_lost_workers_do_not_change_the_weights(name: str, cluster: None) -> Non
 
 @pytest.mark.nightly
 def test_a_worker_that_hangs_is_replaced(cluster: None) -> None:
-    recipe, said = Recipe(PPO_CONFIG, rollout_workers=2, weights="broadcast"), list[str]()
+    recipe = Recipe(PPO_CONFIG, rollout_workers=2, weights="broadcast")
+    said = list[str]()
     with on_ray(recipe, said.append, replace(CLUSTER, heartbeat_s=4.0)) as flow:
         while len(flow.rollouts.introduced) < 2:
             time.sleep(0.05)
@@ -160,14 +164,13 @@ def test_workers_that_join_and_leave(cluster: None, monkeypatch: pytest.MonkeyPa
         publisher, "Order", partial(Order, timeout_s=20.0)
     )  # a busy machine needs it to form a group
     monkeypatch.setattr(publisher, "TIMEOUT_S", 20.0)
-    recipe, said = (
-        Recipe(PPO_CONFIG, rollout_workers=1, shards_per_worker=4, weights="broadcast"),
-        list[str](),
-    )
+    recipe = Recipe(PPO_CONFIG, rollout_workers=1, shards_per_worker=4, weights="broadcast")
+    said = list[str]()
     with on_ray(
         recipe, said.append, replace(CLUSTER, most_rollout_workers=3, max_restarts=0)
     ) as flow:
-        pool, deadline = flow.rollouts, time.monotonic() + 250
+        pool = flow.rollouts
+        deadline = time.monotonic() + 250
 
         def joined(workers: int) -> Callable[[], bool]:
             def now() -> bool:

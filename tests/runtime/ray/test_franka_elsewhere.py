@@ -20,8 +20,10 @@ from tests.robots.franka_session import CELL_YAML, SMALL, journal, pursues, wait
 from tests.runtime.ray.namespaces import Nodes
 from tests.skips import require
 
-STEPS, WHOLE = "rollout/episode_len", 120
-HEARTBEAT_S, START_S = 5, 240.0
+STEPS = "rollout/episode_len"
+WHOLE = 120
+HEARTBEAT_S = 5
+START_S = 240.0
 LONG = (f"env.episode_limit={WHOLE}", "session.patience_s=1000")
 """Episodes last longer than the detection of a lost learner."""
 
@@ -30,12 +32,10 @@ class Elsewhere:
     """``rlinf-vla train`` on the near node, its cell on the far one."""
 
     def __init__(self, nodes: Nodes, folder: Path) -> None:
-        self.nodes, self.cell, self.run, self._said = (
-            nodes,
-            folder / "cell",
-            folder / "run",
-            folder / "said.txt",
-        )
+        self.nodes = nodes
+        self.cell = folder / "cell"
+        self.run = folder / "run"
+        self._said = folder / "said.txt"
         self.cell.mkdir()
         limits = folder / "patient.yaml"
         limits.write_text(CELL_YAML)

@@ -53,11 +53,9 @@ def loaded(worker: RolloutWorker, weights: Weights) -> float:
 def test_a_worker_loads_what_was_broadcast_to_it(cluster: None) -> None:
     worker = RolloutWorker(builders(BROADCAST)["rollout"], 0)
     info = worker.ready()
-    outbox, host, me = (
-        Outbox("cpu", node_address()),
-        node_address(),
-        frozenset({(info.node, info.pid)}),
-    )
+    outbox = Outbox("cpu", node_address())
+    host = node_address()
+    me = frozenset({(info.node, info.pid)})
 
     def published(version: int, generation: int, size: int = 2) -> Weights:
         """1 + version in the store; 101 + version is broadcast."""
@@ -106,7 +104,8 @@ def test_each_broadcast_arrives_and_is_measured(
     with on_ray(recipe) as flow:
         while flow.rollouts.size < 2:
             time.sleep(0.05)
-        metrics, found = iterate(flow, recipe), trained(flow)
+        metrics = iterate(flow, recipe)
+        found = trained(flow)
     undisturbed = in_process(recipe)
     iterate(undisturbed, recipe)
     assert all(torch.equal(found[key], value) for key, value in trained(undisturbed).items())

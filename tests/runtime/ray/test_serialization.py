@@ -42,7 +42,8 @@ def shard(number: int, size: int) -> Trajectory:
 @pytest.fixture
 def stored() -> tuple[Trajectory, Trajectory, HeavyParts]:
     """The calls of all shards, and their light parts with the heavy ones."""
-    shards, parts = [shard(number, size) for number, size in enumerate(SIZES)], HeavyParts()
+    shards = [shard(number, size) for number, size in enumerate(SIZES)]
+    parts = HeavyParts()
     for number, each in enumerate(shards):
         parts.add(10 + number, heavy_parts(each)[0])
     light = [light_trajectory(light_part(each), 10 + number) for number, each in enumerate(shards)]

@@ -29,7 +29,9 @@ class Workers:
 
     def play(self, calls: int, method: str = METHOD) -> float:
         """Make ``calls`` calls that are known from the beginning; return the seconds that it took."""
-        began, ends, self.made = self.now, dict[int, float](), [0] * len(self.seconds)
+        began = self.now
+        ends = dict[int, float]()
+        self.made = [0] * len(self.seconds)
         self.turns.expect(calls)
         while calls or ends:
             while calls and (taken := self.turns.take(method, 0)) is not None:

@@ -75,14 +75,16 @@ def test_a_cut_link(nodes: Nodes, resource: str) -> None:
     """The run continues if possible; if only the lost node could do the work, it ends in time and names the missing worker."""
     iterations = 40
     driver = run(nodes, iterations, resource)
-    seen, cut = [], 0.0
+    seen = []
+    cut = 0.0
     for event in events(driver):
         seen.append(event)
         if event["kind"] == "iteration" and event["number"] == 2:
             nodes.cut()
             cut = time.monotonic()
     code = driver.wait(timeout=60)
-    seconds, complaint = time.monotonic() - cut, driver.stderr.read() if driver.stderr else ""
+    seconds = time.monotonic() - cut
+    complaint = driver.stderr.read() if driver.stderr else ""
     assert cut, complaint
     if not resource:
         played_by = [each["nodes"] for each in seen if each["kind"] == "iteration"]
@@ -106,11 +108,11 @@ NODE_EVENTS = int(os.environ.get("CHAOS_EVENTS", "30")) // 10
 @pytest.mark.timeout(3600)
 def test_a_machine_that_comes_and_goes(nodes: Nodes) -> None:
     """It is told to leave, killed or cut off, and joins again, while workers are killed: the weights stay those of a quiet run."""
-    driver, chance = (
-        run(nodes, 0, "", 1.0),
-        random.Random(2),
-    )  # each machine has room for one rollout worker
-    seen, happened = [], Counter[str]()
+    # each machine has room for one rollout worker
+    driver = run(nodes, 0, "", 1.0)
+    chance = random.Random(2)
+    seen = []
+    happened = Counter[str]()
 
     def until(wanted: list[str]) -> dict[str, Any]:
         """Read events until rollout workers are on the ``wanted`` machines, and no others."""

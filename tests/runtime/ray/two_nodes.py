@@ -79,10 +79,8 @@ def main(address: str, iterations: int, resource: str, cpus: float) -> None:
             flow.begin(iteration)
             subject.iteration(flow)
             workers_now = flow.rollouts.introduced.copy().values()
-            nodes, pids = (
-                sorted({each.node for each in workers_now}),
-                [each.pid for each in workers_now],
-            )
+            nodes = sorted({each.node for each in workers_now})
+            pids = [each.pid for each in workers_now]
             ids = {each.node: each.node_id for each in workers_now}
             sent = {
                 name.partition("/")[2]: flow.metrics[name]

@@ -18,10 +18,8 @@ assert AppLauncher.launched is not None, "launch the application first"
 
 class TerminationManager:
     def __init__(self, terms: dict[str, Any], env: ManagerBasedRLEnv) -> None:
-        self._terms, self._env = (
-            {name: term for name, term in terms.items() if term is not None},
-            env,
-        )
+        self._terms = {name: term for name, term in terms.items() if term is not None}
+        self._env = env
         self._dones = {name: torch.zeros(env.num_envs, dtype=torch.bool) for name in self._terms}
 
     @property
@@ -50,12 +48,16 @@ class TerminationManager:
 class ManagerBasedRLEnv:
     def __init__(self, cfg: Any) -> None:
         assert AppLauncher.launched is not None and AppLauncher.launched["headless"]
-        self.cfg, self.num_envs, self.device = cfg, cfg.scene.num_envs, cfg.sim.device
+        self.cfg = cfg
+        self.num_envs = cfg.scene.num_envs
+        self.device = cfg.sim.device
         self.step_dt = cfg.sim.dt * cfg.decimation
         self.max_episode_length = math.ceil(cfg.episode_length_s / self.step_dt)
         self.episode_length_buf = torch.zeros(self.num_envs, dtype=torch.long)
-        self.tool, self.quaternion = torch.zeros(self.num_envs, 3), torch.zeros(self.num_envs, 4)
-        self.finger, self.cube = torch.zeros(self.num_envs), torch.zeros(self.num_envs, 3)
+        self.tool = torch.zeros(self.num_envs, 3)
+        self.quaternion = torch.zeros(self.num_envs, 4)
+        self.finger = torch.zeros(self.num_envs)
+        self.cube = torch.zeros(self.num_envs, 3)
         self.action_manager = SimpleNamespace(total_action_dim=7)
         self.termination_manager = TerminationManager(vars(cfg.terminations), self)
         self.seed(cfg.seed)

@@ -12,5 +12,6 @@ def parse_env_cfg(
     use_fabric: bool | None = None,
 ) -> Any:
     cfg = gymnasium.spec(task_name).kwargs["env_cfg_entry_point"]()
-    cfg.sim.device, cfg.scene.num_envs = device, num_envs
+    cfg.sim.device = device
+    cfg.scene.num_envs = num_envs
     return cfg

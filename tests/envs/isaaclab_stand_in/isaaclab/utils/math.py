@@ -18,7 +18,9 @@ def turned(quaternion: Tensor, rotation: Tensor) -> Tensor:
     """Rotate w x y z ``[N, 4]`` by rotation vectors ``[N, 3]`` about the axes of the base."""
     angle = rotation.norm(dim=1, keepdim=True)
     v1 = torch.sin(angle / 2) * rotation / angle.clamp(min=1e-9)
-    w1, w0, v0 = torch.cos(angle / 2), quaternion[:, :1], quaternion[:, 1:]
+    w1 = torch.cos(angle / 2)
+    w0 = quaternion[:, :1]
+    v0 = quaternion[:, 1:]
     return torch.cat(
         [w1 * w0 - (v1 * v0).sum(1, keepdim=True), w1 * v0 + w0 * v1 + torch.cross(v1, v0, dim=1)],
         dim=1,
