@@ -21,8 +21,7 @@ from rlinf_vla.benchmarks.update_measurements import (
 from rlinf_vla.config.cluster import ClusterConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
-from rlinf_vla.core.devices import precompute_frozen
-from rlinf_vla.core.protocols import Policy
+from rlinf_vla.core.protocols import Policy, precompute_frozen
 from rlinf_vla.planner import work as counting
 from rlinf_vla.planner.accounting import kernels_of
 from rlinf_vla.planner.memory import MemoryModel

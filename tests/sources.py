@@ -60,28 +60,37 @@ def nodes(path: Path) -> tuple[ast.AST, ...]:
     return tuple(ast.walk(ast.parse(text(path))))
 
 
+def package_of(path: Path) -> tuple[str, ...]:
+    """The package that a module is installed in."""
+    parts = path.relative_to(ROOT).parent.parts if path.is_relative_to(ROOT) else ()
+    inside = parts and parts[0] in (*PLUGIN_PACKAGES, "benchmarks")
+    return ("rlinf_vla", *parts) if inside else parts
+
+
 @functools.cache
-def imported(path: Path) -> frozenset[str]:
-    """Absolute names of what a module imports, at its top or inside its functions."""
-    package = path.relative_to(ROOT).parent.parts if path.is_relative_to(ROOT) else ()
-    if package and package[0] in PLUGIN_PACKAGES:
-        package = ("rlinf_vla", *package)
-    found = set[str]()
+def import_pairs(path: Path) -> frozenset[tuple[str, str]]:
+    """(absolute name of a module, what is imported from it or "") of each import of a file, at its
+    top or inside its functions."""
+    package = package_of(path)
+    found = set[tuple[str, str]]()
     for node in nodes(path):
         if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
+            found.update((alias.name, "") for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = list(package[: len(package) - node.level + 1]) if node.level else []
-            base += (node.module or "").split(".") if node.module else []
-            if base == ["rlinf_vla"]:
-                found.update(
-                    f"rlinf_vla.{alias.name}"
-                    for alias in node.names
-                    if not alias.name.startswith("__")
-                )
-            else:
-                found.add(".".join(base))
+            base += node.module.split(".") if node.module else []
+            found.update((".".join(base), alias.name) for alias in node.names)
     return frozenset(found)
+
+
+@functools.cache
+def imported(path: Path) -> frozenset[str]:
+    """Absolute names of what a module imports; of the package itself, its rooms."""
+    return frozenset(
+        f"rlinf_vla.{name}" if base == "rlinf_vla" else base
+        for base, name in import_pairs(path)
+        if base != "rlinf_vla" or not name.startswith("__")
+    )
 
 
 def absolute_names(path: Path) -> Iterator[str]:

@@ -22,10 +22,12 @@ from tests.sources import (
     PLUGIN_PACKAGES,
     ROOT,
     absolute_names,
+    import_pairs,
     imported,
     modules,
     name_of,
     nodes,
+    package_of,
     room,
     rooms,
     text,
@@ -48,27 +50,25 @@ def offenders(paths: Iterable[Path], faults: Callable[[Path], Iterable[object]])
 
 
 def imports_of_files() -> dict[str, set[str]]:
-    """Module name to the modules of the engine that it imports, wherever in the file."""
+    """Module name to the modules of the project that it imports, wherever in the file."""
+    files = [*ENGINE, *PLUGIN_MODULES, *modules("benchmarks")]
     names = {
-        ".".join(
-            ("rlinf_vla", *path.relative_to(ROOT / "rlinf_vla").with_suffix("").parts)
-        ).removesuffix(".__init__"): path
-        for path in ENGINE
+        ".".join((*package_of(path), path.stem)).removesuffix(".__init__"): path for path in files
     }
     found = {}
     for name, path in names.items():
-        said = {*absolute_names(path), *imported(path)}
-        found[name] = {
-            each
-            for each in said
-            if each in names and each != name and names[each].name != "__init__.py"
-        }
+        pairs = import_pairs(path)
+        said = {f"{base}.{each}" if f"{base}.{each}" in names else base for base, each in pairs}
+        found[name] = (said & names.keys()) - {name}
     return found
 
 
 def test_no_two_files_import_each_other() -> None:
-    """Directly or through other files, lazily or not."""
-    order = graphlib.TopologicalSorter(imports_of_files())
+    """Directly or through other files, lazily or not, packages and plug-ins included."""
+    imports = imports_of_files()
+    assert "rlinf_vla.core.protocols.env" in imports["rlinf_vla.core.protocols"]
+    assert "rlinf_vla.models.openvla.cache" in imports["rlinf_vla.models.openvla.decoding"]
+    order = graphlib.TopologicalSorter(imports)
     assert list(order.static_order())
 
 

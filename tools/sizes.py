@@ -1,4 +1,4 @@
-"""Measure the house: statements and files per room, density of lines, circles, and what a training run executes.
+"""Measure the code: size and density of each room, and the files that a training run executes.
 
 python tools/sizes.py                 # all but the run, in seconds
 python tools/sizes.py --run           # also trains one small iteration of maniskill_ppo, a minute
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import graphlib
 import io
 import json
 import subprocess
@@ -117,21 +116,6 @@ def flows(paths: Iterable[Path]) -> list[str]:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.ClassDef) and node.name.endswith("Flow")
     ]
-
-
-def circles(imports: dict[str, set[str]]) -> list[list[str]]:
-    """Groups of modules that import each other, directly or through others."""
-    left = dict(imports)
-    found = []
-    while True:
-        try:
-            list(graphlib.TopologicalSorter(left).static_order())
-            return found
-        except graphlib.CycleError as error:
-            circle = error.args[1]
-            found.append(circle)
-            # Without one of its arrows, the next circle is seen.
-            left[circle[1]] = left[circle[1]] - {circle[0]}
 
 
 def printed(program: str, word: str, *arguments: str) -> list[Path]:

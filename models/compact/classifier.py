@@ -6,12 +6,12 @@ Its checkpoint is a directory with config.json and model.safetensors, written by
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.ranges import ImageSize, Label, Name, NonEmpty, Range
+
+from .options import ClassifierOptions
 
 if TYPE_CHECKING:
     import torch
@@ -21,24 +21,6 @@ if TYPE_CHECKING:
     from .success_classifier import SuccessClassifier
 
 SIZES = {"patch": 4, "channels": [32, 32, 32], "width": 64}
-
-
-@dataclass
-class ClassifierOptions:
-    """Recipe node ``reward.options``."""
-
-    checkpoint: str | None = None
-    """Directory of a trained classifier; null creates a new one, to be trained."""
-    image_size: ImageSize = 64
-    """Side length of the input images in pixels, for a new classifier."""
-    images: Annotated[list[Label], NonEmpty()] = field(default_factory=lambda: ["base"])
-    """Cameras of the environment to classify from; all share one encoder."""
-    encoder: Name = "conv"
-    """Image encoder, from random weights: ``conv``, or ``timm:NAME`` for a backbone of timm."""
-    threshold: Annotated[float, Range(0, 1, above=True, below=True)] = 0.5
-    """Probability of success above which the reward is 1; otherwise it is 0."""
-    ends_episode: bool = True
-    """End the episode when the classifier reports success, as needed on a real robot."""
 
 
 class Classifier:

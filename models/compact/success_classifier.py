@@ -14,8 +14,8 @@ from rlinf_vla.core.protocols import RewardModel, prepared
 from rlinf_vla.core.types import Inputs, Observation, StepResult
 
 from .. import files
-from .classifier import ClassifierOptions
 from .encoder import ImageEncoder
+from .options import ClassifierOptions
 
 
 class SuccessClassifier(RewardModel):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from ..rotation import rotate
-from .decoding import without_cudnn_attention
+from .cache import without_cudnn_attention
 
 
 class LastLayer(LlamaDecoderLayer):

@@ -25,9 +25,10 @@ from ..config_file import read_config
 from ..config_keys import Table, check_keys
 from ..pretrained import PretrainedPolicy
 from .actions import BOUNDS, ActionTokenizer, ProprioNormalizer
+from .cache import StaticCache
 from .cards import CARDS, suite_of
 from .checkpoint import STATISTICS, component_files, read_conventions, read_statistics
-from .decoding import Decoder, StaticCache, generate_reference_tokens
+from .decoding import Decoder, generate_reference_tokens
 from .keys import KEYS
 from .options import OpenVLAOptions
 from .prismatic import PrismaticVLA

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from .vit import TIMM, VisionTransformer, ViTConfig
 
 if TYPE_CHECKING:
-    from .decoding import StaticCache
+    from .cache import StaticCache
 
 
 class VisionBackbone(nn.Module):

@@ -11,13 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-
-if TYPE_CHECKING:
-    from rlinf_vla.core.protocols import Policy
 
 CPU = torch.device("cpu")
 _fused_kernels = True
@@ -110,24 +106,3 @@ def _copied(
 
 def _part(packed: Tensor, place: tuple[int, int], like: Tensor) -> Tensor:
     return packed[slice(*place)].view(like.dtype).view(like.shape)
-
-
-@torch.no_grad()
-def precompute_frozen(
-    policy: Policy, inputs: dict[str, Tensor], rows: int, wanted: Tensor | None = None
-) -> dict[str, Tensor]:
-    """Apply ``policy.precompute`` to ``inputs``, ``rows`` rows at a time.
-
-    ``wanted``: rows to compute (int64), all by default; other rows of the result are undefined.
-    """
-    first = next(iter(inputs.values()))
-    wanted = torch.arange(len(first)) if wanted is None else wanted
-    result: dict[str, Tensor] = {}
-    for index in wanted.split(rows):
-        part = moved({name: value[index] for name, value in inputs.items()}, device_of(policy))
-        found = policy.precompute(part)
-        if found is part:
-            return inputs
-        for name, value in moved(found, CPU).items():
-            result.setdefault(name, value.new_empty(len(first), *value.shape[1:]))[index] = value
-    return result

@@ -16,8 +16,15 @@ from rlinf_vla.algorithms.classifier import Frames
 from rlinf_vla.algorithms.off_policy import OffPolicyConfig
 from rlinf_vla.algorithms.sft import Demonstrations
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.core.devices import CPU, moved, precompute_frozen
-from rlinf_vla.core.protocols import EnvSpec, Learner, Policy, RewardModel, prepared
+from rlinf_vla.core.devices import CPU, moved
+from rlinf_vla.core.protocols import (
+    EnvSpec,
+    Learner,
+    Policy,
+    RewardModel,
+    precompute_frozen,
+    prepared,
+)
 from rlinf_vla.core.transitions import ACTED, ACTION, COST, DISCOUNT, REWARD, EpisodeRecords
 from rlinf_vla.core.types import Inputs, Observation
 from rlinf_vla.data import lerobot_format as form

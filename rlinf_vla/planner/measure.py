@@ -19,8 +19,7 @@ from rlinf_vla.algorithms.on_policy import Batch, OnPolicy
 from rlinf_vla.algorithms.parity import FLOAT32, unit_of
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import ON_POLICY, Recipe
-from rlinf_vla.core.devices import precompute_frozen
-from rlinf_vla.core.protocols import Policy, prepared
+from rlinf_vla.core.protocols import Policy, precompute_frozen, prepared
 from rlinf_vla.core.types import Episodes
 from rlinf_vla.planner import synthetic
 from rlinf_vla.planner.measure_rollout import measure_rollout

@@ -11,8 +11,7 @@ from torch import Tensor
 from rlinf_vla.algorithms.cost import EPISODE_COST
 from rlinf_vla.algorithms.feature_policy import ACTOR_OUTPUT, FEATURES
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.core.devices import precompute_frozen
-from rlinf_vla.core.protocols import Policy, VectorEnv, prepared
+from rlinf_vla.core.protocols import Policy, VectorEnv, precompute_frozen, prepared
 from rlinf_vla.core.transitions import ACTED, ACTION, COST, DISCOUNT, REWARD, EpisodeRecords
 from rlinf_vla.core.types import FAULTS, Episodes
 from rlinf_vla.rollout.actor import Actor, rows_of, whole_blocks

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from rlinf_vla.algorithms.on_policy import Batch, OnPolicy, OnPolicyConfig
 from rlinf_vla.algorithms.parity import FLOAT32, Parity, parity_errors, unit_of
-from rlinf_vla.core.devices import device_of, precompute_frozen
-from rlinf_vla.core.protocols import Policy
+from rlinf_vla.core.devices import device_of
+from rlinf_vla.core.protocols import Policy, precompute_frozen
 from rlinf_vla.core.types import Trajectory, flattened
 from rlinf_vla.training.ranks import Rows, map_rows, minibatches, rows_of_rank, world_size
 from rlinf_vla.training.trainer import PROXIMAL, REFERENCE, ExtraLoss, Trainer

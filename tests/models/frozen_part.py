@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlinf_vla.core.devices import precompute_frozen
-from rlinf_vla.core.protocols import Policy
+from rlinf_vla.core.protocols import Policy, precompute_frozen
 from rlinf_vla.testing.policy_calls import act, gradients, observations, with_critic
 
 

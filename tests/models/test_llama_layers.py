@@ -9,7 +9,7 @@ from transformers import LlamaConfig
 from transformers.models.llama import modeling_llama
 
 from rlinf_vla.models import fused_llama
-from rlinf_vla.models.openvla.decoding import StaticCache
+from rlinf_vla.models.openvla.cache import StaticCache
 from rlinf_vla.models.openvla.prismatic import PrismaticVLA
 from rlinf_vla.models.rotation import rotate
 from tests.models.tiny_openvla import smaller_config

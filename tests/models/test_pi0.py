@@ -11,8 +11,7 @@ from torch import Tensor
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import check_values
-from rlinf_vla.core.devices import precompute_frozen
-from rlinf_vla.core.protocols import Noise
+from rlinf_vla.core.protocols import Noise, precompute_frozen
 from rlinf_vla.core.types import ActionSample
 from rlinf_vla.models.pi0.network import Pi0Network
 from rlinf_vla.models.pi0.policy import Pi0Options, Pi0Policy

@@ -12,7 +12,8 @@ from torch import Tensor
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.protocols import RewardModel
 from rlinf_vla.core.types import Inputs, Observation
-from rlinf_vla.models.compact.classifier import ClassifierOptions, plugin
+from rlinf_vla.models.compact.classifier import plugin
+from rlinf_vla.models.compact.options import ClassifierOptions
 from rlinf_vla.models.compact.success_classifier import ClassifierReward
 from rlinf_vla.testing.reward import RewardConformance
 from rlinf_vla.testing.toy_env import CounterWorld

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rlinf_vla.models.openvla.actions import ActionTokenizer
-from rlinf_vla.models.openvla.decoding import Decoder, StaticCache
+from rlinf_vla.models.openvla.cache import StaticCache
+from rlinf_vla.models.openvla.decoding import Decoder
 from rlinf_vla.models.openvla.prismatic import PrismaticVLA
 
 from .fixtures import Arrays, Fixture, difference, prompts

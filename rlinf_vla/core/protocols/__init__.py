@@ -26,6 +26,7 @@ from .policy import NoiseKeys as NoiseKeys
 from .policy import Policy as Policy
 from .policy import PolicySpec as PolicySpec
 from .policy import RealTimeChunking as RealTimeChunking
+from .policy import precompute_frozen as precompute_frozen
 from .reward_model import Learner as Learner
 from .reward_model import RewardModel as RewardModel
 from .reward_model import prepared as prepared

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from rlinf_vla.core.devices import CPU, device_of, moved
 from rlinf_vla.core.types import ActionEval, ActionSample, Inputs, Observation, Tensors
 
 from .convention import Convention
@@ -259,6 +260,27 @@ class Policy(nn.Module):
         ``rlinf-vla bench policy`` compares with it. None: there is none.
         """
         return None
+
+
+@torch.no_grad()
+def precompute_frozen(
+    policy: Policy, inputs: dict[str, Tensor], rows: int, wanted: Tensor | None = None
+) -> dict[str, Tensor]:
+    """Apply ``policy.precompute`` to ``inputs``, ``rows`` rows at a time.
+
+    ``wanted``: rows to compute (int64), all by default; other rows of the result are undefined.
+    """
+    first = next(iter(inputs.values()))
+    wanted = torch.arange(len(first)) if wanted is None else wanted
+    result: dict[str, Tensor] = {}
+    for index in wanted.split(rows):
+        part = moved({name: value[index] for name, value in inputs.items()}, device_of(policy))
+        found = policy.precompute(part)
+        if found is part:
+            return inputs
+        for name, value in moved(found, CPU).items():
+            result.setdefault(name, value.new_empty(len(first), *value.shape[1:]))[index] = value
+    return result
 
 
 @runtime_checkable
