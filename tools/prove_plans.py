@@ -30,6 +30,7 @@ import torch
 from safetensors.torch import load_file
 
 from rlinf_vla.cli.compose import load
+from rlinf_vla.core.steps import step_name
 from rlinf_vla.planner.plan import Plan
 from rlinf_vla.planner.search import plan_problem, write_plan
 from rlinf_vla.planner.simulate import simulate
@@ -258,7 +259,7 @@ def run(keys: Sequence[str], plan: Plan, folder: Path, title: str) -> Outcome:
         # the timeline is that of the last iterations, in which a lost worker has no shard
         "" if preempt else tracks_differ(plan, recipe, folder / "run", title == JOIN),
         [
-            weights_of(folder / "run" / "checkpoints" / f"step_{number + 1:06d}")
+            weights_of(folder / "run" / "checkpoints" / step_name(number + 1))
             for number in range(len(metrics))
         ],
         metrics[-1]["timing_s/iteration"],

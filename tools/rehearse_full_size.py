@@ -29,7 +29,7 @@ from rlinf_vla.core import plugins
 from rlinf_vla.core.io import replacing_directory
 from rlinf_vla.telemetry.measurement import resident
 from rlinf_vla.telemetry.metrics import read_metrics
-from rlinf_vla.training.checkpoint_files import COMPLETE
+from rlinf_vla.training.checkpoint_files import COMPLETE, complete_checkpoints
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "runs" / "rehearsal"
@@ -173,7 +173,7 @@ def rehearse(name: str) -> list[Any]:
     arguments = (*TRAINING, *own, f"model={model}", f"model.checkpoint={folder / 'checkpoint'}")
     first = train(run, *arguments)
     shutil.copytree(run, again)
-    begun, last = sorted((again / "checkpoints").glob("step_*"))
+    begun, last = complete_checkpoints(again / "checkpoints")
     expected = (last / COMPLETE).read_text()  # the digests of all its files
     shutil.rmtree(last)
     resumed = train(again, *arguments, "resume=auto")

@@ -16,6 +16,7 @@ from pathlib import Path
 from rlinf_vla.cli import compose
 from rlinf_vla.cli.list import recipe_names
 from rlinf_vla.config.recipe import Recipe
+from rlinf_vla.core.steps import step_name
 from rlinf_vla.evaluation.published import PUBLISHED
 from rlinf_vla.planner.choice import choose
 from rlinf_vla.planner.prediction import Prediction
@@ -139,7 +140,7 @@ def commands(table: str, name: str, method: str) -> Iterator[str]:
     yield f"rlinf-vla train recipe={name} cluster=8gpu run_dir={run}"
     yield f"rlinf-vla eval run={run} {keys} {episodes} {together} run_dir={run}/sweep"
     result = f"{run}/sweep/result.json"
-    last = f"step_{recipe.iterations:06d}"
+    last = step_name(recipe.iterations)
     yield f"rlinf-vla compare start={result}:start {method}={result}:{last} --published {table} --output {name}.json"
 
 

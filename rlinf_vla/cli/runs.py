@@ -17,6 +17,7 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import MODES, flat
 from rlinf_vla.core import plugins
 from rlinf_vla.core.io import read_json
+from rlinf_vla.core.steps import step_of
 from rlinf_vla.evaluation.compare import comparison, episodes_at, print_comparison
 from rlinf_vla.runtime import run_directory
 from rlinf_vla.runtime.run_directory import (
@@ -117,7 +118,7 @@ def described(directory: Path) -> Run:
     except UserError:
         recipe = {}
     checkpoints = complete_checkpoints(directory / CHECKPOINTS)
-    done = _number(checkpoints[-1]) if checkpoints else 0
+    done = (step_of(checkpoints[-1].name) or 0) if checkpoints else 0
     total = 0 if is_sweep(directory) else int(recipe.get("iterations") or 0)
     files = list(_files(directory))
     written = max((each.st_mtime for each in files), default=time.time())
@@ -292,10 +293,6 @@ def _files(directory: Path) -> Iterator[os.stat_result]:
         with suppress(FileNotFoundError):  # a run that goes on replaces its files
             if not path.is_dir():
                 yield path.lstat()
-
-
-def _number(checkpoint: Path) -> int:
-    return int(checkpoint.name.removeprefix("step_"))
 
 
 def _told(value: object) -> str:

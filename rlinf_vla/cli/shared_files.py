@@ -21,6 +21,7 @@ from rlinf_vla.config.checks import NO_MODEL
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import flat
 from rlinf_vla.core.io import digest
+from rlinf_vla.core.steps import step_of
 from rlinf_vla.data import lerobot_format as form
 from rlinf_vla.data.lerobot_reader import LeRobotReader
 from rlinf_vla.evaluation.results import read_json
@@ -129,7 +130,7 @@ def of_run(directory: Path, checkpoint: Path, base: str | None) -> Shared:
     )
     version = read_json(checkpoint / STATE, "choose another checkpoint").get("policy_version")
     for path in sorted((directory / "evaluation").glob("*.json")):
-        if not re.fullmatch(r"before|after|step_\d+", path.stem):
+        if path.stem not in ("before", "after") and step_of(path.stem) is None:
             continue
         document = read_json(path, "delete it")
         if path.stem == "before" or document.get("policy_version") == version:

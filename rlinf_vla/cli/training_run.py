@@ -16,6 +16,7 @@ from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.interrupt import Interrupt, Interrupted
 from rlinf_vla.core.io import read_json, write_json
 from rlinf_vla.core.protocols import Policy
+from rlinf_vla.core.steps import step_name
 from rlinf_vla.evaluation.evaluate import evaluate, headline, rates
 from rlinf_vla.evaluation.statistics import compare
 from rlinf_vla.runtime import builders, run_directory
@@ -70,7 +71,7 @@ class TrainingRun:
         try:
             for iteration in range(done, self.recipe.iterations):
                 interrupt.check()
-                name = f"step_{done:06d}"
+                name = step_name(done)
                 every = self.recipe.evaluation.every
                 if (
                     every and done and done % every == 0 and not self.evaluated(name, done)
@@ -230,7 +231,7 @@ class TrainingRun:
         version = _read_json(path).get("policy_version") if path.exists() else None
         if version is None:
             return
-        name = f"step_{version:06d}"
+        name = step_name(version)
         if not self._evaluation(name).exists():
             path.rename(self._evaluation(name))
             for video in (self.directory / "videos").glob(f"{AFTER}_*"):

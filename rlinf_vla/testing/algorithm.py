@@ -24,6 +24,7 @@ from rlinf_vla.cli import main as cli
 from rlinf_vla.config.recipe import SUPERVISED
 from rlinf_vla.core import plugins
 from rlinf_vla.core.protocols import Policy
+from rlinf_vla.core.steps import step_name
 from rlinf_vla.telemetry.metrics import read_metrics
 
 from .config import assert_recipe_node
@@ -232,12 +233,12 @@ def announce(algorithm: type[Algorithm], name: str, folder: Path) -> None:
 
 
 def weights(directory: Path, step: int) -> dict[str, Tensor]:
-    return load_file(directory / "checkpoints" / f"step_{step:06d}" / "heads.safetensors")
+    return load_file(directory / "checkpoints" / step_name(step) / "heads.safetensors")
 
 
 def files(directory: Path, step: int) -> dict[str, str]:
     """Return the SHA-256 of all files of a checkpoint by name. None contains a time or a path."""
-    folder = directory / "checkpoints" / f"step_{step:06d}"
+    folder = directory / "checkpoints" / step_name(step)
     # Not their bytes: pytest explains unequal bytes by a diff, which takes minutes in CI.
     return {
         str(path.relative_to(folder)): sha256(path.read_bytes()).hexdigest()

@@ -17,6 +17,7 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.io import digest, replacing_directory
 from rlinf_vla.core.origin import Origin
 from rlinf_vla.core.protocols import Learner, Policy
+from rlinf_vla.core.steps import PREFIX, step_name
 from rlinf_vla.core.types import Tensors
 from rlinf_vla.training.adapter_files import read_tensors, write_tensors
 from rlinf_vla.training.checkpoint_files import (
@@ -58,7 +59,7 @@ def save_checkpoint(
     trainer ranks must call it, and rank 0 writes; the checkpoint does not depend on the number of
     ranks.
     """
-    final = directory / f"step_{state['iteration']:06d}"
+    final = directory / step_name(state["iteration"])
     backbone = (
         policy.backbone
         if isinstance(policy, Policy) and any(map(is_lora, trainer.parameters))
@@ -71,7 +72,7 @@ def save_checkpoint(
     moments = trainer.state()
     if rank() != 0:
         return final
-    for partial in directory.glob(".step_*"):  # of processes that were killed while they wrote
+    for partial in directory.glob(f".{PREFIX}*"):  # of processes that were killed while they wrote
         shutil.rmtree(partial, ignore_errors=True)
     with replacing_directory(final) as aside:
         if backbone is not None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.io import digest, read_json
+from rlinf_vla.core.steps import step_of
 
 ADAPTER = "adapter"
 HEADS = "heads.safetensors"
@@ -22,11 +23,12 @@ COMPLETE = "COMPLETE"
 
 def complete_checkpoints(directory: Path) -> list[Path]:
     """Return the complete checkpoints in ``directory``, oldest first."""
-    found = {
-        path.parent.name.removeprefix("step_"): path.parent
-        for path in directory.glob(f"step_*/{COMPLETE}")
-    }
-    return [found[number] for number in sorted(filter(str.isdigit, found), key=int)]
+    numbered = [
+        (number, path.parent)
+        for path in directory.glob(f"*/{COMPLETE}")
+        if (number := step_of(path.parent.name)) is not None
+    ]
+    return [checkpoint for _, checkpoint in sorted(numbered)]
 
 
 def verify(checkpoint: Path) -> None:
