@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Protocol
 
@@ -26,6 +27,9 @@ from rlinf_vla.config.ranges import (
 from rlinf_vla.config.recipe import ON_POLICY
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import Batched, Rollouts, Trajectory
+
+ENTROPY_COEF = "entropy_coef"
+"""Its name in metrics and checkpoints."""
 
 
 @dataclass
@@ -53,6 +57,8 @@ class OnPolicyConfig(CostConfig):
     """Average of the loss: over all such units (token_mean), over episode means or group means."""
     entropy_coef: NonNegative = 0.0
     """Coefficient of the policy's entropy, which is maximised; 0 disables it."""
+    entropy_coef_end: NonNegative | None = None
+    """Coefficient in the last iteration, which a straight line leads to; null: entropy_coef."""
     kl_coef: NonNegative = 0.0
     """Coefficient of the KL to the initial policy; 0 disables it."""
     decoupled: bool = False
@@ -160,6 +166,8 @@ class Flow(Protocol):
 class OnPolicy(CostLimited):
     """Base class of on-policy algorithms: the loss. Subclasses implement ``iteration``."""
 
+    entropy_coef: float
+    """Coefficient of the entropy in this iteration."""
     value_coef = 0.0
     value_clip: float | None = None
     value_huber: float | None = None
@@ -183,6 +191,24 @@ class OnPolicy(CostLimited):
                 f"algorithm.row_groups={config.row_groups} does not divide algorithm.minibatch_size={config.minibatch_size}"
             )
 
+    def state(self) -> dict[str, Any]:
+        scheduled = self.config.entropy_coef_end is not None
+        return super().state() | ({ENTROPY_COEF: self.entropy_coef} if scheduled else {})
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        super().restore(state)
+        self.entropy_coef = float(state.get(ENTROPY_COEF, self.config.entropy_coef))
+
+    def schedule(self, iteration: int) -> dict[str, float]:
+        """Set the coefficients of an iteration; return those that change in the run as metrics."""
+        first = self.config.entropy_coef
+        last = self.config.entropy_coef_end
+        if last is None:
+            return {}
+        share = min(1.0, iteration / max(1, self.iterations - 1))
+        self.entropy_coef = first + share * (last - first)
+        return {f"actor/{ENTROPY_COEF}": self.entropy_coef}
+
     @property
     def keeps_reference(self) -> bool:
         return self.config.kl_coef > 0
@@ -192,7 +218,11 @@ class OnPolicy(CostLimited):
         return self.config.decoupled
 
     def prepared(self, flow: Flow, rollouts: Rollouts) -> Rollouts:
-        """Set each shard's reward, less the cost's penalty; with ``kl_coef`` add ``reference``."""
+        """Set each shard's reward, less the cost's penalty; with ``kl_coef`` add ``reference``.
+
+        An iteration begins with it: it also sets the coefficients that change in the run.
+        """
+        flow.log(self.schedule(flow.iteration))
         rollouts = flow.score(rollouts)
         rollouts = flow.reference(rollouts) if self.config.kl_coef else rollouts
         return Charged(rollouts, self.multiplier) if self.multiplier else rollouts
@@ -228,7 +258,7 @@ class OnPolicy(CostLimited):
         summed = {"actor/pg_loss": actor, "actor/entropy": entropy} | {
             f"actor/{name}": value for name, value in statistics.items()
         }
-        total = torch.zeros_like(actor) if value_only else actor - config.entropy_coef * entropy
+        total = torch.zeros_like(actor) if value_only else actor - self.entropy_coef * entropy
         if reference is not None:
             k3, k1 = losses.kl_loss(log_prob, reference, mask, batch.weight)
             summed |= {"actor/kl_loss": k3, "actor/reference_kl": k1}

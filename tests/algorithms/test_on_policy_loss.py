@@ -134,3 +134,32 @@ def test_the_first_iterations_train_only_the_critic() -> None:
         found += flow.value_only
         assert flow.versions == 1
     assert found == [True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("iterations", "expected"), [(5, [0.2, 0.15, 0.1, 0.05, 0.0]), (1, [0.2]), (2, [0.2, 0.0])]
+)
+def test_the_entropy_coefficient_goes_to_its_end_in_a_straight_line(
+    iterations: int, expected: list[float]
+) -> None:
+    algorithm = PPO(replace(CONFIG, kl_coef=0.0, entropy_coef_end=0.0), TEMPERATURE, iterations)
+    for iteration, coefficient in enumerate(expected):
+        algorithm.iteration(Given(iteration))  # type: ignore[arg-type]
+        assert algorithm.entropy_coef == pytest.approx(coefficient)
+        assert algorithm.state() == {"entropy_coef": algorithm.entropy_coef}
+
+
+def test_a_trainer_learns_with_the_restored_entropy_coefficient() -> None:
+    config = replace(CONFIG, entropy_coef_end=0.0)
+    driver = PPO(config, TEMPERATURE, 5)
+    driver.schedule(2)
+    trainer = PPO(config, TEMPERATURE, 5)
+    trainer.restore(driver.state())
+    drawn = batch(config, calls())
+    found, _ = trainer.loss(moved(), drawn, False)
+    expected, _ = PPO(replace(CONFIG, entropy_coef=0.1), TEMPERATURE).loss(moved(), drawn, False)
+    assert found.item() == pytest.approx(expected.item())
+
+
+def test_a_constant_coefficient_is_not_stored() -> None:
+    assert PPO(CONFIG, TEMPERATURE, 5).state() == {}

@@ -18,24 +18,24 @@ class Scheduled(A2C):
     """Its coefficient of the entropy follows the progress of the run, and its loss reads it."""
 
     def __init__(self, *arguments: Any) -> None:
-        self.entropy_coef = 1.0
+        self.bonus = 1.0
         super().__init__(*arguments)
 
     def loss(self, policy: Any, batch: Any, value_only: bool) -> Any:
         total, metrics = super().loss(policy, batch, value_only)
         new = policy.evaluate(batch.calls.inputs, batch.calls.latent, self.temperature)
-        return total - self.entropy_coef * joint(new.entropy, batch.calls.valid).sum(), metrics
+        return total - self.bonus * joint(new.entropy, batch.calls.valid).sum(), metrics
 
     def adapt(self, metrics: Any) -> dict[str, float]:
-        self.entropy_coef /= 2
-        return super().adapt(metrics) | {"actor/entropy_coef": self.entropy_coef}
+        self.bonus /= 2
+        return super().adapt(metrics) | {"actor/bonus": self.bonus}
 
     def state(self) -> dict[str, Any]:
-        return super().state() | {"entropy_coef": self.entropy_coef}
+        return super().state() | {"bonus": self.bonus}
 
     def restore(self, state: Any) -> None:
         super().restore(state)
-        self.entropy_coef = float(state.get("entropy_coef", 1.0))
+        self.bonus = float(state.get("bonus", 1.0))
 
 
 class TestScheduled(AlgorithmConformance):

@@ -41,7 +41,16 @@ from rlinf_vla.training.trainer import Trainer
 
 NUM_ENVS = 8
 SETTINGS = Settings(run_seed=3, temperature=1.0, batch_size=2)
-PPO_CONFIG = PPOConfig(horizon=12, epochs=2, minibatch_size=10, target_kl=None, kl_coef=0.05)
+ITERATIONS = 3
+PPO_CONFIG = PPOConfig(
+    horizon=12,
+    epochs=2,
+    minibatch_size=10,
+    target_kl=None,
+    kl_coef=0.05,
+    entropy_coef=0.05,
+    entropy_coef_end=0.0,
+)
 GRPO_CONFIG = GRPOConfig(episodes=24, group_size=4, groups_per_step=2, target_kl=None, resample=1)
 CLUSTER = ClusterConfig(
     "toy",
@@ -115,9 +124,9 @@ def head(recipe: Recipe) -> Policy:
 
 def algorithm(config: PPOConfig | GRPOConfig) -> OnPolicy:
     return (
-        PPO(config, SETTINGS.temperature)
+        PPO(config, SETTINGS.temperature, ITERATIONS)
         if isinstance(config, PPOConfig)
-        else GRPO(config, SETTINGS.temperature)
+        else GRPO(config, SETTINGS.temperature, ITERATIONS)
     )
 
 
@@ -172,7 +181,12 @@ def in_process(recipe: Recipe) -> InProcessFlow:
     built = policy(recipe)
     envs = rewarded(groups(NUM_ENVS, recipe.depth), recipe)
     return InProcessFlow(
-        built, envs, trainer(built), SETTINGS, staleness=recipe.config.staleness, iterations=3
+        built,
+        envs,
+        trainer(built),
+        SETTINGS,
+        staleness=recipe.config.staleness,
+        iterations=ITERATIONS,
     )
 
 
@@ -208,7 +222,7 @@ def on_ray(
         launch_workers(
             builders(recipe), roles(recipe, machines), cluster, say, machines
         ) as workers,
-        closing(RayFlow(workers, NUM_ENVS, SETTINGS, **ahead, iterations=3)) as flow,
+        closing(RayFlow(workers, NUM_ENVS, SETTINGS, **ahead, iterations=ITERATIONS)) as flow,
     ):
         yield flow
 
@@ -218,7 +232,9 @@ def one_thread() -> AbstractContextManager[None]:
     return threads(1)
 
 
-def iterate(flow: OnPolicyFlow, recipe: Recipe, iterations: int = 3) -> list[dict[str, float]]:
+def iterate(
+    flow: OnPolicyFlow, recipe: Recipe, iterations: int = ITERATIONS
+) -> list[dict[str, float]]:
     found = []
     subject = algorithm(recipe.config)
     with one_thread():
