@@ -109,7 +109,7 @@ portability: install
 # Learning proofs: three seeds each, 200 paired evaluation episodes before and after. May be stopped and repeated at any time; a night.
 # PROOFS="ppo_pushcube grpo_pushcube" takes some.
 prove-all: install
-	$(BIN)/python tools/prove_all.py --page docs/results/learning.md $(PROOFS)
+	$(BIN)/python studies/prove_all.py --page docs/results/learning.md $(PROOFS)
 
 # Safety as a signal: PushCube under a limit on the arm's translation, with and without a cost limit. Interventions are the
 # cost_per_episode of each run's evaluation/before.json and after.json.
@@ -126,20 +126,20 @@ chaos: install
 
 # Sixteen plans on eight fake GPUs: do they run as printed, and with the same result? About half an hour on two cores.
 prove-plans: install
-	$(BIN)/python tools/prove_plans.py --page docs/results/plans.md
+	$(BIN)/python studies/prove_plans.py --page docs/results/plans.md
 
 # Two Ray nodes in network namespaces whose link is cut; with EXTRAS=ray,franka,dev also a simulated Franka on one of them. Needs root.
 cluster-test: install
 	RLINF_VLA_CLUSTER_TEST=1 $(BIN)/python -m pytest -n 0 -rs -m '' tests/runtime/ray/test_two_nodes.py tests/runtime/ray/test_franka_elsewhere.py
 
-# On a machine with an NVIDIA GPU, without network and without `make install`: tools/prove_gpu.py, PARTS="openvla update" takes some parts.
+# On a machine with an NVIDIA GPU, without network and without `make install`: studies/prove_gpu.py, PARTS="openvla update" takes some parts.
 # It uses the machine's own PyTorch, so it takes the environment of `make install` only if PYTHON names it.
 prove-gpu:
-	$(PYTHON) tools/prove_gpu.py $(PARTS)
+	$(PYTHON) studies/prove_gpu.py $(PARTS)
 
 # Official networks at full size on the CPU, with random weights: 18 GB of main memory, 20 GB of disk, over an hour. Measures; writes no page.
 rehearse-7b: install
-	$(BIN)/python tools/rehearse_full_size.py $(NETWORKS)
+	$(BIN)/python studies/rehearse_full_size.py $(NETWORKS)
 
 # For a GPU machine without network: the small packages that it may lack, for the same version of Python, into .prove-gpu/packages.
 gpu-packages:
@@ -212,14 +212,14 @@ prove-delay: install
 	$(BIN)/rlinf-vla train recipe=franka_sft run_dir=$(DELAY)/pi0_delay resume=auto algorithm.demonstrations.dataset=$(DELAY)/data \
 		model.options.simulated_delay=4
 	$(BIN)/rlinf-vla train recipe=franka_sft model=openvla_oft run_dir=$(DELAY)/oft resume=auto algorithm.demonstrations.dataset=$(DELAY)/data
-	$(BIN)/python tools/delay_study.py $(DELAY)/study pi0=$(DELAY)/pi0 pi0_delay=$(DELAY)/pi0_delay oft=$(DELAY)/oft
+	$(BIN)/python studies/delay_study.py $(DELAY)/study pi0=$(DELAY)/pi0 pi0_delay=$(DELAY)/pi0_delay oft=$(DELAY)/oft
 
 # PPO and GRPO on PutOnPlate25, two seeds each (runs of prove-all), and the policies on all 17 splits, 100 episodes of each:
 # docs/results/putonplate25.md. Half an hour per run, 20 minutes per policy and evaluation. The last line removes what the policy sees.
 PLATES := runs/prove-putonplate25
 PLATE_RUNS := $(foreach algorithm,ppo grpo,$(foreach seed,0 1,runs/prove-all/$(algorithm)_putonplate25/seed-$(seed)))
 prove-putonplate25: install
-	$(BIN)/python tools/prove_all.py --seeds 2 ppo_putonplate25 grpo_putonplate25
+	$(BIN)/python studies/prove_all.py --seeds 2 ppo_putonplate25 grpo_putonplate25
 	$(BIN)/rlinf-vla eval recipe=maniskill_eval_putonplate25 model=openvla_oft model.checkpoint=asset://openvla_oft_tiny_putonplate25 \
 		model.options.prompt_length=40 model.lora.rank=32 episodes=100 run_dir=$(PLATES)/splits "sweep.policies=[start,$(subst $() $(),$(comma),$(PLATE_RUNS))]"
 	$(BIN)/rlinf-vla eval run=$(firstword $(PLATE_RUNS)) sweep.policies=[start] evaluation.modes=[greedy] episodes=100 run_dir=$(PLATES)/probes \
@@ -229,7 +229,7 @@ prove-putonplate25: install
 sft-putonplate25: install
 	[ -e runs/putonplate25/pretrained/config.json ] || { \
 		$(BIN)/python tools/tiny_checkpoints.py openvla_oft_plus runs/putonplate25/tiny --patch-size 8 && \
-		$(BIN)/python tools/pretrain_plates.py runs/putonplate25/tiny runs/putonplate25/pretrained; }
+		$(BIN)/python studies/pretrain_plates.py runs/putonplate25/tiny runs/putonplate25/pretrained; }
 	$(BIN)/rlinf-vla train recipe=maniskill_sft_putonplate25 run_dir=runs/putonplate25/sft resume=auto
 
 # Produces assets/openvla_oft_tiny_putonplate.
@@ -239,30 +239,30 @@ sft-putonplate: install
 
 # Creates all 130 tasks of LIBERO, starts each in its first and last stored state, and steps it. The next three need EXTRAS=libero,dev, too.
 libero-all: install
-	$(BIN)/python tools/libero_tour.py docs/results/libero_all.md libero
+	$(BIN)/python studies/libero_tour.py docs/results/libero_all.md libero
 
 # The same for the 160 tasks of LIBERO-PRO's 16 suites; TASKS=1 takes the first task of each suite.
 libero-pro: install
-	$(BIN)/python tools/libero_tour.py docs/results/libero_pro.md pro $(TASKS)
+	$(BIN)/python studies/libero_tour.py docs/results/libero_pro.md pro $(TASKS)
 
 # Success rate of the scripted expert by task.
 libero-expert: install
-	$(BIN)/python tools/libero_expert.py docs/results/libero_expert.md libero_object libero_spatial
+	$(BIN)/python studies/libero_expert.py docs/results/libero_expert.md libero_object libero_spatial
 
 # Lists the instructions of the perturbed suites.
 libero-rewordings: install
-	$(BIN)/python tools/libero_rewordings.py docs/results/libero_rewordings.md
+	$(BIN)/python studies/libero_rewordings.py docs/results/libero_rewordings.md
 
 # Compares with LIBERO on the MuJoCo of published checkpoints, in a separate environment: env.python=$(REFERENCE)/bin/python
 RECORDINGS ?= ../shared/put_on_plate_in_scene25
 
 scene25-recordings: install
-	$(BIN)/python -m tools.scene25_recordings $(RECORDINGS) docs/results/put_on_plate_in_scene25.md
+	$(BIN)/python -m studies.scene25_recordings $(RECORDINGS) docs/results/put_on_plate_in_scene25.md
 
 REFERENCE := .venv-libero-reference
 
 libero-reference: install $(REFERENCE)/.installed
-	$(BIN)/python tools/libero_reference.py $(REFERENCE)/bin/python docs/results/libero_reference.md docs/images
+	$(BIN)/python studies/libero_reference.py $(REFERENCE)/bin/python docs/results/libero_reference.md docs/images
 
 $(REFERENCE)/.installed: | install
 	$(PYTHON) -m venv $(REFERENCE)
@@ -318,7 +318,7 @@ WORLDS := runs/prove-metaworld
 metaworld-expert: install metaworld
 	$(BIN)/rlinf-vla eval recipe=metaworld_eval env.python=.venv-metaworld/bin/python run_dir=$(WORLDS)/expert resume=auto \
 		env.num_envs=2 rollout.batch_size=2 rollout.pipeline_depth=1 evaluation.filmed=0 "sweep.policies=[expert]"
-	$(BIN)/python tools/metaworld_expert.py $(WORLDS)/expert docs/results/metaworld_expert.md
+	$(BIN)/python studies/metaworld_expert.py $(WORLDS)/expert docs/results/metaworld_expert.md
 
 # PPO on reach-v3 on two seeds, 200 paired evaluation episodes before and after. The numbers are in docs/results/metaworld.md.
 prove-metaworld: install metaworld
@@ -327,7 +327,7 @@ prove-metaworld: install metaworld
 
 # Attacks a server with malformed frames and requests while a client is served, and writes the page. EXTRAS=serve,dev. Twenty minutes.
 prove-serve: install
-	$(BIN)/python tools/attack_server.py --seed $(SEED) --page docs/results/serving.md
+	$(BIN)/python studies/attack_server.py --seed $(SEED) --page docs/results/serving.md
 
 # The screenshots in docs/images: a short run, a sweep and a dataset in view, the site, a terminal. Needs Chromium and
 # EXTRAS=maniskill,serve,browser,dev.

@@ -1,7 +1,7 @@
 """The control loop of ``bench control`` with the recipe's policy on a server, over slow links.
 
 The server is that of ``rlinf-vla serve``, in a process of its own on this machine. A relay delays
-and loses its answers. Success against delay is measured by tools/delay_study.py.
+and loses its answers. Success against delay is measured by studies/delay_study.py.
 
 ``python -m rlinf_vla.benchmarks.served_control RUN_DIR`` serves the recipe in RUN_DIR.
 """

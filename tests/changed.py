@@ -122,7 +122,7 @@ def selected(changes: Iterable[str]) -> list[str]:
     if changes & common:
         return [str(test.relative_to(ROOT)) for test in tests]
     touched = {room for name in changes if (room := room_of(name))}
-    tools = {Path(name).stem for name in changes if name.startswith("tools/")}
+    tools = {Path(name).stem for name in changes if name.startswith(("tools/", "studies/"))}
     found = []
     for test in tests:
         name = str(test.relative_to(ROOT))

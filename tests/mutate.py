@@ -87,7 +87,11 @@ def copied(target: Path, tests: Path) -> Path:
     """The tree as it is when installed, in ``target``: there, the plug-in packages are inside ``rlinf_vla``."""
     for name in CODE:
         shutil.copytree(ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name, folder in (("tests", tests), ("tools", ROOT / "tools")):
+    for name, folder in (
+        ("tests", tests),
+        ("tools", ROOT / "tools"),
+        ("studies", ROOT / "studies"),
+    ):
         shutil.copytree(folder, target / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", target)
     for name in LINKED:

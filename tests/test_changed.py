@@ -51,7 +51,7 @@ def test_a_room_sees_what_it_may_import(room: str) -> None:
             "tests/parity/test_pi0.py",
             "tests/planner/test_simulate.py",
         ),
-        ("tools/prove_all.py", "tests/test_prove_all.py", "tests/planner/test_simulate.py"),
+        ("studies/prove_all.py", "tests/test_prove_all.py", "tests/planner/test_simulate.py"),
         ("docs/index.md", "tests/test_documentation.py", "tests/planner/test_simulate.py"),
     ],
 )

@@ -15,7 +15,7 @@ import pytest
 from rlinf_vla.cli import compose
 from rlinf_vla.runtime import recipes
 
-TOOL = Path(__file__).parents[1] / "tools" / "prove_all.py"
+TOOL = Path(__file__).parents[1] / "studies" / "prove_all.py"
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 from tests.skips import needs
 
 ROOT = Path(__file__).parents[1]
-KIT = ROOT / "tools" / "prove_gpu.py"
+KIT = ROOT / "studies" / "prove_gpu.py"
 
 
 NOT_INSTALLED = {"PYTHONPATH": next(entry for entry in sys.path if entry.endswith("site-packages"))}

@@ -41,7 +41,7 @@ ENGINE = [
 ]
 PLUGIN_MODULES = modules(*PLUGIN_PACKAGES)
 SHIPPED = modules("rlinf_vla", "benchmarks", *PLUGIN_PACKAGES, *DATA)
-READ = [*SHIPPED, *modules("tools")]
+READ = [*SHIPPED, *modules("tools", "studies")]
 
 
 def offenders(paths: Iterable[Path], faults: Callable[[Path], Iterable[object]]) -> list[str]:

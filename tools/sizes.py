@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-OTHERS = ("models", "envs", "robots", "rewards", "benchmarks", "tools", "tests")
+OTHERS = ("models", "envs", "robots", "rewards", "benchmarks", "tools", "studies", "tests")
 NO_TOKENS = {
     tokenize.COMMENT,
     tokenize.NL,

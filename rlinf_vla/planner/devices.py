@@ -99,7 +99,7 @@ SIMULATORS = {
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What no publication states for this project's code. ``tools/scale_study.py`` varies each.
+    """What no publication states for this project's code. ``studies/scale_study.py`` varies each.
 
     The shares of peaks are of whole calls, and so they cover kernels that neither multiply matrices
     nor read weights.

@@ -205,7 +205,7 @@ class TestRecordings:
         "folder", [KEPT, pytest.param(RECORDINGS, marks=needs_recordings)], ids=["kept", "all"]
     )
     def test_without_a_simulator(self, folder: Path) -> None:
-        from tools.scene25_recordings import without_simulator
+        from studies.scene25_recordings import without_simulator
 
         compared = without_simulator(folder)
         assert compared and all(row.count and row.largest <= row.limit for row in compared), (
@@ -218,7 +218,7 @@ class TestRecordings:
     @pytest.mark.timeout(1200)  # a minute on a machine that does nothing else
     @needs("maniskill")
     def test_with_the_simulator(self) -> None:
-        from tools.scene25_recordings import with_simulator
+        from studies.scene25_recordings import with_simulator
 
         compared = with_simulator(RECORDINGS)
         assert compared and all(row.count and row.largest <= row.limit for row in compared), (

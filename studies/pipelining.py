@@ -1,4 +1,4 @@
-"""How much of the overlap bound two groups of a simulator reach: python tools/pipelining.py
+"""How much of the overlap bound two groups of a simulator reach: python studies/pipelining.py
 
 A rollout of one group of environments and one of ``--depth`` groups, which take turns, so that both
 meet the same load. The policy is a wait: it takes a given time per environment and no core, as a

@@ -1,4 +1,4 @@
-"""A part of tools/prove_gpu.py: which kernels take the time of policy calls and of updates."""
+"""A part of studies/prove_gpu.py: which kernels take the time of policy calls and of updates."""
 
 from __future__ import annotations
 

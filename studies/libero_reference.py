@@ -1,7 +1,7 @@
 """Compare LIBERO in this Python environment with another one on the same states.
 
 Writes a Markdown page and two images. ``make libero-reference`` runs:
-python tools/libero_reference.py OTHER_PYTHON PAGE.md PICTURE_FOLDER
+python studies/libero_reference.py OTHER_PYTHON PAGE.md PICTURE_FOLDER
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def snapshots(python: str | None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder, "snapshots.npz")
         command = child_process.command(
-            [str(bootstrap.__file__), "tools.libero_snapshots", str(output)], python
+            [str(bootstrap.__file__), "studies.libero_snapshots", str(output)], python
         )
         subprocess.run(command, input=asked, text=True, env=environment, check=True)
         with np.load(output, allow_pickle=False) as stored:

@@ -1,6 +1,6 @@
 """Play recorded episodes of PutOnPlateInScene25; ``scene25_recordings`` starts this program.
 
-python -m tools.scene25_simulated RECORDINGS RENDER_BACKEND
+python -m studies.scene25_simulated RECORDINGS RENDER_BACKEND
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Check that plans on eight fake GPUs run as they are printed, and do not change the result.
 
-    python tools/prove_plans.py [--page docs/results/plans.md] [RECIPE ...]
+    python studies/prove_plans.py [--page docs/results/plans.md] [RECIPE ...]
 
 Needs EXTRAS=maniskill,genesis,ray.
 
@@ -342,7 +342,7 @@ def page(rows: Sequence[str], worst: Sequence[float]) -> str:
     machine = fingerprint()
     return f"""# Plans on eight fake GPUs
 
-`python tools/prove_plans.py --page docs/results/plans.md` on {machine["cpu"]}, {machine["cores"]} cores, {machine["memory_gb"]} GB,
+`python studies/prove_plans.py --page docs/results/plans.md` on {machine["cpu"]}, {machine["cores"]} cores, {machine["memory_gb"]} GB,
 without a GPU. `cluster=8gpu cluster.device=fake_gpu`: Ray claims eight GPUs and
 places the workers on them, and all compute on the CPU. {ITERATIONS} iterations ({LONG} where
 workers join or leave) with KL to the reference policy, seed 7, real ManiSkill and Genesis, tiny

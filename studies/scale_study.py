@@ -1,6 +1,6 @@
 """Predict the scaling of three official networks from 8 to 256 GPUs, from published numbers.
 
-    python tools/scale_study.py [NAME ...]     # openvla-7b, oft-7b, pi0; all by default
+    python studies/scale_study.py [NAME ...]     # openvla-7b, oft-7b, pi0; all by default
 
 Writes docs/results/scale.md. Needs no GPU, no checkpoint and no profile: nothing is measured.
 """
@@ -324,7 +324,7 @@ def main() -> None:
 
 PREFACE = """
 **PREDICTED from published numbers. Nothing on this page was measured on a GPU.** `python
-tools/scale_study.py` counts the work of the official networks without weights, divides it by
+studies/scale_study.py` counts the work of the official networks without weights, divides it by
 published rates of an H100 SXM and by the assumptions in `rlinf_vla/planner/devices.py`, and
 simulates the plan that is predicted to be fastest ([plan.md](../plan.md)). Machines have 8 GPUs,
 128 cores and one link of 400 Gbit/s. *Plan* has rollout workers + trainer ranks, and is the one for

@@ -1,6 +1,6 @@
 """Train every learning proof on three seeds, one after the other, and fill in a table.
 
-    python tools/prove_all.py [--seeds 3] [--page docs/results/learning.md [--missing]] [NAME ...]
+    python studies/prove_all.py [--seeds 3] [--page docs/results/learning.md [--missing]] [NAME ...]
 
 Runs are in runs/prove-all/NAME/seed-K. A finished run is not repeated, and a run that was cut goes
 on at its newest checkpoint, so the command may be stopped and repeated at any time. After each run
@@ -274,7 +274,7 @@ def write(page: Path, seeds: int, failed: set[Run]) -> None:
     """Write the page; a row of more seeds than have finished here is kept, with its figure."""
     head = f"""# Learning proofs
 
-`python tools/prove_all.py --page docs/results/{page.name}`, last on {machine_line(fingerprint())}, {date.today():%d %B %Y}.
+`python studies/prove_all.py --page docs/results/{page.name}`, last on {machine_line(fingerprint())}, {date.today():%d %B %Y}.
 It fills in this page, run after run. What each seed did in each episode is stored in `learning/`, so
 rows join seeds of several machines and days. Rows marked † are of seeds that were not stored: their
 intervals are of an older method, which is too narrow for three seeds, and the greedy ones of SmolVLA

@@ -1,6 +1,6 @@
 """CPU time of parts of `rlinf-vla train recipe=maniskill_ppo`: a simulator's calls, and an update.
 
-python tools/loop_cost.py [KEY=VALUE ...]
+python studies/loop_cost.py [KEY=VALUE ...]
 
 To compare two checkouts, run it in turns with the Python program of each: it measures whatever
 rlinf_vla that program has. CPU times depend little on what else the machine does. The digest is of

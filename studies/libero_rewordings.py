@@ -1,6 +1,6 @@
 """List the rewordings of the instructions of LIBERO's 130 tasks as Markdown.
 
-Usage (``make libero-rewordings``): python tools/libero_rewordings.py OUTPUT
+Usage (``make libero-rewordings``): python studies/libero_rewordings.py OUTPUT
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Simulate the sequential comparison of two policies: errors, power, episodes saved.
 
-python tools/sequential_study.py [--repeats 10000] [--page PAGE.md]
+python studies/sequential_study.py [--repeats 10000] [--page PAGE.md]
 
 Pairs of policies are those whose paired counts are in docs/results/*.md ("+21.0 points (...): 59
 gained, 17 lost"), in a random order that is drawn REPEATS times, and simulated ones.
@@ -266,7 +266,7 @@ PAGE = """# Sequential comparison: errors, power, and episodes saved
 {date}. Written by
 
 ```
-python tools/sequential_study.py --page docs/results/sequential.md
+python studies/sequential_study.py --page docs/results/sequential.md
 ```
 
 The test is in `rlinf_vla/evaluation/sequential.py`, which cites its sources. It may be looked at

@@ -1,6 +1,6 @@
 """Train the official networks at full size on this machine's CPU, with random weights, and resume.
 
-    python tools/rehearse_full_size.py [NAME ...]      # openvla-7b, oft-7b, pi0; all by default
+    python studies/rehearse_full_size.py [NAME ...]      # openvla-7b, oft-7b, pi0; all by default
 
 For each network a checkpoint of random bfloat16 weights is written in the official layout, and
 `rlinf-vla train` loads it, acts, takes optimiser steps on LoRA adapters with gradient

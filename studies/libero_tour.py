@@ -1,7 +1,7 @@
 """Reset and step every LIBERO or LIBERO-PRO task in two stored states, and write a table.
 
 ``make libero-all`` and ``make libero-pro`` run:
-python tools/libero_tour.py OUTPUT libero|pro [TASKS]
+python studies/libero_tour.py OUTPUT libero|pro [TASKS]
 TASKS limits the run to the first tasks of each suite.
 """
 

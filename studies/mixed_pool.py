@@ -1,6 +1,6 @@
 """How near a rollout on two workers of different speed comes to the ideal split.
 
-    python tools/mixed_pool.py [--stopped 60] [--shards 1 2 4] [--envs 64]
+    python studies/mixed_pool.py [--stopped 60] [--shards 1 2 4] [--envs 64]
 
 PPO in real ManiSkill on Ray, with two rollout workers, one of which is stopped (SIGSTOP) for
 ``--stopped`` of every 100 ms, with its simulators, and so has a share s = 1 - stopped / 100 of its

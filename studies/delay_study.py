@@ -1,6 +1,6 @@
 """Success against delay: policies on a server drive the simulated Franka over a slow link.
 
-python tools/delay_study.py OUT pi0=RUN oft=RUN [--links 0 200 200+50] [--episodes 20] [--split]
+python studies/delay_study.py OUT pi0=RUN oft=RUN [--links 0 200 200+50] [--episodes 20] [--split]
                             [--task TouchAround --sampled]
 
 Each policy is served by `rlinf-vla serve` in a process of its own, and drives the arm at 10 Hz with

@@ -1,6 +1,6 @@
 """Pretrain a tiny OpenVLA-OFT for PutOnPlate25, before it imitates whole episodes.
 
-``python tools/pretrain_plates.py CHECKPOINT DIRECTORY`` reads the configuration of CHECKPOINT,
+``python studies/pretrain_plates.py CHECKPOINT DIRECTORY`` reads the configuration of CHECKPOINT,
 begins with random weights and writes a checkpoint. It draws scenes of the training split, in every
 second one of which the arm is somewhere else, and trains twice:
 

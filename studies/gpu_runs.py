@@ -1,4 +1,4 @@
-"""Parts of tools/prove_gpu.py that run what exists: the conformance suites, and training."""
+"""Parts of studies/prove_gpu.py that run what exists: the conformance suites, and training."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Save camera images of some tasks and whether lazy rendering is exact, to compare environments.
 
 Runs in any Python environment with LIBERO, by bootstrap:
-MUJOCO_GL=egl python rlinf_vla/core/bootstrap.py tools.libero_snapshots OUTPUT.npz < tasks.json
+MUJOCO_GL=egl python rlinf_vla/core/bootstrap.py studies.libero_snapshots OUTPUT.npz < tasks.json
 """
 
 from __future__ import annotations

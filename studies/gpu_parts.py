@@ -1,4 +1,4 @@
-"""The parts of tools/prove_gpu.py: python tools/gpu_parts.py PART DEVICE SIZE SECONDS FILE
+"""The parts of studies/prove_gpu.py: python studies/gpu_parts.py PART DEVICE SIZE SECONDS FILE
 
 Each measures one thing and adds rows to FILE. The networks have the official sizes, or those of the
 packaged tiny models, and random weights.

@@ -1,6 +1,6 @@
 """Measure on a GPU what has only been computed or rehearsed so far, and write .prove-gpu/gpu.md.
 
-    python tools/prove_gpu.py [PART ...] [--device cpu --size tiny --results DIR --page FILE]
+    python studies/prove_gpu.py [PART ...] [--device cpu --size tiny --results DIR --page FILE]
 
 Needs no network and no installation of this repository: the machine's PyTorch, transformers and
 peft, and what else a part imports. Pure Python packages that the machine lacks may lie in
@@ -205,7 +205,7 @@ def outcome(name: str, given: argparse.Namespace, results: Path) -> dict[str, An
     if not missing:
         command = [
             sys.executable,
-            str(ROOT / "tools" / "gpu_parts.py"),
+            str(ROOT / "studies" / "gpu_parts.py"),
             name,
             given.device,
             given.size,

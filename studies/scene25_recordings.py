@@ -1,7 +1,7 @@
 """Compare PutOnPlateInScene25 with recordings of the published environment.
 
 A folder as docs/results/put_on_plate_in_scene25.md describes. ``make scene25-recordings`` runs:
-python tools/scene25_recordings.py RECORDINGS PAGE.md
+python studies/scene25_recordings.py RECORDINGS PAGE.md
 """
 
 from __future__ import annotations
@@ -213,7 +213,13 @@ def with_simulator(folder: Path) -> list[Compared]:
         "MS_ASSET_DIR": str(folder / "assets" / "ms"),
         "MS_SKIP_ASSET_DOWNLOAD_PROMPT": "1",
     }
-    program = [sys.executable, "-m", "tools.scene25_simulated", str(folder), driver.render_backend]
+    program = [
+        sys.executable,
+        "-m",
+        "studies.scene25_simulated",
+        str(folder),
+        driver.render_backend,
+    ]
     done = subprocess.run(
         program, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True
     )

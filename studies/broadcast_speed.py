@@ -1,6 +1,6 @@
 """Time a version of weights from a trainer to the rollout workers of this machine, on both ways.
 
-    python tools/broadcast_speed.py
+    python studies/broadcast_speed.py
 
 Prints medians of four versions, for some sizes and numbers of workers. On the CPU, a broadcast is
 gloo over loopback, and the object store is shared memory (docs/cluster.md). Takes two minutes.

@@ -1,6 +1,6 @@
 """Measure the success rate of the scripted expert per task and write a Markdown table.
 
-Usage (``make libero-expert``): python tools/libero_expert.py OUTPUT SUITE ...
+Usage (``make libero-expert``): python studies/libero_expert.py OUTPUT SUITE ...
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the parts of tools/prove_gpu.py share: recipes, policies and the rows of the page."""
+"""What the parts of studies/prove_gpu.py share: recipes, policies and the rows of the page."""
 
 from __future__ import annotations
 

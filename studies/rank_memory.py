@@ -1,6 +1,6 @@
 """Measure the main memory of trainer ranks on this machine while they update.
 
-    python tools/rank_memory.py [RANKS] [CALLS]      # default: 4 ranks, 2048 calls of two images
+    python studies/rank_memory.py [RANKS] [CALLS]      # default: 4 ranks, 2048 calls of two images
 
 Real trainer workers on a Ray cluster of this machine train a toy policy on stored calls that have
 two camera images beside. ``shared``: pages of the object store that a rank has read, which exist

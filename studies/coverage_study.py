@@ -1,6 +1,6 @@
 """Simulate the intervals of ``rlinf-vla compare`` over few training runs: how often they cover.
 
-python tools/coverage_study.py [--repeats 200]
+python studies/coverage_study.py [--repeats 200]
 
 A run has success rates sigmoid(spread z + 0.5 z'), z of the run and z' of the run and task, and
 plays EPISODES of TASKS tasks. Prints the coverage and half the mean width in points, as in
