@@ -17,7 +17,7 @@ from rlinf_vla.cli import compose
 from rlinf_vla.cli.list import recipe_names
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.steps import step_name
-from rlinf_vla.evaluation.published import PUBLISHED
+from rlinf_vla.evaluation.published import tables
 from rlinf_vla.planner.choice import choose
 from rlinf_vla.planner.prediction import Prediction
 from rlinf_vla.planner.search import plan_problem
@@ -52,7 +52,7 @@ RUNS: dict[str, dict[str, str]] = {
         for model in ("pi0", "pi05")
     },
 }
-"""Table of PUBLISHED -> the recipes that repeat it, and their columns."""
+"""Published table -> the recipes that repeat it, and their columns."""
 PREDICTED: dict[str, tuple[Prediction, int]] = {}
 """Settings that the time depends on -> what is predicted."""
 HEAD = """# Reproduction sheets
@@ -145,7 +145,7 @@ def commands(table: str, name: str, method: str) -> Iterator[str]:
 
 
 def sheet(table: str) -> Iterator[str]:
-    paper = PUBLISHED[table]
+    paper = tables()[table]
     known = recipe_names("recipe")
     yield from (f"## {paper.title}", "", f"Source: {paper.source}. Percent; {paper.note}.", "")
     yield f"| | {' | '.join(paper.columns)} |"
