@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -27,8 +27,9 @@ from rlinf_vla.planner.accounting import kernels_of
 from rlinf_vla.planner.memory import MemoryModel
 from rlinf_vla.planner.synthetic import synthetic_batch, with_frozen_weights
 from rlinf_vla.runtime import builders
-from rlinf_vla.runtime.local import InProcessFlow
+from rlinf_vla.runtime.on_policy_updater import OnPolicyUpdater
 from rlinf_vla.telemetry.measurement import nbytes, saved_for_backward
+from rlinf_vla.training.trainer import Trainer
 
 REPEATS = 3
 MINIBATCHES = 2
@@ -54,33 +55,37 @@ def measure(
         f"{config.name}: {len(batch)} policy calls, {config.epochs} epochs of minibatches of {config.minibatch_size}",
         limits,
     )
-    flows: dict[str, InProcessFlow] = {}
+    norms: dict[str, float] = {}
     kinds: dict[str, Work] = {}
     for name, cluster in _clusters(recipe.cluster, config.minibatch_size, again).items():
         say(f"memory of {name}")
         plan = replace(recipe, cluster=cluster)
         settings = builders.actor_settings(plan, recipe.rollout.temperature)
-        flow = InProcessFlow(
-            policy,
-            [],
-            builders.build_trainer(plan, policy),
-            settings,
-            reuse_frozen=cluster.reuse_frozen,
+        trainer = builders.build_trainer(plan, policy)
+        updater = OnPolicyUpdater(
+            trainer, settings.run_seed, settings.temperature, cluster.reuse_frozen
         )
-        update = partial(flow.update, batch, algorithm)
+        iterations = itertools.count()
+
+        def update(
+            updater: OnPolicyUpdater = updater,
+            iterations: Iterator[int] = iterations,
+            name: str = name,
+        ) -> None:
+            metrics = updater.update(batch, algorithm, False, next(iterations), 0)
+            norms[name] = metrics["actor/grad_norm"]
+
         found.memory[name] = _memory(
-            plan, algorithm, batch, flow, update, again and cluster.reuse_frozen
+            plan, algorithm, batch, trainer, update, again and cluster.reuse_frozen
         )
-        flows[name] = flow
         kinds[name] = Work(update, len(batch) * config.epochs, "policy calls", model_work(plan))
     say(f"{REPEATS} updates under each plan")
     found.time(kinds, batch.advantage.device, REPEATS)
     whole, *others = kinds
-    norm = flows[whole].metrics["actor/grad_norm"]
     for name in others:
         found.compare(f"{name} / {whole}", name, whole)
         found.differences[f"gradient norms of {name} and {whole}"] = abs(
-            flows[name].metrics["actor/grad_norm"] / norm - 1
+            norms[name] / norms[whole] - 1
         )
     return found
 
@@ -136,17 +141,17 @@ def _memory(
     recipe: Recipe,
     algorithm: OnPolicy,
     batch: Batch,
-    flow: InProcessFlow,
+    trainer: Trainer,
     update: Callable[[], Any],
     remembers: bool,
 ) -> Memory:
-    """Measure the memory of the flow's first ``update``.
+    """Measure the memory of the trainer's first ``update``.
 
-    A separate trainer measures the activations, because the flow's must not have made a step yet.
+    A separate trainer measures the activations, because this one must not have made a step yet.
     ``remembers``: the update stores what the frozen part computes.
     """
-    policy = flow.policy
-    trained = list(flow.trainer.parameters.values())
+    policy: Policy = trainer.policy  # type: ignore[assignment]
+    trained = list(trainer.parameters.values())
     config = algorithm.config
     weights = [*policy.parameters(), *policy.buffers()]
     part = batch[: config.minibatch_size]

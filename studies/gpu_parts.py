@@ -34,7 +34,7 @@ from rlinf_vla.planner.memory import MemoryModel, weights_of
 from rlinf_vla.planner.synthetic import observation, synthetic_batch, with_frozen_weights
 from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.runtime import builders
-from rlinf_vla.runtime.local import InProcessFlow
+from rlinf_vla.runtime.on_policy_updater import OnPolicyUpdater
 from rlinf_vla.telemetry.measurement import peak_growth, time_interleaved
 from rlinf_vla.training.gradient_checkpointing import checkpoint_blocks
 from rlinf_vla.training.lora import network_dtype
@@ -257,8 +257,9 @@ def updating(kit: Kit, policy: Policy, rows: int) -> Callable[[], object]:
     algorithm = builders.build_algorithm(recipe)
     batch = synthetic_batch(recipe, policy, algorithm, MINIBATCHES * rows)
     settings = builders.actor_settings(recipe, recipe.rollout.temperature)
-    flow = InProcessFlow(policy, [], builders.build_trainer(recipe, policy), settings)
-    return lambda: flow.update(batch, algorithm)
+    trainer = builders.build_trainer(recipe, policy)
+    updater = OnPolicyUpdater(trainer, settings.run_seed, settings.temperature, True)
+    return lambda: updater.update(batch, algorithm, False, 0, 0)
 
 
 def memory(kit: Kit) -> None:
@@ -331,10 +332,8 @@ def finetune(kit: Kit) -> None:
     }
     batch = synthetic_batch(recipe, policy, algorithm, 1)
     trainer = builders.build_trainer(recipe, policy)
-    flow = InProcessFlow(
-        policy, [], trainer, builders.actor_settings(recipe, recipe.rollout.temperature)
-    )
-    flow.update(batch, algorithm)
+    updater = OnPolicyUpdater(trainer, recipe.seed, recipe.rollout.temperature, True)
+    metrics = updater.update(batch, algorithm, False, 0, 0)
     weights = {name: weight.detach().cpu() for name, weight in policy.backbone.named_parameters()}
     changed = sum(not torch.equal(weights[name], value) for name, value in before.items())
     finite = all(bool(value.isfinite().all()) for value in weights.values())
@@ -342,7 +341,7 @@ def finetune(kit: Kit) -> None:
         "weights",
         f"{changed} of {len(before)} tensors changed, {'all finite' if finite else '**not finite**'}{kit.peak}",
     )
-    kit.add("gradient norm", f"{flow.metrics['actor/grad_norm']:.4g}")
+    kit.add("gradient norm", f"{metrics['actor/grad_norm']:.4g}")
     assert changed and finite
 
 

@@ -27,11 +27,13 @@ from rlinf_vla.config.cluster import ClusterConfig
 from rlinf_vla.core.types import Trajectory
 from rlinf_vla.planner import synthetic
 from rlinf_vla.rollout.actor import Settings
+from rlinf_vla.runtime.ray.actors import HEALTH
 from rlinf_vla.runtime.ray.cluster import connect_cluster
 from rlinf_vla.runtime.ray.places import Role
-from rlinf_vla.runtime.ray.serialization import heavy_parts, light_part, light_trajectory
-from rlinf_vla.runtime.ray.trainer_workers import Trainers, TrainerWorker
-from rlinf_vla.runtime.ray.worker import HEALTH, Builders
+from rlinf_vla.runtime.ray.trainers import Trainers
+from rlinf_vla.runtime.workers.base import Builders
+from rlinf_vla.runtime.workers.packed import heavy_parts, light_part, light_trajectory
+from rlinf_vla.runtime.workers.trainer import TrainerWorker
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from rlinf_vla.training.trainer import Trainer
 

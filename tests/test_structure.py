@@ -154,7 +154,7 @@ MAIN_JOB = """
 import sys
 from rlinf_vla.cli.main import run
 assert run(["train", "recipe=maniskill_ppo", "--cfg", "job"]) == 0
-import rlinf_vla.cli.train, rlinf_vla.runtime.local
+import rlinf_vla.cli.train, rlinf_vla.runtime.on_policy
 print("LOADED", *(name for name, module in sys.modules.items() if name.startswith("rlinf_vla") and getattr(module, "__file__", None)))
 assert "jinja2" not in sys.modules, "only a report needs it"
 """

@@ -33,7 +33,7 @@ LOADED = """
 import sys
 from rlinf_vla.cli.main import run
 assert run(["train", "recipe=maniskill_ppo", "--cfg", "job"]) == 0
-import rlinf_vla.cli.train, rlinf_vla.runtime.local
+import rlinf_vla.cli.train, rlinf_vla.runtime.on_policy
 modules = [(name, module.__file__) for name, module in sys.modules.items() if getattr(module, "__file__", None)]
 print("LOADED", *(file for name, file in modules if name.startswith("rlinf_vla")))
 """

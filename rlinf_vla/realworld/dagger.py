@@ -18,20 +18,27 @@ from rlinf_vla.realworld.client import RobotClient
 from rlinf_vla.realworld.episode import RobotEpisode
 from rlinf_vla.realworld.flow import policy_inputs, session_metrics, training_jobs
 from rlinf_vla.realworld.records import runs
-from rlinf_vla.runtime.supervised import LocalSupervisedFlow
+from rlinf_vla.runtime.supervised import SupervisedFlow
+from rlinf_vla.runtime.workers.base import Workers
+from rlinf_vla.training.trainer import Trainer
 
 
-class DAggerFlow(LocalSupervisedFlow):
+class DAggerFlow(SupervisedFlow):
     """The corrections are the run directory's episode files; a resumed run reads them again."""
 
     metrics_every = 1
 
-    def __init__(self, player: RobotClient, episodes: Path, *arguments: Any) -> None:
-        """``episodes``: directory of the episode files. ``arguments``: see the base class."""
-        super().__init__(*arguments)
-        assert isinstance(self.learner, Policy)
+    def __init__(
+        self, player: RobotClient, episodes: Path, workers: Workers, *arguments: Any
+    ) -> None:
+        """``episodes``: directory of the episode files. ``workers``: of this process.
+        ``arguments``: see the base class."""
+        super().__init__(workers, *arguments)
+        learner = workers.trainers.worker
+        assert isinstance(learner.policy, Policy)
         self.player = player
-        self.policy = self.learner
+        self.trainer: Trainer = learner.trainer
+        self.policy = learner.policy
         self._episodes = episodes
         self._convention = ArmConvention(self.policy.spec.convention)
         self._corrections: list[tuple[Inputs, Tensor]] = []

@@ -15,7 +15,6 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.protocols import Policy, prepared
 from rlinf_vla.core.transitions import EpisodeRecords
 from rlinf_vla.core.types import Episodes, Inputs
-from rlinf_vla.data.from_dataset import dataset_transitions
 from rlinf_vla.realworld.arm_convention import ArmConvention
 from rlinf_vla.realworld.client import RobotClient
 from rlinf_vla.realworld.episode import (
@@ -31,6 +30,8 @@ from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS, drawn_episodes
 from rlinf_vla.rollout.transitions import transition_metrics
 from rlinf_vla.runtime.off_policy import ReplayFlow
+from rlinf_vla.runtime.workers.base import Workers
+from rlinf_vla.runtime.workers.trainer import TrainerWorker
 
 ATTEND_S = 0.2
 """Seconds between two looks at the robot process during updates."""
@@ -47,14 +48,18 @@ class OnlineFlow(ReplayFlow):
         self,
         player: RobotClient,
         iterations: int,
+        workers: Workers,
         nice: int = 0,
         scripted: bool = True,
         **options: Any,
     ) -> None:
-        """iterations: number of iterations in the run. nice: added to the nice value of updates,
-        because a control loop runs at the same time. scripted: the scene's scripted expert
-        demonstrates, not an operator."""
-        super().__init__(**options)
+        """iterations: number of iterations in the run. workers: of this process. nice: added to the
+        nice value of updates, because a control loop runs at the same time. scripted: the scene's
+        scripted expert demonstrates, not an operator. options: see the base class."""
+        super().__init__(workers.trainers, **options)
+        learner: TrainerWorker = workers.trainers.worker
+        self.trainer = learner.trainer
+        self.policy: Policy = learner.policy
         self.player = player
         self.iterations = iterations
         self._scripted = scripted
@@ -130,11 +135,11 @@ class OnlineFlow(ReplayFlow):
         if self._succeeded is not None:
             self.log({"demonstrations/success": self._succeeded / episodes})
 
+    def show(self, episodes: int) -> list[bool]:
+        return super().show(episodes) if self.config.dataset is None else self._show_dataset()
+
     def _demonstrations(self, episodes: int) -> Iterable[EpisodeRecords]:
         """Yield the successful demonstrations only."""
-        if self.config.dataset is not None:
-            yield from dataset_transitions(self.policy, self.config)
-            return
         jobs = first_jobs(DEMONSTRATION, DEMONSTRATION_SEEDS, episodes, scripted=self._scripted)
         for job in jobs:
             self.player.begin(job)

@@ -35,8 +35,8 @@ from rlinf_vla.realworld.process import END_S, WEIGHTS
 from rlinf_vla.runtime.ray.cluster import connect_cluster
 from rlinf_vla.runtime.ray.places import Role
 from rlinf_vla.runtime.ray.pool import raised_there
-from rlinf_vla.runtime.ray.worker import node_address
 from rlinf_vla.runtime.run_directory import EPISODES, LOCK, RECIPE
+from rlinf_vla.runtime.workers.base import node_address
 from rlinf_vla.telemetry.run_files import CONTROL_FILE
 
 SESSION = ".session"

@@ -29,7 +29,9 @@ from rlinf_vla.realworld.flow import OnlineFlow
 from rlinf_vla.rollout.evaluation_episodes import EpisodeResult
 from rlinf_vla.runtime import builders, run_directory
 from rlinf_vla.runtime.base import BaseFlow, PlayEpisodes, Runtime
-from rlinf_vla.runtime.supervised import LocalSupervisedFlow
+from rlinf_vla.runtime.supervised import SupervisedFlow
+from rlinf_vla.runtime.workers.from_recipe import trainer_class
+from rlinf_vla.runtime.workers.local import local_workers
 from rlinf_vla.telemetry.run_files import CONTROL_FILE
 from rlinf_vla.training.checkpoint import save_checkpoint
 
@@ -63,22 +65,28 @@ def at_robot(
         spec = spec_of(recipe, policy.spec)
         policy.fit_instructions(spec.instructions)
         settings = builders.actor_settings(recipe, recipe.rollout.temperature)
-        threads = partial(builders.threads, recipe.cluster.update_threads)
+        workers = local_workers(
+            policy,
+            (),
+            (),
+            trainer,
+            builders.build_algorithm(recipe),
+            settings,
+            recipe.cluster,
+            trainer_class(recipe),
+        )
         dataset = config.dataset if family == OFF_POLICY else config.demonstrations.dataset
         if dataset is not None and checkpoint is None:
             require_same_control_rate(dataset, [spec])
         flow: BaseFlow
         if family == SUPERVISED:
-            flow = LocalSupervisedFlow(policy, (), trainer, settings, threads, say)
+            flow = SupervisedFlow(workers, settings, say)
         elif family == INTERACTIVE:
             flow = DAggerFlow(
                 side,
                 directory / run_directory.EPISODES,
-                policy,
-                (),
-                trainer,
+                workers,
                 settings,
-                threads,
                 say,
             )
         else:
@@ -86,14 +94,14 @@ def at_robot(
             flow = OnlineFlow(
                 side,
                 recipe.iterations,
+                workers,
                 recipe.session.learner_nice,
                 recipe.session.operator == NO_OPERATOR,
-                trainer=trainer,
                 settings=settings,
                 config=config,
                 directory=directory / run_directory.REPLAY,
                 state=state,
-                update_threads=threads,
+                instructions=spec.instructions,
             )
 
         flow.time_limit_s = 60 * (recipe.session.minutes or math.inf)

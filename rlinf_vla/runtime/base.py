@@ -5,21 +5,16 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from rlinf_vla.algorithms.parity import Parity
 from rlinf_vla.core.protocols import EnvSpec
-from rlinf_vla.core.types import Rollouts, Tensors, gather
 from rlinf_vla.rollout.actor import Settings
-from rlinf_vla.rollout.collector import episode_metrics, rollout_metrics
 from rlinf_vla.rollout.evaluation_episodes import EpisodeResult
-from rlinf_vla.rollout.faults import METRIC, Fault, faults_of
+from rlinf_vla.rollout.faults import METRIC, Fault
+from rlinf_vla.runtime.workers.packed import Packed
 from rlinf_vla.telemetry.timeline import Timeline
-
-Threads = Callable[[], AbstractContextManager[None]]
-"""Context in which PyTorch uses another number of threads."""
 
 
 class Restart(Exception):
@@ -103,121 +98,12 @@ class BaseFlow:
     def saved(self, states: Sequence[dict[str, Any]]) -> None:
         """Receive the states of all checkpoints that can still be resumed."""
 
-    def earlier_weights(self) -> dict[int, Tensors]:
+    def packed_earlier(self) -> dict[int, Packed]:
         """Return version -> trained weights of earlier versions that still have rollouts to run."""
         return {}
 
     def _rolling(self, fraction: float) -> None:
         self.progress("rollout", fraction)
-
-
-class OnPolicyFlow(BaseFlow):
-    """Base class of the runtimes of PPO and GRPO.
-
-    It starts rollouts ahead of their iteration and merges the metrics of several updates in one.
-    """
-
-    def __init__(
-        self, settings: Settings, staleness: int = 0, iterations: int | None = None
-    ) -> None:
-        """``iterations``: number of iterations in the run; None: unknown."""
-        super().__init__(settings)
-        self.staleness = staleness
-        self.iterations = iterations
-        self._ahead: dict[int, Rollouts] = {}
-        self._updates = 0.0
-        self._scored: list[Rollouts] = []
-
-    def begin(self, iteration: int) -> None:
-        super().begin(iteration)
-        self._updates = 0.0
-        self._scored = []
-
-    def collect(self, horizon: int) -> Rollouts:
-        return self._started(
-            lambda iteration, version: self.start_slots(iteration, version, horizon)
-        )
-
-    def collect_groups(self, groups: int, attempts: int, draw: int) -> Rollouts:
-        return self._started(
-            lambda iteration, version: self.start_groups(iteration, version, groups, attempts, draw)
-        )
-
-    @property
-    def tasks(self) -> tuple[str, ...]:
-        """Names of the tasks that rollouts play."""
-        raise NotImplementedError
-
-    def start_slots(self, iteration: int, version: int, horizon: int) -> Rollouts:
-        """Start the rollout of an iteration with the policy's ``version``."""
-        raise NotImplementedError
-
-    def start_groups(
-        self, iteration: int, version: int, groups: int, attempts: int, draw: int
-    ) -> Rollouts:
-        raise NotImplementedError
-
-    def score(self, rollouts: Rollouts) -> Rollouts:
-        """Environments already give the recipe's reward: see ``reward_shaping.RewardedEnv``."""
-        self._scored.append(rollouts)
-        return rollouts
-
-    def publish(self) -> None:
-        shards = [
-            replace(shard, inputs={}, latent={}, reference=None)
-            for rollouts in self._scored
-            for shard in rollouts
-        ]
-        if shards:
-            everything = gather(shards)
-            self.log(
-                rollout_metrics(everything)
-                if everything.value.ndim == 2
-                else episode_metrics(everything)
-            )
-            self.log_faults(faults_of(everything, self.tasks))
-            if self.staleness:
-                self.log(
-                    {
-                        "rollout/staleness": (self.policy_version - everything.policy_version)
-                        .float()
-                        .mean()
-                        .item()
-                    }
-                )
-        super().publish()
-
-    def is_pending_version(self, version: int) -> bool:
-        """Whether ``version`` is an earlier one with rollouts that are yet to be trained on."""
-        return self.policy_version - self.staleness <= version < self.policy_version
-
-    def restore_earlier_weights(self, earlier_weights: dict[int, Tensors]) -> None:
-        """Restore what ``earlier_weights`` returned when the checkpoint to resume was written."""
-
-    def log_update(self, metrics: dict[str, float]) -> None:
-        """Log the means over all optimiser steps of the iteration."""
-        steps = metrics["actor/updates"]
-        before = self._updates
-        self._updates = self._updates + steps
-        if before:
-            share = steps / max(self._updates, 1)
-            metrics = {
-                name: share * value + (1 - share) * self.metrics.get(name, value)
-                for name, value in metrics.items()
-            }
-        self.log(metrics | {"actor/updates": self._updates})
-
-    def _started(self, start: Callable[[int, int], Rollouts]) -> Rollouts:
-        """Return this iteration's rollouts and start those of the next ``staleness`` iterations."""
-        if not self.staleness:
-            return start(self.iteration, self.policy_version)
-        end = self.iteration + self.staleness + 1
-        for iteration in range(
-            self.iteration, end if self.iterations is None else min(end, self.iterations)
-        ):
-            if iteration not in self._ahead:
-                self._ahead[iteration] = start(iteration, max(0, iteration - self.staleness))
-        return self._ahead.pop(self.iteration)
 
 
 PlayEpisodes = Callable[[float, int, Callable[[float], None], str | None], list[EpisodeResult]]

@@ -1,14 +1,13 @@
-"""Flow of off-policy algorithms: collectors fill a replay buffer, a learner samples from it."""
+"""The flows of off-policy algorithms: workers fill a replay buffer, from which trainers learn."""
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -16,21 +15,18 @@ from rlinf_vla.algorithms.advantages import chunk_rewards
 from rlinf_vla.algorithms.off_policy import OffPolicy, OffPolicyConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.devices import device_of
-from rlinf_vla.core.protocols import EnvSpec, Policy, VectorEnv
-from rlinf_vla.core.transitions import EpisodeRecords
+from rlinf_vla.core.transitions import ACTED, EpisodeRecords
 from rlinf_vla.core.types import Episodes, Tensors
-from rlinf_vla.data.from_dataset import dataset_transitions, require_same_control_rate
-from rlinf_vla.rollout.actor import Actor, Settings
+from rlinf_vla.data.from_dataset import require_same_control_rate
+from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS, drawn_episodes, numbered_episodes
-from rlinf_vla.rollout.transitions import (
-    ChunkRewards,
-    faults_of_records,
-    record_transitions,
-    transition_metrics,
-)
-from rlinf_vla.runtime.base import BaseFlow, Threads
-from rlinf_vla.telemetry.timeline import Timeline
-from rlinf_vla.training.lora import acting
+from rlinf_vla.rollout.evaluation_episodes import EpisodeResult
+from rlinf_vla.rollout.transitions import faults_of_records, transition_metrics
+from rlinf_vla.runtime.base import BaseFlow
+from rlinf_vla.runtime.workers.base import WorkerInfo, Workers, add_spans
+from rlinf_vla.runtime.workers.packed import Packed
+from rlinf_vla.runtime.workers.rollout import evaluate_on
+from rlinf_vla.runtime.workers.shards import parts
 from rlinf_vla.training.ranks import rank, summed, world_size
 from rlinf_vla.training.replay import AnyReplay, Replay, ShardedReplay, sample_mixed
 from rlinf_vla.training.trainer import Trainer
@@ -40,68 +36,31 @@ RANKS = "replay_ranks"
 """Key of a checkpoint's state: the number of trainer ranks that divide the replay, if several."""
 
 
-class TransitionCollector(Protocol):
-    """Runs episodes with the policy, or with the scripted expert, in this process or in others."""
+class TrainersReplay:
+    """One of the replay buffers of the trainer ranks."""
 
-    env: EnvSpec
-    """Spec of one environment group."""
+    def __init__(self, trainers: Any, number: int, size: tuple[int, int]) -> None:
+        self._trainers = trainers
+        self._number = number
+        self.total, self._length = size
 
-    def collect(
-        self,
-        episodes: Episodes,
-        rewards: ChunkRewards,
-        expert: bool,
-        timeline: Timeline,
-        progress: Callable[[float], None],
-    ) -> list[EpisodeRecords]:
-        """Run ``episodes`` to their end; return their records, in their order."""
+    def __len__(self) -> int:
+        return self._length
 
-    def publish(self) -> None:
-        """Run later episodes with the current weights."""
+    def append(self, episode: Tensors) -> None:
+        stored = self._trainers.put(Packed.of(episode))
+        acted = Packed.of({ACTED: episode[ACTED]})
+        # a reference within a list is not fetched until it is asked for
+        self.set_size(self._trainers.call("append", self._number, acted, [stored])[0][0])
 
-    def metrics(self) -> dict[str, float]:
-        """Return metrics since the last call."""
+    def set_size(self, size: tuple[int, int]) -> None:
+        self.total, self._length = size
 
+    def flush(self) -> None:
+        self._trainers.call("flush", self._number)
 
-class LocalCollector:
-    """Collector whose policy and environments belong to this process."""
-
-    def __init__(self, policy: Policy, groups: Sequence[VectorEnv], settings: Settings) -> None:
-        self.policy = policy
-        self.groups = groups
-        self.settings = settings
-        self.env = groups[0].spec
-        self.actor = Actor(policy, settings)
-
-    def collect(
-        self,
-        episodes: Episodes,
-        rewards: ChunkRewards,
-        expert: bool,
-        timeline: Timeline,
-        progress: Callable[[float], None],
-    ) -> list[EpisodeRecords]:
-        with nullcontext() if expert else acting(self.policy, self.settings.rounded):
-            return record_transitions(
-                self.policy, self.actor, self.groups, episodes, rewards, expert, timeline, progress
-            )
-
-    def publish(self) -> None:
-        """Do nothing: the learner trains the policy that acts."""
-
-    def metrics(self) -> dict[str, float]:
-        return {}
-
-
-class Store(Protocol):
-    """A replay buffer, in this process or in another one."""
-
-    @property
-    def total(self) -> int: ...
-    def __len__(self) -> int: ...
-    def append(self, episode: Tensors) -> None: ...
-    def flush(self) -> None: ...
-    def forget(self, total: int) -> None: ...
+    def forget(self, total: int) -> None:
+        self._trainers.call("forget_records", self._number, total)
 
 
 def open_replays(
@@ -109,7 +68,7 @@ def open_replays(
 ) -> tuple[AnyReplay, AnyReplay]:
     """Open the replay buffers of online data and of demonstrations, or this rank's part of them.
 
-    state: from ``StoringFlow.save`` before a resume, else empty. Raises UserError if it is of
+    state: from ``ReplayFlow.save`` before a resume, else empty. Raises UserError if it is of
     another number of trainer ranks.
     """
     ranks = world_size()
@@ -129,7 +88,7 @@ def open_replays(
     return online, opened("demonstrations", EVERYTHING, state.get("demonstrations", 0))
 
 
-def append_all(store: Store, episodes: Iterable[EpisodeRecords]) -> list[bool]:
+def append_all(store: AnyReplay, episodes: Iterable[EpisodeRecords]) -> list[bool]:
     """Add ``episodes`` to ``store`` one by one; return which of them succeeded."""
     found = []
     for each in episodes:
@@ -175,16 +134,27 @@ def learn_from_replay(
     return {name: value / counts[name] for name, value in totals.items()}
 
 
-class StoringFlow(BaseFlow):
-    """Base of off-policy flows: replay of online data and of demonstrations."""
+class ReplayFlow(BaseFlow):
+    """Base of off-policy flows: replay of online data and of demonstrations, and their learner."""
 
     def __init__(
-        self, settings: Settings, config: OffPolicyConfig, replay: Store, shown: Store
+        self,
+        trainers: Any,
+        settings: Settings,
+        config: OffPolicyConfig,
+        directory: Path,
+        state: dict[str, Any],
+        instructions: tuple[str, ...],
     ) -> None:
+        """``trainers``: ``LocalTrainers`` or ``Trainers`` of ``LearnerWorker``s. ``directory``,
+        ``state``: see ``open_replays``. ``instructions``: all that episodes can have."""
         super().__init__(settings)
         self.config = config
-        self.replay = replay
-        self.shown = shown
+        self.trainers = trainers
+        sizes = trainers.call("open_replays", directory, state, instructions)[0][0]
+        self.replay, self.shown = (
+            TrainersReplay(trainers, number, size) for number, size in enumerate(sizes)
+        )
         self.chunk_rewards = partial(chunk_rewards, gamma=config.gamma, unit=config.gamma_unit)
         self._showing = False
         """Whether demonstrations are being collected; a run resumed then collects them anew."""
@@ -203,15 +173,29 @@ class StoringFlow(BaseFlow):
 
     def show(self, episodes: int) -> list[bool]:
         """Add demonstrations to ``shown``; return which of them succeeded."""
-        return append_all(self.shown, self._demonstrations(episodes))
+        successes = []
+        for episode in self._demonstrations(episodes):
+            self.shown.append(episode.records)
+            successes.append(episode.success)
+        return successes
+
+    def _show_dataset(self) -> list[bool]:
+        """Add the episodes of ``config.dataset``, which the trainers read."""
+        size, successes = self.trainers.call("append_dataset", self.config)[0][0]
+        self.shown.set_size(size)
+        return list(successes)
 
     def _demonstrations(self, episodes: int) -> Iterable[EpisodeRecords]:
         raise NotImplementedError
 
     def update_from_replay(self, updates: int, algorithm: OffPolicy) -> None:
         started = time.perf_counter()
-        with self.timeline.span("update", "trainer"):
-            self.log(self.learn(updates, algorithm))
+        with (
+            self.timeline.span("update", "trainer"),
+            self.trainers.heard(partial(self.progress, "update")),
+        ):
+            metrics = self.trainers.call("learn", updates, self.iteration, algorithm.state())[0][0]
+        self.log(metrics)
         self.log(
             {
                 "timing_s/update": time.perf_counter() - started,
@@ -220,106 +204,110 @@ class StoringFlow(BaseFlow):
             }
         )
 
-    def learn(self, updates: int, algorithm: OffPolicy) -> dict[str, float]:
-        """Make this iteration's updates; return their mean metrics."""
-        raise NotImplementedError
+    def will_leave(self) -> bool:
+        return bool(self.trainers.will_leave())
 
     def save(self) -> dict[str, Any]:
         for store in (self.replay, self.shown):
             store.flush()
-        return super().save() | {
-            "replay": self.replay.total,
-            "demonstrations": 0 if self._showing else self.shown.total,
-        }
+        ranks = len(self.trainers.actors)
+        return (
+            super().save()
+            | {
+                "replay": self.replay.total,
+                "demonstrations": 0 if self._showing else self.shown.total,
+            }
+            | ({RANKS: ranks} if ranks > 1 else {})
+        )
 
     def saved(self, states: Sequence[dict[str, Any]]) -> None:
         self.replay.forget(min(state["replay"] for state in states))
 
 
-class ReplayFlow(StoringFlow):
-    """Off-policy flow whose learner and replay buffers are in this process."""
-
-    replay: AnyReplay
-    shown: AnyReplay
+class OffPolicyFlow(ReplayFlow):
+    """Off-policy flow with simulators: rollout workers fill the replay of the trainers."""
 
     def __init__(
         self,
-        trainer: Trainer,
+        workers: Workers,
+        share: int,
         settings: Settings,
         config: OffPolicyConfig,
         directory: Path,
         state: dict[str, Any],
-        update_threads: Threads = nullcontext,
     ) -> None:
-        """``directory``, ``state``: see ``open_replays``.
+        """``share``: episodes per call of a worker. For the others see ``ReplayFlow``."""
+        self.rollouts = workers.rollouts
+        worker: WorkerInfo = self.rollouts.call("worker_info")[0]
+        assert worker.env is not None and worker.policy is not None
+        self.env = worker.env
+        super().__init__(
+            workers.trainers, settings, config, directory, state, self.env.instructions
+        )
+        self.share = share
+        self._publisher = workers.trainers.publisher(self.rollouts)
+        self._version = 0
+        self._send_weights()
 
-        ``update_threads``: context of updates, during which the simulators are idle.
-        """
-        super().__init__(settings, config, *open_replays(directory, config, state))
-        self.trainer = trainer
-        self.update_threads = update_threads
-        self.policy: Policy = trainer.policy  # type: ignore[assignment]
+    def _send_weights(self) -> None:
+        self._version += 1
+        self.weights, self._sent = self._publisher.publish(self._version)
 
-    def learn(self, updates: int, algorithm: OffPolicy) -> dict[str, float]:
-        progress = partial(self.progress, "update")
-        with self.update_threads():
-            return learn_from_replay(
-                self.trainer,
-                algorithm,
-                (self.replay, self.shown),
-                updates,
-                self.settings.run_seed,
-                self.iteration,
-                progress,
-            )
-
-
-class SimulatorFlow(StoringFlow):
-    """Off-policy flow with simulators; a mix-in."""
-
-    collector: TransitionCollector
+    def show(self, episodes: int) -> list[bool]:
+        if self.config.dataset is None:
+            return super().show(episodes)
+        require_same_control_rate(self.config.dataset, [self.env])
+        return self._show_dataset()
 
     def _demonstrations(self, episodes: int) -> Iterable[EpisodeRecords]:
-        listed = numbered_episodes(DEMONSTRATION_SEEDS, 0, episodes, len(self.collector.env.tasks))
-        return self.collector.collect(
-            listed, self.chunk_rewards, True, self.timeline, lambda fraction: None
-        )
+        listed = numbered_episodes(DEMONSTRATION_SEEDS, 0, episodes, len(self.env.tasks))
+        return self._collected(listed, True, lambda fraction: None)
 
     def training_episodes(self, count: int, draw: int) -> Episodes:
         return drawn_episodes(
-            self.settings.run_seed, self.iteration, count, draw, len(self.collector.env.tasks)
+            self.settings.run_seed, self.iteration, count, draw, len(self.env.tasks)
         )
 
     def collect_transitions(self, episodes: Episodes) -> int:
         started = time.perf_counter()
-        found = self.collector.collect(
-            episodes, self.chunk_rewards, False, self.timeline, self._rolling
-        )
+        collected = self._collected(episodes, False, self._rolling)
         self.changed = True
-        for each in found:
-            self.replay.append(each.records)
-        self.log_faults(faults_of_records(episodes, found, self.collector.env.tasks))
-        steps = sum(each.steps for each in found)
-        self.log(transition_metrics(found) | {"rollout/steps": float(steps)})
+        for episode in collected:
+            self.replay.append(episode.records)
+        self.log_faults(faults_of_records(episodes, collected, self.env.tasks))
+        steps = sum(episode.steps for episode in collected)
+        self.log(transition_metrics(collected) | {"rollout/steps": float(steps)})
         self.log_rollout(time.perf_counter() - started, steps)
         return steps
 
+    def _collected(
+        self, episodes: Episodes, expert: bool, progress: Callable[[float], None]
+    ) -> list[EpisodeRecords]:
+        """Run ``episodes`` to their end; return their records, in their order."""
+        shards = [episodes] if self.rollouts.inline else parts(episodes, self.share)
+        works = [(self.weights, shard, self.chunk_rewards, expert) for shard in shards]
+        collected = []
+        for played, spans in self.rollouts.map("collect_transitions", works, progress):
+            collected += [EpisodeRecords(packed.tensors(), *outcome) for packed, *outcome in played]
+            add_spans(self.timeline, spans)
+        return collected
+
     def publish(self) -> None:
         super().publish()
-        self.collector.publish()
-        self.log(self.collector.metrics())
+        self._send_weights()
+        if not self.rollouts.inline:
+            lost, recovery_s = self.rollouts.news()
+            self.log({"faults/rollout": float(lost), "faults/recovery_s": recovery_s, **self._sent})
 
-
-class OffPolicyFlow(SimulatorFlow, ReplayFlow):
-    """Flow of off-policy algorithms in simulators, in one process."""
-
-    def __init__(self, collector: TransitionCollector, *arguments: Any, **options: Any) -> None:
-        """``arguments`` and ``options``: see ``ReplayFlow``."""
-        super().__init__(*arguments, **options)
-        self.collector = collector
-
-    def _demonstrations(self, episodes: int) -> Iterable[EpisodeRecords]:
-        if self.config.dataset is None:
-            return super()._demonstrations(episodes)
-        require_same_control_rate(self.config.dataset, [self.collector.env])
-        return dataset_transitions(self.policy, self.config)
+    def evaluate(
+        self,
+        episodes: int,
+        temperature: float,
+        filmed: int,
+        progress: Callable[[float], None],
+        probe: str | None,
+    ) -> list[EpisodeResult]:
+        """Run the first ``episodes`` evaluation episodes; record frames of the first ``filmed``."""
+        return evaluate_on(
+            self.rollouts, self.weights, self.share, episodes, temperature, filmed, progress, probe
+        )

@@ -3,106 +3,85 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlinf_vla.config.recipe import OFF_POLICY, SUPERVISED, Recipe
+from rlinf_vla.config.recipe import OFF_POLICY, ON_POLICY, Recipe
 from rlinf_vla.core.protocols import Policy, VectorEnv
 from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.rollout.evaluation_episodes import EpisodeResult, play_evaluation
-from rlinf_vla.runtime import builders, run_directory, wrapped_envs
+from rlinf_vla.runtime import builders, run_directory
 from rlinf_vla.runtime.base import BaseFlow, PlayEpisodes, Runtime, Say
-from rlinf_vla.runtime.fit import remarks
-from rlinf_vla.runtime.local import InProcessFlow
+from rlinf_vla.runtime.on_policy import OnPolicyFlow
+from rlinf_vla.runtime.workers.base import WorkerInfo, Workers
+from rlinf_vla.runtime.workers.from_recipe import workers_here
 from rlinf_vla.telemetry.timeline import Timeline
-from rlinf_vla.training.checkpoint import load_earlier, save_checkpoint
+from rlinf_vla.training.checkpoint import load_earlier
 from rlinf_vla.training.lora import acting
 
 
+@contextmanager
 def open_runtime(
     recipe: Recipe, directory: Path, checkpoint: Path | None, say: Say
-) -> AbstractContextManager[Runtime]:
-    """Open a simulator recipe's runtime and restore ``checkpoint``. Raises UserError early."""
-    if recipe.cluster.runtime == "ray":
-        from rlinf_vla.runtime.ray.open import open_on_ray
-
-        return open_on_ray(recipe, directory, checkpoint, say)
-    return _in_process(recipe, directory, checkpoint, say)
-
-
-@contextmanager
-def _in_process(
-    recipe: Recipe, directory: Path, checkpoint: Path | None, say: Say
 ) -> Iterator[Runtime]:
-    config = recipe.algorithm
-    family = recipe.algorithm.family
-    settings = builders.actor_settings(recipe, recipe.rollout.temperature)
-    threads = partial(builders.threads, recipe.cluster.update_threads)
+    """Open a simulator recipe's runtime and restore ``checkpoint``. Raises UserError early."""
     with ExitStack() as stack:
-        groups: Sequence[VectorEnv] = ()
-        outline: Policy | None = None
-        if builders.needs_environments(recipe):
-            say(f"starting {recipe.env.num_envs} environments ({recipe.env.name})")
-            outline = None if config.trains_reward else builders.outline(recipe)
-            groups = stack.enter_context(
-                builders.open_envs(recipe, outline, recipe.rollout.pipeline_depth)
-            )
-            for line in remarks(outline.spec, groups[0].spec) if outline is not None else []:
-                say(line)
-        network, trainer, state = builders.build_learner(recipe, checkpoint, say)
-        policy = network if isinstance(network, Policy) else None
-        said = () if outline is None else outline.spec.remarks
-        for line in policy.spec.remarks if policy is not None else ():
-            if line not in said:  # on the weights, which the outline does not have
-                say(line)
-        if policy is not None and groups:
-            policy.fit_instructions(groups[0].spec.instructions)
-        stack.enter_context(builders.threads(recipe.cluster.rollout_threads))
+        workers = stack.enter_context(_started(recipe, directory, say))
+        trainer: WorkerInfo = workers.trainers.worker_info
+        say(builders.size_of(recipe, trainer.weights, trainer.trained))
+        state = workers.trainers.restore(checkpoint)
+        settings = builders.actor_settings(recipe, recipe.rollout.temperature)
+        share = recipe.env.num_envs // recipe.cluster.shards
+        worker: WorkerInfo = workers.rollouts.call("worker_info")[0]
         flow: BaseFlow
-        if policy is None or family == SUPERVISED:
-            from rlinf_vla.runtime.supervised import LocalSupervisedFlow
-
-            flow = LocalSupervisedFlow(network, groups, trainer, settings, threads, say)
-        elif family == OFF_POLICY:
-            from rlinf_vla.runtime.off_policy import LocalCollector, OffPolicyFlow
-
-            training = wrapped_envs.rewarded(recipe, groups, policy.spec.chunk)
-            collector = LocalCollector(policy, training, settings)
-            replay = directory / run_directory.REPLAY
-            flow = OffPolicyFlow(collector, trainer, settings, config, replay, state, threads)
-        else:
-            flow = InProcessFlow(
-                policy,
-                wrapped_envs.rewarded(recipe, groups, policy.spec.chunk),
-                trainer,
+        play: Callable[..., list[EpisodeResult]]
+        if recipe.algorithm.family == ON_POLICY:
+            on_policy = OnPolicyFlow(
+                workers,
+                recipe.env.num_envs,
                 settings,
-                reuse_frozen=recipe.cluster.reuse_frozen,
-                update_threads=threads,
-                staleness=config.staleness,
+                staleness=recipe.algorithm.staleness,
                 iterations=recipe.iterations,
             )
-            flow.restore_earlier_weights(load_earlier(checkpoint) if checkpoint is not None else {})
+            stack.enter_context(closing(on_policy))
+            if checkpoint is not None:
+                on_policy.restore_earlier_weights(load_earlier(checkpoint))
+            flow = on_policy
+            play = partial(on_policy.evaluate, recipe.episodes)
+        elif recipe.algorithm.family == OFF_POLICY:
+            from rlinf_vla.runtime.off_policy import OffPolicyFlow
+
+            replay = directory / run_directory.REPLAY
+            flow = OffPolicyFlow(workers, share, settings, recipe.algorithm, replay, state)
+            play = partial(flow.evaluate, recipe.episodes)
+        else:
+            from rlinf_vla.runtime.supervised import SupervisedFlow
+
+            flow = SupervisedFlow(workers, settings, say)
+            play = partial(flow.evaluate, recipe.episodes, share)
 
         def save(state: dict[str, Any]) -> None:
             checkpoints = directory / run_directory.CHECKPOINTS
-            save_checkpoint(
-                checkpoints,
-                network,
-                trainer,
-                state,
-                recipe.checkpoints.keep,
-                flow.earlier_weights(),
-            )
+            earlier = flow.packed_earlier()
+            workers.trainers.save(checkpoints, state, recipe.checkpoints.keep, earlier)
 
-        if policy is None or not groups:
+        env = None if recipe.algorithm.trains_reward else worker.env
+        if env is None or worker.policy is None:
             yield Runtime(flow, None, 0.0, None, save, state)
         else:
-            timed = wrapped_envs.timed(recipe, groups, policy.spec.chunk)
-            spec = timed[0].spec
-            rate = spec.control_hz / spec.steps(policy.spec.chunk)
-            yield Runtime(flow, spec, rate, play_in_process(recipe, policy, timed), save, state)
+            calls_per_s = env.control_hz / env.steps(worker.policy.chunk)
+            yield Runtime(flow, env, calls_per_s, play, save, state)
+
+
+def _started(recipe: Recipe, directory: Path, say: Say) -> AbstractContextManager[Workers]:
+    """Start the recipe's workers, in this process or on a cluster."""
+    if recipe.cluster.runtime == "ray":
+        from rlinf_vla.runtime.ray.open import workers_on_ray
+
+        return workers_on_ray(recipe, directory, say)
+    return workers_here(recipe, say)
 
 
 def play_in_process(recipe: Recipe, policy: Policy, groups: Sequence[VectorEnv]) -> PlayEpisodes:

@@ -1,9 +1,8 @@
-"""Flows of supervised training; an iteration is one optimiser step."""
+"""The flow of supervised training; an iteration is one optimiser step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -13,23 +12,33 @@ from rlinf_vla.algorithms.base import DemonstrationConfig
 from rlinf_vla.algorithms.classifier import Frames, success_loss
 from rlinf_vla.algorithms.sft import Demonstrations, imitation_loss
 from rlinf_vla.core.devices import device_of
-from rlinf_vla.core.protocols import Learner, Policy, RewardModel, VectorEnv
 from rlinf_vla.rollout.actor import Settings
-from rlinf_vla.rollout.demonstrations import collect_demonstrations, labelled_frames
+from rlinf_vla.rollout.evaluation_episodes import EpisodeResult
 from rlinf_vla.rollout.noise import imitation_noise
-from rlinf_vla.runtime.base import BaseFlow, Threads
+from rlinf_vla.runtime.base import BaseFlow
+from rlinf_vla.runtime.workers.base import Workers
+from rlinf_vla.runtime.workers.rollout import Weights, evaluate_on
 from rlinf_vla.training.ranks import map_rows
 from rlinf_vla.training.trainer import Trainer
 
 
 class SupervisedFlow(BaseFlow):
-    """Base of flows of imitation, and of the training of reward classifiers."""
+    """Flow of imitation, and of the training of reward classifiers."""
 
     metrics_every = 10
 
-    def __init__(self, settings: Settings, say: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(
+        self,
+        workers: Workers,
+        settings: Settings,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
         super().__init__(settings)
+        self.rollouts = workers.rollouts
+        self.trainers = workers.trainers
         self.say = say
+        self._publisher = workers.trainers.publisher(workers.rollouts)
+        self._sent: Weights | None = None
         self._demonstrations: Demonstrations | None = None
         self._frames: Frames | None = None
 
@@ -63,19 +72,46 @@ class SupervisedFlow(BaseFlow):
         self, config: DemonstrationConfig
     ) -> tuple[Demonstrations, float | None]:
         """Return the demonstrations, and the share of successful episodes if it is known."""
-        raise NotImplementedError
+        with self.rollouts.heard(partial(self.progress, "demonstrations")):
+            ((demonstrations, success),) = self.rollouts.call("demonstrate", config)
+        return demonstrations, success
 
     def collect_frames(self, config: DemonstrationConfig) -> Frames:
         """Return the labelled frames."""
-        raise NotImplementedError
+        with self.rollouts.heard(partial(self.progress, "frames")):
+            frames: Frames = self.rollouts.call("label", config)[0]
+        return frames
 
     def step(self, batch: Demonstrations | Frames, rate: float) -> dict[str, float]:
-        """Take one optimiser step with ``rate`` times the learning rate; return its metrics."""
-        raise NotImplementedError
+        """Take one optimiser step with ``rate`` times the learning rate; return its metrics.
+
+        Every rank gets the whole batch, and computes its rows (``training/ranks.py``)."""
+        metrics: dict[str, float] = self.trainers.call("step", self.trainers.put(batch), rate)[0][0]
+        return metrics
 
     def success_logits(self, frames: Frames) -> Tensor:
         """Return the reward model's logits of success, float32 ``[N]``, on the CPU."""
-        raise NotImplementedError
+        logits: Tensor = self.trainers.call("success_logits", self.trainers.put(frames))[0][0]
+        return logits
+
+    def evaluate(
+        self,
+        episodes: int,
+        size: int,
+        temperature: float,
+        filmed: int,
+        progress: Callable[[float], None],
+        probe: str | None,
+    ) -> list[EpisodeResult]:
+        """Evaluate the current policy on the first ``episodes``, ``size`` in a call of a worker."""
+        if self._sent is None or self._sent.version != self.policy_version:
+            self._sent, _ = self._publisher.publish(self.policy_version)
+        return evaluate_on(
+            self.rollouts, self._sent, size, episodes, temperature, filmed, progress, probe
+        )
+
+    def will_leave(self) -> bool:
+        return bool(self.trainers.will_leave())
 
 
 def supervised_step(
@@ -97,57 +133,6 @@ def success_logits(trainer: Trainer, frames: Frames) -> Tensor:
     return map_rows(
         lambda part: model(part.inputs), frames, trainer.micro_batch_size, device_of(model)
     )
-
-
-class LocalSupervisedFlow(SupervisedFlow):
-    """Supervised training in one process."""
-
-    def __init__(
-        self,
-        learner: Learner,
-        groups: Sequence[VectorEnv],
-        trainer: Trainer,
-        settings: Settings,
-        update_threads: Threads = nullcontext,
-        say: Callable[[str], None] = lambda text: None,
-    ) -> None:
-        super().__init__(settings, say)
-        self.learner = learner
-        self.groups = groups
-        self.trainer = trainer
-        self.update_threads = update_threads
-
-    def collect_demonstrations(
-        self, config: DemonstrationConfig
-    ) -> tuple[Demonstrations, float | None]:
-        assert isinstance(self.learner, Policy)
-        with self.update_threads():
-            return collect_demonstrations(
-                self.learner,
-                self.groups,
-                config,
-                self.settings.run_seed,
-                partial(self.progress, "demonstrations"),
-            )
-
-    def collect_frames(self, config: DemonstrationConfig) -> Frames:
-        assert isinstance(self.learner, RewardModel)
-        with self.update_threads():
-            return labelled_frames(
-                self.learner,
-                self.groups,
-                config,
-                self.settings.run_seed,
-                partial(self.progress, "frames"),
-            )
-
-    def step(self, batch: Demonstrations | Frames, rate: float) -> dict[str, float]:
-        with self.update_threads():
-            return supervised_step(self.trainer, self.settings.run_seed, batch, rate)
-
-    def success_logits(self, frames: Frames) -> Tensor:
-        with self.update_threads():
-            return success_logits(self.trainer, frames)
 
 
 def _source(config: DemonstrationConfig) -> str:

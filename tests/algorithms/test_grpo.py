@@ -28,13 +28,14 @@ from rlinf_vla.core.types import Episodes, Trajectory, flattened
 from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.rollout.collector import collect_episodes
 from rlinf_vla.rollout.episodes import numbered_episodes
-from rlinf_vla.runtime.local import InProcessFlow
+from rlinf_vla.runtime.on_policy import OnPolicyFlow
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.testing.toy_env import groups
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from rlinf_vla.training.trainer import Trainer
 from tests.algorithms.trajectories import trajectory
 from tests.algorithms.variants import VARIANTS
+from tests.runtime.here import on_policy_flow
 
 CONFIG = GRPOConfig(episodes=12, group_size=4, minibatch_size=10, target_kl=None)
 CONFIGURED = GRPO(GRPOConfig(), 1.0)
@@ -236,19 +237,19 @@ def test_returns_of_episodes_against_a_loop(gamma: float, unit: str) -> None:
         )
 
 
-def flow(**changes: Any) -> InProcessFlow:
+def flow(config: GRPOConfig) -> OnPolicyFlow:
     policy = LinearPolicy(LinearOptions(chunk=2))
-    return InProcessFlow(
+    return on_policy_flow(
         policy,
         groups(4, 2),
         Trainer(policy, OptimizerConfig(0.05, 0.05, 0.5), 100, keep_reference=True),
         SETTINGS,
-        **changes,
+        GRPO(config, 1.0),
     )
 
 
-def run(config: GRPOConfig, iterations: int = 1) -> tuple[InProcessFlow, list[dict[str, float]]]:
-    subject = flow()
+def run(config: GRPOConfig, iterations: int = 1) -> tuple[OnPolicyFlow, list[dict[str, float]]]:
+    subject = flow(config)
     metrics = []
     for iteration in range(iterations):
         subject.begin(iteration)

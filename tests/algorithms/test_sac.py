@@ -30,7 +30,7 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import LoraOptions
 from rlinf_vla.core.transitions import Transitions
 from rlinf_vla.rollout.actor import Settings
-from rlinf_vla.runtime.off_policy import LocalCollector, OffPolicyFlow
+from rlinf_vla.runtime.off_policy import OffPolicyFlow
 from rlinf_vla.testing.policy_calls import noise, observations
 from rlinf_vla.testing.toy_env import groups
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
@@ -39,6 +39,7 @@ from rlinf_vla.training.lora import add_lora
 from rlinf_vla.training.trainer import Trainer
 from tests.algorithms.sac_step import sac_step
 from tests.models.tiny_openvla import tiny
+from tests.runtime.here import off_policy_flow, replays_of
 
 RATES = {"learning_rate": 1e-3, "value_learning_rate": 1e-3}
 CONFIG = SACConfig(
@@ -108,7 +109,7 @@ def test_targets_against_a_loop(seed: int, backup: bool) -> None:
             0.2 * float(log_prob[i]) if backup else 0
         )
         expected = float(reward[i]) + (float(discount[i]) * after if discount[i] else 0)
-        assert float(found[i]) == pytest.approx(expected)
+        assert float(found[i]) == pytest.approx(expected, abs=1e-6)
 
 
 @given(seeds)
@@ -302,8 +303,9 @@ SETTINGS = Settings(0, 1.0, 2)
 def flow(
     directory: Path, subject: SACPolicy, trainer: Trainer, config: SACConfig, state: dict[str, Any]
 ) -> OffPolicyFlow:
-    collector = LocalCollector(subject, groups(4, 2), SETTINGS)
-    return OffPolicyFlow(collector, trainer, SETTINGS, config, directory / "replay", state)
+    return off_policy_flow(
+        subject, groups(4, 2), trainer, SETTINGS, SAC(config, 1.0), directory / "replay", state
+    )
 
 
 def run(
@@ -351,7 +353,7 @@ def test_replay_rewards_are_discounted_per_step_or_per_chunk(tmp_path: Path, uni
     running = flow(tmp_path, subject, Trainer(subject, SAC(config), 64), config, {})
     running.begin(0)
     running.collect_transitions(running.training_episodes(16, 0))
-    now = running.replay.sample(64, torch.Generator().manual_seed(0)).now
+    now = replays_of(running)[0].sample(64, torch.Generator().manual_seed(0)).now
     # episodes of up to 6 steps in chunks of 4: full chunks and shorter last ones; 0 where the episode terminated
     allowed = {0.0, 0.5} if unit == "chunk" else {0.0, 0.5, 0.25, 0.125, 0.0625}
     discounts = set(now["discount"].tolist())
@@ -443,7 +445,7 @@ def test_a_frozen_flow_is_steered_by_its_noise(tmp_path: Path) -> None:
     running = flow(tmp_path, subject, trainer, STEERED, {})
     success = successes(running, STEERED, 10)
     assert sum(success[-3:]) / 3 > sum(success[:3]) / 3 + 0.25
-    stored = running.replay.sample(16, torch.Generator().manual_seed(0)).now
+    stored = replays_of(running)[0].sample(16, torch.Generator().manual_seed(0)).now
     assert (
         stored["action"].shape == (16, 4)
         and stored["action"].abs().max() <= 1
@@ -594,7 +596,7 @@ def test_refining_a_frozen_policy_improves_it(tmp_path: Path) -> None:
     running = flow(tmp_path, subject, trainer, REFINED, {})
     success = successes(running, REFINED, 12)
     assert sum(success[-3:]) / 3 > sum(success[:3]) / 3 + 0.25
-    stored = running.replay.sample(16, torch.Generator().manual_seed(0)).now
+    stored = replays_of(running)[0].sample(16, torch.Generator().manual_seed(0)).now
     assert "image" not in stored and stored["features"].shape[1] == subject.features
 
 

@@ -18,7 +18,7 @@ from rlinf_vla.core.types import Inputs
 from rlinf_vla.planner.synthetic import synthetic_batch, with_frozen_weights
 from rlinf_vla.planner.work import work
 from rlinf_vla.runtime import builders, recipes
-from rlinf_vla.runtime.local import InProcessFlow
+from rlinf_vla.runtime.on_policy_updater import OnPolicyUpdater
 from rlinf_vla.testing.toy_policy import LinearPolicy
 from tests.cli.conftest import CommandLine, Counting
 
@@ -122,9 +122,11 @@ def test_the_work_of_an_update_is_that_of_its_passes_without_recomputation(
     batch = synthetic_batch(recipe, policy, algorithm, 2 * recipe.algorithm.minibatch_size)
     trainer = builders.build_trainer(recipe, policy)
     settings = builders.actor_settings(recipe, recipe.rollout.temperature)
-    flow = InProcessFlow(policy, [], trainer, settings, reuse_frozen=recipe.cluster.reuse_frozen)
-    flow.update(batch, algorithm)  # the first one also checks the log-probabilities
-    real = work(lambda: flow.update(batch, algorithm), policy.parameters())
+    updater = OnPolicyUpdater(
+        trainer, settings.run_seed, settings.temperature, recipe.cluster.reuse_frozen
+    )
+    updater.update(batch, algorithm, False, 0, 0)  # it also checks the log-probabilities
+    real = work(lambda: updater.update(batch, algorithm, False, 1, 0), policy.parameters())
     found = update_on_policy.model_work(recipe)
     assert found is not None and found.flops == real.flops
     again = update_on_policy.model_work(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,9 +16,11 @@ from rlinf_vla.planner.graph import trace
 from rlinf_vla.realworld.dagger import DAggerFlow
 from rlinf_vla.realworld.episode import TRAINING, Job, RobotEpisode
 from rlinf_vla.rollout.actor import Settings
+from rlinf_vla.runtime.workers.local import local_workers
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from rlinf_vla.training.trainer import Trainer
 from tests.realworld.test_online_flow import Played
+from tests.runtime.here import HERE
 
 CHUNK = 3
 CONFIG = HGDAggerConfig(episodes=2, updates=3, batch_size=8, learning_rate=0.01)
@@ -46,14 +47,14 @@ class Corrected(Played):
 
 
 def flow_of(player: Corrected, policy: LinearPolicy, config: HGDAggerConfig = CONFIG) -> DAggerFlow:
+    settings = Settings(0, 1.0, 1)
     return DAggerFlow(
         player,
         player.folder,
-        policy,
-        (),
-        Trainer(policy, HGDAgger(config), 64),
-        Settings(0, 1.0, 1),
-        nullcontext,
+        local_workers(
+            policy, (), (), Trainer(policy, HGDAgger(config), 64), HGDAgger(config), settings, HERE
+        ),
+        settings,
     )
 
 

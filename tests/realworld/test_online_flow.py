@@ -19,7 +19,10 @@ from rlinf_vla.realworld.episode import DEMONSTRATION, TRAINING, Job, RobotEpiso
 from rlinf_vla.realworld.flow import OnlineFlow
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.runtime.off_policy import ReplayFlow
+from rlinf_vla.runtime.workers.learner import LearnerWorker
+from rlinf_vla.runtime.workers.local import local_workers
 from rlinf_vla.training.trainer import Trainer
+from tests.runtime.here import HERE, replays_of
 
 CONFIG = SACConfig(
     episodes=2,
@@ -126,15 +129,26 @@ def flow_of(
     config: SACConfig = CONFIG,
     scripted: bool = True,
 ) -> OnlineFlow:
+    settings = Settings(0, 1.0, 1)
     return OnlineFlow(
         player,
         iterations=3,
+        workers=local_workers(
+            policy,
+            (),
+            (),
+            Trainer(policy, SAC(config), 64),
+            SAC(config),
+            settings,
+            HERE,
+            LearnerWorker,
+        ),
         scripted=scripted,
-        trainer=Trainer(policy, SAC(config), 64),
-        settings=Settings(0, 1.0, 1),
+        settings=settings,
         config=config,
         directory=directory,
         state=state or {},
+        instructions=(),
     )
 
 
@@ -232,7 +246,7 @@ def test_interventions_are_a_cost(policy: SACPolicy, tmp_path: Path) -> None:
     assert subject.adapt(flow.metrics) == {
         "actor/cost_multiplier": pytest.approx(0.1 * (cost - 0.5))
     }
-    batch = flow.replay.sample(64, torch.Generator().manual_seed(0))
+    batch = replays_of(flow)[0].sample(64, torch.Generator().manual_seed(0))
     assert set(batch.now[COST].tolist()) == {0.0, 1.0}
     torch.testing.assert_close(
         subject.charged(batch).now[REWARD], batch.now[REWARD] - subject.multiplier * batch.now[COST]

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import pytest
 
+from rlinf_vla.algorithms.base import OptimizerConfig
+from rlinf_vla.algorithms.ppo import PPO, PPOConfig
 from rlinf_vla.rollout.actor import Settings
-from rlinf_vla.runtime.base import OnPolicyFlow
+from rlinf_vla.runtime.on_policy import OnPolicyFlow
+from rlinf_vla.testing.toy_env import groups
+from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
+from rlinf_vla.training.trainer import Trainer
+from tests.runtime.here import on_policy_flow
 
 
-def flow(**options: int) -> OnPolicyFlow:
-    return OnPolicyFlow(Settings(0, 1.0, 2), **options)
+def flow(**options: int | None) -> OnPolicyFlow:
+    policy = LinearPolicy(LinearOptions(chunk=2))
+    trainer = Trainer(policy, OptimizerConfig(0.05, 0.01, 0.5), 100)
+    algorithm = PPO(PPOConfig(), 1.0)
+    return on_policy_flow(policy, groups(4, 2), trainer, Settings(0, 1.0, 2), algorithm, **options)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +62,7 @@ def test_rollouts_start_staleness_iterations_ahead_with_the_policy_of_then(
     staleness: int, iterations: int | None, begun: list[list[tuple[int, int]]]
 ) -> None:
     """(iteration, version of the policy) of the rollouts that start in each iteration; unused ones are not started."""
-    subject = OnPolicyFlow(Settings(0, 1.0, 2), staleness=staleness, iterations=iterations)
+    subject = flow(staleness=staleness, iterations=iterations)
     started: list[tuple[int, int]] = []
 
     def start(iteration: int, version: int, horizon: int) -> list[object]:

@@ -13,9 +13,10 @@ from rlinf_vla.algorithms.sac import SAC, SACConfig
 from rlinf_vla.core.transitions import Transitions
 from rlinf_vla.core.types import Episodes
 from rlinf_vla.rollout.actor import Settings
-from rlinf_vla.runtime.off_policy import LocalCollector, OffPolicyFlow
+from rlinf_vla.runtime.off_policy import OffPolicyFlow
 from rlinf_vla.training.trainer import Trainer
 from tests.rollout.walk import Walk, tabular
+from tests.runtime.here import off_policy_flow, replays_of, trainer_of
 
 CONFIG = SACConfig(critics=2, hidden=8, shift=0, batch_size=8)
 
@@ -26,9 +27,14 @@ def flow(
     """With two episodes of four calls in the replay."""
     policy = tabular(3, 2, config)
     settings = Settings(run_seed, 1.0, 2)
-    collector = LocalCollector(policy, [Walk([1.0, 2.0, 3.0], 8)], settings)
-    found = OffPolicyFlow(
-        collector, Trainer(policy, SAC(config), 64), settings, config, directory, {}
+    found = off_policy_flow(
+        policy,
+        [Walk([1.0, 2.0, 3.0], 8)],
+        Trainer(policy, SAC(config), 64),
+        settings,
+        SAC(config),
+        directory,
+        {},
     )
     found.begin(iteration)
     seeds = torch.arange(2)
@@ -44,7 +50,7 @@ def test_the_actor_learns_in_the_first_of_every_actor_every_updates(
 ) -> None:
     subject = flow(tmp_path, replace(CONFIG, actor_every=every))
     subject.update_from_replay(updates, SAC(replace(CONFIG, actor_every=every)))
-    state = subject.trainer.state()
+    state = trainer_of(subject).state()
     assert state["actor.0.weight.step"] == state["log_alpha.step"] == of_the_actor
     assert {
         value.item()
@@ -83,6 +89,7 @@ class Watched(SAC):
 
 def watched(subject: OffPolicyFlow, updates: int, config: SACConfig = CONFIG) -> Watched:
     found = Watched(config)
+    subject.trainers.worker.algorithm = found
     subject.update_from_replay(updates, found)
     return found
 
@@ -102,7 +109,7 @@ def test_metrics_are_means_over_the_updates_that_have_them(tmp_path: Path) -> No
 def test_every_batch_has_its_share_of_demonstrations(tmp_path: Path, share: float) -> None:
     config = replace(CONFIG, demonstration_share=share, demonstrations=1, sft_coef=0.1)
     subject = flow(tmp_path, config)
-    records = subject.replay.sample(5, torch.Generator().manual_seed(0)).now
+    records = replays_of(subject)[0].sample(5, torch.Generator().manual_seed(0)).now
     subject.shown.append(records | {"reward": torch.full((5,), 50.0)})
     found = watched(subject, 4, config)
     for batch in found.batches:

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -13,10 +11,11 @@ from rlinf_vla.algorithms.base import DemonstrationConfig, OptimizerConfig
 from rlinf_vla.algorithms.ppo import PPO, PPOConfig
 from rlinf_vla.core.types import Inputs, gather
 from rlinf_vla.rollout.actor import Settings
-from rlinf_vla.runtime.local import InProcessFlow
+from rlinf_vla.runtime.on_policy import OnPolicyFlow
 from rlinf_vla.testing.toy_env import groups
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from rlinf_vla.training.trainer import Trainer
+from tests.runtime.here import HERE, on_policy_flow, policy_of, trainer_of
 from tests.runtime.ray.counting import (
     PPO_CONFIG,
     Recipe,
@@ -29,19 +28,22 @@ from tests.runtime.ray.counting import (
 CONFIG = PPOConfig(horizon=12, epochs=2, minibatch_size=10, target_kl=None)
 
 
-def flow(policy: LinearPolicy | None = None, **options: Any) -> InProcessFlow:
+def flow(
+    policy: LinearPolicy | None = None, config: PPOConfig = CONFIG, **options: Any
+) -> OnPolicyFlow:
     policy = policy or LinearPolicy(LinearOptions(chunk=2))
-    return InProcessFlow(
+    return on_policy_flow(
         policy,
         groups(4, 2),
         Trainer(policy, OptimizerConfig(0.05, 0.01, 0.5), 100),
         Settings(0, 1.0, 2),
+        PPO(config, 1.0),
         **options,
     )
 
 
 def iterate(
-    subject: InProcessFlow, count: int, config: PPOConfig = CONFIG
+    subject: OnPolicyFlow, count: int, config: PPOConfig = CONFIG
 ) -> list[dict[str, float]]:
     found = []
     for iteration in range(subject.iteration, subject.iteration + count):
@@ -53,11 +55,12 @@ def iterate(
 
 def test_an_iteration_collects_updates_and_publishes() -> None:
     subject = flow()
-    before = {name: value.clone() for name, value in subject.policy.state_dict().items()}
+    before = {name: value.clone() for name, value in policy_of(subject).state_dict().items()}
     (metrics,) = iterate(subject, 1)
     assert subject.policy_version == 1 and subject.parity is not None and subject.parity.high < 1e-5
     assert any(
-        not torch.equal(value, before[name]) for name, value in subject.policy.state_dict().items()
+        not torch.equal(value, before[name])
+        for name, value in policy_of(subject).state_dict().items()
     )
     # six calls of two steps in four environments; two epochs of 24 calls in minibatches of ten
     assert 24 < metrics["rollout/steps"] <= 48 and metrics["actor/updates"] == 6
@@ -90,11 +93,13 @@ def test_the_frozen_part_is_computed_once_per_update_with_the_same_result() -> N
     for policy, options in (
         (LinearPolicy, {}),
         (HalfFrozen, {}),
-        (HalfFrozen, {"reuse_frozen": False}),
+        (HalfFrozen, {"cluster": replace(HERE, reuse_frozen=False)}),
     ):
         subject = flow(policy(LinearOptions(chunk=2)), **options)
         iterate(subject, 2)
-        found.append((getattr(subject.policy, "fixed_rows", 0), subject.policy.state_dict()))
+        found.append(
+            (getattr(policy_of(subject), "fixed_rows", 0), policy_of(subject).state_dict())
+        )
     assert [rows for rows, _ in found] == [0, 48, 0], "twice 24 calls for any number of epochs"
     for _, state in found[1:]:
         assert all(torch.equal(value, found[0][1][name]) for name, value in state.items())
@@ -102,71 +107,76 @@ def test_the_frozen_part_is_computed_once_per_update_with_the_same_result() -> N
 
 def test_one_epoch_reuses_nothing() -> None:
     policy = HalfFrozen(LinearOptions(chunk=2))
-    iterate(flow(policy), 1, replace(CONFIG, epochs=1))
+    single = replace(CONFIG, epochs=1)
+    iterate(flow(policy, single), 1, single)
     assert policy.fixed_rows == 0
 
 
 def test_co_training_with_demonstrations() -> None:
     """The imitation loss falls, faster with a larger weight, and a resumed run draws the same states."""
     config = replace(CONFIG, demonstrations=DemonstrationConfig(episodes=8), sft_batch_size=12)
-    plain = iterate(flow(), 3, config)
-    taught = iterate(flow(), 3, replace(config, sft_coef=5.0))
+    taught_config = replace(config, sft_coef=5.0)
+    plain = iterate(flow(config=config), 3, config)
+    taught = iterate(flow(config=taught_config), 3, taught_config)
     assert "sft/loss" not in plain[-1] and taught[0]["sft/expert_success"] > 0
     assert taught[-1]["sft/loss"] < taught[0]["sft/loss"] - 0.05
-    straight, again = flow(), flow()
-    iterate(straight, 2, replace(config, sft_coef=5.0))
-    iterate(again, 1, replace(config, sft_coef=5.0))
-    again.learning.shown = None
-    again.iteration = 1
-    iterate(again, 1, replace(config, sft_coef=5.0))
-    for name, value in straight.policy.state_dict().items():
-        assert torch.equal(value, again.policy.state_dict()[name])
+    straight, again = flow(config=taught_config), flow(config=taught_config)
+    iterate(straight, 2, taught_config)
+    iterate(again, 1, taught_config)
+    resumed = flow(policy_of(again), taught_config)
+    trainer_of(resumed).load_state(trainer_of(again).state())
+    resumed.iteration = 1
+    iterate(resumed, 1, taught_config)
+    for name, value in policy_of(straight).state_dict().items():
+        assert torch.equal(value, policy_of(resumed).state_dict()[name])
 
 
 def test_rollouts_have_the_version_of_their_policy() -> None:
     subject = flow()
     subject.policy_version = 7
+    subject.begin(0)
     assert (gather(subject.collect(12)).policy_version == 7).all()
 
 
 def test_a_large_step_ends_the_updates_of_its_iteration() -> None:
-    assert iterate(flow(), 1, replace(CONFIG, target_kl=1e-9))[0]["actor/updates"] < 6
+    cautious = replace(CONFIG, target_kl=1e-9)
+    assert iterate(flow(config=cautious), 1, cautious)[0]["actor/updates"] < 6
 
 
 def test_each_iteration_has_other_episodes_and_another_order() -> None:
     subject = flow()
     seeds = []
     orders = []
-    update = subject.trainer.update
+    update = trainer_of(subject).update
 
     def watching(batch: Any, loss: Any, minibatches: Any, **named: Any) -> dict[str, float]:
         seeds.append(batch.calls.seed.unique().tolist())
         orders.append(tuple(torch.cat(minibatches).tolist()))
         return update(batch, loss, minibatches, **named)
 
-    subject.trainer.update = watching  # type: ignore[method-assign]
+    trainer_of(subject).update = watching  # type: ignore[method-assign]
     iterate(subject, 3)
     assert len(set(orders)) == 3 and len({seed for each in seeds for seed in each}) == sum(
         map(len, seeds)
     )
 
 
-def test_the_update_sets_its_threads_and_reports_progress() -> None:
-    entered = [0]
-    stages = []
+def test_an_iteration_sets_its_threads_and_reports_progress() -> None:
+    threads = {"rollout": set[int](), "update": set[int]()}
+    fractions: dict[str, list[float]] = {"rollout": [], "update": []}
 
-    @contextmanager
-    def threads() -> Iterator[None]:
-        entered[0] += 1
-        yield
+    def progress(stage: str, fraction: float) -> None:
+        fractions[stage].append(fraction)
+        threads[stage].add(torch.get_num_threads())
 
-    subject = flow(update_threads=threads)
-    subject.progress = lambda stage, fraction: stages.append((stage, fraction))
+    before = torch.get_num_threads()
+    subject = flow(cluster=replace(HERE, update_threads=before + 1))
+    subject.progress = progress
     iterate(subject, 1)
-    assert entered == [1]
-    for stage in ("rollout", "update"):
-        fractions = [fraction for name, fraction in stages if name == stage]
-        assert fractions == sorted(fractions) and fractions[-1] == 1
+    assert before + 1 in threads["update"] and before + 1 not in threads["rollout"]
+    assert torch.get_num_threads() == before
+    for told in fractions.values():
+        assert max(told) == 1
 
 
 @pytest.mark.parametrize("staleness", [1, 2])
@@ -179,11 +189,13 @@ def test_stale_rollouts_are_of_an_older_policy_and_a_resumed_run_repeats_them(
     assert [each["rollout/staleness"] for each in metrics] == [min(i, staleness) for i in range(5)]
     first = in_process(recipe)
     counted(first, recipe, range(3))
-    earlier_weights = first.earlier_weights()
+    earlier_weights = {
+        version: packed.tensors() for version, packed in first.packed_earlier().items()
+    }
     again = in_process(recipe)
     assert sorted(earlier_weights) == list(range(3 - staleness, 3))
-    again.trainer.load_state(first.trainer.state())
-    again.policy.load_state_dict(first.policy.state_dict())
+    trainer_of(again).load_state(trainer_of(first).state())
+    policy_of(again).load_state_dict(policy_of(first).state_dict())
     again.restore_earlier_weights(earlier_weights)
     again.policy_version = 3
     counted(again, recipe, range(3, 5))
@@ -197,7 +209,7 @@ def test_stale_rollouts_are_of_an_older_policy_and_a_resumed_run_repeats_them(
     )
 
 
-def counted(subject: InProcessFlow, recipe: Recipe, iterations: range) -> list[dict[str, float]]:
+def counted(subject: OnPolicyFlow, recipe: Recipe, iterations: range) -> list[dict[str, float]]:
     subject.iterations = None
     found = []
     for iteration in iterations:

@@ -17,10 +17,10 @@ from rlinf_vla.algorithms.sac import SAC, SACConfig, SACPolicy
 from rlinf_vla.core.transitions import Transitions
 from rlinf_vla.core.types import Episodes
 from rlinf_vla.rollout.actor import Settings
-from rlinf_vla.runtime.off_policy import LocalCollector, OffPolicyFlow
 from rlinf_vla.training.trainer import Trainer
 from tests.algorithms.sac_step import sac_step
 from tests.rollout.walk import ACTOR_STD, Table, Walk, tabular
+from tests.runtime.here import off_policy_flow
 
 SETTINGS = Settings(0, 1.0, 2)
 RING = [1.0, -2.0, 3.0]
@@ -43,20 +43,16 @@ def learnt(
     """The critics' tables ``[K, places]`` after ``updates`` updates on six episodes, two from each third of the seeds."""
     policy = tabular(len(world.rewards), chunk, config)
     trainer = Trainer(policy, SAC(config), 64)
-    running = OffPolicyFlow(
-        LocalCollector(policy, [world], SETTINGS),
-        trainer,
-        SETTINGS,
-        config,
-        directory / "replay",
-        {},
+    running = off_policy_flow(
+        policy, [world], trainer, SETTINGS, SAC(config), directory / "replay", {}
     )
+    replay, _ = running.trainers.worker.replays
     running.begin(0)
     seeds = torch.arange(6)
     running.collect_transitions(Episodes.first_attempts(torch.zeros_like(seeds), seeds))
     generator = torch.Generator().manual_seed(0)
     for _ in range(steps):
-        sac_step(trainer, running.replay.sample(config.batch_size, generator), generator)
+        sac_step(trainer, replay.sample(config.batch_size, generator), generator)
     return policy.critics.values.detach()  # type: ignore[union-attr, return-value]
 
 

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rlinf_vla.config.cluster import FAKE_GPU, ClusterConfig
-from rlinf_vla.config.recipe import OFF_POLICY, ON_POLICY, SUPERVISED, Recipe, RewardConfig
+from rlinf_vla.config.recipe import ON_POLICY, Recipe
 from rlinf_vla.core import plugins
 from rlinf_vla.core.io import write_json
-from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.rollout.split import require_separable
-from rlinf_vla.runtime import builders, run_directory, wrapped_envs
-from rlinf_vla.runtime.base import Runtime, Say
+from rlinf_vla.runtime import builders
+from rlinf_vla.runtime.base import Say
 from rlinf_vla.runtime.machines import Cluster, describe
+from rlinf_vla.runtime.ray.actors import HEALTH, WEIGHTS
 from rlinf_vla.runtime.ray.cluster import connect_cluster
-from rlinf_vla.runtime.ray.flow import RayFlow, Workers
 from rlinf_vla.runtime.ray.growth import Growth
-from rlinf_vla.runtime.ray.off_policy import LearnerWorker, open_off_policy
 from rlinf_vla.runtime.ray.places import (
     Role,
     ask_where,
@@ -31,142 +28,56 @@ from rlinf_vla.runtime.ray.places import (
     roles_of,
 )
 from rlinf_vla.runtime.ray.pool import Pool
-from rlinf_vla.runtime.ray.rollout_workers import FeatureWorker, RolloutWorker
-from rlinf_vla.runtime.ray.scoring_workers import ReferenceWorker, RewardWorker
-from rlinf_vla.runtime.ray.supervised import open_supervised
-from rlinf_vla.runtime.ray.trainer_workers import Trainers, TrainerWorker
-from rlinf_vla.runtime.ray.worker import HEALTH, WEIGHTS, Builders
-from rlinf_vla.training.checkpoint import load_earlier
+from rlinf_vla.runtime.ray.trainers import Trainers
+from rlinf_vla.runtime.workers.base import Builders, Workers
+from rlinf_vla.runtime.workers.from_recipe import recipe_builders, reward_workers, trainer_class
+from rlinf_vla.runtime.workers.rollout import FeatureWorker, RolloutWorker
+from rlinf_vla.runtime.workers.scoring import ReferenceWorker, RewardWorker
+from rlinf_vla.runtime.workers.trainer import TrainerWorker
 
 PLACEMENT = "placement.json"
 """File of a run with the machine, process and GPUs of each worker."""
 
 
 @contextmanager
-def open_on_ray(
-    recipe: Recipe, directory: Path, checkpoint: Path | None, say: Say
-) -> Iterator[Runtime]:
-    """Start the recipe's workers and restore ``checkpoint``. Raises UserError."""
+def workers_on_ray(recipe: Recipe, directory: Path, say: Say) -> Iterator[Workers]:
+    """Start the recipe's workers on a cluster. Raises UserError."""
     cluster = recipe.cluster
     split = recipe.rollout.split == "head"
-    family = recipe.algorithm.family
-    on_policy = family == ON_POLICY
+    on_policy = recipe.algorithm.family == ON_POLICY
     if split:
         require_separable(plugins.choose("model", recipe.model.name, plugins.models()))
+    rewards = reward_workers(recipe)
     counts = {
         "trainer": cluster.trainer_ranks,
         "rollout": cluster.rollout_workers,
         "reference": cluster.reference_workers if on_policy and recipe.algorithm.kl_coef else 0,
-        "reward": _reward_workers(recipe),
+        "reward": rewards,
         "feature": cluster.feature_workers if split else 0,
     }
-    parts = dict.fromkeys(counts, _builders(recipe))
+    parts = dict.fromkeys(counts, recipe_builders(recipe, cluster.shards, rewards > 0))
     workers = cluster.rollout_workers
     fake_gpus = None
     if cluster.device == FAKE_GPU and cluster.address is None:
         fake_gpus = describe(cluster).gpus
     with connect_cluster(cluster.address, roles_of(cluster, counts), say, fake_gpus):
         machines = machines_for(cluster)
-        learner = LearnerWorker if family == OFF_POLICY else TrainerWorker
         roles = roles_of(cluster, counts, machines)
         if builders.needs_environments(recipe):
             say(
                 f"starting {recipe.env.num_envs} environments ({recipe.env.name}) on {workers} rollout worker{'s' if workers > 1 else ''}"
             )
-        with launch_workers(parts, roles, cluster, say, machines, learner) as launched:
+        with launch_workers(
+            parts, roles, cluster, say, machines, trainer_class(recipe)
+        ) as launched:
             write_json(
                 directory / PLACEMENT,
                 {"workers": ask_where(launched.actors(), cluster.start_timeout_s)},
             )
             trainer = launched.trainers.worker_info
-            say(builders.size_of(recipe, trainer.weights, trainer.trained))
             for line in () if trainer.policy is None else trainer.policy.remarks:
                 say(line)
-            if on_policy:
-                opened = _open_on_policy(recipe, launched, directory, checkpoint)
-            elif family == OFF_POLICY:
-                opened = open_off_policy(recipe, launched, directory, checkpoint)
-            else:
-                opened = open_supervised(recipe, launched, directory, checkpoint, say)
-            with opened as runtime:
-                yield runtime
-
-
-@contextmanager
-def _open_on_policy(
-    recipe: Recipe, workers: Workers, directory: Path, checkpoint: Path | None
-) -> Iterator[Runtime]:
-    ahead = {"staleness": recipe.algorithm.staleness, "iterations": recipe.iterations}
-    with closing(
-        RayFlow(
-            workers,
-            recipe.env.num_envs,
-            builders.actor_settings(recipe, recipe.rollout.temperature),
-            **ahead,
-        )
-    ) as flow:
-        state = flow.trainers.restore(checkpoint)
-        if checkpoint is not None:
-            flow.restore_earlier_weights(load_earlier(checkpoint))
-
-        def save(state: dict[str, Any]) -> None:
-            flow.write_checkpoint(
-                directory / run_directory.CHECKPOINTS, state, recipe.checkpoints.keep
-            )
-
-        yield Runtime(
-            flow,
-            flow.env,
-            flow.env.control_hz / flow.steps,
-            partial(flow.evaluate, recipe.episodes),
-            save,
-            state,
-        )
-
-
-def _reward_workers(recipe: Recipe) -> int:
-    """Return the number of reward workers; 0 if the recipe uses the environments' own reward."""
-    on_policy = recipe.algorithm.family == ON_POLICY  # otherwise the rollout workers compute it
-    return recipe.cluster.reward_workers if on_policy and recipe.reward != RewardConfig() else 0
-
-
-def _builders(recipe: Recipe) -> Builders:
-    """Return the builder functions for the recipe's workers."""
-    return Builders(
-        learner=partial(builders.build_initial, recipe),
-        head=partial(builders.build_head, recipe),
-        environments=partial(_environments, recipe),
-        trainer=partial(builders.build_trainer, recipe),
-        algorithm=partial(builders.build_algorithm, recipe),
-        reward_shaper=partial(wrapped_envs.build_reward_shaper, recipe),
-        rewards_apart=_reward_workers(recipe) > 0,
-        settings=builders.actor_settings(recipe, recipe.rollout.temperature),
-        cluster=recipe.cluster,
-    )
-
-
-@contextmanager
-def _environments(recipe: Recipe) -> Iterator[tuple[Sequence[VectorEnv], Sequence[VectorEnv]]]:
-    if not builders.needs_environments(recipe):
-        yield (), ()
-        return
-    share = replace(
-        recipe, env=replace(recipe.env, num_envs=recipe.env.num_envs // recipe.cluster.shards)
-    )
-    outline = None if recipe.algorithm.trains_reward else builders.outline(recipe)
-    with builders.open_envs(share, outline, recipe.rollout.pipeline_depth) as groups:
-        if outline is None:
-            yield groups, groups
-            return
-        # supervised training reads no reward, and one that it trains cannot be built yet
-        chunk = outline.spec.chunk
-        timed = wrapped_envs.timed(share, groups, chunk)
-        yield (
-            timed,
-            timed
-            if recipe.algorithm.family == SUPERVISED
-            else wrapped_envs.rewarded(share, groups, chunk),
-        )
+            yield launched
 
 
 @contextmanager

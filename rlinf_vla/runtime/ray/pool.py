@@ -10,20 +10,18 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from contextlib import suppress
-from typing import Any, TypeVar
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Any
 
 from rlinf_vla.config.cluster import ClusterConfig
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.core.types import Episodes
+from rlinf_vla.runtime.ray.actors import HEALTH
 from rlinf_vla.runtime.ray.notices import leaving_nodes
 from rlinf_vla.runtime.ray.turns import Turns
-from rlinf_vla.runtime.ray.worker import HEALTH
+from rlinf_vla.runtime.workers.base import Progress, ShardLost
 
 _LOOK = 0.2
 """Seconds between checks whether the run is to end."""
-
-Parts = TypeVar("Parts", range, Episodes)
 
 
 class WorkerLost(Exception):
@@ -82,12 +80,11 @@ def raised_there(error: Any) -> BaseException:
     return cause.with_traceback(None)
 
 
-class ShardLost(Exception):
-    """The input of a worker's task is lost, with the machine that held it."""
-
-
 class Pool:
     """``size`` interchangeable workers of one role."""
+
+    inline = False
+    """Other calls may be made before one has returned."""
 
     def __init__(
         self,
@@ -170,6 +167,10 @@ class Pool:
         finally:
             executor.shutdown(wait=False, cancel_futures=True)
             self._turns.expect(-sum(future.cancelled() for future in futures))
+
+    def heard(self, progress: Progress) -> AbstractContextManager[None]:
+        """Within the context, a worker of this process would tell its progress; an actor cannot."""
+        return nullcontext()
 
     @property
     def size(self) -> int:
@@ -332,8 +333,3 @@ class Pool:
             self._replace(place, actor, f"{self.role} {place} cannot start ({error})")
         else:
             self.error = error
-
-
-def parts(items: Parts, size: int) -> list[Parts]:
-    """Return ``items`` in parts of at most ``size``."""
-    return [items[first : first + size] for first in range(0, len(items), size)]

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from rlinf_vla.runtime.machines import broadcasts
+from rlinf_vla.runtime.ray.actors import WEIGHTS
 from rlinf_vla.runtime.ray.broadcast import TIMEOUT_S, Held, Order, Received
 from rlinf_vla.runtime.ray.pool import Pool
-from rlinf_vla.runtime.ray.rollout_workers import Member, Weights
-from rlinf_vla.runtime.ray.serialization import Packed
-from rlinf_vla.runtime.ray.trainer_workers import Trainers
-from rlinf_vla.runtime.ray.worker import WEIGHTS
+from rlinf_vla.runtime.workers.packed import Packed
+from rlinf_vla.runtime.workers.rollout import Member, Weights
 
 
 class _Sent(NamedTuple):
@@ -30,10 +29,8 @@ class Publisher:
     fetches it from the store. So the way of the weights does not change the result.
     """
 
-    def __init__(
-        self, pool: Pool, trainers: Trainers, split: bool = False, staleness: int = 0
-    ) -> None:
-        """``pool``: rollout workers. ``split``: they hold the policy's head only. ``staleness``:
+    def __init__(self, pool: Pool, trainers: Any, split: bool = False, staleness: int = 0) -> None:
+        """``pool``: rollout workers. ``trainers``: ``Trainers``. ``split``: they hold the policy's head only. ``staleness``:
         number of earlier versions that they may still load."""
         self._pool = pool
         self._trainers = trainers

@@ -26,18 +26,17 @@ from rlinf_vla.core.types import Observation, StepResult
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.reward_shaping import RewardedEnv, RewardShaper
 from rlinf_vla.rollout.split import strip_to_head
-from rlinf_vla.runtime.base import OnPolicyFlow
 from rlinf_vla.runtime.builders import threads
-from rlinf_vla.runtime.local import InProcessFlow
 from rlinf_vla.runtime.machines import Cluster
-from rlinf_vla.runtime.ray.flow import RayFlow
+from rlinf_vla.runtime.on_policy import OnPolicyFlow
 from rlinf_vla.runtime.ray.open import launch_workers
 from rlinf_vla.runtime.ray.places import Role, roles_of
-from rlinf_vla.runtime.ray.worker import Builders, WorkerInfo
+from rlinf_vla.runtime.workers.base import Builders, WorkerInfo, fetched
 from rlinf_vla.testing.toy_env import groups
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from rlinf_vla.training.lora import add_lora
 from rlinf_vla.training.trainer import Trainer
+from tests.runtime.here import on_policy_flow
 
 NUM_ENVS = 8
 SETTINGS = Settings(run_seed=3, temperature=1.0, batch_size=2)
@@ -177,14 +176,16 @@ def builders(recipe: Recipe) -> dict[str, Builders]:
     return dict.fromkeys(roles(recipe), found)
 
 
-def in_process(recipe: Recipe) -> InProcessFlow:
+def in_process(recipe: Recipe) -> OnPolicyFlow:
     built = policy(recipe)
     envs = rewarded(groups(NUM_ENVS, recipe.depth), recipe)
-    return InProcessFlow(
+    return on_policy_flow(
         built,
         envs,
         trainer(built),
         SETTINGS,
+        algorithm(recipe.config),
+        CLUSTER,
         staleness=recipe.config.staleness,
         iterations=ITERATIONS,
     )
@@ -207,7 +208,7 @@ def roles(recipe: Recipe, machines: Cluster | None = None) -> dict[str, Role]:
 @contextmanager
 def on_ray(
     recipe: Recipe, say: Callable[[str], None] = lambda text: None, cluster: ClusterConfig = CLUSTER
-) -> Iterator[RayFlow]:
+) -> Iterator[OnPolicyFlow]:
     """In the cluster that this process is connected to."""
     cluster = replace(
         cluster,
@@ -222,7 +223,7 @@ def on_ray(
         launch_workers(
             builders(recipe), roles(recipe, machines), cluster, say, machines
         ) as workers,
-        closing(RayFlow(workers, NUM_ENVS, SETTINGS, **ahead, iterations=ITERATIONS)) as flow,
+        closing(OnPolicyFlow(workers, NUM_ENVS, SETTINGS, **ahead, iterations=ITERATIONS)) as flow,
     ):
         yield flow
 
@@ -246,13 +247,8 @@ def iterate(
 
 
 def trained(flow: OnPolicyFlow) -> dict[str, Tensor]:
-    if isinstance(flow, InProcessFlow):
-        return {name: value.detach().clone() for name, value in flow.trainer.parameters.items()}
-    assert isinstance(flow, RayFlow)
-    import ray
-
     (_, packed, _), *_ = flow.trainers.call("weights", returns=3)
-    return {name: value.clone() for name, value in ray.get(packed).tensors().items()}
+    return {name: value.clone() for name, value in fetched(packed).tensors().items()}
 
 
 def with_staleness(recipe: Recipe, staleness: int) -> Recipe:

@@ -12,8 +12,8 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
+from rlinf_vla.runtime.on_policy import OnPolicyFlow
 from rlinf_vla.runtime.ray.cluster import connect_cluster
-from rlinf_vla.runtime.ray.flow import RayFlow
 from rlinf_vla.runtime.ray.open import launch_workers
 from rlinf_vla.runtime.ray.places import Role
 from tests.runtime.ray.counting import (
@@ -72,7 +72,7 @@ def main() -> None:
     with (
         connect_cluster(cluster.address, wanted, said.append),
         launch_workers(builders(RECIPE), wanted, config, said.append) as workers,
-        closing(RayFlow(workers, NUM_ENVS, SETTINGS)) as flow,
+        closing(OnPolicyFlow(workers, NUM_ENVS, SETTINGS)) as flow,
         one_thread(),
     ):
         subject = algorithm(RECIPE.config)

@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from rlinf_vla.runtime.on_policy import OnPolicyFlow
 from rlinf_vla.runtime.ray import publisher
 from rlinf_vla.runtime.ray.broadcast import Order
-from rlinf_vla.runtime.ray.flow import RayFlow
 from rlinf_vla.runtime.ray.pool import Pool
-from rlinf_vla.runtime.ray.trainer_workers import TrainerLost, Trainers
+from rlinf_vla.runtime.ray.trainers import TrainerLost, Trainers
 from tests.runtime.ray.counting import (
     CLUSTER,
     GRPO_CONFIG,
@@ -52,7 +52,7 @@ RECIPES = {
 }
 
 
-def disturb(flow: RayFlow, events: int, seed: int, done: threading.Event) -> None:
+def disturb(flow: OnPolicyFlow, events: int, seed: int, done: threading.Event) -> None:
     """SIGKILL to random workers, some of them still starting, others at work. They block SIGTERM (``runtime/ray/cluster.py``)."""
     pools: list[Pool] = [
         pool for pool in (flow.rollouts, flow.rewards, flow.references) if pool is not None
@@ -70,7 +70,7 @@ def disturb(flow: RayFlow, events: int, seed: int, done: threading.Event) -> Non
     done.set()
 
 
-def feature_workers(flow: RayFlow) -> list[int]:
+def feature_workers(flow: OnPolicyFlow) -> list[int]:
     """Workers that Ray restarts: a starting process does not answer."""
     import ray
 
@@ -87,7 +87,7 @@ Metrics = list[dict[str, float]]
 
 
 def run_until(
-    flow: RayFlow, recipe: Recipe, done: Callable[[], bool], before: Metrics | None = None
+    flow: OnPolicyFlow, recipe: Recipe, done: Callable[[], bool], before: Metrics | None = None
 ) -> Metrics:
     """Run at least two iterations, and add their metrics to ``before``; return the metrics of all."""
     subject = algorithm(recipe.config)

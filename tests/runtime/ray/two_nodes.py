@@ -21,8 +21,8 @@ from typing import Any
 
 from torch import Tensor
 
+from rlinf_vla.runtime.on_policy import OnPolicyFlow
 from rlinf_vla.runtime.ray.cluster import connect_cluster
-from rlinf_vla.runtime.ray.flow import RayFlow
 from rlinf_vla.runtime.ray.open import launch_workers
 from rlinf_vla.runtime.ray.places import Role
 from tests.runtime.ray.counting import (
@@ -67,7 +67,7 @@ def main(address: str, iterations: int, resource: str, cpus: float) -> None:
     with (
         connect_cluster(address, wanted, lambda text: say(text=text)),
         launch_workers(builders(RECIPE), wanted, QUICK, lambda text: say(text=text)) as workers,
-        closing(RayFlow(workers, NUM_ENVS, SETTINGS, iterations=iterations or None)) as flow,
+        closing(OnPolicyFlow(workers, NUM_ENVS, SETTINGS, iterations=iterations or None)) as flow,
     ):
         subject = algorithm(RECIPE.config)
         while len(flow.rollouts.introduced) < RECIPE.rollout_workers:

@@ -1,4 +1,4 @@
-"""Shards of rollouts that workers are still producing."""
+"""Shards of rollouts that workers are still producing, and what they are divided into."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from rlinf_vla.core.types import Trajectory
+from rlinf_vla.core.types import Episodes, Trajectory
 
 _LOOK = 0.1
 """Seconds between checks whether the run is to end."""
+
+Parts = TypeVar("Parts", range, Episodes)
 
 
 @dataclass(frozen=True)
@@ -52,3 +54,8 @@ class Shards:
             except NotYet:
                 if future.done():  # a TimeoutError of the work itself
                     raise
+
+
+def parts(items: Parts, size: int) -> list[Parts]:
+    """Return ``items`` in parts of at most ``size``."""
+    return [items[first : first + size] for first in range(0, len(items), size)]

@@ -1,4 +1,4 @@
-"""Ray workers that run the policy: rollout workers, and feature workers for a split backbone."""
+"""Workers that run the policy: rollout workers, and feature workers for a split backbone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from rlinf_vla.algorithms.base import DemonstrationConfig
 from rlinf_vla.algorithms.classifier import Frames
@@ -21,23 +22,24 @@ from rlinf_vla.rollout.evaluation_episodes import EpisodeResult, play_evaluation
 from rlinf_vla.rollout.reward_shaping import seen
 from rlinf_vla.rollout.split import FeatureServer, head_weights, load_head
 from rlinf_vla.rollout.transitions import ChunkRewards, record_transitions
-from rlinf_vla.runtime.ray.broadcast import Inbox, Layout, Order, Received
-from rlinf_vla.runtime.ray.pool import Pool, parts
-from rlinf_vla.runtime.ray.serialization import Packed, heavy_parts, light_part
-from rlinf_vla.runtime.ray.worker import (
+from rlinf_vla.runtime.workers.base import (
     Builders,
     Worker,
     WorkerInfo,
-    call_with_restart,
     clock_offset,
-    followed,
+    fetched,
     node_address,
     off_the_gpu,
     put,
     shifted,
 )
+from rlinf_vla.runtime.workers.packed import Packed, heavy_parts, light_part
+from rlinf_vla.runtime.workers.shards import parts
 from rlinf_vla.telemetry.timeline import Span, Timeline
 from rlinf_vla.training.lora import merged_lora
+
+if TYPE_CHECKING:
+    from rlinf_vla.runtime.ray.broadcast import Inbox, Layout, Order, Received
 
 Member = tuple[str, int]
 """A worker: address of its machine and process id."""
@@ -152,7 +154,7 @@ class FeatureWorker(PolicyWorker):
             self.ready()
         assert self.server is not None
         with self.builders.rollout_threads():
-            self.load(weights.version, lambda: followed(weights.everything).tensors())
+            self.load(weights.version, lambda: fetched(weights.everything).tensors())
             return Packed.of(self.server.encode(inputs.tensors()))
 
 
@@ -169,20 +171,17 @@ class RolloutWorker(PolicyWorker):
         """``features``: feature worker with this worker's backbone; None: the policy is whole."""
         super().__init__(builders, place)
         self.features = features
-        self.inbox = Inbox(builders.cluster.torch_device, node_address())
+        self._open = ExitStack()
 
     def ready(self) -> WorkerInfo:
         builders = self.builders
         with builders.rollout_threads():
-            self._environments = builders.environments()
-            self.groups, self.rewarded = self._environments.__enter__()
+            self.groups, self.rewarded = self._open.enter_context(builders.environments())
             if self.features is None:
                 learner = builders.learner()
             else:
                 learner = builders.head()
-                head = call_with_restart(
-                    self.features, "head", (), builders.cluster.heartbeat_s
-                ).tensors()
+                head = self._ask_features("head").tensors()
                 load_head(learner, head, builders.cluster.torch_device)
             self._spec = learner.spec
             if isinstance(learner, RewardModel):
@@ -193,6 +192,10 @@ class RolloutWorker(PolicyWorker):
                 self.policy.fit_instructions(self.groups[0].spec.instructions)
         self.wake()
         return self.worker_info()
+
+    def close(self) -> None:
+        """End the simulators. A process of its own does not need it."""
+        self._open.close()
 
     def sleep(self) -> None:
         self.actor.forget()
@@ -208,12 +211,21 @@ class RolloutWorker(PolicyWorker):
         return Actor(self.policy, settings, None if self.features is None else self._encode)
 
     def _encode(self, inputs: Inputs) -> Tensors:
-        return call_with_restart(
-            self.features,
-            "encode",
-            (self.weights, Packed.of(inputs)),
-            self.builders.cluster.heartbeat_s,
-        ).tensors()
+        return self._ask_features("encode", self.weights, Packed.of(inputs)).tensors()
+
+    def _ask_features(self, method: str, *arguments: Any) -> Packed:
+        from rlinf_vla.runtime.ray.actors import call_with_restart
+
+        answer: Packed = call_with_restart(
+            self.features, method, arguments, self.builders.cluster.heartbeat_s
+        )
+        return answer
+
+    @cached_property
+    def inbox(self) -> Inbox:
+        from rlinf_vla.runtime.ray.broadcast import Inbox
+
+        return Inbox(self.builders.cluster.torch_device, node_address())
 
     def receive(self, rank: int, order: Order, layout: Layout, oldest: int) -> Received:
         """See ``Inbox.receive``; it may run while this worker does anything else."""
@@ -256,6 +268,7 @@ class RolloutWorker(PolicyWorker):
                 self.groups if apart else self.rewarded,
                 spans=timeline,
                 beside=seen if apart else lambda call: {},
+                progress=self.progress,
             )
         spans = self._spans(timeline)
         steps = int(rollouts.valid.sum())
@@ -275,7 +288,13 @@ class RolloutWorker(PolicyWorker):
         """Play evaluation episodes ``numbers``; record the frames of those below ``filmed``."""
         with self._acting(weights):
             return play_evaluation(
-                self.actor_at(temperature), self.groups, numbers, Timeline(), filmed, probe=probe
+                self.actor_at(temperature),
+                self.groups,
+                numbers,
+                Timeline(),
+                filmed,
+                self.progress,
+                probe,
             )
 
     def collect_transitions(
@@ -288,7 +307,14 @@ class RolloutWorker(PolicyWorker):
         timeline = Timeline()
         with self._acting(weights):
             found = record_transitions(
-                self.policy, self.actor, self.rewarded, episodes, rewards, expert, timeline
+                self.policy,
+                self.actor,
+                self.rewarded,
+                episodes,
+                rewards,
+                expert,
+                timeline,
+                self.progress,
             )
         return [
             (Packed.of(each.records), each.success, each.steps, each.cost, each.fault)
@@ -308,7 +334,7 @@ class RolloutWorker(PolicyWorker):
         """Return what was broadcast to this worker, else what is in the object store."""
         broadcast = (node_address(), self.pid()) in weights.receivers
         arrived = self.inbox.take(weights.version) if broadcast else None
-        return followed(weights.own).tensors() if arrived is None else arrived
+        return fetched(weights.own).tensors() if arrived is None else arrived
 
     def _spans(self, timeline: Timeline) -> list[Span]:
         """Return the spans under this worker's name, in seconds of ``time.time``."""
@@ -320,16 +346,18 @@ class RolloutWorker(PolicyWorker):
     def demonstrate(self, config: DemonstrationConfig) -> tuple[Demonstrations, float | None]:
         with self.builders.rollout_threads():
             return collect_demonstrations(
-                self.policy, self.groups, config, self.builders.settings.run_seed
+                self.policy, self.groups, config, self.builders.settings.run_seed, self.progress
             )
 
     def label(self, config: DemonstrationConfig) -> Frames:
         with self.builders.rollout_threads():
-            return labelled_frames(self.model, self.groups, config, self.builders.settings.run_seed)
+            return labelled_frames(
+                self.model, self.groups, config, self.builders.settings.run_seed, self.progress
+            )
 
 
 def evaluate_on(
-    pool: Pool,
+    pool: Any,
     weights: Weights,
     size: int,
     episodes: int,
@@ -339,5 +367,6 @@ def evaluate_on(
     probe: str | None,
 ) -> list[EpisodeResult]:
     """Run the first ``episodes`` evaluation episodes on the pool's workers, ``size`` in a call."""
-    works = [(weights, part, temperature, filmed, probe) for part in parts(range(episodes), size)]
+    shards = [range(episodes)] if pool.inline else parts(range(episodes), size)
+    works = [(weights, shard, temperature, filmed, probe) for shard in shards]
     return list(itertools.chain.from_iterable(pool.map("play_evaluation", works, progress)))

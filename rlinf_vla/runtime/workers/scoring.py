@@ -1,4 +1,4 @@
-"""Ray workers that process finished shards: reward workers and reference workers."""
+"""Workers that process finished shards: reward workers and reference workers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from rlinf_vla.core.protocols import EnvSpec
 from rlinf_vla.core.types import Trajectory, flattened
 from rlinf_vla.rollout.reward_shaping import RewardShaper, relabel_rewards
 from rlinf_vla.runtime.on_policy_updater import OnPolicyUpdater
-from rlinf_vla.runtime.ray.serialization import ROW, HeavyParts, Packed
-from rlinf_vla.runtime.ray.worker import Builders, Worker, WorkerInfo, off_the_gpu
+from rlinf_vla.runtime.workers.base import Builders, Worker, WorkerInfo, off_the_gpu
+from rlinf_vla.runtime.workers.packed import ROW, HeavyParts, Packed
 from rlinf_vla.training.trainer import Trainer
 
 

@@ -1,13 +1,14 @@
-"""Base class of Ray workers, builders of their parts, and shared functions."""
+"""Base class of workers, builders of their parts, and shared functions."""
 
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -18,13 +19,14 @@ from rlinf_vla.core.types import Tensors
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.reward_shaping import RewardShaper
 from rlinf_vla.runtime.builders import threads
-from rlinf_vla.runtime.ray.serialization import Packed
 from rlinf_vla.telemetry.timeline import Span, Timeline
 
-HEALTH, WEIGHTS = "health", "weights"
-"""Concurrency groups in which a worker answers ``ping`` and moves weights while it works."""
-START_S = 60.0
-"""Seconds for a process to start before it must answer."""
+Progress = Callable[[float], None]
+"""Receives the fraction of a task that is done. It may raise, to end the run."""
+
+
+def _unheard(fraction: float) -> None:
+    """Nobody waits for the progress of a worker in another process."""
 
 
 @dataclass(frozen=True)
@@ -71,13 +73,39 @@ class WorkerInfo:
     env: EnvSpec | None = None
 
 
+class Workers(NamedTuple):
+    """The workers of a run, by role; None: the run has none of the role.
+
+    Pools are a ``LocalPool`` or ``Pool``s, the trainers ``LocalTrainers`` or ``Trainers``."""
+
+    rollouts: Any
+    rewards: Any
+    references: Any
+    features: list[Any]
+    """Actors with the backbone of a split policy; rollout workers then have only its head."""
+    trainers: Any
+    growth: Any = None
+    """Adds rollout workers."""
+
+    def actors(self) -> dict[str, list[Any]]:
+        """Return the actors of each role."""
+        pools = (self.rollouts, self.rewards, self.references)
+        by_role = {pool.role: pool.actors for pool in pools if pool is not None}
+        return {"trainer": list(self.trainers.actors), **by_role, "feature": self.features}
+
+
+class ShardLost(Exception):
+    """The input of a worker's task is lost, with the machine that held it."""
+
+
 class Worker:
-    """Base class of workers: a plain class that Ray actors are made from."""
+    """Base class of workers: a plain class, called directly or as a Ray actor."""
 
     def __init__(self, builders: Builders, place: int) -> None:
         """``place``: index of the worker among those of its role."""
         self.builders = builders
         self.place = place
+        self.progress: Progress = _unheard
 
     def ping(self) -> None:
         """Answer while other work runs."""
@@ -100,52 +128,33 @@ class Worker:
         return WorkerInfo(self.pid(), node_address(), node_id(), spec, gpus=gpus(), **known)
 
 
-def call_with_restart(
-    actor: Any, method: str, arguments: tuple[Any, ...], heartbeat_s: float
-) -> Any:
-    """Call ``method`` of an actor that Ray restarts itself; kill one that hangs, and retry."""
-    import ray
-    from ray import exceptions
-
-    while True:
-        ref = getattr(actor, method).remote(*arguments)
-        try:
-            while not ray.wait([ref], timeout=heartbeat_s)[0]:
-                ray.get(
-                    actor.ping.options(concurrency_group=HEALTH).remote(),
-                    timeout=heartbeat_s + START_S,
-                )
-            return ray.get(ref)
-        except exceptions.GetTimeoutError:
-            ray.kill(actor, no_restart=False)
-        except exceptions.ActorUnavailableError:
-            continue
-
-
 def node_address() -> str:
-    import ray
-
-    return str(ray.util.get_node_ip_address())
+    """Return the address of this machine in the cluster."""
+    ray = _ray()
+    return "127.0.0.1" if ray is None else str(ray.util.get_node_ip_address())
 
 
 def node_id() -> str:
-    import ray
-
-    return str(ray.get_runtime_context().get_node_id())
+    ray = _ray()
+    return "" if ray is None else str(ray.get_runtime_context().get_node_id())
 
 
 def gpus() -> tuple[str, ...]:
     """Return the numbers of the GPUs that Ray gave this process."""
-    import ray
+    ray = _ray()
+    return () if ray is None else tuple(ray.get_runtime_context().get_accelerator_ids()["GPU"])
 
-    return tuple(ray.get_runtime_context().get_accelerator_ids()["GPU"])
+
+def fetched(value: Any) -> Any:
+    """Return what an object reference of Ray stands for; any other value is returned as it is."""
+    ray = _ray()
+    return ray.get(value) if ray is not None and isinstance(value, ray.ObjectRef) else value
 
 
-def followed(reference: Any) -> Packed:
-    """Fetch the value of an object reference."""
-    import ray
-
-    return ray.get(reference)
+def _ray() -> Any:
+    """Return Ray if this process is in a cluster. It is not imported for that."""
+    ray = sys.modules.get("ray")
+    return ray if ray is not None and ray.is_initialized() else None
 
 
 @torch.no_grad()
