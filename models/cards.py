@@ -60,11 +60,11 @@ class Card:
 
     def remarks(self, dataset: str = "", inherited: bool = False) -> tuple[str, ...]:
         """Return lines that a user should read; arguments as of ``meaning``."""
-        found = () if self.assumed is None else (f"card {self.name} assumes: {self.assumed}",)
+        lines = () if self.assumed is None else (f"card {self.name} assumes: {self.assumed}",)
         if dataset in self.tools or not (self.tools or inherited):
-            return found
+            return lines
         return (
-            *found,
+            *lines,
             f"card {self.name} does not know the action units of dataset {dataset}: they are not checked",
         )
 
@@ -91,8 +91,8 @@ def find_card(
         return None
     name = chosen or stored
     if name is not None:
-        found = next((card for card in cards if card.name == name), None)
-        if found is None:
+        card = next((card for card in cards if card.name == name), None)
+        if card is None:
             raise UserError(
                 f"model.options.card={name} is not known{nearest(name, [NO_CARD, *(card.name for card in cards)])}"
             )
@@ -107,13 +107,13 @@ def find_card(
             raise UserError(
                 f"{directory} has names of several cards ({', '.join(matching)}): choose one with model.options.card"
             )
-        found = next(iter(matching.values()), None)
-    if found is not None and model not in found.models:
+        card = next(iter(matching.values()), None)
+    if card is not None and model not in card.models:
         raise UserError(
-            f"{directory}: the checkpoint (card {found.name}) is of model={' or '.join(found.models)}, not {model}: "
-            f"set model={found.models[0]}, or model.options.card=none if it is another checkpoint"
+            f"{directory}: the checkpoint (card {card.name}) is of model={' or '.join(card.models)}, not {model}: "
+            f"set model={card.models[0]}, or model.options.card=none if it is another checkpoint"
         )
-    return found
+    return card
 
 
 def repository_of(directory: Path) -> list[str]:
@@ -123,13 +123,13 @@ def repository_of(directory: Path) -> list[str]:
     part (ORG--NAME is ORG/NAME), or by that above a revision (NAME/main). A symbolic link has the
     names of its target, too.
     """
-    found: list[str] = []
-    for place in (directory.absolute(), directory.resolve()):
-        parts = [part for part in place.parts if part.startswith("models--")] or list(place.parts)
+    names: list[str] = []
+    for path in (directory.absolute(), directory.resolve()):
+        parts = [part for part in path.parts if part.startswith("models--")] or list(path.parts)
         while len(parts) > 1 and _REVISION.fullmatch(parts[-1]):
             parts.pop()
-        found.append(parts[-1].removeprefix("models--").replace("--", "/", 1))
-    return list(dict.fromkeys(found))
+        names.append(parts[-1].removeprefix("models--").replace("--", "/", 1))
+    return list(dict.fromkeys(names))
 
 
 _REVISION = re.compile(r"main|snapshots|[0-9a-f]{40}")

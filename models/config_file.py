@@ -94,11 +94,11 @@ def read_config(directory: Path) -> dict[str, Any]:
 def check_sizes(node: dict[str, Any], path: Path, prefix: str = "") -> None:
     """Check the sizes in ``node``, a part of the JSON file ``path``. Raises UserError."""
     for name, value in node.items():
-        wanted = _wanted(name, value)
-        if wanted is not None:
-            shown = json.dumps(value)
+        expected = _wanted(name, value)
+        if expected is not None:
+            text = json.dumps(value)
             raise UserError(
-                f"{path}: {prefix}{name}={shown[:60]} is not valid, {wanted} is expected: copy the checkpoint again"
+                f"{path}: {prefix}{name}={text[:60]} is not valid, {expected} is expected: copy the checkpoint again"
             )
         if isinstance(value, dict) and name != "norm_stats":  # its keys are dataset names
             check_sizes(value, path, f"{prefix}{name}.")
@@ -116,7 +116,7 @@ def _wanted(name: str, value: Any) -> str | None:
         right = isinstance(value, list) and len(value) == (LISTS[name] or max(len(value), 1))
         return (
             None
-            if right and all(_is_size(name, each) for each in value)
+            if right and all(_is_size(name, size) for size in value)
             else f"a list of {LISTS[name] or ''} sizes".replace("  ", " ")
         )
     return None if _is_size(name, value) else f"a whole {str(SIZES[name]).removeprefix('a ')}"

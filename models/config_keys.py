@@ -38,8 +38,8 @@ class Only:
 
     def allows(self, value: Any) -> bool:
         return any(
-            value == each and isinstance(value, bool) == isinstance(each, bool)
-            for each in self.values
+            value == option and isinstance(value, bool) == isinstance(option, bool)
+            for option in self.values
         )
 
 
@@ -59,9 +59,9 @@ def check_keys(node: Mapping[str, Any], table: Table, path: Path) -> list[str]:
     ``path``: the file. Raises UserError for a value that is not supported.
     """
     unknown = printable(", ".join(_unknown(node, table, path, "")))
-    shown = unknown if len(unknown) <= SHOWN else f"{unknown[:SHOWN]} ..."
+    text = unknown if len(unknown) <= SHOWN else f"{unknown[:SHOWN]} ..."
     return (
-        [f"{path.name} has keys that are not known and have no effect: {shown}"] if unknown else []
+        [f"{path.name} has keys that are not known and have no effect: {text}"] if unknown else []
     )
 
 
@@ -69,10 +69,10 @@ def _unknown(node: Mapping[str, Any], table: Table, path: Path, prefix: str) -> 
     for name, use in table.items():
         value = node.get(name, use.missing) if isinstance(use, Only) else node.get(name)
         if isinstance(use, Only) and not use.allows(value):
-            shown = json.dumps(value)[:60]
-            wanted = " or ".join(json.dumps(each) for each in use.values)
+            text = json.dumps(value)[:60]
+            expected = " or ".join(json.dumps(option) for option in use.values)
             raise UserError(
-                f"{path}: {prefix}{name}={shown} is not supported, {wanted} is: choose another model.checkpoint"
+                f"{path}: {prefix}{name}={text} is not supported, {expected} is: choose another model.checkpoint"
             )
         if isinstance(use, Mapping) and isinstance(value, dict):
             yield from _unknown(value, use, path, f"{prefix}{name}.")

@@ -173,11 +173,11 @@ def weight_remarks(directory: Path, sources: Sequence[str] = SOURCES) -> list[st
 
     ``sources`` in their order of precedence.
     """
-    found = [name for name in sources if (directory / name).exists()]
-    if not found or (len(found) == 1 and found[0] != FULL_WEIGHTS):
+    names = [name for name in sources if (directory / name).exists()]
+    if not names or (len(names) == 1 and names[0] != FULL_WEIGHTS):
         return []
     return [
-        f"weights: {found[0]}" + (f", not {' or '.join(found[1:])} beside it" if found[1:] else "")
+        f"weights: {names[0]}" + (f", not {' or '.join(names[1:])} beside it" if names[1:] else "")
     ]
 
 
@@ -189,7 +189,7 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
         if not isinstance(state, dict) or not all(
-            isinstance(each, Tensor) for each in state.values()
+            isinstance(tensor, Tensor) for tensor in state.values()
         ):
             raise ValueError("a map of names to tensors is expected")
     except Exception as error:  # a damaged or malicious pickle can raise anything

@@ -45,7 +45,7 @@ class Prefix:
         if not self.keys_and_values:
             return {_STATES: self.states, _MASK: self.mask}
         keys, values = (
-            torch.stack(each, dim=1) for each in zip(*self.keys_and_values, strict=True)
+            torch.stack(tensors, dim=1) for tensors in zip(*self.keys_and_values, strict=True)
         )
         return {_KEYS: keys, _VALUES: values, _MASK: self.mask} | (
             {_STATES: self.states} if states else {}

@@ -174,14 +174,14 @@ class FlowPolicy(PretrainedPolicy):
         """See ``RealTimeChunking``. The log-probability is that of the guided or conditioned chain.
         Of a longer delay than the simulated ones, the model is given the actions of the longest."""
         count = committed.shape[1]
-        known = self._model_units(committed, features)
-        target = F.pad(known, (0, self.noise_dim - known.shape[-1], 0, self.horizon - count))
+        prefix = self._model_units(committed, features)
+        target = F.pad(prefix, (0, self.noise_dim - prefix.shape[-1], 0, self.horizon - count))
         if self.simulated_delay:
             flow_onto = real_time.conditioned_velocity(
                 self._flow(features), target, min(frozen, self.simulated_delay)
             )
         else:
-            real = torch.arange(self.noise_dim) < known.shape[-1]
+            real = torch.arange(self.noise_dim) < prefix.shape[-1]
             weights = real_time.prefix_weights(count, frozen, self.horizon)[:, None] * real
             flow_onto = real_time.guided_velocity(
                 self._flow(features), target, weights.to(target.device)
@@ -289,7 +289,7 @@ class FlowPolicy(PretrainedPolicy):
                     features, chain[:, i], chain[:, i + 1], time.expand(len(chain)), temperature
                 )
                 log_prob, entropy = log_prob + parts[0], entropy + parts[1]
-        log_prob, entropy = (self._executed(each / self._draws) for each in (log_prob, entropy))
+        log_prob, entropy = (self._executed(tensor / self._draws) for tensor in (log_prob, entropy))
         return ActionEval(log_prob, entropy, self.value(features))
 
     def reference_actions(self, inputs: Inputs) -> Tensor | None:
@@ -307,9 +307,9 @@ class FlowPolicy(PretrainedPolicy):
                 time, noise.uniform(1)[:, 0], self.simulated_delay, self.horizon
             )
         x, velocity = flow.interpolate(target, noise.normal(*target.shape[1:]), time)
-        found, _ = self._velocity(features.prefix, features.state, x, time)
+        prediction, _ = self._velocity(features.prefix, features.state, x, time)
         count = self.noise_dim if self.padding_learns else self.spec.action_dim
-        return flow.matching_loss(found[..., :count], velocity[..., :count], time)
+        return flow.matching_loss(prediction[..., :count], velocity[..., :count], time)
 
     @property
     def _gripper(self) -> int:

@@ -82,8 +82,8 @@ def check_cameras(directory: Path, document: Mapping[str, Any], images: list[str
     features = document.get("input_features") or {}
     visual = [
         name
-        for name, known in features.items()
-        if known.get("type") == "VISUAL" and "empty_camera" not in name
+        for name, feature in features.items()
+        if feature.get("type") == "VISUAL" and "empty_camera" not in name
     ]
     if images is None and len(visual) > 1:
         raise UserError(
@@ -105,9 +105,9 @@ def check_dimensions(
         padded = document.get(most, count)
         shape = ((document.get(key) or {}).get(name) or {}).get("shape", [count])
         if count > padded or shape not in ([count], [padded]):
-            said = f"{name} has shape {shape}, and {most}={padded}"
+            problem = f"{name} has shape {shape}, and {most}={padded}"
             raise UserError(
-                f"{directory / CONFIG}: {said}, but the statistics have {count} numbers: copy the checkpoint again"
+                f"{directory / CONFIG}: {problem}, but the statistics have {count} numbers: copy the checkpoint again"
             )
 
 
@@ -186,12 +186,12 @@ def _steps(path: Path) -> list[dict[str, Any]]:
 
 
 def _step(path: Path, name: str) -> dict[str, Any]:
-    found = [step for step in _steps(path) if step.get("registry_name") == name]
-    if len(found) != 1:
+    steps = [step for step in _steps(path) if step.get("registry_name") == name]
+    if len(steps) != 1:
         raise UserError(
-            f"{path} has {len(found)} steps {name}, one is expected: copy the checkpoint again"
+            f"{path} has {len(steps)} steps {name}, one is expected: copy the checkpoint again"
         )
-    return found[0]
+    return steps[0]
 
 
 def _tensors(directory: Path, file: Any) -> Mapping[str, Stored]:

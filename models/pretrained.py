@@ -98,11 +98,11 @@ class PretrainedPolicy(Policy):
         card = cls.card(Path(location.partition("@")[0]), config, {})
         if card is None:
             return None
-        found = next((files for part, files in cls.sizes.items() if part in card.name), None)
+        sizes = next((files for part, files in cls.sizes.items() if part in card.name), None)
         return (
             None
-            if found is None
-            else (found, replace(config, card=card.name, **{cls.dataset_option: None}))
+            if sizes is None
+            else (sizes, replace(config, card=card.name, **{cls.dataset_option: None}))
         )
 
     described_by_json: ClassVar[bool] = False
@@ -156,23 +156,24 @@ class PretrainedPolicy(Policy):
 
     def _take_critic(self, heads: files.State, checkpoint: Path) -> str:
         """Load RLinf's value head if it has the shape of the critic; return a line on the heads."""
-        wanted = self.value_head.state_dict()
-        given = {
+        expected = self.value_head.state_dict()
+        weights = {
             name.removeprefix(CRITIC): value
             for name, value in heads.items()
             if name.startswith(CRITIC)
         }
-        *_, bias = (name for name in wanted if name.endswith("bias"))  # RLinf's last layer has none
-        fits = given.keys() | {bias} == wanted.keys() and all(
-            value.shape == wanted[name].shape for name, value in given.items()
+        # RLinf's last layer has none
+        *_, bias = (name for name in expected if name.endswith("bias"))
+        fits = weights.keys() | {bias} == expected.keys() and all(
+            value.shape == expected[name].shape for name, value in weights.items()
         )
         if not fits:
             return f"{len(heads)} weights of heads in the checkpoint ({min(heads)}, ...) are left out: training begins with new ones"
         read = {
             name: files.read_weight(name, value, checkpoint).float()
-            for name, value in given.items()
+            for name, value in weights.items()
         }
-        self.value_head.load_state_dict({bias: torch.zeros_like(wanted[bias])} | read)
+        self.value_head.load_state_dict({bias: torch.zeros_like(expected[bias])} | read)
         return f"the critic is the checkpoint's ({min(heads)}, ...)"
 
     @staticmethod

@@ -46,7 +46,8 @@ class PromptedFlowPolicy(FlowPolicy):
         """Images keep their size, which may be smaller than the model's, until they are encoded."""
         inputs = {f"image.{name}": obs.images[name] for name in self.spec.images}
         ids, mask = files.padded_prompts(
-            [(each, self.ids(each)) for each in obs.instruction], self.prompt_length
+            [(instruction, self.ids(instruction)) for instruction in obs.instruction],
+            self.prompt_length,
         )
         state = self.state_normalizer(obs.state)
         inputs |= {"token_ids": ids.to(state.device), "token_mask": mask.to(state.device)}

@@ -29,10 +29,10 @@ def prefix_weights(committed: int, frozen: int, horizon: int) -> Tensor:
     1 for the first ``frozen`` actions, which will have been executed by then; decays to 0 at
     ``committed``, after which there is no target.
     """
-    place = torch.arange(horizon, dtype=torch.float32)
-    falling = ((committed - place) / (committed - frozen + 1)).clamp(0, 1)
+    index = torch.arange(horizon, dtype=torch.float32)
+    falling = ((committed - index) / (committed - frozen + 1)).clamp(0, 1)
     soft = falling * torch.expm1(falling) / math.expm1(1)
-    return torch.where(place < frozen, 1.0, soft).where(place < committed, 0.0)
+    return torch.where(index < frozen, 1.0, soft).where(index < committed, 0.0)
 
 
 def guidance(time: Tensor) -> Tensor:
@@ -53,10 +53,10 @@ def guided_velocity(velocity: Velocity, target: Tensor, weights: Tensor) -> Velo
     def pulled(x: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():
             x = x.detach().requires_grad_()
-            found, states = velocity(x, time)
-            actions = x - time * found
+            prediction, states = velocity(x, time)
+            actions = x - time * prediction
         (pull,) = torch.autograd.grad(actions, x, (target - actions.detach()) * weights)
-        return found.detach() - guidance(time) * pull, states.detach()
+        return prediction.detach() - guidance(time) * pull, states.detach()
 
     return pulled
 
@@ -66,9 +66,9 @@ def conditioned_velocity(velocity: Velocity, given: Tensor, frozen: int) -> Velo
     ``[B, H, A]``; what it says of these actions themselves means nothing."""
 
     def conditioned(x: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
-        known = torch.arange(x.shape[1], device=x.device) < frozen
+        mask = torch.arange(x.shape[1], device=x.device) < frozen
         return velocity(
-            torch.where(known[:, None], given, x), torch.where(known, 0.0, time).expand(x.shape[:2])
+            torch.where(mask[:, None], given, x), torch.where(mask, 0.0, time).expand(x.shape[:2])
         )
 
     return conditioned

@@ -31,23 +31,25 @@ def read_numbers(statistics: Any, names: Sequence[str], where: str) -> list[Tens
         if (
             not isinstance(values, list)
             or not values
-            or not all(isinstance(each, int | float) for each in values)
+            or not all(isinstance(value, int | float) for value in values)
         ):
             raise UserError(f"{where}: {name} is not a list of numbers: {FIX}")
         if len(values) != (count := len(statistics[names[0]])):
             raise UserError(
                 f"{where}: {name} has {len(values)} numbers, {names[0]} has {count}: {FIX}"
             )
-    found = [
-        torch.tensor([float(each) for each in statistics[name]], dtype=torch.float64, device="cpu")
+    tensors = [
+        torch.tensor(
+            [float(value) for value in statistics[name]], dtype=torch.float64, device="cpu"
+        )
         for name in names
     ]
-    for name, tensor in zip(names, found, strict=True):
+    for name, tensor in zip(names, tensors, strict=True):
         if not tensor.isfinite().all():
             raise UserError(f"{where}: {name} has NaN or infinite numbers: {FIX}")
         if name == "std" and (tensor < 0).any():
             raise UserError(f"{where}: std has negative numbers: {FIX}")
-    return found
+    return tensors
 
 
 def read_range(statistics: Any, names: tuple[str, str], where: str) -> list[Tensor]:
@@ -68,7 +70,7 @@ def read_mask(statistics: Mapping[str, Any], count: int, where: str) -> Tensor:
     Raises UserError.
     """
     mask = statistics.get("mask", [True] * count)
-    if not isinstance(mask, list) or not all(isinstance(each, bool) for each in mask):
+    if not isinstance(mask, list) or not all(isinstance(value, bool) for value in mask):
         raise UserError(
             f"{where}: mask must be a list of true and false: write true for 1 and false for 0"
         )

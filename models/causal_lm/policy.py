@@ -129,9 +129,9 @@ class CausalLMPolicy(Policy):
                 checkpoint, local_files_only=True, use_safetensors=True, dtype=dtype
             )
         except (OSError, ValueError, KeyError) as error:
-            said = " ".join(str(error).split())[:200]
+            reason = " ".join(str(error).split())[:200]
             raise UserError(
-                f"{checkpoint} is no causal language model of transformers ({said}): choose another model.checkpoint"
+                f"{checkpoint} is no causal language model of transformers ({reason}): choose another model.checkpoint"
             ) from None
 
     @classmethod

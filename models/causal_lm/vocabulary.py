@@ -58,20 +58,20 @@ class Vocabulary:
 
     def prompts(self, texts: Sequence[str], length: int) -> Tensor:
         """Return token ids int32 ``[B, length]``, padded on the left with -1. Raises UserError."""
-        found = torch.full((len(texts), length), -1, dtype=torch.int32)
+        prompts = torch.full((len(texts), length), -1, dtype=torch.int32)
         for row, text in enumerate(texts):
             ids = self.tokenizer.encode(text, add_special_tokens=False).ids
             if len(ids) > length:
                 raise UserError(
                     f"prompt {text!r} takes {len(ids)} tokens: set model.options.prompt_length={len(ids)} or more"
                 )
-            found[row, length - len(ids) :] = torch.tensor(ids, dtype=torch.int32)
-        return found
+            prompts[row, length - len(ids) :] = torch.tensor(ids, dtype=torch.int32)
+        return prompts
 
     def tokens(self, actions: Tensor) -> Tensor:
         """Return the tokens int64 ``[B, C]`` of bytes ``[B, C, D]``; other bytes are the end."""
         rows = actions.round().clamp(0, 255).to(torch.uint8).cpu().tolist()
-        found = [
+        tokens = [
             [self.ids.get(bytes(row).rstrip(b"\0"), self.end_id) for row in chunk] for chunk in rows
         ]
-        return torch.tensor(found, device=actions.device)
+        return torch.tensor(tokens, device=actions.device)

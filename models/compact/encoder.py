@@ -23,10 +23,10 @@ class ImageEncoder(nn.Module):
         self.network = _network(config, encoder)
         with torch.no_grad():
             self.network.eval()
-            found = self.network(torch.zeros(1, 3, *config["image_sizes"])).shape[-1]
+            features = self.network(torch.zeros(1, 3, *config["image_sizes"])).shape[-1]
             self.network.train()
         self.project = nn.Sequential(
-            nn.Linear(found, config["width"]), nn.LayerNorm(config["width"]), nn.Tanh()
+            nn.Linear(features, config["width"]), nn.LayerNorm(config["width"]), nn.Tanh()
         )
 
     def forward(self, image: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ class Encoder(nn.Module):
 
     def forward(self, images: list[Tensor], state: Tensor) -> Tensor:
         """``images``: uint8 ``[B, H, W, 3]`` each; ``state``: ``[B, S]`` in [-1, 1]."""
-        return torch.cat([*(self.image(each) for each in images), self.state(state)], dim=1)
+        return torch.cat([*(self.image(image) for image in images), self.state(state)], dim=1)
 
 
 class CompactPolicy(PretrainedPolicy):
@@ -77,9 +77,9 @@ class CompactPolicy(PretrainedPolicy):
         self.value_head = nn.Sequential(nn.Linear(features, 256), nn.ReLU(), nn.Linear(256, 1))
         low, high = (torch.tensor(config["state_range"][name]) for name in ("low", "high"))
         if not low.shape == high.shape == (self.spec.state_dim,) or not (low < high).all():
-            wanted = f"{self.spec.state_dim} numbers each (state_dim), low below high"
+            expected = f"{self.spec.state_dim} numbers each (state_dim), low below high"
             raise UserError(
-                f"{directory / files.CONFIG}: low and high of state_range must be {wanted}: copy the checkpoint again"
+                f"{directory / files.CONFIG}: low and high of state_range must be {expected}: copy the checkpoint again"
             )
         self.register_buffer("low", low, persistent=False)
         self.register_buffer("high", high, persistent=False)

@@ -143,9 +143,9 @@ def read_embodiment(
     tags = list(read_json(directory / METADATA))
     tag = options.embodiment or (tags[0] if len(tags) == 1 else None)
     if tag not in tags:
-        given = "is not given" if tag is None else f"{tag} has no statistics"
+        problem = "is not given" if tag is None else f"{tag} has no statistics"
         raise UserError(
-            f"model.options.embodiment {given}: {directory / METADATA} has {', '.join(tags)}, choose one of them"
+            f"model.options.embodiment {problem}: {directory / METADATA} has {', '.join(tags)}, choose one of them"
         )
     index = PROJECTORS.get(tag) if options.projector is None else options.projector
     if index is None:
@@ -163,20 +163,21 @@ def read_statistics(
     directory: Path, tag: str, kind: str, parts: list[str] | None
 ) -> dict[str, list[float]]:
     """Return the statistics of ``kind`` (state or action), joined in the order of ``parts``."""
-    given = read_json(directory / METADATA)[tag]["statistics"][kind]
-    parts = list(given) if parts is None else list(parts)
+    statistics = read_json(directory / METADATA)[tag]["statistics"][kind]
+    parts = list(statistics) if parts is None else list(parts)
     option = "state" if kind == "state" else "actions"
-    if absent := [part for part in parts if part not in given]:
+    if absent := [part for part in parts if part not in statistics]:
         raise UserError(
-            f"model.options.{option}: {tag} has no {kind} {absent[0]}, but {', '.join(given)}"
+            f"model.options.{option}: {tag} has no {kind} {absent[0]}, but {', '.join(statistics)}"
         )
     for part in parts:
-        if len({len(values) for values in given[part].values()}) > 1:
+        if len({len(values) for values in statistics[part].values()}) > 1:
             raise UserError(
                 f"{directory / METADATA}: statistics of {tag}'s {kind} {part} differ in length: copy the checkpoint again"
             )
     return {
-        name: [number for part in parts for number in given[part][name]] for name in given[parts[0]]
+        name: [number for part in parts for number in statistics[part][name]]
+        for name in statistics[parts[0]]
     }
 
 

@@ -224,7 +224,8 @@ class DiT(nn.Module):
         self.cross = config.cross
         self.timestep_encoder = TimestepEncoder(width)
         self.transformer_blocks = nn.ModuleList(
-            Block(sizes, config.vlm_width if each else width, ada=True) for each in config.cross
+            Block(sizes, config.vlm_width if is_cross else width, ada=True)
+            for is_cross in config.cross
         )
         self.norm_out = nn.LayerNorm(width, eps=1e-6, elementwise_affine=False)
         self.proj_out_1 = nn.Linear(width, 2 * width)
@@ -237,9 +238,9 @@ class DiT(nn.Module):
 
     def forward(self, x: Tensor, pairs: KeysAndValues, mask: Tensor, bucket: Tensor) -> Tensor:
         time = self.timestep_encoder(bucket)
-        given = iter(pairs)
+        keys_and_values = iter(pairs)
         for block, cross in zip(self.transformer_blocks, self.cross, strict=True):
-            x = block(x, time, next(given), mask) if cross else block(x, time)
+            x = block(x, time, next(keys_and_values), mask) if cross else block(x, time)
         shift, scale = self.proj_out_1(F.silu(time)).chunk(2, dim=1)
         return self.proj_out_2(self.norm_out(x) * (1 + scale[:, None]) + shift[:, None])
 

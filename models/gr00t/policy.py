@@ -96,7 +96,7 @@ class GR00TPolicy(PromptedFlowPolicy):
         image = self.tokenizer.token_to_id(IMAGE_TOKENS[0])
         self.register_buffer(
             "image_places",
-            torch.tensor([i for i, each in enumerate(before) if each == image]),
+            torch.tensor([i for i, token in enumerate(before) if token == image]),
             persistent=False,
         )
         if options.frozen_vlm:

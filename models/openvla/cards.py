@@ -114,20 +114,20 @@ def suite_key(directory: Path, statistics: dict[str, Any]) -> str | None:
     As the official evaluation: the suite's name, else the one with ``_no_noops``; RLinf's data of
     several suites ends in ``_no_noops_trajall``.
     """
-    found = {
+    suites = {
         match[1].lower().replace("long", "10")
         for name in repository_of(directory)
         if (match := _SUITE.search(name))
     }
     names = [
         f"libero_{suite}{ending}"
-        for suite in found
+        for suite in suites
         for ending in ("", "_no_noops", "_no_noops_trajall")
     ]
-    return next((name for name in names if name in statistics), None) if len(found) == 1 else None
+    return next((name for name in names if name in statistics), None) if len(suites) == 1 else None
 
 
 def suite_of(dataset: str) -> str | None:
     """Return the suite of LIBERO whose data alone a dataset has; None if it is another dataset."""
-    found = _OF_ONE_SUITE.fullmatch(dataset)
-    return None if found is None else found[1]
+    match = _OF_ONE_SUITE.fullmatch(dataset)
+    return None if match is None else match[1]

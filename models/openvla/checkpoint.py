@@ -60,8 +60,12 @@ def read_statistics(
         and (not own or card.tools.keys() & own)
     ):
         key = card.dataset
-    for each in (own, statistics):
-        key = key or suite_key(directory, each) or (next(iter(each)) if len(each) == 1 else None)
+    for source in (own, statistics):
+        key = (
+            key
+            or suite_key(directory, source)
+            or (next(iter(source)) if len(source) == 1 else None)
+        )
     if key is None or key not in statistics:
         raise UserError(
             f"model.options.unnorm_key={key}: {directory} has statistics for {sorted(statistics)}, choose one"
@@ -83,15 +87,15 @@ def read_conventions(directory: Path, config: dict[str, Any], options: Any) -> d
         "gripper": "raw",
         "bounds": "q99",
     }
-    found = {}
+    conventions = {}
     for name, choices in CONVENTIONS.items():
         option = getattr(options, name)
-        found[name] = config.get(name, official[name]) if option is None else option
-        if found[name] not in choices:
+        conventions[name] = config.get(name, official[name]) if option is None else option
+        if conventions[name] not in choices:
             raise UserError(
-                f"model.options.{name}={found[name]}: choose {' or '.join(map(str, choices))}"
+                f"model.options.{name}={conventions[name]}: choose {' or '.join(map(str, choices))}"
             )
-    return found
+    return conventions
 
 
 def component_files(directory: Path) -> dict[str, Path]:
@@ -101,19 +105,19 @@ def component_files(directory: Path) -> dict[str, Path]:
     Of several steps the latest counts. Raises UserError if a component lacks it, and for components
     of no policy here.
     """
-    found: dict[str, dict[str, Path]] = {}
+    components: dict[str, dict[str, Path]] = {}
     for path in directory.glob(f"*--*{_SUFFIX}"):
         name, _, step = path.name.removesuffix(_SUFFIX).partition("--")
-        found.setdefault(name, {})[step] = path
-    if unknown := sorted(found.keys() - COMPONENTS.keys()):
-        file = next(iter(found[unknown[0]].values())).name
+        components.setdefault(name, {})[step] = path
+    if unknown := sorted(components.keys() - COMPONENTS.keys()):
+        file = next(iter(components[unknown[0]].values())).name
         raise UserError(
             f"{directory}: {file} is a part of another head (diffusion), which is not supported: choose another checkpoint"
         )
     ours = {
         name: path for name in COMPONENTS if (path := directory / f"{name}.safetensors").exists()
     }
-    steps = {name: of for name, of in found.items() if name not in ours}
+    steps = {name: of for name, of in components.items() if name not in ours}
     latest = max({step for of in steps.values() for step in of}, key=_order, default="")
     for name, of in steps.items():
         if latest not in of:

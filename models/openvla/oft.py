@@ -110,7 +110,7 @@ class OpenVLAOFTPolicy(OpenVLAPolicy):
         config = read_config(directory)
         stored = config.get("oft", {})
         options = with_card(options, self.card(directory, options, config), config | stored)
-        told = {
+        component_options = {
             option: value
             for part, (option, value) in COMPONENTS.items()
             if part in component_files(directory)
@@ -118,9 +118,9 @@ class OpenVLAOFTPolicy(OpenVLAPolicy):
         unstated = [
             name
             for name in ("images", "chunk")
-            if told and getattr(options, name) is None and name not in stored
+            if component_options and getattr(options, name) is None and name not in stored
         ]
-        for name, value in (OFFICIAL | told | stored).items():
+        for name, value in (OFFICIAL | component_options | stored).items():
             if getattr(options, name) is None:
                 options = replace(options, **{name: value})
         if options.head not in ("discrete", "l1"):
@@ -169,9 +169,9 @@ class OpenVLAOFTPolicy(OpenVLAPolicy):
         )
         if unstated:
             assumed = {"images": list(self.spec.images), "chunk": self.spec.chunk}
-            shown = ", ".join(f"model.options.{name}={assumed[name]}" for name in unstated)
+            settings = ", ".join(f"model.options.{name}={assumed[name]}" for name in unstated)
             lines.append(
-                f"the files of an OpenVLA-OFT do not state its cameras or chunk, assumed: {shown}"
+                f"the files of an OpenVLA-OFT do not state its cameras or chunk, assumed: {settings}"
             )
         return lines
 
@@ -195,11 +195,11 @@ class OpenVLAOFTPolicy(OpenVLAPolicy):
             files.load_weights(self.action_head, _action_head(checkpoint), checkpoint)
 
     def stored_weights(self, checkpoint: Path) -> dict[str, Callable[[], Tensor]]:
-        found = super().stored_weights(checkpoint)
+        readers = super().stored_weights(checkpoint)
         return (
-            found
+            readers
             if self.action_head is None
-            else found | self.readers("action_head.", _action_head(checkpoint), checkpoint)
+            else readers | self.readers("action_head.", _action_head(checkpoint), checkpoint)
         )
 
     def save(self, checkpoint: Path, dtype: torch.dtype | None = None) -> None:

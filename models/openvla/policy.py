@@ -292,8 +292,8 @@ class OpenVLAPolicy(PretrainedPolicy):
         """Replace images by their patch features, if no update changes the vision towers."""
         if any(parameter.requires_grad for parameter in self.backbone.vision_backbone.parameters()):
             return inputs
-        kept = {name: value for name, value in inputs.items() if not name.startswith("image.")}
-        return kept | {PATCHES: self.patches(inputs)}
+        rest = {name: value for name, value in inputs.items() if not name.startswith("image.")}
+        return rest | {PATCHES: self.patches(inputs)}
 
     def patches(self, inputs: Inputs) -> Tensor:
         if PATCHES in inputs:

@@ -104,8 +104,8 @@ def center_crop(images: Tensor) -> Tensor:
 @functools.lru_cache(maxsize=64)
 def _crop_weights(side: int, device: torch.device) -> Tensor:
     """``[side, side]``, rows sum to one."""
-    kept = math.sqrt(CROP_AREA)
-    places = ((1 - kept) / 2 + kept * torch.linspace(0, 1, side, dtype=torch.float64)) * (side - 1)
+    crop = math.sqrt(CROP_AREA)
+    places = ((1 - crop) / 2 + crop * torch.linspace(0, 1, side, dtype=torch.float64)) * (side - 1)
     return (1 - (places[:, None] - torch.arange(side)).abs()).clamp(min=0).to(device)
 
 

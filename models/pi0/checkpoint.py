@@ -33,18 +33,18 @@ def read_document(directory: Path) -> dict[str, Any]:
         )
     jax = JaxCheckpoint.is_one(directory)
     optional = jax or any((directory / name).exists() for name in (INDEX, WEIGHTS, FULL_WEIGHTS))
-    given = {} if optional and not (directory / CONFIG).exists() else read_config(directory)
-    if lerobot.is_one(given):
-        return lerobot.with_our_keys(given)
+    config = {} if optional and not (directory / CONFIG).exists() else read_config(directory)
+    if lerobot.is_one(config):
+        return lerobot.with_our_keys(config)
     if jax:
-        return JaxCheckpoint(directory).config | given
-    if "pi05" not in given:  # without weights, as in a dry run, only the name tells
-        given["pi05"] = (
+        return JaxCheckpoint(directory).config | config
+    if "pi05" not in config:  # without weights, as in a dry run, only the name tells
+        config["pi05"] = (
             "time_mlp_in.weight" in read_weights(directory)
             if optional
             else names_part(directory, "pi05")
         )
-    return given
+    return config
 
 
 def network_config(config: dict[str, Any]) -> Pi0Config:
@@ -141,10 +141,10 @@ def without_padding(statistics: dict[str, list[float]]) -> dict[str, list[float]
 
 def _norm_stats_files(directory: Path) -> dict[str, Path]:
     """Return ASSET_ID -> norm_stats.json; in RLinf's directories not below ``assets``."""
-    found = {}
+    paths = {}
     for path in sorted(directory.glob(f"**/{NORM_STATS}")):
-        found[path.parent.relative_to(directory).as_posix().removeprefix("assets/")] = path
-    return found
+        paths[path.parent.relative_to(directory).as_posix().removeprefix("assets/")] = path
+    return paths
 
 
 def read_norm_stats(directory: Path, asset_id: str | None) -> dict[str, Any]:
@@ -152,15 +152,15 @@ def read_norm_stats(directory: Path, asset_id: str | None) -> dict[str, Any]:
 
     Read from ``assets/ASSET_ID/norm_stats.json``, or ``norm_stats.json`` beside the weights.
     """
-    found = _norm_stats_files(directory)
-    if not found:
+    paths = _norm_stats_files(directory)
+    if not paths:
         raise UserError(
             f"{directory} has no {NORM_STATS}, which un-normalises actions: copy the checkpoint with its assets"
         )
-    if asset_id is None and len(found) == 1:
-        return read_json(next(iter(found.values())))["norm_stats"]
-    if asset_id is None or asset_id not in found:
+    if asset_id is None and len(paths) == 1:
+        return read_json(next(iter(paths.values())))["norm_stats"]
+    if asset_id is None or asset_id not in paths:
         raise UserError(
-            f"model.options.asset_id={asset_id}: {directory} has {NORM_STATS} for {sorted(found)}, choose one"
+            f"model.options.asset_id={asset_id}: {directory} has {NORM_STATS} for {sorted(paths)}, choose one"
         )
-    return read_json(found[asset_id])["norm_stats"]
+    return read_json(paths[asset_id])["norm_stats"]

@@ -77,13 +77,13 @@ def layout_of(config: Mapping[str, Any]) -> str | None:
 
 def with_our_keys(document: dict[str, Any]) -> dict[str, Any]:
     """Return lerobot's config.json with our keys beside its own; ours win."""
-    found = {
+    our_keys = {
         "simulated_delay": document.get("rtc_training_max_delay") or 0,
         "action_horizon": document["chunk_size"],
         "action_dim": document.get("max_action_dim", 32),
         "pi05": document.get("type") == "pi05",
     }
-    return found | document
+    return our_keys | document
 
 
 def delta_mask(document: Mapping[str, Any], action_dim: int) -> list[int]:

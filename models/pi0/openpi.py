@@ -191,8 +191,8 @@ class Arrays:
         try:
             document = read_json(self.path / METADATA)
             stored = [
-                tuple(part["key"] for part in each["key_metadata"])
-                for each in document["tree_metadata"].values()
+                tuple(part["key"] for part in entry["key_metadata"])
+                for entry in document["tree_metadata"].values()
             ]
         except (OSError, ValueError, KeyError, TypeError):
             raise UserError(
@@ -254,21 +254,21 @@ class JaxCheckpoint:
 
     def __init__(self, directory: Path) -> None:
         self.arrays = Arrays(directory)
-        found = self.arrays.stored.keys()
-        if "action_in_proj/kernel" not in found:
+        keys = self.arrays.stored.keys()
+        if "action_in_proj/kernel" not in keys:
             raise UserError(
                 f"{directory} is not a π₀ or π₀.₅ (it has no action_in_proj; π₀-FAST is not supported)"
             )
-        self.pi05 = "time_mlp_in/kernel" in found
+        self.pi05 = "time_mlp_in/kernel" in keys
         self.layout = layout(self.pi05)
         model = "π₀.₅" if self.pi05 else "π₀"
-        if adapters := [name for name in found if "lora" in name]:
+        if adapters := [name for name in keys if "lora" in name]:
             raise UserError(
                 f"{directory} holds LoRA adapters (first {min(adapters)}), which are not read: merge them in openpi"
             )
         for problem, names in (
-            ("lacks", self.layout.keys() - found),
-            ("has beside those", found - self.layout.keys()),
+            ("lacks", self.layout.keys() - keys),
+            ("has beside those", keys - self.layout.keys()),
         ):
             if names:
                 raise UserError(
@@ -318,16 +318,16 @@ class JaxCheckpoint:
 
     def state(self) -> Mapping[str, Tensor | Part]:
         """Return the weights under openpi's PyTorch names, those of an array one after another."""
-        found: dict[str, Tensor | Part] = {}
+        weights: dict[str, Tensor | Part] = {}
         for name, tensors in self.layout.items():
             stacked = "{}" in next(iter(tensors))
             for layer in range(self.arrays.shape(name)[0]) if stacked else [None]:
-                found |= {
+                weights |= {
                     ours.format(layer): Part(self.arrays, name, layer, change)
                     for ours, change in tensors.items()
                 }
         width = self.config["action_expert"]["width"]
-        found[UNUSED_HEAD] = torch.zeros(1, 1, dtype=torch.bfloat16).expand(
+        weights[UNUSED_HEAD] = torch.zeros(1, 1, dtype=torch.bfloat16).expand(
             self.config["vocab_size"], width
         )
-        return found
+        return weights

@@ -18,13 +18,13 @@ def checked(
 
     Raises Failure if they have another shape, are no floating-point numbers, or are not finite.
     """
-    wanted = "x".join(map(str, [*leading, chunk, action_dim]))
+    expected = "x".join(map(str, [*leading, chunk, action_dim]))
     if not isinstance(actions, np.ndarray) or actions.dtype.kind != "f":
-        found = (
+        kind = (
             f"dtype {actions.dtype}" if isinstance(actions, np.ndarray) else type(actions).__name__
         )
         raise Failure(
-            f"the policy server {url} sends actions as {found}, an array of floating-point numbers is needed"
+            f"the policy server {url} sends actions as {kind}, an array of floating-point numbers is needed"
         )
     fits = (
         actions.ndim == len(leading) + 2
@@ -33,7 +33,7 @@ def checked(
     )
     if not fits or actions.shape[-2] < chunk:
         raise Failure(
-            f"the policy server {url} sends actions of shape {'x'.join(map(str, actions.shape))}, {wanted} or a longer chunk is needed"
+            f"the policy server {url} sends actions of shape {'x'.join(map(str, actions.shape))}, {expected} or a longer chunk is needed"
         )
     tensor = torch.from_numpy(actions[..., :chunk, :].copy()).float()
     if not tensor.isfinite().all():

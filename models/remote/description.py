@@ -41,10 +41,10 @@ def spec_of(said: Any, options: RemoteOptions) -> tuple[PolicySpec, int]:
             f"{options.url} describes its policy wrongly ({wrong}): the server needs another version of rlinf-vla"
         ) from None
     for name in ("action_dim", "state_dim"):
-        given, found = getattr(options, name), getattr(spec, name)
-        if given not in (None, found):
+        expected, actual = getattr(options, name), getattr(spec, name)
+        if expected not in (None, actual):
             raise UserError(
-                f"model.options.{name}={given}: the policy of {options.url} has {found}: leave it out"
+                f"model.options.{name}={expected}: the policy of {options.url} has {actual}: leave it out"
             )
     if options.chunk is not None and options.chunk > spec.chunk:
         raise UserError(
@@ -53,79 +53,79 @@ def spec_of(said: Any, options: RemoteOptions) -> tuple[PolicySpec, int]:
     return replace(spec, chunk=options.chunk or spec.chunk), spec.chunk
 
 
-def _spec(said: Mapping[str, Any]) -> PolicySpec:
+def _spec(document: Mapping[str, Any]) -> PolicySpec:
     chunk, action_dim, state_dim = (
-        _number(said, name, 0 if name == "state_dim" else 1, most)
+        _number(document, name, 0 if name == "state_dim" else 1, most)
         for name, most in GREATEST.items()
     )
-    images = _map(said.get("images"), "images")
+    images = _map(document.get("images"), "images")
     if len(images) > IMAGES:
         raise _Wrong(f"more than {IMAGES} images")
     sizes = {_text(name, "images"): _size(size) for name, size in images.items()}
     env = {
         key: _text(value, "env")
-        for key, value in _map(said.get("env", {}), "env").items()
+        for key, value in _map(document.get("env", {}), "env").items()
         if key in ENV
     }
     cameras = {"cameras": list(sizes)} if env else {}
-    remarks = said.get("remarks", [])
+    remarks = document.get("remarks", [])
     if not isinstance(remarks, list) or len(remarks) > REMARKS:
         raise _Wrong("remarks")
-    lines = tuple(_text(each, "remarks") for each in remarks)
-    bars = said.get("bars")
+    lines = tuple(_text(line, "remarks") for line in remarks)
+    bars = document.get("bars")
     if bars is not None and not (type(bars) in (int, float) and 0 <= bars <= 1):
         raise _Wrong("bars")
-    convention = _convention(_map(said.get("convention", {}), "convention"))
-    suite = said.get("suite")
-    known = None if suite is None else _text(suite, "suite")
+    convention = _convention(_map(document.get("convention", {}), "convention"))
+    suite = document.get("suite")
+    suite_name = None if suite is None else _text(suite, "suite")
     return PolicySpec(
-        chunk, action_dim, state_dim, sizes, convention, env | cameras, lines, bars, known
+        chunk, action_dim, state_dim, sizes, convention, env | cameras, lines, bars, suite_name
     )
 
 
-def _convention(said: Mapping[str, Any]) -> Convention:
+def _convention(document: Mapping[str, Any]) -> Convention:
     """Return the meaning of actions; whether images pass through JPEG is the server's affair."""
-    tool = said.get("tool")
+    tool = document.get("tool")
     if tool is not None:
         tool = _map(tool, "tool")
         tool = ToolUnits(*(_length(tool.get(name)) for name in ("translation_m", "rotation_rad")))
-    found: dict[str, Any] = {name: said.get(name) for name in MEANINGS}
-    for name, value in found.items():
+    meanings: dict[str, Any] = {name: document.get(name) for name in MEANINGS}
+    for name, value in meanings.items():
         if value is not None and not (isinstance(value, str) and value in MEANINGS[name]):
             raise _Wrong(f"convention.{name}")
-    return Convention(tool, **found)
+    return Convention(tool, **meanings)
 
 
-def _map(said: Any, name: str) -> Mapping[str, Any]:
-    if not isinstance(said, dict):
+def _map(value: Any, name: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
         raise _Wrong(name)
-    return said
+    return value
 
 
-def _text(said: Any, name: str) -> str:
-    if not isinstance(said, str) or len(said) > LONGEST:
+def _text(value: Any, name: str) -> str:
+    if not isinstance(value, str) or len(value) > LONGEST:
         raise _Wrong(name)
-    return " ".join(printable(said).split())
+    return " ".join(printable(value).split())
 
 
-def _number(said: Mapping[str, Any], name: str, least: int, most: int) -> int:
-    value = said.get(name)
+def _number(document: Mapping[str, Any], name: str, least: int, most: int) -> int:
+    value = document.get(name)
     if type(value) is not int or not least <= value <= most:
         raise _Wrong(name)
     return value
 
 
-def _size(said: Any) -> tuple[int, int]:
+def _size(value: Any) -> tuple[int, int]:
     if (
-        not isinstance(said, list)
-        or len(said) != 2
-        or any(type(each) is not int or not 1 <= each <= SIDE for each in said)
+        not isinstance(value, list)
+        or len(value) != 2
+        or any(type(side) is not int or not 1 <= side <= SIDE for side in value)
     ):
         raise _Wrong("images")
-    return said[0], said[1]
+    return value[0], value[1]
 
 
-def _length(said: Any) -> float:
-    if type(said) not in (int, float) or not 0 <= said <= 1e3:
+def _length(value: Any) -> float:
+    if type(value) not in (int, float) or not 0 <= value <= 1e3:
         raise _Wrong("convention.tool")
-    return float(said)
+    return float(value)

@@ -69,12 +69,12 @@ class ForeignServer:
         self._connections = Connections(options, options.connections)
 
     def _spec(self, options: RemoteOptions, name: str) -> PolicySpec:
-        known = [each for each in self._keys.state.values() if each is not None]
+        lengths = [length for length in self._keys.state.values() if length is not None]
         state_dim = (
             options.state_dim
             if options.state_dim is not None
-            else sum(known)
-            if len(known) == len(self._keys.state)
+            else sum(lengths)
+            if len(lengths) == len(self._keys.state)
             else None
         )
         action_dim = options.action_dim or self._meaning.action_dim
@@ -87,9 +87,9 @@ class ForeignServer:
                 raise UserError(
                     f"{self._url} does not describe its policy: set model.options.{option} (keys={name} does not say it)"
                 )
-        if state_dim not in (0, sum(known)) and len(known) == len(self._keys.state):
+        if state_dim not in (0, sum(lengths)) and len(lengths) == len(self._keys.state):
             raise UserError(
-                f"model.options.state_dim={state_dim}: keys={name} has a state of {sum(known)} numbers: use that, or 0"
+                f"model.options.state_dim={state_dim}: keys={name} has a state of {sum(lengths)} numbers: use that, or 0"
             )
         assert options.chunk is not None and action_dim is not None and state_dim is not None
         size = options.image_size or IMAGE_SIZE
@@ -134,8 +134,8 @@ class ForeignServer:
         spec = self.spec
         return torch.stack(
             [
-                checked(self._actions(each), self._url, (), spec.chunk, spec.action_dim)
-                for each in answers
+                checked(self._actions(answer), self._url, (), spec.chunk, spec.action_dim)
+                for answer in answers
             ]
         )
 

@@ -33,8 +33,12 @@ def is_ours(metadata: Mapping[str, Any], options: RemoteOptions) -> bool:
 
 def provenance(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts of ``Policy.provenance``."""
-    said = metadata[OURS].get("policy", {})
-    return {"sha256": said.get("sha256"), "device": said.get("device"), "server": said}
+    description = metadata[OURS].get("policy", {})
+    return {
+        "sha256": description.get("sha256"),
+        "device": description.get("device"),
+        "server": description,
+    }
 
 
 class OurServer:
@@ -42,14 +46,16 @@ class OurServer:
 
     def __init__(self, options: RemoteOptions, metadata: dict[str, Any]) -> None:
         """Raises UserError if the description of the policy is not valid."""
-        said = metadata[OURS]
+        description = metadata[OURS]
         same = pack(metadata[OURS])
         self._url = options.address
         self.spec: PolicySpec
-        self.spec, self._chunk = spec_of(said.get("spec"), options)
-        self._most_rows = said.get("max_batch_size")
-        self.real_time_chunking = said.get("real_time_chunking") is True
-        self._connections = Connections(options, 1, lambda found: pack(found.get(OURS)) == same)
+        self.spec, self._chunk = spec_of(description.get("spec"), options)
+        self._most_rows = description.get("max_batch_size")
+        self.real_time_chunking = description.get("real_time_chunking") is True
+        self._connections = Connections(
+            options, 1, lambda new_metadata: pack(new_metadata.get(OURS)) == same
+        )
 
     def prepare(self, obs: Observation) -> Inputs:
         return raw_inputs(obs, self.spec)

@@ -84,9 +84,9 @@ def network_config(directory: Path, document: Mapping[str, Any]) -> SmolVLAConfi
         )
     size = [vision["image_size"]] * 2
     if document["resize_imgs_with_padding"] != size:
-        given = document["resize_imgs_with_padding"]
+        actual = document["resize_imgs_with_padding"]
         raise UserError(
-            f"{directory / CONFIG}: resize_imgs_with_padding={given} is not supported, {size} is: {_OTHER}"
+            f"{directory / CONFIG}: resize_imgs_with_padding={actual} is not supported, {size} is: {_OTHER}"
         )
     every = document["self_attn_every_n_layers"]
     crossed = "cross" in document["attention_mode"]

@@ -66,8 +66,8 @@ class Attention(nn.Module):
         if self.cross:
             assert before is not None
             k, v = (
-                self._heads(proj(each.transpose(1, 2).flatten(2)))
-                for proj, each in zip((self.k_proj, self.v_proj), before, strict=True)
+                self._heads(proj(tensor.transpose(1, 2).flatten(2)))
+                for proj, tensor in zip((self.k_proj, self.v_proj), before, strict=True)
             )
             keys, values = k, v
         else:
@@ -126,7 +126,7 @@ class Stream(nn.Module):
         if embedding:
             self.embed_tokens = nn.Embedding(text.vocab_size, width)
             nn.init.normal_(self.embed_tokens.weight, std=width**-0.5)
-        self.layers = nn.ModuleList(Layer(text, width, each) for each in cross)
+        self.layers = nn.ModuleList(Layer(text, width, is_cross) for is_cross in cross)
         self.norm = RMSNorm(width, text.rms_norm_eps)
         self.head_dim: int = sizes["head_dim"]
         self.cross = cross
@@ -150,8 +150,8 @@ class Stream(nn.Module):
         pairs: KeysAndValues = []
         for index, (layer, cross) in enumerate(zip(self.layers, self.cross, strict=True)):
             count = visible.shape[2] - x.shape[1] if cross else visible.shape[2]
-            given = None if before is None else before.keys_and_values[index]
-            x, pair = layer(x, from_zero if cross else rotation, mask[..., :count], given)
+            prefix_pair = None if before is None else before.keys_and_values[index]
+            x, pair = layer(x, from_zero if cross else rotation, mask[..., :count], prefix_pair)
             pairs.append(pair)
         return self.norm(x), pairs
 
