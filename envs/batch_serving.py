@@ -58,7 +58,7 @@ class BatchServer:
         while (alive := done < last).any():
             at = slot[alive], done[alive]
             reward, terminated, success, truncated = (
-                each[slot - self.first] for each in self._step(*at)
+                values[slot - self.first] for values in self._step(*at)
             )
             arrays.record(at, reward[alive], terminated[alive], success[alive], truncated[alive])
             done[alive] += 1
@@ -119,25 +119,25 @@ class BatchServer:
         """
         actions = np.zeros((self.batch.num_envs, self.batch.spec.action_dim), np.float32)
         actions[slots - self.first] = self.arrays.actions[slots, numbers]
-        told = self.batch.step(torch.from_numpy(actions).to(self.batch.device))
+        outcome = self.batch.step(torch.from_numpy(actions).to(self.batch.device))
         reward, *flags = (
-            torch.stack([each.float() for each in told]).cpu().numpy()
+            torch.stack([tensor.float() for tensor in outcome]).cpu().numpy()
         )  # one wait for the device, not three
         self.arrays.reached[slots] += 1
         if len(flags) < 3:  # the simulator itself truncates nothing
             flags.append(np.zeros_like(reward))
-        return reward, *(each > 0 for each in flags)
+        return reward, *(flag > 0 for flag in flags)
 
     def _observe(self, slots: tuple[int, ...]) -> None:
         state, images = self.batch.observe([slot - self.first for slot in slots])
-        shown = self._frames
+        frames = self._frames
         rows = torch.tensor(slots, device=self._frames.device)
-        shown.state[rows] = state.to(shown.device)
-        for (name, image), as_jpeg in zip(shown.images.items(), self.arrays.as_jpeg, strict=True):
-            image[rows] = images[name].to(shown.device)
+        frames.state[rows] = state.to(frames.device)
+        for (name, image), as_jpeg in zip(frames.images.items(), self.arrays.as_jpeg, strict=True):
+            image[rows] = images[name].to(frames.device)
             if as_jpeg:
-                shown.jpeg[name][rows] = through_jpeg(images[name]).to(shown.device)
-        shown.settle()
+                frames.jpeg[name][rows] = through_jpeg(images[name]).to(frames.device)
+        frames.settle()
 
     def _move_to(self, handle: dict[str, Any]) -> dict[str, Any]:
         """Show frames in the parent's memory of the GPU from now on, if it can be mapped here."""

@@ -41,7 +41,7 @@ class Frames:
 def of_arrays(arrays: SharedArrays) -> Frames:
     """Return the frames in host memory."""
     images, jpeg = (
-        {name: torch.from_numpy(each) for name, each in kind.items()}
+        {name: torch.from_numpy(array) for name, array in kind.items()}
         for kind in (arrays.images, arrays.jpeg)
     )
     return Frames(torch.from_numpy(arrays.state), images, jpeg)
@@ -82,7 +82,7 @@ def exported(memory: Tensor) -> dict[str, Any]:
     handle, length, offset, _, counter, counter_offset, event, event_needed = arguments[7:]
     return {
         "tensor_offset": arguments[3],
-        "bytes": [base64.b64encode(each).decode() for each in (handle, counter, event)],
+        "bytes": [base64.b64encode(part).decode() for part in (handle, counter, event)],
         "numbers": [length, offset, counter_offset, event_needed],
         "count": len(memory),
     }
@@ -93,11 +93,11 @@ def opened(found: dict[str, Any]) -> Tensor:
 
     Raises RuntimeError where CUDA IPC is not possible.
     """
-    handle, counter, event = (base64.b64decode(each) for each in found["bytes"])
+    handle, counter, event = (base64.b64decode(text) for text in found["bytes"])
     length, offset, counter_offset, event_needed = found["numbers"]
     device = torch.cuda.current_device()
     storage = torch.storage.TypedStorage
-    place = (
+    arguments = (
         Tensor,
         (found["count"],),
         (1,),
@@ -110,5 +110,5 @@ def opened(found: dict[str, Any]) -> Tensor:
         offset,
         False,
     )
-    memory: Tensor = rebuild_cuda_tensor(*place, counter, counter_offset, event, event_needed)
+    memory: Tensor = rebuild_cuda_tensor(*arguments, counter, counter_offset, event, event_needed)
     return memory

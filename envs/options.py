@@ -37,7 +37,9 @@ class Package(NamedTuple):
         if self.missing():
             return Diagnosis(self.name, False, "optional: not installed", self.install)
         return Diagnosis(
-            self.name, True, ", ".join(f"{each} {version(each)}" for each in distributions)
+            self.name,
+            True,
+            ", ".join(f"{distribution} {version(distribution)}" for distribution in distributions),
         )
 
 

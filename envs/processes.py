@@ -152,9 +152,9 @@ class SimulatorPool:
             for process in self._processes:
                 if process.command is None:
                     continue
-                told = self._answer(process)["rows"]
+                results = self._answer(process)["rows"]
                 command = process.command
-                for (slot, *arguments), answer in zip(command["rows"], told, strict=True):
+                for (slot, *arguments), answer in zip(command["rows"], results, strict=True):
                     answers[slot] = answer
                     if command["verb"] == "reset":
                         self._slots[slot] = _Slot(tuple(arguments))
@@ -202,10 +202,12 @@ class SimulatorPool:
                     raise
                 self._cut(process, error.slots, EXCEPTION_FAULT, str(error))
 
-    def _cut(self, process: SimulatorProcess, slots: Sequence[int], reason: int, told: str) -> None:
+    def _cut(
+        self, process: SimulatorProcess, slots: Sequence[int], reason: int, message: str
+    ) -> None:
         """Replace a process that failed at its command, without the episodes of ``slots``."""
         if not self._told:
-            print(told, file=sys.stderr)
+            print(message, file=sys.stderr)
         self._told = True
         print(
             f"the episodes of {len(slots)} environments are cut: {FAULTS[reason]}",
@@ -289,10 +291,10 @@ class SimulatorPool:
                 else "while it started"
             )
             words = process.child.output_tail(20) or "(no output)"
-            told = f"simulator processes were lost {ATTEMPTS} times in a row without progress: the last one {how} {doing}.\n{words}"
+            message = f"simulator processes were lost {ATTEMPTS} times in a row without progress: the last one {how} {doing}.\n{words}"
             if process.command is None or not process.command["rows"] or not process.started:
-                raise Failure(told)
-            self._cut(process, [row[0] for row in process.command["rows"]], LOST_FAULT, told)
+                raise Failure(message)
+            self._cut(process, [row[0] for row in process.command["rows"]], LOST_FAULT, message)
             return
         self.restarts += 1
         self._relaunch(process)

@@ -111,10 +111,10 @@ def serve(
             if isinstance(error, SlotError)
             else [row[0] for row in command.get("rows", [])]
         )
-        told = "".join(
+        message = "".join(
             traceback.format_exception(error.__cause__ if isinstance(error, SlotError) else error)
         )
-        channel.send({"error": told.rstrip(), "slots": slots}, None)
+        channel.send({"error": message.rstrip(), "slots": slots}, None)
 
 
 class SlotServer:
@@ -127,15 +127,15 @@ class SlotServer:
 
     def answer(self, command: dict[str, Any]) -> dict[str, Any]:
         verb: Callable[..., Any] = getattr(self, command["verb"])
-        found = []
+        results = []
         for slot, *arguments in command["rows"]:
             try:
-                found.append(verb(slot, *arguments))
+                results.append(verb(slot, *arguments))
             except UserError:
                 raise
             except Exception as error:
                 raise SlotError(slot) from error
-        return {"rows": found}
+        return {"rows": results}
 
     def reset(self, slot: int, seed: int, task: int) -> str:
         instruction = self._reset(slot, seed, task)
@@ -147,11 +147,11 @@ class SlotServer:
         arrays = self.arrays
         done = begin
         while done < end:
-            told = Step(*self.simulator.step(slot - self.first, arrays.actions[slot, done]))
-            arrays.record((slot, done), *told)
+            outcome = Step(*self.simulator.step(slot - self.first, arrays.actions[slot, done]))
+            arrays.record((slot, done), *outcome)
             done += 1
             arrays.reached[slot] += 1
-            if told.terminated or told.truncated:
+            if outcome.terminated or outcome.truncated:
                 break
         self._observe(slot)
         return done

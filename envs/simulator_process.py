@@ -17,8 +17,8 @@ class SimulatorError(RuntimeError):
     """An exception of a simulator, with its traceback as the message."""
 
     def __init__(self, pid: int, answer: dict[str, Any]) -> None:
-        told = answer["error"]
-        super().__init__(f"simulator process {pid} failed: {told.splitlines()[-1]}\n{told}")
+        message = answer["error"]
+        super().__init__(f"simulator process {pid} failed: {message.splitlines()[-1]}\n{message}")
         self.slots: list[int] = answer["slots"]
 
 

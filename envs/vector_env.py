@@ -41,10 +41,10 @@ def environments(
     }
     pools = [SimulatorPool(program, options, **sizes, **others) for _ in range(groups)]
     try:
-        return [ProcessVectorEnv(each, tasks, no_expert) for each in pools]
+        return [ProcessVectorEnv(pool, tasks, no_expert) for pool in pools]
     except BaseException:
-        for each in pools:
-            each.close()
+        for pool in pools:
+            pool.close()
         raise
 
 
@@ -82,7 +82,7 @@ class ProcessVectorEnv(VectorEnv):
         return self._observation()
 
     def step_async(self, actions: Tensor, skip_ended: bool = False) -> None:
-        given = checked_actions(self.spec, actions).numpy()
+        chunks = checked_actions(self.spec, actions).numpy()
         rows = []
         for index in range(self.spec.num_envs):
             begin = self.pool.executed(index)
@@ -90,12 +90,12 @@ class ProcessVectorEnv(VectorEnv):
                 continue
             if begin is None or self._ended[index]:
                 raise RuntimeError(f"environment {index} has no episode under way: reset it first")
-            end = min(begin + given.shape[1], self.spec.episode_limit)
+            end = min(begin + chunks.shape[1], self.spec.episode_limit)
             rows.append([index, begin, end])
         for index, begin, end in rows:
-            self.pool.arrays.actions[index, begin:end] = given[index, : end - begin]
+            self.pool.arrays.actions[index, begin:end] = chunks[index, : end - begin]
         self._rows = rows
-        self._chunk = given.shape[1]
+        self._chunk = chunks.shape[1]
         self.pool.begin("step", rows)
 
     def step_wait(self) -> StepResult:
@@ -129,9 +129,11 @@ class ProcessVectorEnv(VectorEnv):
             fault[index, 0] = reason
             valid[index, 0] = truncated[index, 0] = self._ended[index] = True
         self._failed.clear()
-        told = (torch.from_numpy(each) for each in (reward, terminated, truncated, success, valid))
+        tensors = (
+            torch.from_numpy(array) for array in (reward, terminated, truncated, success, valid)
+        )
         return replace(
-            StepResult(self._observation(), *told), fault=torch.from_numpy(fault)
+            StepResult(self._observation(), *tensors), fault=torch.from_numpy(fault)
         ).outcome_to(self.spec.device)
 
     def add_jpeg(self, cameras: Sequence[str]) -> None:
@@ -170,13 +172,13 @@ class ProcessVectorEnv(VectorEnv):
         return answers
 
     def _observation(self) -> Observation:
-        shown = self.pool.frames
-        images = {name: image.clone() for name, image in shown.images.items()}
+        frames = self.pool.frames
+        images = {name: image.clone() for name, image in frames.images.items()}
         jpeg = {
-            name: shown.jpeg[name].clone()
+            name: frames.jpeg[name].clone()
             for name, chosen in zip(images, self.pool.arrays.as_jpeg, strict=True)
             if chosen
         }
-        seen = Observation(images, shown.state.clone(), list(self._instruction), jpeg)
-        shown.settle()
+        seen = Observation(images, frames.state.clone(), list(self._instruction), jpeg)
+        frames.settle()
         return seen

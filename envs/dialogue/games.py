@@ -33,13 +33,13 @@ def sums(rng: random.Random) -> Dialogue:
 def search(rng: random.Random) -> Dialogue:
     """A lead adds two numbers that are in a corpus, which only its workers can search."""
     corpus = {key: rng.randrange(5) for key in KEYS}
-    wanted = rng.sample(KEYS, 2)
-    question = "+".join(wanted)
-    asked = yield Turn(f"lead {question}: ask ", "".join(wanted))
+    keys = rng.sample(KEYS, 2)
+    question = "+".join(keys)
+    asked = yield Turn(f"lead {question}: ask ", "".join(keys))
     reports = []
     for topic in asked[:2]:
         reports.append((yield from worker(topic, corpus)))
-    total = str(sum(corpus[key] for key in wanted))
+    total = str(sum(corpus[key] for key in keys))
     answer = yield Turn(f"lead {question}: {','.join(reports)}=", total)
     return answer == total
 
@@ -47,8 +47,8 @@ def search(rng: random.Random) -> Dialogue:
 def worker(topic: str, corpus: dict[str, int]) -> Generator[Turn, str, str]:
     """Search the corpus for a topic, and report what was found."""
     query = yield Turn(f"worker {topic}: find ", topic)
-    found = f"{query}{corpus[query]}" if query in corpus else "nothing"
-    return (yield Turn(f"worker {topic}: {found} is ", found[1:] if query in corpus else "0"))
+    result = f"{query}{corpus[query]}" if query in corpus else "nothing"
+    return (yield Turn(f"worker {topic}: {result} is ", result[1:] if query in corpus else "0"))
 
 
 Game = Callable[[random.Random], Dialogue]

@@ -36,16 +36,16 @@ def expert_actions(scene: Scene, state: State) -> Tensor:
 
 def _pursue(state: State, predicate: Predicate) -> Tensor:
     thing = body(state, subject(predicate))
-    place = goal(state, predicate)
+    target = goal(state, predicate)
     grasped = held(state, thing)
     if isinstance(predicate, Lifted):
         up = state.tool + torch.stack(
-            [torch.zeros_like(thing.rise)] * 2 + [place[:, 2] + 0.02 - thing.centre[:, 2]], dim=1
+            [torch.zeros_like(thing.rise)] * 2 + [target[:, 2] + 0.02 - thing.centre[:, 2]], dim=1
         )
         return torch.where(grasped[:, None], _command(state, up, CLOSE), _grasp(state, thing))
-    off = (place - thing.centre).abs()
+    off = (target - thing.centre).abs()
     placed = (off[:, :2].norm(dim=1) < 0.04) & (off[:, 2] < 0.012)
-    todo = torch.where(grasped[:, None], _place(state, thing, place), _grasp(state, thing))
+    todo = torch.where(grasped[:, None], _place(state, thing, target), _grasp(state, thing))
     return torch.where((placed & ~grasped)[:, None], _leave(state), todo)
 
 
@@ -83,14 +83,14 @@ def _grasp(state: State, thing: Body) -> Tensor:
     return _command(state, torch.cat([xy, z[:, None]], dim=1), torch.where(between, CLOSE, OPEN))
 
 
-def _place(state: State, thing: Body, place: Tensor) -> Tensor:
+def _place(state: State, thing: Body, target: Tensor) -> Tensor:
     """Move the held object over its destination, lower it and release it."""
-    aside = (place[:, :2] - thing.centre[:, :2]).norm(dim=1)
-    height = thing.centre[:, 2] - place[:, 2]
+    aside = (target[:, :2] - thing.centre[:, :2]).norm(dim=1)
+    height = thing.centre[:, 2] - target[:, 2]
     lower = aside < 0.02 + 0.3 * height.clamp(min=0)
     sideways = (height > 0.02) | (aside < 0.04)
-    xy = torch.where(sideways[:, None], place[:, :2], thing.centre[:, :2])
-    z = torch.where(lower, place[:, 2], place[:, 2] + 0.05)
+    xy = torch.where(sideways[:, None], target[:, :2], thing.centre[:, :2])
+    z = torch.where(lower, target[:, 2], target[:, 2] + 0.05)
     arrived = (aside < 0.03) & (height < 0.008)
     move = torch.where(arrived[:, None], 0.0, torch.cat([xy, z[:, None]], dim=1) - thing.centre)
     return _command(state, state.tool + move, torch.where(arrived, OPEN, CLOSE))

@@ -145,17 +145,17 @@ def _thing(node: YamlNode, folder: Path) -> SceneObject:
     )
     if ("position_m" in node) == ("region" in node):
         raise node.error("needs either position_m or region")
-    place = (
+    position = (
         _region(node["region"])
         if "region" in node
         else node["position_m"].numbers((2, 3), -REACH_M, REACH_M)
     )
     shape = make(node, folder)
-    given = node.given(**_COMMON)
-    passes = not given.get("collision", True)
-    if passes and not given.get("fixed", True):
+    options = node.given(**_COMMON)
+    passes = not options.get("collision", True)
+    if passes and not options.get("fixed", True):
         raise node.error("would fall through the table: what does not collide must be fixed")
-    return SceneObject(shape, place, **{"fixed": passes} | given)
+    return SceneObject(shape, position, **{"fixed": passes} | options)
 
 
 def _length(node: YamlNode) -> float:

@@ -80,7 +80,10 @@ class Genesis:
                 "env.tasks and env.scene cannot be played in one sweep: give one of them"
             )
         alone = one_each(config)
-        return [Suite(self.name, (simulator_options(each)[0].name,), each) for each in alone]
+        return [
+            Suite(self.name, (simulator_options(suite_config)[0].name,), suite_config)
+            for suite_config in alone
+        ]
 
     def tasks(self) -> list[Task]:
         return packaged_tasks()

@@ -179,14 +179,14 @@ def why_no_expert(scene: Scene) -> str | None:
     """Return why the expert cannot grasp an object that a predicate names; None if it can."""
     for predicate in scene.success:
         name = subject(predicate)
-        for each in scene.target if name not in scene.things else (name,):
-            thing = scene.things[each]
+        for key in scene.target if name not in scene.things else (name,):
+            thing = scene.things[key]
             turned = (
                 not isinstance(thing.shape, Sphere | Cylinder)
                 and max(map(abs, thing.yaw_deg)) > GRASP_YAW_DEG
             )
             if thing.half_m[1] > OPEN_M - 0.002 or turned:
-                return f"the scripted expert grasps along y, up to {2 * OPEN_M:.3f} m: {each} of the scene {scene.name} is wider or turned"
+                return f"the scripted expert grasps along y, up to {2 * OPEN_M:.3f} m: {key} of the scene {scene.name} is wider or turned"
     return None
 
 
@@ -230,8 +230,8 @@ def draw(scene: Scene, seed: int) -> Layout:
 
 def _centre(thing: SceneObject, rng: np.random.RandomState) -> list[float]:
     standing = float(thing.half_m[2])
-    place = thing.place
-    if isinstance(place, Region):
-        z = rng.uniform(*place.z_m) if place.z_m else standing
-        return [rng.uniform(*place.x_m), rng.uniform(*place.y_m), z]
-    return [*place, standing] if len(place) == 2 else list(place)
+    position = thing.place
+    if isinstance(position, Region):
+        z = rng.uniform(*position.z_m) if position.z_m else standing
+        return [rng.uniform(*position.x_m), rng.uniform(*position.y_m), z]
+    return [*position, standing] if len(position) == 2 else list(position)

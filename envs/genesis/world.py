@@ -182,13 +182,13 @@ def assemble(
 
     substeps: physics steps per ``step``. looks: arguments of Genesis' VisOptions.
     """
-    made = gs.Scene(
+    simulation = gs.Scene(
         sim_options=gs.options.SimOptions(dt=substeps * PHYSICS_DT_S, substeps=substeps),
         vis_options=gs.options.VisOptions(shadow=False, ambient_light=(0.35, 0.35, 0.35), **looks),
         show_viewer=False,
     )
-    made.add_entity(gs.morphs.Plane(), surface=gs.surfaces.Default(color=(0.62, 0.6, 0.57)))
-    robot = made.add_entity(
+    simulation.add_entity(gs.morphs.Plane(), surface=gs.surfaces.Default(color=(0.62, 0.6, 0.57)))
+    robot = simulation.add_entity(
         gs.morphs.MJCF(file=PANDA),
         material=gs.materials.Rigid(gravity_compensation=1.0),
         vis_mode="collision" if low_poly else "visual",
@@ -196,7 +196,7 @@ def assemble(
     if low_poly:
         for geom in robot.geoms:
             geom.mesh.set_color(ROBOT_COLOUR)  # Genesis gives collision meshes random colours
-    return made, robot, [_add(gs, made, thing) for thing in scene.things.values()]
+    return simulation, robot, [_add(gs, simulation, thing) for thing in scene.things.values()]
 
 
 def add_camera(scene: Any, camera: Camera, size: tuple[int, int], **whose: Any) -> Any:

@@ -23,8 +23,8 @@ class YamlNode:
         return UserError(f"{self.where} {what}")
 
     def wrong(self, wanted: str) -> UserError:
-        shown = " ".join(str(self.value).split())
-        return UserError(f"{self.where}={shown[:60]} must be {wanted}")
+        text = " ".join(str(self.value).split())
+        return UserError(f"{self.where}={text[:60]} must be {wanted}")
 
     def __contains__(self, key: str) -> bool:
         return key in self.value
@@ -35,10 +35,10 @@ class YamlNode:
 
     def only(self, required: Collection[str], optional: Collection[str] = ()) -> None:
         self.mapping()
-        known = [*required, *optional]
+        keys = [*required, *optional]
         for key in self.value:
-            if key not in known:
-                one_of(str(key), known, f"{self.where} key")
+            if key not in keys:
+                one_of(str(key), keys, f"{self.where} key")
         for key in required:
             if key not in self.value:
                 raise self.error(f"lacks {key}")
@@ -61,7 +61,7 @@ class YamlNode:
     def items(self) -> list[YamlNode]:
         if not isinstance(self.value, list):
             raise self.wrong("a list")
-        return [YamlNode(f"{self.where}[{i}]", each) for i, each in enumerate(self.value)]
+        return [YamlNode(f"{self.where}[{i}]", item) for i, item in enumerate(self.value)]
 
     def text(self) -> str:
         if not isinstance(self.value, str) or not self.value.strip():
@@ -91,7 +91,7 @@ class YamlNode:
     def numbers(self, counts: Collection[int], low: float, high: float) -> Vector:
         if not isinstance(self.value, list) or len(self.value) not in counts:
             raise self.wrong(f"a list of {' or '.join(map(str, counts))} numbers")
-        return tuple(each.number(low, high) for each in self.items())
+        return tuple(item.number(low, high) for item in self.items())
 
     def interval(self, low: float, high: float) -> Interval:
         first, last = self.numbers((2,), low, high)

@@ -78,11 +78,11 @@ class GymnasiumBatch:
             if key
             else np.zeros(self.num_envs, bool)
         )
-        fell, cut = (np.asarray(each, bool) for each in (terminated, truncated))
+        fell, cut = (np.asarray(flags, bool) for flags in (terminated, truncated))
         self._over = fell | cut
         return tuple(
-            torch.from_numpy(each)
-            for each in (np.asarray(reward, np.float32), fell | success, success, cut)
+            torch.from_numpy(array)
+            for array in (np.asarray(reward, np.float32), fell | success, success, cut)
         )
 
     def observe(self, rows: list[int]) -> tuple[Tensor, dict[str, Tensor]]:

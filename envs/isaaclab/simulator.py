@@ -114,9 +114,9 @@ class IsaacLabBatch:
         units = self._units
         for name, image in images.items():
             if image.dtype != torch.uint8 or image.ndim != 4:
-                found = f"{image.dtype} {list(image.shape[1:])}".removeprefix("torch.")
+                kind = f"{image.dtype} {list(image.shape[1:])}".removeprefix("torch.")
                 raise UserError(
-                    f"env.cameras: {name} is {found}, not uint8 [height, width, 3]: set the term's normalize=False"
+                    f"env.cameras: {name} is {kind}, not uint8 [height, width, 3]: set the term's normalize=False"
                 )
         native = {
             "tool": units,
@@ -204,8 +204,8 @@ def _make(options: dict[str, Any], num_envs: int) -> tuple[Any, list[float] | No
     return gymnasium.make(options["task"], cfg=cfg).unwrapped, units
 
 
-def _choose_units(actions: Any, wanted: list[float | None], task: str) -> list[float] | None:
-    """[m, rad] that 1 means in an action, set to ``wanted`` where that is not None.
+def _choose_units(actions: Any, units: list[float | None], task: str) -> list[float] | None:
+    """[m, rad] that 1 means in an action, set to ``units`` where that is not None.
 
     None if actions are not a relative pose of the tool and a binary gripper, of which Isaac Lab
     opens at values from 0 on.
@@ -214,16 +214,16 @@ def _choose_units(actions: Any, wanted: list[float | None], task: str) -> list[f
     control: Any = getattr(arm, "controller", None)
     relative = getattr(control, "use_relative_mode", False) and control.command_type == "pose"
     if not relative or not hasattr(getattr(actions, "gripper_action", None), "open_command_expr"):
-        if any(wanted):
+        if any(units):
             raise UserError(
                 f"{task} has no relative inverse kinematics: unset env.translation_m and env.rotation_rad"
             )
         return None
     own = (arm.scale,) * 6 if isinstance(arm.scale, (int, float)) else tuple(arm.scale)
     metres, radians = (
-        float(own[3 * i] if value is None else value) for i, value in enumerate(wanted)
+        float(own[3 * i] if value is None else value) for i, value in enumerate(units)
     )
-    if any(wanted):
+    if any(units):
         arm.scale = (metres,) * 3 + (radians,) * 3
     return [metres, radians]
 

@@ -32,13 +32,13 @@ class Background:
             for geom, material in enumerate(model.geom_matid)
             if material >= 0 and model.geom_rgba[geom, 3] > 0
         }
-        shown = {
+        textures = {
             int(texture)
             for material in materials
             for texture in np.atleast_1d(model.mat_texid[material])
             if texture >= 0
         }
-        table = next((names[name] for name in TABLES if names.get(name) in shown), names[FLOOR])
+        table = next((names[name] for name in TABLES if names.get(name) in textures), names[FLOOR])
         self._wall = names[WALL]
         self._floor = names[FLOOR]
         self._table = table

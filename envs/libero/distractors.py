@@ -66,8 +66,8 @@ def choices(held: list[str], instruction: str) -> list[str]:
     word of its name.
     """
     named = _words(instruction)
-    held = [each.removeprefix("new_") for each in held]
-    return [each for each in GROCERIES if each not in held and not named & _words(each)]
+    held = [name.removeprefix("new_") for name in held]
+    return [grocery for grocery in GROCERIES if grocery not in held and not named & _words(grocery)]
 
 
 def _words(text: str) -> set[str]:
@@ -86,8 +86,8 @@ def added(instruction: str | None) -> Iterator[None]:
 
     def with_choices(path: str) -> dict[str, Any]:
         problem: dict[str, Any] = parse(path)
-        for each in choices([*problem["objects"]], instruction or ""):
-            problem["objects"][each] = [PREFIX + each]
+        for name in choices([*problem["objects"]], instruction or ""):
+            problem["objects"][name] = [PREFIX + name]
         return problem
 
     if instruction is not None:
@@ -142,9 +142,9 @@ class Distractors:
         task = np.ones(len(rest), bool)
         for name in self._objects:
             task[1:][self._positions[name]] = task[1 + self._model.nq :][self._speeds[name]] = False
-        found = np.tile(rest, (len(states), 1))
-        found[:, task] = states
-        return found
+        full_states = np.tile(rest, (len(states), 1))
+        full_states[:, task] = states
+        return full_states
 
     def place(self, drawn: Draw) -> dict[str, NDArray[Any]]:
         """Place as many distractors as the severity says, in the environment's present state.
@@ -160,24 +160,24 @@ class Distractors:
         env.sim.forward()
         boxes = [_box(self._model, env.sim.data, env.obj_body_id[name]) for name in task]
         room = np.stack([*places, *boxes])
-        shown = 0
-        for each in drawn.random.permutation(len(self._objects)):
+        count = 0
+        for index in drawn.random.permutation(len(self._objects)):
             box = (
-                self._placed([*self._objects][each], room, drawn.random)
-                if shown < drawn.severity
+                self._placed([*self._objects][index], room, drawn.random)
+                if count < drawn.severity
                 else None
             )
             if box is not None:
                 room = np.concatenate([room, box[None]])
-                shown = shown + 1
+                count = count + 1
         return {field: getattr(self._model, field).copy() for field in FIELDS}
 
     def _placed(
-        self, name: str, taken: Rectangles, random: np.random.RandomState
+        self, name: str, occupied: Rectangles, random: np.random.RandomState
     ) -> Rectangles | None:
         """Put an object where it has room, and let it be seen and touched.
 
-        taken: rectangles ``[K, 2, 2]`` to keep away from. Returns the object's own, or None without
+        occupied: rectangles ``[K, 2, 2]`` to keep away from. Returns the object's own, or None without
         room: then the object stays parked.
         """
         env = self._env
@@ -191,18 +191,18 @@ class Distractors:
         around = _box(self._model, env.sim.data, env.obj_body_id[name]) - qpos[position][:2]
         places = random.uniform(*AREA_M, (PLACES, 2)) + env.workspace_offset[:2]
         low, high = places[:, None] + around[0], places[:, None] + around[1]
-        aside = np.maximum(np.maximum(taken[:, 0] - high, low - taken[:, 1]), 0)
+        aside = np.maximum(np.maximum(occupied[:, 0] - high, low - occupied[:, 1]), 0)
         height = qpos[position][2]
-        for place in places[(np.linalg.norm(aside, axis=2) > GAP_M).all(1)][:ATTEMPTS]:
+        for point in places[(np.linalg.norm(aside, axis=2) > GAP_M).all(1)][:ATTEMPTS]:
             for lift in LIFTS_M:
-                qpos[position][:3] = *place, height + lift
+                qpos[position][:3] = *point, height + lift
                 env.sim.forward()
                 if not self._touches(name):
                     break
             else:
                 continue
             if self._visible(name) and not self._hinders(name):
-                return np.asarray(around + place)
+                return np.asarray(around + point)
         qpos[position] = self._model.qpos0[position]
         self._park(name)
         return None
@@ -243,16 +243,16 @@ class Distractors:
             if region["target"] == env.workspace_name
         ]
         return [
-            np.reshape(each, (2, 2)) + env.workspace_offset[:2]
+            np.reshape(bounds, (2, 2)) + env.workspace_offset[:2]
             for region in own
-            for each in region["ranges"]
+            for bounds in region["ranges"]
         ]
 
     def _touches(self, name: str) -> bool:
         data = self._env.sim.data
         return any(
-            np.isin([each.geom1, each.geom2], self._geoms[name]).any()
-            for each in data.contact[: data.ncon]
+            np.isin([contact.geom1, contact.geom2], self._geoms[name]).any()
+            for contact in data.contact[: data.ncon]
         )
 
     def _hinders(self, name: str) -> bool:
@@ -285,15 +285,15 @@ class Distractors:
         data = self._env.sim.data._data
         model = self._model
         camera = self._env.sim.model.camera_name2id(CAMERA)
-        shown = [geom for geom in self._geoms[name] if model.geom_group[geom] != HIDDEN_GROUP]
-        line = data.geom_xpos[shown[0]] - data.cam_xpos[camera]
+        geoms = [geom for geom in self._geoms[name] if model.geom_group[geom] != HIDDEN_GROUP]
+        line = data.geom_xpos[geoms[0]] - data.cam_xpos[camera]
         x, y, z = data.cam_xmat[camera].reshape(3, 3).T @ line
         if max(abs(x), abs(y)) > -z * np.tan(np.deg2rad(model.cam_fovy[camera]) / 2):
             return False
         groups = np.array([group != HIDDEN_GROUP for group in range(6)], np.uint8)
         hit = np.zeros(1, np.int32)
         mujoco.mj_ray(model, data, data.cam_xpos[camera], line, groups, True, -1, hit)
-        return int(hit[0]) in shown
+        return int(hit[0]) in geoms
 
     def _slice(self, address: Any, name: str) -> slice:
         return slice(*address(self._objects[name].joints[-1]))

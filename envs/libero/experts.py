@@ -42,10 +42,10 @@ YAWS = np.deg2rad([90, 60, 120, 30, 150, 0])
 
 def expert_action(env: Any) -> Array:
     """Action for the present state; the goal of ``env`` must be one object on or in another."""
-    (_, thing, place), *_ = env.parsed_problem["goal_state"]
+    (_, thing, target), *_ = env.parsed_problem["goal_state"]
     corners = box_corners(env, env.obj_body_id[thing])
     low, high = corners.min(0), corners.max(0)
-    goal, floor, rim, tolerance = destination(env, place)
+    goal, floor, rim, tolerance = destination(env, target)
     tool = env.sim.data.site_xpos[env.robots[0].eef_site_id]
     aside = goal - (low + high)[:2] / 2
     there = bool(np.linalg.norm(aside) < tolerance)
@@ -119,10 +119,10 @@ def grasp_of(env: Any, tool: Array, body: int) -> tuple[Array, float, float]:
         width, length = np.ptp(corners[:, :2] @ along), np.ptp(corners[:, :2] @ aside)
         if width < WIDEST:
             for shift in (0.0, 1.0, -1.0):
-                place = middle[:2] + shift * max(length / 2 - 0.012, 0.0) * aside
+                centre = middle[:2] + shift * max(length / 2 - 0.012, 0.0) * aside
                 ways.append(
                     (
-                        np.array([*place, max(high[2] - PALM, low[2] + 0.012)]),
+                        np.array([*centre, max(high[2] - PALM, low[2] + 0.012)]),
                         yaw,
                         min(0.08, width + ROOM),
                     )

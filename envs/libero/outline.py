@@ -23,7 +23,9 @@ def outline(options: dict[str, Any]) -> SimulatorSpec:
         picture=[PICTURE_SIZE] * 2,
         tool=[TRANSLATION_M, ROTATION_RAD] if options["tool"] else None,
         native=native(options),
-        instructions=list(dict.fromkeys(each for task in tasks for each in instructions(task))),
+        instructions=list(
+            dict.fromkeys(instruction for task in tasks for instruction in instructions(task))
+        ),
         starts=STORED
         if options["stored_below"] is None and any(task["perturbation"] is None for task in tasks)
         else None,
@@ -36,4 +38,6 @@ def instructions(task: dict[str, Any]) -> list[str]:
         return [task["instruction"]]
     severity = task["perturbation"][1]
     severities = [severity] if severity else range(1, SEVERITIES + 1)
-    return [wording for each in severities for wording in rewordings(task["instruction"], each)]
+    return [
+        wording for severity in severities for wording in rewordings(task["instruction"], severity)
+    ]

@@ -138,4 +138,4 @@ def _lit(model: Any, drawn: Draw) -> dict[str, Any]:
 
 def _about(axis: str, degrees: float) -> rotations.Quaternion:
     """Return the rotation about a world axis."""
-    return rotations.from_vector([np.deg2rad(degrees) * (axis == each) for each in "xyz"])
+    return rotations.from_vector([np.deg2rad(degrees) * (axis == letter) for letter in "xyz"])

@@ -58,7 +58,9 @@ def deep_contacts(env: Any) -> set[tuple[int, int]]:
     """Return the pairs of geometries of robosuite's ``env`` that overlap by over ``DEEP_M``."""
     env.sim.forward()
     contacts = env.sim.data.contact[: env.sim.data.ncon]
-    return {(int(each.geom1), int(each.geom2)) for each in contacts if each.dist < -DEEP_M}
+    return {
+        (int(contact.geom1), int(contact.geom2)) for contact in contacts if contact.dist < -DEEP_M
+    }
 
 
 def draw(env: Any, seed: int, allowed: set[tuple[int, int]]) -> None:
@@ -109,14 +111,14 @@ def displace(env: Any, drawn: Draw, suite: str) -> None:
     data = env.sim.data
     groups = _groups(env)
     starts = [
-        [env.sim.model.get_joint_qpos_addr(env.objects_dict[each].joints[-1])[0] for each in loads]
+        [env.sim.model.get_joint_qpos_addr(env.objects_dict[name].joints[-1])[0] for name in loads]
         for loads in groups
     ]
     # Objects begin in the air. Whether a place is free is decided where they will stand.
     heights = [_lower(env, loads, joints) for loads, joints in zip(groups, starts, strict=True)]
-    objects = {env.obj_body_id[each] for each in env.objects_dict}
+    objects = {env.obj_body_id[name] for name in env.objects_dict}
     for loads, joints in zip(groups, starts, strict=True):
-        own = {env.obj_body_id[each] for each in loads}
+        own = {env.obj_body_id[name] for name in loads}
         # Stored states may have objects that overlap. A displaced object overlaps no other one.
         rest = {
             pair: depth
@@ -126,13 +128,13 @@ def displace(env: Any, drawn: Draw, suite: str) -> None:
         before = [data.qpos[start : start + 2].copy() for start in joints]
         for _ in range(ATTEMPTS):
             offset = drawn.random.uniform(-reach, reach, 2)
-            for start, place in zip(joints, before, strict=True):
-                data.qpos[start : start + 2] = place + offset
+            for start, position in zip(joints, before, strict=True):
+                data.qpos[start : start + 2] = position + offset
             if _free(env, rest):
                 break
         else:
-            for start, place in zip(joints, before, strict=True):
-                data.qpos[start : start + 2] = place
+            for start, position in zip(joints, before, strict=True):
+                data.qpos[start : start + 2] = position
     for joints, before in zip(starts, heights, strict=True):
         data.qpos[[start + 2 for start in joints]] = before
 
@@ -146,7 +148,7 @@ def _groups(env: Any) -> list[list[str]]:
         thing: regions[where]["target"] if where in regions else where for _, thing, where in placed
     }
     return [
-        [name, *(each for each in names if stands.get(each) == name)]
+        [name, *(load for load in names if stands.get(load) == name)]
         for name in names
         if stands.get(name) == env.workspace_name
     ]
@@ -160,8 +162,8 @@ def _lower(env: Any, loads: list[str], joints: list[int]) -> list[float]:
     qpos = env.sim.data.qpos
     heights = [start + 2 for start in joints]
     before = qpos[heights].copy()
-    own = {env.obj_body_id[each] for each in loads}
-    objects = {env.obj_body_id[each] for each in env.objects_dict}
+    own = {env.obj_body_id[name] for name in loads}
+    objects = {env.obj_body_id[name] for name in env.objects_dict}
     for step in range(LOWERED_STEPS):
         qpos[heights] = before - step * LOWERED_M
         if any(own & {*pair} and {*pair} - objects for pair in _depths(env)):
@@ -176,9 +178,9 @@ def _depths(env: Any) -> dict[tuple[int, int], float]:
     body = env.sim.model.geom_bodyid
     root = env.sim.model.body_rootid
     depths = dict[tuple[int, int], float]()
-    for each in env.sim.data.contact[: env.sim.data.ncon]:
-        one, other = sorted((int(root[body[each.geom1]]), int(root[body[each.geom2]])))
-        depths[one, other] = max(depths.get((one, other), 0.0), -float(each.dist))
+    for contact in env.sim.data.contact[: env.sim.data.ncon]:
+        one, other = sorted((int(root[body[contact.geom1]]), int(root[body[contact.geom2]])))
+        depths[one, other] = max(depths.get((one, other), 0.0), -float(contact.dist))
     return depths
 
 
@@ -199,7 +201,9 @@ def _fixtures_in_place(env: Any) -> Iterator[None]:
     fixed = []
     for sampler in env.placement_initializer.samplers.values():
         fixtures = {
-            each.name: each for each in sampler.mujoco_objects if each.name in env.fixtures_dict
+            fixture.name: fixture
+            for fixture in sampler.mujoco_objects
+            if fixture.name in env.fixtures_dict
         }
         if len(fixtures) < len(sampler.mujoco_objects):
             continue

@@ -71,9 +71,9 @@ class Libero:
 
         options = simulator_options(replace(config, python=None))  # it may be on another machine
         tasks = selected_tasks(config) if is_installed(config.python) else []
-        found = outline(options | {"tasks": [files_of(task) for task in tasks]})
+        spec = outline(options | {"tasks": [files_of(task) for task in tasks]})
         return spec_of(
-            found, config.num_envs, episode_limit(config), tuple(task.name for task in tasks)
+            spec, config.num_envs, episode_limit(config), tuple(task.name for task in tasks)
         )
 
     def suites(self, config: LiberoConfig) -> list[Suite]:
@@ -86,11 +86,15 @@ class Libero:
         if twice := sorted({suite for suite in names if names.count(suite) > 1}):
             raise UserError(f"env.suites names {twice[0]} twice")
         alone = [replace(config, suite=suite, suites=None) for suite in names]
-        for each in alone:
-            simulator_options(each)
+        for suite_config in alone:
+            simulator_options(suite_config)
         return [
-            Suite(each.suite, tuple(task.name for task in selected_tasks(each)), each)
-            for each in alone
+            Suite(
+                suite_config.suite,
+                tuple(task.name for task in selected_tasks(suite_config)),
+                suite_config,
+            )
+            for suite_config in alone
         ]
 
     def tasks(self) -> list[Task]:
@@ -136,7 +140,7 @@ def simulator_options(config: LiberoConfig) -> dict[str, Any]:
     convention = CONVENTIONS[config.convention or "common"]
     common = CONVENTIONS["common"]
     chosen = {
-        name: value if (given := getattr(config, name)) is None else given
+        name: value if (option := getattr(config, name)) is None else option
         for name, value in convention.items()
     }
     existing_python(config.python)

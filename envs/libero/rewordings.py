@@ -107,7 +107,7 @@ def rewordings(instruction: str, severity: int) -> tuple[str, ...]:
 
 def _replaced(text: str, table: dict[str, tuple[str, ...]], number: int) -> str:
     """Replace whole words of ``table`` by their alternative ``number``; the longest words first."""
-    words = "|".join(re.escape(each) for each in sorted(table, key=len, reverse=True))
+    words = "|".join(re.escape(phrase) for phrase in sorted(table, key=len, reverse=True))
     return re.sub(
-        rf"\b({words})\b", lambda found: table[found[0]][number % len(table[found[0]])], text
+        rf"\b({words})\b", lambda match: table[match[0]][number % len(table[match[0]])], text
     )

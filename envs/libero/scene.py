@@ -119,9 +119,9 @@ class Scene:
             camera for camera in cameras.values() if camera not in self.env.sim.model.camera_names
         ]
         if unknown:
-            known = ", ".join(sorted(self.env.sim.model.camera_names))
+            names = ", ".join(sorted(self.env.sim.model.camera_names))
             raise UserError(
-                f"env.cameras: {unknown[0]} is not a camera of this scene: use base, wrist, or one of {known}"
+                f"env.cameras: {unknown[0]} is not a camera of this scene: use base, wrist, or one of {names}"
             )
 
     def begin(

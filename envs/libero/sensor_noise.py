@@ -48,8 +48,8 @@ class SensorNoise:
         import cv2
 
         length, sigma = (
-            self._pixels(image, each)
-            for each in (
+            self._pixels(image, amount)
+            for amount in (
                 (8, 12, 18, 25, 35)[self._severity - 1],
                 (3, 5, 8, 12, 20)[self._severity - 1],
             )
@@ -85,15 +85,15 @@ class SensorNoise:
         """Blur, take each pixel from a place nearby, and blur; the glass stays the same."""
         sigma, reach, times = GLASS[self._severity - 1]
         random = np.random.RandomState(self._seed)
-        found = self._blurred(image, sigma)
+        blurred = self._blurred(image, sigma)
         most = max(1, round(self._pixels(image, reach)))
         (height, width) = image.shape[:2]
         for _ in range(times):
             rows, columns = np.indices((height, width)) + random.randint(
                 -most, most + 1, (2, height, width)
             )
-            found = found[rows.clip(0, height - 1), columns.clip(0, width - 1)]
-        return _bytes(self._blurred(found, sigma))
+            blurred = blurred[rows.clip(0, height - 1), columns.clip(0, width - 1)]
+        return _bytes(self._blurred(blurred, sigma))
 
     def _fog(self, image: Image, step: int) -> Image:
         """Add a cloud of octaves of smooth noise, and darken the whole by as much; it stays."""
@@ -129,8 +129,8 @@ class SensorNoise:
             for factor in factors
         ]
         copies: list[Any] = [
-            cv2.warpAffine(image.astype(np.float32), each, (size, size), flags=cv2.INTER_LINEAR)
-            for each in moved
+            cv2.warpAffine(image.astype(np.float32), matrix, (size, size), flags=cv2.INTER_LINEAR)
+            for matrix in moved
         ]
         return _bytes(np.mean(copies, axis=0))
 

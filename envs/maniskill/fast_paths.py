@@ -86,7 +86,7 @@ def install() -> None:
         if isinstance(pose, list) and isinstance(pose[0], sapien.Pose):
             return cls(
                 raw_pose=torch.from_numpy(
-                    np.array([np.concatenate((each.p, each.q)) for each in pose])
+                    np.array([np.concatenate((item.p, item.q)) for item in pose])
                 )
             )
         return create(cls, pose, device)
@@ -120,13 +120,13 @@ def install() -> None:
             target = self.compute_target_pose(
                 Pose(raw_pose=torch.from_numpy(tool[None])), action
             ).sp
-        known = start[solver.pmodel_active_joint_indices]
+        initial_angles = start[solver.pmodel_active_joint_indices]
         controlled = solver.pmodel_controlled_joint_indices
-        found, solved, _ = solver.pmodel.compute_inverse_kinematics(
-            solver.end_link_idx, target, known, solver.qmask, max_iterations=100
+        solution, solved, _ = solver.pmodel.compute_inverse_kinematics(
+            solver.end_link_idx, target, initial_angles, solver.qmask, max_iterations=100
         )
         angles = (
-            found[controlled].astype(np.float32) if solved else start[self.active_joint_indices]
+            solution[controlled].astype(np.float32) if solved else start[self.active_joint_indices]
         )
         for joint, angle in zip(self.joints, angles, strict=True):
             joint._objs[0].drive_target = angle[None]

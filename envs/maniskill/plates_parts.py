@@ -149,10 +149,10 @@ def stripes(
     colours: tuple[Vector, ...], half_x: float, half_y: float, high: float
 ) -> tuple[Part, ...]:
     """Boxes side by side along x, of these colours."""
-    each = half_x / len(colours)
-    places = [each * (2 * i + 1 - len(colours)) for i in range(len(colours))]
+    half_width = half_x / len(colours)
+    places = [half_width * (2 * i + 1 - len(colours)) for i in range(len(colours))]
     return tuple(
-        box(each, half_y, high / 2, (x, 0.0, high / 2), colour)
+        box(half_width, half_y, high / 2, (x, 0.0, high / 2), colour)
         for x, colour in zip(places, colours, strict=True)
     )
 

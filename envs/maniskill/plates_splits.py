@@ -111,12 +111,12 @@ def places(unseen: bool) -> Points:
 @cache
 def pairs(unseen: bool) -> Points:
     """Places ``[K, 2, 2]`` of an object and a receptacle."""
-    found = [
+    combinations = [
         (a, b)
         for a, b in product(places(unseen), repeat=2)
         if np.linalg.norm(a - b) > RECEPTACLE_APART
     ]
-    return np.array(found)
+    return np.array(combinations)
 
 
 def third_places(split: Split, first: Points, receptacle: Points) -> Points:

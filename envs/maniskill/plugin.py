@@ -79,18 +79,18 @@ class ManiSkill:
         from ..checks import spec_of
 
         refuse_several(config.tasks)
-        found = outline(config)
+        spec = outline(config)
         return (
             None
-            if found is None
-            else spec_of(found, config.num_envs, episode_limit(config), (config.task,))
+            if spec is None
+            else spec_of(spec, config.num_envs, episode_limit(config), (config.task,))
         )
 
     def suites(self, config: ManiSkillConfig) -> list[Suite]:
         alone = one_each(config)
-        for each in alone:
-            simulator_options(each)
-        return [Suite(self.name, (each.task,), each) for each in alone]
+        for suite_config in alone:
+            simulator_options(suite_config)
+        return [Suite(self.name, (suite_config.task,), suite_config) for suite_config in alone]
 
     def tasks(self) -> list[Task]:
         return [
@@ -185,8 +185,8 @@ def outline(config: ManiSkillConfig) -> SimulatorSpec | None:
     joints = WIDOWX_JOINTS if entry.bridge else PANDA_JOINTS
     instructions = [] if entry.draws_instruction else [entry.instruction]
     if entry.scene25 is not None and not missing_assets(entry, config.asset_dir):
-        found = scene25_assets.read(scene25_assets.directory(asset_dir(config.asset_dir)))
-        instructions = scene25_assets.instructions(found, Episodes25(*entry.scene25))
+        assets = scene25_assets.read(scene25_assets.directory(asset_dir(config.asset_dir)))
+        instructions = scene25_assets.instructions(assets, Episodes25(*entry.scene25))
     return SimulatorSpec(
         action_dim=action_dim,
         state_dim=joints if config.state == "qpos" else STATE_DIM,

@@ -76,9 +76,9 @@ class PutOnPlate25Env(PutOnPlateEnv):
             i: self._build(OBJECTS[i].name, OBJECTS[i].parts, OBJECTS[i].grip)
             for i in split.objects
         }
-        shown = sorted({*split.receptacles, *split.second_receptacles})
+        indices = sorted({*split.receptacles, *split.second_receptacles})
         self.receptacles = {
-            i: self._build(RECEPTACLES[i].name, RECEPTACLES[i].parts, None) for i in shown
+            i: self._build(RECEPTACLES[i].name, RECEPTACLES[i].parts, None) for i in indices
         }
         self.tables = {i: self._build_table(i) for i in split.tables}
         mount = self.scene.create_actor_builder()
@@ -133,27 +133,33 @@ class PutOnPlate25Env(PutOnPlateEnv):
         self.table_scene.initialize(env_idx)
         if self.split.robot_pose:
             qpos = self.agent.robot.get_qpos()[env_idx].cpu().numpy()
-            qpos[:, :7] += np.stack([each.robot_pose for each in drawn])
+            qpos[:, :7] += np.stack([episode.robot_pose for episode in drawn])
             self.agent.reset(qpos)
         for i, actor in self.objects.items():
-            self._show(actor, [self._object_pose(each, i) for each in drawn])
+            self._show(actor, [self._object_pose(episode, i) for episode in drawn])
         for i, actor in self.receptacles.items():
-            self._show(actor, [_receptacle_pose(each, i) for each in drawn])
+            self._show(actor, [_receptacle_pose(episode, i) for episode in drawn])
         for i, actor in self.tables.items():
             self._show(
-                actor, [sapien.Pose(TABLE_CENTRE) if each.table == i else None for each in drawn]
+                actor,
+                [sapien.Pose(TABLE_CENTRE) if episode.table == i else None for episode in drawn],
             )
         self.camera_mount.set_pose(
-            Pose.create(stacked_poses([_camera_turn(*each.camera) for each in drawn], self.device))
+            Pose.create(
+                stacked_poses([_camera_turn(*episode.camera) for episode in drawn], self.device)
+            )
         )
-        self.target[env_idx] = torch.tensor([each.object for each in drawn], device=self.device)
+        self.target[env_idx] = torch.tensor(
+            [episode.object for episode in drawn], device=self.device
+        )
         surfaces = [
-            [*each.receptacle_place, RECEPTACLES[each.receptacle].surface] for each in drawn
+            [*episode.receptacle_place, RECEPTACLES[episode.receptacle].surface]
+            for episode in drawn
         ]
         self.receptacle_place[env_idx] = torch.tensor(
             np.array(surfaces), dtype=torch.float32, device=self.device
         )
-        things = [(RECEPTACLES[each.receptacle], OBJECTS[each.object]) for each in drawn]
+        things = [(RECEPTACLES[episode.receptacle], OBJECTS[episode.object]) for episode in drawn]
         sizes = [
             [receptacle.radius, thing.grip, thing.radius, thing.reach]
             for receptacle, thing in things
@@ -161,12 +167,12 @@ class PutOnPlate25Env(PutOnPlateEnv):
         self.sizes[env_idx] = torch.tensor(sizes, device=self.device)
 
     def _object_pose(self, episode: Episode, index: int) -> sapien.Pose | None:
-        for shown, place in (
+        for number, position in (
             (episode.object, episode.object_place),
             (episode.second_object, episode.third_place),
         ):
-            if shown == index:
-                return sapien.Pose([*place, OBJECTS[index].grip], euler2quat(0, 0, episode.yaw))
+            if number == index:
+                return sapien.Pose([*position, OBJECTS[index].grip], euler2quat(0, 0, episode.yaw))
         return None
 
     def _show(self, actor: Actor, poses: list[sapien.Pose | None]) -> None:
@@ -219,15 +225,15 @@ class PutOnPlate25Env(PutOnPlateEnv):
         blended = images.float()
         for row, episode in enumerate(self.episodes):
             top, left = (np.clip(tool[row], 0.0, 1.0) * (height, width)).astype(int)
-            shown = overlay(episode.overlay, height, width)[top : top + height, left : left + width]
+            patch = overlay(episode.overlay, height, width)[top : top + height, left : left + width]
             blended[row] = (
                 blended[row] * (1 - self.split.noise)
-                + torch.from_numpy(shown).to(images.device) * self.split.noise
+                + torch.from_numpy(patch).to(images.device) * self.split.noise
             )
         return blended.round().to(torch.uint8)
 
     def get_language_instruction(self) -> list[str]:
-        return [each.instruction for each in self.episodes]
+        return [episode.instruction for episode in self.episodes]
 
     @property
     def goal(self) -> Tensor:
@@ -238,22 +244,24 @@ class PutOnPlate25Env(PutOnPlateEnv):
 
     def evaluate(self) -> dict[str, Tensor]:
         receptacle, _, radius, reach = self.sizes.unbind(dim=1)
-        place = self.of_target(lambda thing: thing.pose.p)
-        offset = place - self.receptacle_place
+        position = self.of_target(lambda thing: thing.pose.p)
+        offset = position - self.receptacle_place
         centred = offset[:, :2].norm(dim=1) < receptacle - 0.01
         resting = (offset[:, 2] > 0.005) & (offset[:, 2] < reach + 0.005)  # upright or on its side
-        return self.judge(centred & resting, place, torch.minimum(radius, radius.new_tensor(0.033)))
+        return self.judge(
+            centred & resting, position, torch.minimum(radius, radius.new_tensor(0.033))
+        )
 
     def at_rest(self, thing: Actor) -> Tensor:
         return super().at_rest(thing) & ~self.agent.is_grasping(thing)
 
 
 def _receptacle_pose(episode: Episode, index: int) -> sapien.Pose | None:
-    shown = {
+    positions = {
         episode.second_receptacle: episode.third_place,
         episode.receptacle: episode.receptacle_place,
     }
-    return sapien.Pose([*shown[index], 0.0]) if index in shown else None
+    return sapien.Pose([*positions[index], 0.0]) if index in positions else None
 
 
 def _camera_turn(azimuth: float, elevation: float) -> sapien.Pose:

@@ -16,11 +16,11 @@ def by_row(chosen: Sequence[Any], question: Callable[[Any], Tensor]) -> Tensor:
     A question is answered for all rows at once.
     """
     first, *others = dict.fromkeys(chosen)
-    found = question(first)
+    answer = question(first)
     for other in others:
-        rows = torch.tensor([each == other for each in chosen], device=found.device)
-        found = torch.where(rows.view(-1, *[1] * (found.ndim - 1)), question(other), found)
-    return found
+        rows = torch.tensor([choice == other for choice in chosen], device=answer.device)
+        answer = torch.where(rows.view(-1, *[1] * (answer.ndim - 1)), question(other), answer)
+    return answer
 
 
 def stacked_poses(poses: Sequence[Any], device: torch.device) -> Tensor:

@@ -117,8 +117,8 @@ class Scene25Env(BaseEnv):
             for i, model in enumerate(self.assets.objects[:only_one])
         ]
         with_plates = self.episodes.kind.plates == "set"
-        shown = self.assets.plates if with_plates else self.assets.plates[:1]
-        self.plates = [self._build(model, _parked(2.0, i)) for i, model in enumerate(shown)]
+        plates = self.assets.plates if with_plates else self.assets.plates[:1]
+        self.plates = [self._build(model, _parked(2.0, i)) for i, model in enumerate(plates)]
         self._forget()
 
     def _build(self, model: Model, parked: sapien.Pose) -> Actor:
@@ -184,20 +184,20 @@ class Scene25Env(BaseEnv):
     def _object_pose(self, episode: Scene25Episode, index: int) -> sapien.Pose | None:
         """Where an object begins; None if it is not shown."""
         places = self._places(episode)
-        shown = [(episode.object, places[0])]
+        objects = [(episode.object, places[0])]
         if self.episodes.kind.extra == "object":
-            shown.append((episode.extra, places[2]))
-        for number, place in shown:
+            objects.append((episode.extra, places[2]))
+        for number, position in objects:
             if number == index:
-                return sapien.Pose(place, turned(episode.turn))
+                return sapien.Pose(position, turned(episode.turn))
         return None
 
     def _plate_pose(self, episode: Scene25Episode, index: int) -> sapien.Pose | None:
         places = self._places(episode)
-        shown = {episode.plate: places[1]}
+        positions = {episode.plate: places[1]}
         if self.episodes.kind.extra == "plate":
-            shown = {episode.extra: places[2]} | shown
-        return sapien.Pose(shown[index]) if index in shown else None
+            positions = {episode.extra: places[2]} | positions
+        return sapien.Pose(positions[index]) if index in positions else None
 
     def _places(self, episode: Scene25Episode) -> np.ndarray[Any, np.dtype[np.float64]]:
         """Places ``[2 or 3, 3]`` of an episode, metres."""
@@ -233,16 +233,17 @@ class Scene25Env(BaseEnv):
             (self._of_plate(Actor.get_linear_velocity), self._of_plate(Actor.get_angular_velocity))
         )
         linear, angular = (
-            sum(each[env_idx].norm(dim=1) for each in kind) for kind in zip(*speeds, strict=True)
+            sum(velocity[env_idx].norm(dim=1) for velocity in kind)
+            for kind in zip(*speeds, strict=True)
         )
         if (linear > STILL[0]).any() or (angular > STILL[1]).any():
             self._simulate(SETTLE_LONGER_STEPS)
         if before:
-            kept = {
+            snapshot = {
                 kind: {name: state[others] for name, state in states.items()}
                 for kind, states in before.items()
             }
-            self.scene.set_sim_state(kept, others.nonzero()[:, 0])
+            self.scene.set_sim_state(snapshot, others.nonzero()[:, 0])
 
     def _simulate(self, steps: int) -> None:
         if self.gpu_sim_enabled:
@@ -339,10 +340,10 @@ class Scene25Env(BaseEnv):
         images = data[CAMERA]
         rendered = images["rgb"]
         segmentation = images["segmentation"][..., 0]
-        shown = torch.isin(segmentation, self._foreground.to(segmentation.device))
+        foreground = torch.isin(segmentation, self._foreground.to(segmentation.device))
         tables = torch.tensor([episode.table for episode in self.present])
         picture = scene25_pictures.before_photographs(
-            rendered, shown, self._photographs[tables].to(rendered.device)
+            rendered, foreground, self._photographs[tables].to(rendered.device)
         )
         if self._textures is not None:
             disturb = scene25_pictures.with_window if self.whole else scene25_pictures.with_texture
@@ -353,7 +354,7 @@ class Scene25Env(BaseEnv):
             shares = [self.strength * self.assets.tables[number].mix for number in numbers]
             textures = self._textures[numbers].to(rendered.device)
             picture = torch.stack(
-                [disturb(*row) for row in zip(picture, shown, textures, shares, strict=True)]
+                [disturb(*row) for row in zip(picture, foreground, textures, shares, strict=True)]
             )
         images["rgb"] = picture
         return data

@@ -84,17 +84,17 @@ def markers(asset_dir: Path) -> list[Path]:
 
 def read(carrot: Path, assets: Assets = PUBLISHED) -> AssetFolder:
     """Read what a folder has. Raises UserError if the numbers are not those of ``assets``."""
-    found = AssetFolder(_models(carrot, OBJECTS), _models(carrot, PLATES), _tables(carrot))
-    for what, there, wanted in (
-        (OBJECTS, found.objects, assets.objects),
-        (PLATES, found.plates, assets.plates),
-        (TABLES, found.tables, assets.tables),
+    folder = AssetFolder(_models(carrot, OBJECTS), _models(carrot, PLATES), _tables(carrot))
+    for what, there, expected in (
+        (OBJECTS, folder.objects, assets.objects),
+        (PLATES, folder.plates, assets.plates),
+        (TABLES, folder.tables, assets.tables),
     ):
-        if len(there) != wanted.there_are:
+        if len(there) != expected.there_are:
             raise UserError(
-                f"{database(carrot, what)} lists {len(there)} models; PutOnPlateInScene25 has {wanted.there_are}"
+                f"{database(carrot, what)} lists {len(there)} models; PutOnPlateInScene25 has {expected.there_are}"
             )
-    return found
+    return folder
 
 
 def instructions(found: AssetFolder, episodes: Episodes25) -> list[str]:
@@ -119,12 +119,12 @@ def instructions(found: AssetFolder, episodes: Episodes25) -> list[str]:
 def _entries(carrot: Path, kind: str) -> dict[str, Any]:
     path = database(carrot, kind)
     try:
-        found = json.loads(path.read_text())
+        entries = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(entries, dict):
         raise UserError(f"{path} is not a list of models by name")
-    return found
+    return entries
 
 
 def _models(carrot: Path, kind: str) -> tuple[Model, ...]:

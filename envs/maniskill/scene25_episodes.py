@@ -135,7 +135,7 @@ class Episodes25:
         self.turns = range(4)
         if kind.layout == "position":
             counts = Counts(len(layouts("main")), len(self.pairs)), Counts(4, 8)
-            self.pairs, self.turns = (each.of_set(obj_set) for each in counts)
+            self.pairs, self.turns = (count.of_set(obj_set) for count in counts)
         self.extras = self._extras()
 
     def _range(self, which: str, counts: Counts) -> range:
@@ -214,18 +214,18 @@ def layouts(name: str) -> NDArray[np.float64]:
         return _at_heights(pairs, (height, height))
     triples = product(grid, repeat=3)
     if name == "multi_plate":
-        found = [
+        arrangements = [
             (a, b, c)
             for a, b, c in triples
             if _apart(a, b) > 0.070 and _apart(a, c) > 0.070 and _apart(b, c) > 0.15
         ]
-        return _at_heights(np.array(found), (1.00, 0.92, 0.96))
-    found = [
+        return _at_heights(np.array(arrangements), (1.00, 0.92, 0.96))
+    arrangements = [
         (a, b, c)
         for a, b, c in triples
         if _apart(a, b) > 0.070 and _apart(c, b) > 0.070 and _apart(a, c) > 0.15
     ]
-    return _at_heights(np.array(found), (0.95, 0.92, 1.00))
+    return _at_heights(np.array(arrangements), (0.95, 0.92, 1.00))
 
 
 def _ring() -> NDArray[np.float64]:

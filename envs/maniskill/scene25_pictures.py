@@ -42,9 +42,9 @@ def box(shown: Tensor) -> tuple[int, int, int, int] | None:
 
 def with_texture(picture: Tensor, shown: Tensor, texture: Tensor, share: float) -> Tensor:
     """Mix ``texture``, scaled to the box of ``shown``, into what is shown: ``[H, W, 3]`` each."""
-    if share == 0 or (found := box(shown)) is None:
+    if share == 0 or (bounds := box(shown)) is None:
         return picture
-    top, bottom, left, right = found
+    top, bottom, left, right = bounds
     size = bottom - top + 1, right - left + 1
     scaled = interpolate(
         texture.permute(2, 0, 1)[None].float(), size, mode="bilinear", align_corners=False
@@ -63,9 +63,9 @@ def with_window(picture: Tensor, shown: Tensor, texture: Tensor, share: float) -
 
     The window begins at the middle of the box of ``shown``.
     """
-    if share == 0 or (found := box(shown)) is None:
+    if share == 0 or (bounds := box(shown)) is None:
         return picture
-    top, bottom, left, right = found
+    top, bottom, left, right = bounds
     x = min(max((left + right) // 2, 1), WIDTH - 1)
     y = min(max((top + bottom) // 2, 1), HEIGHT - 1)
     return mixed(picture, texture[y : y + HEIGHT, x : x + WIDTH], share)

@@ -31,8 +31,8 @@ def on_plate(offset: Tensor, object_size: Tensor, plate_size: Tensor, force: Ten
     """
     reach = plate_size.amax(dim=1) / 2 + BESIDE
     height = offset[:, 2] - plate_size[:, 2] / 2 - object_size[:, 2] / 2
-    beside = offset[:, :2].norm(dim=1) <= reach
-    return beside & (offset[:, 2] > 0) & (height <= ABOVE) & (force.norm(dim=1) > TOUCH)
+    is_near = offset[:, :2].norm(dim=1) <= reach
+    return is_near & (offset[:, 2] > 0) & (height <= ABOVE) & (force.norm(dim=1) > TOUCH)
 
 
 class Progress:

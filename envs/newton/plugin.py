@@ -50,7 +50,10 @@ class Newton:
         return scene_spec(config, *scene_options(config))
 
     def suites(self, config: NewtonConfig) -> list[Suite]:
-        return [Suite(self.name, (scene_options(each)[0].name,), each) for each in one_each(config)]
+        return [
+            Suite(self.name, (scene_options(suite_config)[0].name,), suite_config)
+            for suite_config in one_each(config)
+        ]
 
     def tasks(self) -> list[Task]:
         return packaged_tasks()

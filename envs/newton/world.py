@@ -175,8 +175,8 @@ class World:
                 self._place(state, joints)
             now = self.read()
             joints[ARM] = self.towards(position, down, now, now.joints[:, ARM])[0].numpy()
-        found: NDArray[np.float32] = joints[:JOINTS].copy()
-        return found
+        angles: NDArray[np.float32] = joints[:JOINTS].copy()
+        return angles
 
 
 class _View:
@@ -228,7 +228,7 @@ def _add(builder: Any, thing: SceneObject) -> None:
     config = builder.ShapeConfig(
         density=thing.mass_kg / volume, mu=FINGER_FRICTION, has_shape_collision=thing.collision
     )
-    half = [float(each) for each in thing.half_m]
+    half = [float(length) for length in thing.half_m]
     if isinstance(shape, Box):
         builder.add_shape_box(
             body, hx=half[0], hy=half[1], hz=half[2], cfg=config, color=thing.colour[:3]
