@@ -192,7 +192,7 @@ class Admission:
         """Return the fraction of joint speeds ``[7]`` that keeps the joints' accelerations."""
         part = 1.0
         for speed, low, high in zip(
-            speeds.tolist(), *(each.tolist() for each in self._start.speeds), strict=True
+            speeds.tolist(), *(limit.tolist() for limit in self._start.speeds), strict=True
         ):
             allowed = max(high, 0.0) if speed > 0 else min(low, 0.0)
             if abs(speed) > abs(allowed) + TOLERANCE * self._cell.control_hz:

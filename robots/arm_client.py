@@ -99,16 +99,16 @@ class ArmClient(ABC):
 
     def interventions(self) -> list[Intervention]:
         self._drain()
-        found = self._interventions
+        interventions = self._interventions
         self._interventions = []
-        return found
+        return interventions
 
     def timings(self) -> dict[str, list[float]]:
         """Return ``safety``: seconds per step of the safety filter in the arm's process."""
         self._drain()
-        found = self._safety
+        seconds = self._safety
         self._safety = []
-        return {"safety": found}
+        return {"safety": seconds}
 
     def stop(self, why: str) -> None:
         if self._child is not None:  # without its process the arm has stopped

@@ -230,7 +230,10 @@ class ArmProcess(ABC):
             self._tell({"safety": self._servo.took})
             self._servo.took = []
         if interventions:
-            rows = [[each.time, each.rule, each.before, each.after] for each in interventions]
+            rows = [
+                [intervention.time, intervention.rule, intervention.before, intervention.after]
+                for intervention in interventions
+            ]
             self._journal.write("interventions", rows=[row[1:] for row in rows])
             self._tell({"interventions": rows})
 

@@ -242,15 +242,15 @@ class RealSenseCamera(CapturingCamera):
         self._clocks = (rs.timestamp_domain.global_time, rs.timestamp_domain.system_time)
         self._arrival = rs.frame_metadata_value.time_of_arrival
         serials = self._serials(rs)
-        wanted = self._options.device or next(iter(serials), None)
-        if wanted not in serials:
-            found = ", ".join(serials) or "none is plugged in"
+        serial = self._options.device or next(iter(serials), None)
+        if serial not in serials:
+            listing = ", ".join(serials) or "none is plugged in"
             raise CameraError(
-                f"camera {self.name}: no RealSense {wanted or ''} here (found: {found})".replace(
+                f"camera {self.name}: no RealSense {serial or ''} here (found: {listing})".replace(
                     "  ", " "
                 )
             )
-        return self._stream(rs, wanted, self._queue).stop
+        return self._stream(rs, serial, self._queue).stop
 
     def _serials(self, rs: Any) -> list[str]:
         return [
@@ -294,17 +294,17 @@ class RealSenseCamera(CapturingCamera):
         return np.array(frame.get_data(), np.uint8), exposed  # a copy: the driver reuses its memory
 
 
-def _intrinsics(found: Any) -> Intrinsics:
+def _intrinsics(source: Any) -> Intrinsics:
     """Convert librealsense's, whose image coordinates are ours."""
     return Intrinsics(
-        found.width,
-        found.height,
-        found.fx,
-        found.fy,
-        found.ppx,
-        found.ppy,
-        str(found.model),
-        tuple(found.coeffs),
+        source.width,
+        source.height,
+        source.fx,
+        source.fy,
+        source.ppx,
+        source.ppy,
+        str(source.model),
+        tuple(source.coeffs),
     )
 
 
@@ -335,10 +335,10 @@ def check_camera(camera: Camera) -> Finding:
 
 
 def _geometry(camera: Camera) -> str:
-    known = geometry(camera)
+    description = geometry(camera)
     focal = (
-        "focal length {fx:.1f}, {fy:.1f} pixels".format(**known["intrinsics"])
-        if "intrinsics" in known
+        "focal length {fx:.1f}, {fy:.1f} pixels".format(**description["intrinsics"])
+        if "intrinsics" in description
         else "intrinsics not known"
     )
-    return f"{focal}; {'on the ' + known['mount']['parent'] if 'mount' in known else 'place not in the cell file'}"
+    return f"{focal}; {'on the ' + description['mount']['parent'] if 'mount' in description else 'place not in the cell file'}"

@@ -60,7 +60,7 @@ def load(path: Path, kind: type[AnyCell]) -> AnyCell:
         with path.open(encoding="utf-8") as file:
             values = Strict(file).get_single_data()
     except FileNotFoundError:
-        shipped = ", ".join(sorted(str(each) for each in CELLS.glob("*.yaml")))
+        shipped = ", ".join(sorted(str(example) for example in CELLS.glob("*.yaml")))
         raise CellError(
             f"{path}: no such cell file; copy and adapt a shipped one: {shipped}"
         ) from None
@@ -101,12 +101,12 @@ def of(values: Mapping[Any, Any], name: str, kind: type[AnyCell]) -> AnyCell:
     }
     if "cameras" in keys:
         read["cameras"] = _mounts(read["cameras"])
-    made = kind(name=name, **read)
-    if isinstance(made, Cell):
-        cell.check(made)
-    elif isinstance(made, JointCell):
-        joint_cell.check(made)
-    return made
+    instance = kind(name=name, **read)
+    if isinstance(instance, Cell):
+        cell.check(instance)
+    elif isinstance(instance, JointCell):
+        joint_cell.check(instance)
+    return instance
 
 
 def as_json(cell: ArmCell) -> dict[str, Any]:
@@ -123,9 +123,9 @@ def _mounts(values: Any) -> dict[str, Mount]:
 
 
 def _mount(key: str, value: Any) -> Mount:
-    wanted = [field.name for field in fields(Mount)]
-    if not isinstance(value, dict) or sorted(map(str, value)) != sorted(wanted):
-        raise CellError(f"{key}: {value!r} must give exactly {', '.join(wanted)}")
+    keys = [field.name for field in fields(Mount)]
+    if not isinstance(value, dict) or sorted(map(str, value)) != sorted(keys):
+        raise CellError(f"{key}: {value!r} must give exactly {', '.join(keys)}")
     if value["parent"] not in PARENTS:
         raise CellError(
             f"{key}.parent: {value['parent']!r} is not known; one of {', '.join(PARENTS)}"
@@ -151,7 +151,7 @@ def _read(
         raise CellError(
             f"{key}: {value!r} is not a list of {length} numbers; write [{', '.join(['…'] * length)}]"
         )
-    return tuple(_number(key, each, low, high) for each in value)
+    return tuple(_number(key, element, low, high) for element in value)
 
 
 def _number(key: str, value: Any, low: float, high: float) -> float:

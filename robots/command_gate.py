@@ -114,14 +114,14 @@ class _Motion:
         acceleration = _slope(velocity, self._velocity, tick_s)
         jerk = _slope(acceleration, self._acceleration, tick_s)
         ways = [*self._ways[1 - self._second :], math.hypot(*moved)]
-        found = (
+        magnitudes = (
             math.hypot(*velocity),
             math.hypot(*acceleration),
             math.hypot(*jerk),
             sum(ways[-self._step :]),
             sum(ways),
         )
-        for value, (key, limit) in zip(found, self._limits, strict=True):
+        for value, (key, limit) in zip(magnitudes, self._limits, strict=True):
             if not value <= limit * (1 + _RELATIVE) + _ABSOLUTE:
                 return f"{key}: a command of {value:.6g} violates the limit"
         self._velocity = velocity

@@ -52,10 +52,10 @@ def way_home(cell: Cell, joints: Vector) -> list[Vector]:
         way = _through(cell, space, joints, [start, lifted, *_between(lifted, home, parts)])
         if way is not None:
             way.append(np.array(cell.home_joints_rad))
-            found = _objection(cell, begin.position, [joints, *way])
-            if found is None:
+            objection = _objection(cell, begin.position, [joints, *way])
+            if objection is None:
                 return way
-            wrong = wrong or found
+            wrong = wrong or objection
     raise RobotError(f"homing: {wrong}; guide the arm by hand")
 
 
@@ -71,7 +71,7 @@ def _through(
     cell: Cell, space: Workspace, joints: Vector, places: list[Place]
 ) -> list[Vector] | None:
     """Return the joints at all places but the first, or None if one is not reached."""
-    found = []
+    way = []
     for before, after in itertools.pairwise(places):
         steps = math.ceil(math.dist(before[0], after[0]) / _STEP_M)
         if steps == 0:
@@ -86,8 +86,8 @@ def _through(
             ):
                 return None
             joints = reached
-        found.append(joints)
-    return found
+        way.append(joints)
+    return way
 
 
 def _objection(cell: Cell, begin: Vector, way: list[Vector]) -> str | None:

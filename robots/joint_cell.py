@@ -25,8 +25,8 @@ simulation; not measured on hardware."""
 
 
 def _each(low: float, high: float) -> tuple[float, ...]:
-    found: tuple[float, ...] = number(low, high, ANY)
-    return found
+    values: tuple[float, ...] = number(low, high, ANY)
+    return values
 
 
 @dataclass(frozen=True)

@@ -93,19 +93,19 @@ class JointFilter(CommandFilter[JointTarget, RobotState]):
         self._gate.rest(at)
 
     def _admit(self, goal: JointTarget, state: RobotState) -> None:
-        wanted = np.asarray(goal.positions, np.float64)
-        if wanted.shape != self._reference.shape:
-            self._tell(state, "shape", wanted.size, self._reference.size)
+        target = np.asarray(goal.positions, np.float64)
+        if target.shape != self._reference.shape:
+            self._tell(state, "shape", target.size, self._reference.size)
             return self._hold()
-        if not np.isfinite(wanted).all():
-            self._tell(state, "not_finite", float(np.count_nonzero(~np.isfinite(wanted))), 0)
+        if not np.isfinite(target).all():
+            self._tell(state, "not_finite", float(np.count_nonzero(~np.isfinite(target))), 0)
             return self._hold()
         at = np.clip(
             state.joints, self._lower, self._upper
         )  # an arm that sags beyond a limit leads back in
         for key, low, high in (
-            ("lower", self._lower, np.full_like(wanted, np.inf)),
-            ("upper", np.full_like(wanted, -np.inf), self._upper),
+            ("lower", self._lower, np.full_like(target, np.inf)),
+            ("upper", np.full_like(target, -np.inf), self._upper),
             ("max_speed", self._reference - self._step, self._reference + self._step),
             (
                 "max_lead",
@@ -113,11 +113,11 @@ class JointFilter(CommandFilter[JointTarget, RobotState]):
                 np.maximum(self._reference, at + self._lead),
             ),
         ):
-            cut = np.clip(wanted, low, high)
-            for joint in np.flatnonzero(np.abs(cut - wanted) > _ABSOLUTE):
-                self._tell(state, f"{key} {self._cell.joints[joint]}", wanted[joint], cut[joint])
-            wanted = cut
-        self._end = wanted
+            cut = np.clip(target, low, high)
+            for joint in np.flatnonzero(np.abs(cut - target) > _ABSOLUTE):
+                self._tell(state, f"{key} {self._cell.joints[joint]}", target[joint], cut[joint])
+            target = cut
+        self._end = target
         self._left = self._ticks
 
     def _travel(self) -> JointTarget:
@@ -156,16 +156,16 @@ class JointGate:
         outside = np.maximum(self._lower - command, command - self._upper)
         if (outside > _ABSOLUTE).any():
             return f"lower, upper: a command of {self._names[int(outside.argmax())]} violates the limit"
-        found = [command]
+        derivatives = [command]
         for (key, limit), before in zip(self._limits, self._before, strict=True):
-            found.append((found[-1] - before) / self._tick_s)
+            derivatives.append((derivatives[-1] - before) / self._tick_s)
             over = (
-                np.abs(found[-1])
+                np.abs(derivatives[-1])
                 - limit * (1 + _RELATIVE)
-                - _ABSOLUTE / self._tick_s ** (len(found) - 1)
+                - _ABSOLUTE / self._tick_s ** (len(derivatives) - 1)
             )
             if (over > 0).any():
                 joint = int(over.argmax())
-                return f"{key}: a command of {self._names[joint]} has {abs(found[-1][joint]):.6g}"
-        self._before = found[:3]
+                return f"{key}: a command of {self._names[joint]} has {abs(derivatives[-1][joint]):.6g}"
+        self._before = derivatives[:3]
         return None

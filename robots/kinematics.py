@@ -80,13 +80,13 @@ def levers(tool_m: float) -> list[float]:
     ``tool_m``: distance of the tool centre point from the flange.
     """
     beyond = _FLANGE_M + tool_m
-    found = list[float]()
+    lengths = list[float]()
     for _, a, d in reversed(_LINKS):
-        found.append(
+        lengths.append(
             beyond
         )  # d is along the joint's own axis, and a leads to it from the joint before
         beyond += math.hypot(a, d)
-    return found[::-1]
+    return lengths[::-1]
 
 
 class FrankaKinematics:
@@ -94,7 +94,7 @@ class FrankaKinematics:
 
     def __init__(self, tool_position: Sequence[float], tool_quaternion: Sequence[float]) -> None:
         """Take the tool centre point in the flange's frame: metres, and w, x, y, z."""
-        x, y, z = (float(each) for each in tool_position)
+        x, y, z = (float(value) for value in tool_position)
         self._offset = (x, y, z + _FLANGE_M)
         self._rotation = rotations.unit(tool_quaternion)
         self._to_flange = rotations.inverse(self._rotation)
@@ -129,14 +129,14 @@ class FrankaKinematics:
         1986) find the smallest joint motion, without extra motion of the elbow. Joint limits are
         ignored. At singularities and out of reach the result is None.
         """
-        wanted = rotations.axes(
+        target_axes = rotations.axes(
             rotations.multiply(pose.quaternion.tolist(), self._to_flange)
         )  # axes of the flange
         x, y, z = pose.position.tolist()
         inverse = np.zeros((7, 6))
         for attempt in range(attempts):
             axes, origins, flange, tool = self._chain(joints)
-            error = (x - tool[0], y - tool[1], z - tool[2], *_turn(flange, wanted))
+            error = (x - tool[0], y - tool[1], z - tool[2], *_turn(flange, target_axes))
             if max(error) <= tolerance and min(error) >= -tolerance:
                 return joints + inverse.dot(error)  # the last correction improves on the tolerance
             if attempt % _SAME == 0:
@@ -200,10 +200,10 @@ def velocity(before: ToolPose, after: ToolPose, hz: float) -> Vector:
     return hz * np.array([*(after.position - before.position), *rotations.to_vector(turn)])
 
 
-def _turn(axes: tuple[Triple, Triple, Triple], wanted: tuple[Triple, Triple, Triple]) -> Triple:
+def _turn(axes: tuple[Triple, Triple, Triple], target: tuple[Triple, Triple, Triple]) -> Triple:
     """Small-angle rotation vector: half the sum of each axis' cross product with the wanted one."""
     (ax, ay, az), (bx, by, bz), (cx, cy, cz) = axes
-    (ux, uy, uz), (vx, vy, vz), (wx, wy, wz) = wanted
+    (ux, uy, uz), (vx, vy, vz), (wx, wy, wz) = target
     return (
         (ay * uz - az * uy + by * vz - bz * vy + cy * wz - cz * wy) / 2,
         (az * ux - ax * uz + bz * vx - bx * vz + cz * wx - cx * wz) / 2,

@@ -78,14 +78,14 @@ class Lock:
 
     def restore(self) -> None:
         """Lock the file that is at the path now. Raises OSError, also if another process has it."""
-        made = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            fcntl.flock(made, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            os.close(made)
+            os.close(descriptor)
             raise
         before = self._file
-        self._file = made
+        self._file = descriptor
         os.close(before)
         self._write(self._text)
 

@@ -37,20 +37,20 @@ def camera(name: str, given: Any) -> CameraConfig:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    known = ", ".join(each.name for each in fields(CameraConfig))
+    keys = ", ".join(field.name for field in fields(CameraConfig))
     if not isinstance(given, dict):
-        raise UserError(f"robot.cameras.{name}={given} must be keys and values: {known}")
+        raise UserError(f"robot.cameras.{name}={given} must be keys and values: {keys}")
     try:
-        found = cast(
+        config = cast(
             CameraConfig,
             OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(CameraConfig), given)),
         )
     except (OmegaConfBaseException, ValueError) as error:
         raise UserError(
-            f"robot.cameras.{name}: {str(error).splitlines()[0]}; its keys: {known}"
+            f"robot.cameras.{name}: {str(error).splitlines()[0]}; its keys: {keys}"
         ) from None
-    check_values(found, f"robot.cameras.{name}.")
-    return found
+    check_values(config, f"robot.cameras.{name}.")
+    return config
 
 
 class ManualScene:

@@ -117,10 +117,10 @@ def abstract_addresses() -> str:
     As the folders, they depend on XDG_STATE_HOME.
     """
     try:
-        place = str(user_dirs.state())
+        state = str(user_dirs.state())
     except RuntimeError:  # no home: only folders that are given can be used
-        place = ""
-    return f"\0rlinf-vla-arm-{os.getuid()}-{_digest(place)}-"
+        state = ""
+    return f"\0rlinf-vla-arm-{os.getuid()}-{_digest(state)}-"
 
 
 def _digest(path: str) -> str:
@@ -164,8 +164,8 @@ class Latch:
         self._written = False
         """Whether there should be a file."""
         try:
-            found = json.loads(self._path.read_text())["faults"]
-            self._faults = [_line(fault) for fault in list[str](found)[: self.MOST]]
+            faults = json.loads(self._path.read_text())["faults"]
+            self._faults = [_line(fault) for fault in list[str](faults)[: self.MOST]]
         except FileNotFoundError:
             self._faults = []
         except (OSError, ValueError, LookupError, TypeError, RecursionError):

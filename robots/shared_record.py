@@ -41,11 +41,11 @@ class SharedRecord:
         """Path in memory, known to the writer."""
         if capacity is not None:
             self.remove()
-            made, name = tempfile.mkstemp(
+            descriptor, name = tempfile.mkstemp(
                 prefix=_PREFIX, dir=MEMORY if MEMORY.is_dir() else path.parent
             )
-            os.truncate(made, _NEWEST.size + 2 * (_SLOT.size + capacity))
-            os.close(made)
+            os.truncate(descriptor, _NEWEST.size + 2 * (_SLOT.size + capacity))
+            os.close(descriptor)
             path.symlink_to(name)
             self._target = name
         with path.open("r+b") as file:

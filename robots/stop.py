@@ -42,7 +42,9 @@ def send_order(where: Sequence[Path] | None, order: str, operator: str) -> list[
     """
     answers, failed = list[str](), list[str]()
     for name, addresses in (
-        _all_arms(failed) if where is None else {each.name: _addresses(each) for each in where}
+        _all_arms(failed)
+        if where is None
+        else {folder.name: _addresses(folder) for folder in where}
     ).items():
         try:
             sent = _send(addresses, order, operator)
@@ -67,12 +69,12 @@ def _addresses(folder: Path) -> _Addresses:
 
 def _all_arms(failed: list[str]) -> Mapping[str, _Addresses]:
     """Return the addresses of all arms by their names; add to ``failed`` which may be missing."""
-    found = dict[str, _Addresses]()
+    arms = dict[str, _Addresses]()
     try:
-        found.update((folder.name, _addresses(folder)) for folder in runtime_folder.arms())
+        arms.update((folder.name, _addresses(folder)) for folder in runtime_folder.arms())
     except (RobotError, OSError) as error:  # the arms have abstract addresses, too
         failed.append(str(error))
-    known = {abstract for _, abstract in found.values()}
+    abstract_addresses = {abstract for _, abstract in arms.values()}
     mine = f"@{runtime_folder.abstract_addresses()[1:]}"
     try:
         names = [line.split()[-1] for line in SOCKETS.read_text(errors="replace").splitlines()]
@@ -81,9 +83,11 @@ def _all_arms(failed: list[str]) -> Mapping[str, _Addresses]:
             f"{SOCKETS}: {error.strerror}: an arm whose folder was deleted cannot be found"
         )
         names = []
-    others = sorted({f"\0{name[1:]}" for name in names if name.startswith(mine)} - known)
-    return found | {
-        f"an arm in another folder ({each.rpartition('-')[2]})": (each,) for each in others
+    others = sorted(
+        {f"\0{name[1:]}" for name in names if name.startswith(mine)} - abstract_addresses
+    )
+    return arms | {
+        f"an arm in another folder ({address.rpartition('-')[2]})": (address,) for address in others
     }
 
 
@@ -113,7 +117,12 @@ def _send(addresses: _Addresses, order: str, operator: str) -> tuple[bool, str] 
 def _asked(addresses: _Addresses, message: dict[str, Any]) -> dict[str, Any] | None:
     """Return the answer at the first address that gives one."""
     return next(
-        (answer for each in addresses if (answer := ask(each, message, ANSWER_S)) is not None), None
+        (
+            answer
+            for address in addresses
+            if (answer := ask(address, message, ANSWER_S)) is not None
+        ),
+        None,
     )
 
 

@@ -107,14 +107,14 @@ def numbers(goal: ToolTarget) -> tuple[ToolPose, float | None]:
 
 def _finite(values: Any, length: int) -> list[float]:
     try:
-        found = np.asarray(values, np.float64)
+        array = np.asarray(values, np.float64)
     except (TypeError, ValueError, OverflowError):
         raise Refused("shape", 0, length) from None
-    if found.shape != (length,):
-        raise Refused("shape", found.size, length)
-    read: list[float] = found.tolist()
+    if array.shape != (length,):
+        raise Refused("shape", array.size, length)
+    read: list[float] = array.tolist()
     if not all(map(math.isfinite, read)):
-        bad = sum(not math.isfinite(each) for each in read)
+        bad = sum(not math.isfinite(value) for value in read)
         raise Refused("not_finite", bad, 0)
     return read
 

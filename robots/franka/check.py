@@ -113,7 +113,7 @@ def _box(cell: Cell) -> list[tuple[float, float]]:
 
 def _reach(cell: Cell) -> Finding:
     beyond = unreachable(cell)
-    examples = {why: place for place, why in reversed(beyond.items())}
+    examples = {why: position for position, why in reversed(beyond.items())}
     named = "; ".join(f"x {x:g}, y {y:g}, z {z:g} m: {why}" for why, (x, y, z) in examples.items())
     parts = f"{len(beyond)} of 125 points in the box are out of reach, goals stop short of them; {named}"
     return Finding("reach", True, parts if beyond else "the whole box")
@@ -149,15 +149,15 @@ def _state(robot: FrankaRobot) -> Iterator[Finding]:
         f"{force:.1f} N measured; {robot.cell.max_force_n:g} N stop the arm",
     )
     widest = float(robot.found["widest"])
-    wanted = robot.cell.gripper_width_m[1]
+    width = robot.cell.gripper_width_m[1]
     detail = f"{1000 * state.gripper_width:.0f} mm open, {1000 * widest:.0f} mm at most"
-    homed = widest > wanted - 0.005
+    homed = widest > width - 0.005
     yield Finding(
         "gripper",
         homed,
         detail
         if homed
-        else f"{detail}, but the cell has {1000 * wanted:.0f} mm: home the fingers in Desk",
+        else f"{detail}, but the cell has {1000 * width:.0f} mm: home the fingers in Desk",
     )
 
 
@@ -178,26 +178,26 @@ def unreachable(cell: Cell) -> dict[Triple, str]:
     arm = cell.arm
     space = Workspace(cell)
     return {
-        place: why
-        for place in itertools.product(*levels)
-        if (why := _why_not(cell, arm, space, place)) is not None
+        position: why
+        for position in itertools.product(*levels)
+        if (why := _why_not(cell, arm, space, position)) is not None
     }
 
 
 def _why_not(
-    cell: Cell, arm: kinematics.FrankaKinematics, space: Workspace, place: Triple
+    cell: Cell, arm: kinematics.FrankaKinematics, space: Workspace, position: Triple
 ) -> str | None:
     begin, turn = space.place(cell.home, (0.0, 0.0, 0.0))
     joints = np.array(cell.home_joints_rad)
-    steps = max(1, math.ceil(math.dist(begin, place) / _STEP_M))
+    steps = max(1, math.ceil(math.dist(begin, position) / _STEP_M))
     for step in range(1, steps + 1):
         pose = space.pose(
-            (along(begin, place, step / steps), along(turn, (0.0, 0.0, 0.0), step / steps))
+            (along(begin, position, step / steps), along(turn, (0.0, 0.0, 0.0), step / steps))
         )
-        found = arm.reach(joints, pose, _REACHED, _ATTEMPTS)
-        if found is None:
+        solution = arm.reach(joints, pose, _REACHED, _ATTEMPTS)
+        if solution is None:
             return "too far"
-        joints = found
+        joints = solution
     left = np.minimum(joints - kinematics.LOWER, kinematics.UPPER - joints)
     joint = int(left.argmin())
     return f"joint {joint + 1} at its limit" if left[joint] < cell.joint_margin_rad else None

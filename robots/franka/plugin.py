@@ -46,8 +46,8 @@ class Franka:
 
         mounts = read_cell(config.cell).cameras
         return [
-            device(name, camera(name, given), mounts.get(name))
-            for name, given in config.cameras.items()
+            device(name, camera(name, options), mounts.get(name))
+            for name, options in config.cameras.items()
         ]
 
     def scene(self, config: FrankaConfig) -> Scene:

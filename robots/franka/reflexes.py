@@ -23,10 +23,10 @@ def joint_thresholds(cell: Cell) -> list[float]:
     it is below the default, and can be reached before ``max_torque_n_m``.
     """
     tool = math.hypot(*cell.tool_position_m)
-    found = (MARGIN * cell.max_force_n * lever for lever in kinematics.levers(tool))
+    torques = (MARGIN * cell.max_force_n * lever for lever in kinematics.levers(tool))
     return [
-        min(max(each, least), _SHARE * most)
-        for each, least, most in zip(found, _LEAST_N_M, kinematics.TORQUE_N_M, strict=True)
+        min(max(torque, least), _SHARE * most)
+        for torque, least, most in zip(torques, _LEAST_N_M, kinematics.TORQUE_N_M, strict=True)
     ]
 
 

@@ -55,15 +55,15 @@ class Servo(ArmServo):
         return bool(np.abs(velocity).max() > _STANDING)
 
     def state(self) -> ToolState:
-        found = self.arm.measured
+        measurement = self.arm.measured
         return ToolState(
-            found.time,
-            found.joints,
-            found.joint_velocities,
-            found.pose,
-            found.wrench,
+            measurement.time,
+            measurement.joints,
+            measurement.joint_velocities,
+            measurement.pose,
+            measurement.wrench,
             self.gripper.width,
             fault=self.fault,
-            pace=found.pace,
+            pace=measurement.pace,
             holding=self.gripper.holding,
         )

@@ -109,14 +109,14 @@ class LeRobotArm:
     def _features(self, kind: str) -> list[str]:
         names = [f"{joint}.pos" for joint in self._cell.joints]
         for what in ("action_features", "observation_features"):
-            found = [
+            features = [
                 name
                 for name, shape in getattr(self._robot, what).items()
                 if not isinstance(shape, tuple)
             ]
-            if sorted(found) != sorted(names):
+            if sorted(features) != sorted(names):
                 raise RobotError(
-                    f"joints: the cell's are {', '.join(names)}, {kind}'s {what} are {', '.join(found)}; change the cell"
+                    f"joints: the cell's are {', '.join(names)}, {kind}'s {what} are {', '.join(features)}; change the cell"
                 )
         return names
 
@@ -152,9 +152,9 @@ class LeRobotArm:
         self.measured = RobotState(
             now, at, _SMOOTHING * before.joint_velocities + (1 - _SMOOTHING) * speed
         )
-        wanted = self._on_the_way_home(at, now) if self.homing else self._command
-        if wanted is not None:
-            self._robot.send_action(dict(zip(self._names, wanted.tolist(), strict=True)))
+        target = self._on_the_way_home(at, now) if self.homing else self._command
+        if target is not None:
+            self._robot.send_action(dict(zip(self._names, target.tolist(), strict=True)))
 
     def _on_the_way_home(self, at: Vector, now: float) -> Vector:
         """Return the position now, on a straight way with a cosine profile of the speed."""
@@ -184,20 +184,20 @@ def make(kind: str, module: str | None, options: dict[str, Any]) -> Any:
     from lerobot.robots.utils import make_robot_from_config
 
     own = (f"lerobot.robots.{kind}", f"lerobot.robots.{re.sub('[0-9]', '', kind)}")
-    for each in own if module is None else (module,):
+    for package in own if module is None else (module,):
         try:
-            importlib.import_module(each)
+            importlib.import_module(package)
             break
         except ModuleNotFoundError as error:
-            if not each.startswith(str(error.name)):
+            if not package.startswith(str(error.name)):
                 raise
-    known = RobotConfig.get_known_choices()
-    if kind not in known:
-        names = ", ".join(sorted(known))
+    choices = RobotConfig.get_known_choices()
+    if kind not in choices:
+        names = ", ".join(sorted(choices))
         raise RobotError(
             f"robot.type={kind} is not known to LeRobot; known: {names} (robot.module: of another package)"
         )
-    fields = known[kind].__dataclass_fields__
+    fields = choices[kind].__dataclass_fields__
     defaults = {
         name: value
         for name in fields

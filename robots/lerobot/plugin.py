@@ -48,7 +48,9 @@ class LeRobot:
     def cameras(self, config: LeRobotConfig) -> list[Camera]:
         from ..cameras import device
 
-        return [device(name, camera(name, given), None) for name, given in config.cameras.items()]
+        return [
+            device(name, camera(name, options), None) for name, options in config.cameras.items()
+        ]
 
     def scene(self, config: LeRobotConfig) -> Scene:
         return ManualScene(config.instruction)
@@ -59,9 +61,12 @@ class LeRobot:
         return findings(self.make(config), self.cameras(config))
 
     def diagnose(self) -> Iterator[Finding]:
-        found = find_spec("lerobot") is not None
+        installed = find_spec("lerobot") is not None
         yield Finding(
-            "lerobot", found, version("lerobot") if found else "optional: not installed", INSTALL
+            "lerobot",
+            installed,
+            version("lerobot") if installed else "optional: not installed",
+            INSTALL,
         )
 
     def order(self, config: LeRobotConfig | None, order: str, operator: str) -> list[str]:
@@ -125,11 +130,11 @@ class SO101Sim:
         return findings(self.make(config), self.cameras(config))
 
     def diagnose(self) -> Iterator[Finding]:
-        found = find_spec("mujoco") is not None
+        installed = find_spec("mujoco") is not None
         yield Finding(
             "MuJoCo",
-            found,
-            version("mujoco") if found else "optional: not installed",
+            installed,
+            version("mujoco") if installed else "optional: not installed",
             "pip install mujoco",
         )
 

@@ -34,8 +34,8 @@ class LeRobotProcess(ArmProcess):
         return self._own
 
     def _connect(self) -> LeRobotArm:
-        wanted = self._options["robot"]
-        return LeRobotArm(wanted["type"], wanted["module"], wanted["options"], self._joints)
+        robot = self._options["robot"]
+        return LeRobotArm(robot["type"], robot["module"], robot["options"], self._joints)
 
     def recover(self) -> LeRobotArm:
         """Connect again if the connection is lost; the old one has then been closed."""

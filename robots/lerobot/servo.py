@@ -39,5 +39,7 @@ class JointServo(ArmServo):
         return bool((speed > _STANDING * self._speed).any())
 
     def state(self) -> RobotState:
-        found = self.arm.measured
-        return RobotState(found.time, found.joints, found.joint_velocities, fault=self.fault)
+        measurement = self.arm.measured
+        return RobotState(
+            measurement.time, measurement.joints, measurement.joint_velocities, fault=self.fault
+        )

@@ -121,10 +121,10 @@ class DeviceReader:
 
     def words(self) -> list[str]:
         with self._lock:
-            said = self._words
+            words = self._words
             self._words = []
-            said += [PAUSE] if self._lost else []
-        return said + (self._keys.words() if self._keys else [])
+            words += [PAUSE] if self._lost else []
+        return words + (self._keys.words() if self._keys else [])
 
     def close(self) -> None:
         """Close the device and end its thread. Idempotent."""

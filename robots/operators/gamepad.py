@@ -63,8 +63,8 @@ class Gamepad(Device):
         if kind & INITIAL:
             return None  # initial state of the device
         if kind == AXIS and number in AXES:
-            place, sign = AXES[number]
-            self._motion[place] = sign * max(-1.0, value / FULL)
+            axis, sign = AXES[number]
+            self._motion[axis] = sign * max(-1.0, value / FULL)
         elif kind == AXIS and number in TRIGGERS:
             self._pressed[number] = TRIGGERS[number] * (max(-1.0, value / FULL) + 1) / 2
             self._motion[3] = sum(self._pressed.values())
@@ -76,9 +76,9 @@ class Gamepad(Device):
 
 
 def open_gamepad(device: str | None, dimensions: int) -> Operator:
-    found = [Path(device)] if device is not None else sorted(Path("/dev/input").glob("js*"))
-    if not found:
+    paths = [Path(device)] if device is not None else sorted(Path("/dev/input").glob("js*"))
+    if not paths:
         raise RobotError(
             "session.operator=gamepad: there is no /dev/input/js*: plug one in, or set session.device=PATH"
         )
-    return DeviceReader(Gamepad(found[0]), dimensions)
+    return DeviceReader(Gamepad(paths[0]), dimensions)

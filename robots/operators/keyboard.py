@@ -93,8 +93,8 @@ class Keyboard(Device):
 def parse(key: str) -> Event | None:
     """Return the event of a key, or None if the key is not bound."""
     if key in MOTIONS:
-        place, value = MOTIONS[key]
-        return Event(motion=tuple(value if each == place else 0.0 for each in range(6)))
+        axis, value = MOTIONS[key]
+        return Event(motion=tuple(value if index == axis else 0.0 for index in range(6)))
     if key == GRIPPER:
         return Event(toggles=True)
     return Event(word=WORDS[key]) if key in WORDS else None

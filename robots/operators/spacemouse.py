@@ -92,12 +92,12 @@ def _axes(data: bytes) -> list[float]:
 
 
 def open_spacemouse(device: str | None, dimensions: int) -> Operator:
-    found = [Path(device)] if device is not None else _found()
-    if not found:
+    paths = [Path(device)] if device is not None else _found()
+    if not paths:
         raise RobotError(
             "session.operator=spacemouse: no 3Dconnexion hidraw device: plug one in, or set session.device=PATH"
         )
-    mouse = SpaceMouse(found[0])
+    mouse = SpaceMouse(paths[0])
     try:
         keys = keyboard.open_keyboard(None, dimensions)
     except RobotError:

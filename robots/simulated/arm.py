@@ -55,8 +55,8 @@ STATE = np.dtype(
 
 def compensate(body: ET.Element) -> None:
     """Compensate gravity for all bodies in the arm's XML."""
-    for each in body.iter("body"):
-        each.set("gravcomp", "1")
+    for element in body.iter("body"):
+        element.set("gravcomp", "1")
 
 
 class SimulatedArm(FrankaMujocoRobot):

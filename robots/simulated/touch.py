@@ -109,4 +109,4 @@ class TouchAround(Touch):
         return self._towards(np.array([*abeam, share * way[2]]))
 
 
-TASKS: dict[str, type[Touch]] = {each.task: each for each in (Touch, TouchAround)}
+TASKS: dict[str, type[Touch]] = {kind.task: kind for kind in (Touch, TouchAround)}

@@ -171,7 +171,7 @@ class SO101Cell:
 
 def _write_calibration(path: Path) -> None:
     """Write LeRobot's calibration file of this arm, which agrees with its motors."""
-    found = {
+    calibration = {
         name: {
             "id": number + 1,
             "drive_mode": 0,
@@ -183,7 +183,7 @@ def _write_calibration(path: Path) -> None:
             zip(scene.JOINTS, scene.RANGE_DEG, strict=True)
         )
     }
-    path.write_text(json.dumps(found))
+    path.write_text(json.dumps(calibration))
 
 
 if __name__ == "__main__":

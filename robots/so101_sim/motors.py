@@ -67,15 +67,15 @@ class MotorBus:
 
     def goals_deg(self) -> list[float | None]:
         """Return the angle that each motor holds; None without torque."""
-        found: list[float | None] = []
+        goals: list[float | None] = []
         for registers in self._registers:
             lowest, highest, goal = (
                 struct.unpack_from("<H", registers, address)[0]
                 for address in (LOWEST, HIGHEST, GOAL)
             )
             held = (min(max(goal, lowest), highest) - _MIDDLE) * _DEG
-            found.append(held if registers[TORQUE] else None)
-        return found
+            goals.append(held if registers[TORQUE] else None)
+        return goals
 
     def measure(self, degrees: Sequence[float]) -> None:
         """Set the encoders to the joints' angles."""
@@ -108,9 +108,9 @@ class MotorBus:
     def _obey(self, who: int, instruction: int, parameters: bytes) -> bytes:
         if instruction == SYNC_READ and len(parameters) > 2:
             return b"".join(
-                self._answer(each, self._slice(each, *parameters[:2]))
-                for each in parameters[2:]
-                if self._exists(each)
+                self._answer(motor, self._slice(motor, *parameters[:2]))
+                for motor in parameters[2:]
+                if self._exists(motor)
             )
         if instruction == SYNC_WRITE and len(parameters) > 2:
             address, length = parameters[:2]
