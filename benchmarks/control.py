@@ -90,7 +90,7 @@ def run(config: DictConfig) -> None:
     report = harness.Report(config, "bench_control")
     console = report.console
     settings = builders.actor_settings(recipe, 0.0)
-    kept: list[LoopTiming] = []
+    timings: list[LoopTiming] = []
     budgets: list[dict[str, float]] = []
     documents: dict[str, Any] = {}
     with (
@@ -102,13 +102,14 @@ def run(config: DictConfig) -> None:
         for hz in RATES:
             status.update(f"{hz:g} Hz")
             ours, plain, account = _measure(recipe, policy, actor, hz)
-            kept += [ours, plain]
+            timings += [ours, plain]
             documents[f"{hz:g}"] = account.document()
             budgets.append(budget(recipe, policy, hz, documents[f"{hz:g}"]))
-    _show(report, recipe, kept, budgets)
+    _show(report, recipe, timings, budgets)
     console.print(control_table(documents[f"{RATES[0]:g}"]))
     ratios = {
-        f"{a.control_hz:g} Hz": _ratios(a, b) for a, b in zip(kept[::2], kept[1::2], strict=True)
+        f"{a.control_hz:g} Hz": _ratios(a, b)
+        for a, b in zip(timings[::2], timings[1::2], strict=True)
     }
     for name, ratio in ratios.items():
         console.print(
@@ -116,7 +117,7 @@ def run(config: DictConfig) -> None:
             + ", ".join(f"{value:.1f} ({what})" for what, value in ratio.items())
         )
     document: dict[str, Any] = {
-        "loops": [asdict(each) for each in kept],
+        "loops": [asdict(loop) for loop in timings],
         "sleep_over_ours": ratios,
         "budgets": budgets,
         "control": documents,
@@ -223,8 +224,10 @@ def budget(recipe: Recipe, policy: Policy, hz: float, document: dict[str, Any]) 
     goes_by = timing(recipe.control, hz, policy.spec.chunk)
     overhead = sum(sections[name]["p99"] for name in ("lateness", "observe", "camera", "command"))
     inference = {
-        each: sum(sections[name][each] for name in ("prepare", "encode", "act") if name in sections)
-        for each in ("p50", "p99")
+        quantile: sum(
+            sections[name][quantile] for name in ("prepare", "encode", "act") if name in sections
+        )
+        for quantile in ("p50", "p99")
     }
     left = 1e3 * inference_budget(goes_by, policy.spec.chunk) - overhead
     return {"control_hz": hz, "period": 1e3 / hz, "overhead": overhead, "left": left, **inference}
@@ -240,7 +243,10 @@ def _ratios(ours: LoopTiming, plain: LoopTiming) -> dict[str, float]:
 
 
 def _show(
-    report: harness.Report, recipe: Recipe, kept: list[LoopTiming], budgets: list[dict[str, float]]
+    report: harness.Report,
+    recipe: Recipe,
+    timings: list[LoopTiming],
+    budgets: list[dict[str, float]],
 ) -> None:
     stalls = f"every {STALL_EVERY}th inference stalls for {STALL_PERIODS:g} periods"
     columns = (
@@ -253,11 +259,11 @@ def _show(
         "behind ms",
     )
     rows = []
-    for each in kept:
-        numbers = (each.jitter_p50_ms, each.jitter_p99_ms, each.behind_ms)
-        shares = (f"{each.steps:.3f}", f"{each.commands:.3f}")
+    for loop in timings:
+        numbers = (loop.jitter_p50_ms, loop.jitter_p99_ms, loop.behind_ms)
+        shares = (f"{loop.steps:.3f}", f"{loop.commands:.3f}")
         rows.append(
-            (f"{each.control_hz:g}", each.loop, *shares, *(f"{number:.2f}" for number in numbers))
+            (f"{loop.control_hz:g}", loop.loop, *shares, *(f"{number:.2f}" for number in numbers))
         )
     report.show(columns, rows, f"{recipe.model.name}: {stalls}")
     columns = (

@@ -65,17 +65,22 @@ def run(arguments: Sequence[str]) -> None:
     document = dict[str, Any]()
     for name, config in configs.items():
         with report.console.status(f"starting {name}") as status:
-            found = _simulator(recipes.read_node(config, "env"), status.update)
+            throughputs = _simulator(recipes.read_node(config, "env"), status.update)
         rows = [
-            (each.name, each.images, f"{each.steps_per_s:.1f}", f"{1000 * each.cpu_per_step:.1f}")
-            for each in found
+            (
+                throughput.name,
+                throughput.images,
+                f"{throughput.steps_per_s:.1f}",
+                f"{1000 * throughput.cpu_per_step:.1f}",
+            )
+            for throughput in throughputs
         ]
         title = f"{name}: {config.env.num_envs} environments, {EPISODES} episodes each"
         report.show(("vector environment", "images", "steps/s", "CPU ms per step"), rows, title)
         document[name] = {
             "env": OmegaConf.to_container(config.env),
-            "measured": [asdict(each) for each in found],
-            "ratios": _ratios(found),
+            "measured": [asdict(throughput) for throughput in throughputs],
+            "ratios": _ratios(throughputs),
         }
         for what, ratio in document[name]["ratios"].items():
             report.console.print(f"{what}: {ratio:.2f}")
@@ -86,19 +91,19 @@ def _simulator(env: Any, say: Callable[[str], None]) -> list[EnvThroughput]:
     """Measure ours at three image rates, then the simulator's own baselines."""
     with harness.opened(env) as group:
         limit = group.spec.episode_limit
-        found = []
+        throughputs = []
         for chunk, images in (
             (1, "every step"),
             (min(CHUNK, limit), f"every {min(CHUNK, limit)} steps"),
             (limit, "once an episode"),
         ):
             say(f"{env.name}: images {images}")
-            found.append(_ours(group, chunk, images))
+            throughputs.append(_ours(group, chunk, images))
     others = harness.comparisons(env)
     for baseline in others.baselines(env, EPISODES) if others else []:
         say(f"{env.name}: {baseline.name}")
-        found.append(_stock(baseline, EPISODES * limit * env.num_envs))
-    return found
+        throughputs.append(_stock(baseline, EPISODES * limit * env.num_envs))
+    return throughputs
 
 
 def _ours(env: VectorEnv, chunk: int, images: str) -> EnvThroughput:
@@ -143,9 +148,9 @@ def _stock(baseline: Baseline, steps: int) -> EnvThroughput:
     environment = child_process.environment({"OMP_NUM_THREADS": "1", **baseline.environment})
     pipe = subprocess.PIPE
     with (
-        tempfile.TemporaryFile() as said,
+        tempfile.TemporaryFile() as stderr,
         subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, stderr=said, env=environment, text=True
+            command, stdin=pipe, stdout=pipe, stderr=stderr, env=environment, text=True
         ) as process,
     ):
         watch = threading.Timer(TIMEOUT, process.kill)
@@ -176,11 +181,11 @@ def _wait_for(word: str, process: subprocess.Popen[str], baseline: Baseline) -> 
     )
 
 
-def _ratios(found: Sequence[EnvThroughput]) -> dict[str, float]:
+def _ratios(throughputs: Sequence[EnvThroughput]) -> dict[str, float]:
     """Compare ours with the simulator's own; above 1, ours is better."""
-    every, chunked, rare = found[:3]
+    every, chunked, rare = throughputs[:3]
     ratios = {}
-    for stock in found[3:]:
+    for stock in throughputs[3:]:
         if stock.images == "none":
             ratios[f"steps/s, an image once an episode / {stock.name}"] = (
                 rare.steps_per_s / stock.steps_per_s

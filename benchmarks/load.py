@@ -38,17 +38,17 @@ def run(config: DictConfig) -> None:
         in_process("make", folder, chosen)
         size = sum(path.stat().st_size for path in Path(folder).glob("*.safetensors"))
         shards = len(list(Path(folder).glob("*.safetensors")))
-        found = in_process("load", folder, chosen)
-    peak = found["peak"]
-    above = found["peak"] - found["baseline"]
+        measurement = in_process("load", folder, chosen)
+    peak = measurement["peak"]
+    above = measurement["peak"] - measurement["baseline"]
     print(
         f"checkpoint: {model.name} of {model.checkpoint}, random, {size / 1e9:.2f} GB in {shards} shards; loaded on the CPU"
     )
     print(
-        f"peak resident memory / checkpoint: {above / size:.3f} without the {found['baseline'] / 1e9:.2f} GB of the imports"
+        f"peak resident memory / checkpoint: {above / size:.3f} without the {measurement['baseline'] / 1e9:.2f} GB of the imports"
     )
     print(f"peak resident memory / checkpoint: {peak / size:.3f} with the imports")
-    print(f"seconds to load: {found['seconds']:.1f}")
+    print(f"seconds to load: {measurement['seconds']:.1f}")
 
 
 def in_process(stage: str, folder: str, chosen: dict[str, Any]) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def make(folder: Path, chosen: dict[str, Any]) -> None:
         }
         for name in sorted(set(places.values())):
             save_file(
-                {key: file.get_tensor(key) for key, place in places.items() if place == name},
+                {key: file.get_tensor(key) for key, shard in places.items() if shard == name},
                 folder / name,
             )
     whole.unlink()

@@ -59,10 +59,12 @@ def run(config: DictConfig) -> None:
     )
     print("| | counted, MB | measured, MB | counted / measured |\n|---|---|---|---|")
     for name in [*counted, "all"]:
-        said, found = (
-            sum(each.values()) if name == "all" else each[name] for each in (counted, measured)
+        counted_bytes, measured_bytes = (
+            sum(sizes.values()) if name == "all" else sizes[name] for sizes in (counted, measured)
         )
-        print(f"| {name} | {said / 1e6:.1f} | {found / 1e6:.1f} | {said / found:.2f} |")
+        print(
+            f"| {name} | {counted_bytes / 1e6:.1f} | {measured_bytes / 1e6:.1f} | {counted_bytes / measured_bytes:.2f} |"
+        )
 
 
 def stored(recipe: Recipe, folder: Path) -> Recipe:

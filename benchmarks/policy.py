@@ -62,13 +62,14 @@ def run(config: DictConfig) -> None:
         for batch in sorted({1, recipe.rollout.batch_size}):
             status.update(f"batch {batch}")
             observation = synthetic.observation(policy.spec, batch)
-            found, same = measure(
+            latencies, same = measure(
                 policy, observation, recipe.rollout.temperature, recipe.cluster.cuda_graphs, limits
             )
-            measured += found
+            measured += latencies
             if same is not None:
                 plain, act = (
-                    next(each for each in found if each.kind == kind) for kind in ("plain", "act")
+                    next(latency for latency in latencies if latency.kind == kind)
+                    for kind in ("plain", "act")
                 )
                 ratios[f"batch {batch}"] = {
                     "best": plain.best_ms / act.best_ms,
@@ -76,14 +77,14 @@ def run(config: DictConfig) -> None:
                 }
                 agreement[f"batch {batch}"] = same
     rows = []
-    for each in measured:
-        numbers = (each.best_ms, each.p50_ms, each.p99_ms, each.actions_per_s)
+    for latency in measured:
+        numbers = (latency.best_ms, latency.p50_ms, latency.p99_ms, latency.actions_per_s)
         rows.append(
             (
-                str(each.batch),
-                each.kind,
+                str(latency.batch),
+                latency.kind,
                 *(f"{number:.1f}" for number in numbers),
-                *each.reached.described(),
+                *latency.reached.described(),
             )
         )
     columns = ("batch", "call", "best ms", "p50 ms", "p99 ms", "actions/s", "MFU", "of roofline")
@@ -100,7 +101,7 @@ def run(config: DictConfig) -> None:
     if not ratios:
         console.print(f"{recipe.model.name} has no reference implementation to compare with")
     document: dict[str, Any] = {
-        "latencies": [asdict(each) for each in measured],
+        "latencies": [asdict(latency) for latency in measured],
         "plain_over_act": ratios,
         "same_actions": agreement,
     }
@@ -154,8 +155,8 @@ def measure(
             policy.evaluate(inputs, sample.latent, temperature)
 
     def backward() -> None:
-        found = policy.evaluate(inputs, sample.latent, temperature)
-        (found.log_prob.sum() + found.value.sum()).backward()
+        evaluation = policy.evaluate(inputs, sample.latent, temperature)
+        (evaluation.log_prob.sum() + evaluation.value.sum()).backward()
         policy.zero_grad(set_to_none=True)
 
     kinds: dict[str, Callable[[], None]] = {"act": act}
@@ -165,16 +166,16 @@ def measure(
         kinds |= {"plain": plainly}
     kinds |= {"evaluate": forward, "evaluate + backward": backward} if updates else {}
     seconds = time_interleaved(kinds, device, CALLS, WARMUP, SECONDS)
-    found = []
-    for kind, each in seconds.items():
-        best, p50, p99 = (float(np.quantile(each, share)) for share in (0, 0.5, 0.99))
+    latencies = []
+    for kind, times in seconds.items():
+        best, p50, p99 = (float(np.quantile(times, share)) for share in (0, 0.5, 0.99))
         done = work(act_eagerly if kind == "act" else kinds[kind], policy.parameters())
         reached = limits.reached(done, best)
-        found.append(
+        latencies.append(
             Latency(
                 batch,
                 kind,
-                len(each),
+                len(times),
                 1e3 * best,
                 1e3 * p50,
                 1e3 * p99,
@@ -183,5 +184,5 @@ def measure(
             )
         )
     if plain is None:
-        return found, None
-    return found, torch.isclose(sample.actions, plain, rtol=0, atol=1e-4).double().mean().item()
+        return latencies, None
+    return latencies, torch.isclose(sample.actions, plain, rtol=0, atol=1e-4).double().mean().item()

@@ -41,11 +41,11 @@ class Bench:
         self.actions = self.ticks = 0
 
     def trial(self, draw: np.random.Generator, actions: int) -> None:
-        played = trials.run_trial(self.cell, self.filter, self._sent(draw, actions))
-        self.ticks += len(played.commands)
-        if played.fault is not None:
-            self.faults[played.fault.split(":")[0]] += 1
-        for key, value in trials.usage(self.cell, played).items():
+        trial = trials.run_trial(self.cell, self.filter, self._sent(draw, actions))
+        self.ticks += len(trial.commands)
+        if trial.fault is not None:
+            self.faults[trial.fault.split(":")[0]] += 1
+        for key, value in trials.usage(self.cell, trial).items():
             self.used[key] = max(self.used.get(key, 0.0), value)
 
     def _sent(
@@ -81,12 +81,12 @@ def latency(cell: Cell, ticks: int = 20_000) -> dict[str, list[float]]:
     brings = np.arange(ticks) % cell.ticks_per_step == 0
     groups = {"all": took, "with a new goal": took[brings], "between goals": took[~brings]}
     quietest = {
-        name: min(np.median(block) for block in np.array_split(each, 100))
-        for name, each in groups.items()
+        name: min(np.median(block) for block in np.array_split(times, 100))
+        for name, times in groups.items()
     }
     return {
-        name: [*np.percentile(each, [50, 99]).tolist(), float(quietest[name])]
-        for name, each in groups.items()
+        name: [*np.percentile(times, [50, 99]).tolist(), float(quietest[name])]
+        for name, times in groups.items()
     }
 
 
@@ -97,16 +97,16 @@ def most_used(benches: dict[str, Bench]) -> float:
     """
     return max(
         value
-        for each in benches.values()
-        for key, value in each.used.items()
+        for bench in benches.values()
+        for key, value in bench.used.items()
         if key != "joint_acceleration"
     )
 
 
 def page(benches: dict[str, Bench], times: dict[str, list[float]], command: str, asked: int) -> str:
-    actions = sum(each.actions for each in benches.values())
-    ticks = sum(each.ticks for each in benches.values())
-    faults = sum((each.faults for each in benches.values()), Counter[str]())
+    actions = sum(bench.actions for bench in benches.values())
+    ticks = sum(bench.ticks for bench in benches.values())
+    faults = sum((bench.faults for bench in benches.values()), Counter[str]())
     worst = most_used(benches)
     keys = list(next(iter(benches.values())).used)
     columns = " | ".join(benches)
@@ -124,7 +124,9 @@ def page(benches: dict[str, Bench], times: dict[str, list[float]], command: str,
         f"| highest usage of the limit | {columns} |",
         "|---|" + "---|" * len(benches),
         *(
-            f"| {key} | " + " | ".join(f"{each.used[key]:.4f}" for each in benches.values()) + " |"
+            f"| {key} | "
+            + " | ".join(f"{bench.used[key]:.4f}" for bench in benches.values())
+            + " |"
             for key in keys
         ),
         "",
@@ -133,10 +135,10 @@ def page(benches: dict[str, Bench], times: dict[str, list[float]], command: str,
         f"| interventions, by rule | {columns} |",
         "|---|" + "---|" * len(benches),
     ]
-    rules = sorted(set().union(*(each.filter.counts for each in benches.values())))
+    rules = sorted(set().union(*(bench.filter.counts for bench in benches.values())))
     lines += [
         f"| {rule} | "
-        + " | ".join(str(each.filter.counts[rule]) for each in benches.values())
+        + " | ".join(str(bench.filter.counts[rule]) for bench in benches.values())
         + " |"
         for rule in rules
     ]

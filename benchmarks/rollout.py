@@ -61,14 +61,14 @@ def run(config: DictConfig) -> None:
             *(
                 f"{number:.2f}"
                 for number in (
-                    each.steps_per_s,
-                    each.policy_seconds,
-                    each.simulator_seconds,
-                    each.seconds,
+                    rollout.steps_per_s,
+                    rollout.policy_seconds,
+                    rollout.simulator_seconds,
+                    rollout.seconds,
                 )
             ),
         )
-        for name, each in (("serial", serial), (f"pipelined, depth {depth}", pipelined))
+        for name, rollout in (("serial", serial), (f"pipelined, depth {depth}", pipelined))
     ]
     report.show(
         ("rollout", "steps/s", "policy s", "simulator s", "wall s"),
@@ -93,7 +93,7 @@ def _rollouts(
     recipe: Recipe, policy: Policy, depths: Sequence[int], say: Callable[[str], None]
 ) -> list[Rollout]:
     """The fastest rollout at each depth; they take turns, so that all meet the same load."""
-    found: dict[int, list[Rollout]] = {depth: [] for depth in depths}
+    rollouts: dict[int, list[Rollout]] = {depth: [] for depth in depths}
     with ExitStack() as stack:
         opened = {
             depth: stack.enter_context(builders.open_envs(recipe, policy, depth))
@@ -103,8 +103,8 @@ def _rollouts(
         for repeat in range(REPEATS):
             for depth, groups in opened.items():
                 say(f"rollout at pipeline depth {depth}, {repeat + 1} of {REPEATS}")
-                found[depth].append(_rollout(recipe, actor, groups))
-    return [min(each, key=lambda rollout: rollout.seconds) for each in found.values()]
+                rollouts[depth].append(_rollout(recipe, actor, groups))
+    return [min(repeats, key=lambda rollout: rollout.seconds) for repeats in rollouts.values()]
 
 
 def _rollout(recipe: Recipe, actor: Actor, groups: Sequence[VectorEnv]) -> Rollout:

@@ -55,14 +55,14 @@ class Reached:
 
 def limits_of(device: torch.device, dtype: torch.dtype) -> Limits:
     """Return the peaks of a known GPU by its datasheet, of any other device as measured now."""
-    known = (
+    datasheet = (
         DEVICES.get(gpu_type(torch.cuda.get_device_name(device))) if device.type == "cuda" else None
     )
-    if known is None or dtype not in (torch.bfloat16, torch.float32):
+    if datasheet is None or dtype not in (torch.bfloat16, torch.float32):
         return measured_limits(device, dtype)
     return Limits(
-        1e12 * (known.bf16 if dtype == torch.bfloat16 else known.fp32),
-        1e9 * known.bandwidth,
+        1e12 * (datasheet.bf16 if dtype == torch.bfloat16 else datasheet.fp32),
+        1e9 * datasheet.bandwidth,
         "datasheet",
     )
 

@@ -54,13 +54,13 @@ def measure(
 
     ``costs``: seconds of a robot's call and of a camera's image. Raises Failure.
     """
-    found = []
+    rows = []
     with _server(config) as port:
         for link in LINKS:
             with relay(port, link) as relayed:
                 for mode, control in modes(recipe, policy).items():
                     document = _run(f"ws://127.0.0.1:{relayed}", recipe, control, costs)
-                    found.append(
+                    rows.append(
                         {
                             "mode": mode,
                             **{
@@ -71,7 +71,7 @@ def measure(
                             **document,
                         }
                     )
-    return found
+    return rows
 
 
 def modes(recipe: Recipe, policy: Policy) -> dict[str, ControlConfig]:
@@ -80,11 +80,11 @@ def modes(recipe: Recipe, policy: Policy) -> dict[str, ControlConfig]:
         recipe.control, execution_horizon=None, real_time_chunking=False, max_misses=sys.maxsize
     )
     asynchronous = replace(free, asynchronous=True)
-    found = {"synchronous": replace(free, asynchronous=False), "asynchronous": asynchronous}
+    controls = {"synchronous": replace(free, asynchronous=False), "asynchronous": asynchronous}
     if isinstance(policy, RealTimeChunking):
-        found["real-time chunking"] = replace(asynchronous, real_time_chunking=True)
+        controls["real-time chunking"] = replace(asynchronous, real_time_chunking=True)
     return {
-        name: control for name, control in found.items() if _possible(control, policy.spec.chunk)
+        name: control for name, control in controls.items() if _possible(control, policy.spec.chunk)
     }
 
 
@@ -136,16 +136,16 @@ def show(report: harness.Report, found: list[dict[str, Any]]) -> None:
         "p99",
     )
     rows = []
-    for each in found:
+    for row in found:
         trip, age = (
-            each[kind].get(name, {})
+            row[kind].get(name, {})
             for kind, name in (("sections_ms", "act"), ("ages_ms", "action"))
         )
         link = (
-            f"{1e3 * each['delay_s']:g}",
-            f"{1e3 * each['jitter_s']:g}",
-            f"{100 * each['loss']:g} %",
-            each["mode"],
+            f"{1e3 * row['delay_s']:g}",
+            f"{1e3 * row['jitter_s']:g}",
+            f"{100 * row['loss']:g} %",
+            row["mode"],
         )
         times = [
             f"{block[name]:.0f}" if block else "-"
@@ -153,9 +153,9 @@ def show(report: harness.Report, found: list[dict[str, Any]]) -> None:
             for name in ("p50", "p99")
         ]
         counts = [
-            str(each["steps"]["held"]),
-            str(each["steps"]["skipped"]),
-            str(each["chunks"]["too_old"]),
+            str(row["steps"]["held"]),
+            str(row["steps"]["skipped"]),
+            str(row["chunks"]["too_old"]),
         ]
         rows.append((*link, *times[:2], *counts, *times[2:]))
     title = f"Policy on a server, {CONTROL_HZ:g} Hz, {SECONDS * CONTROL_HZ:g} periods each; a lost answer comes {1e3 * RESEND_S:g} ms later"
@@ -173,9 +173,9 @@ def _server(config: DictConfig) -> Iterator[int]:
             "certificate": None,
             "private_key": None,
         }
-        told = OmegaConf.merge(config, {"serve": here})
-        assert isinstance(told, DictConfig)
-        run_directory.save_recipe(Path(folder) / run_directory.RECIPE, told)
+        served_config = OmegaConf.merge(config, {"serve": here})
+        assert isinstance(served_config, DictConfig)
+        run_directory.save_recipe(Path(folder) / run_directory.RECIPE, served_config)
         child = Child(["-m", "rlinf_vla.benchmarks.served_control", folder])
         try:
             yield _port(child)
@@ -186,15 +186,15 @@ def _server(config: DictConfig) -> Iterator[int]:
 def _port(child: Child) -> int:
     """Wait until the server is ready, and return its port. Raises Failure."""
     try:
-        said = child.channel.receive(START_S)
+        message = child.channel.receive(START_S)
     except ChannelClosed:
         child.end(5.0)
         raise Failure(
             f"the policy server ended: {child.output_tail() or 'it printed nothing'}"
         ) from None
-    if said is None:
+    if message is None:
         raise Failure(f"the policy server was not ready within {START_S:g} s")
-    return int(said["port"])
+    return int(message["port"])
 
 
 def main(directory: Path) -> None:

@@ -48,10 +48,10 @@ def relay(port: int, link: Link) -> Iterator[int]:
         finally:
             with suppress(OSError):
                 listening.shutdown(socket.SHUT_RDWR)  # ends accept()
-            for each in opened:
+            for connection in opened:
                 with suppress(OSError):
-                    each.shutdown(socket.SHUT_RDWR)
-                each.close()
+                    connection.shutdown(socket.SHUT_RDWR)
+                connection.close()
 
 
 def _pass_on(source: socket.socket, target: socket.socket) -> None:

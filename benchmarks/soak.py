@@ -76,7 +76,7 @@ def run(arguments: Sequence[str]) -> int:
         if argument.startswith(("seconds=", "page="))
     )
     configs = harness.simulators(
-        [each for each in arguments if each.partition("=")[0] not in own], USAGE
+        [argument for argument in arguments if argument.partition("=")[0] not in own], USAGE
     )
     seconds = _seconds(own.get("seconds", "3600"))
     if not configs:
@@ -90,14 +90,14 @@ def run(arguments: Sequence[str]) -> int:
             console.status(f"starting {name}") as status,
             harness.opened(recipes.read_node(config, "env")) as group,
         ):
-            found = soak(group, seconds, status.update)
-        document[name] = {"growth": found.growth, **asdict(found), "stack": group.spec.stack}
+            result = soak(group, seconds, status.update)
+        document[name] = {"growth": result.growth, **asdict(result), "stack": group.spec.stack}
         console.print(
-            f"{name}: {found.growth:+.2%} in {seconds / 60:.0f} minutes, {found.episodes} episodes"
+            f"{name}: {result.growth:+.2%} in {seconds / 60:.0f} minutes, {result.episodes} episodes"
         )
         if "page" in own:
-            _write(Path(own["page"]), _line(name, group, found))
-        if found.growth >= ALLOWED:
+            _write(Path(own["page"]), _line(name, group, result))
+        if result.growth >= ALLOWED:
             grown.append(name)
     report.write(document)
     if grown:
@@ -153,14 +153,14 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _line(name: str, env: VectorEnv, found: SoakResult) -> str:
-    then, now = (level / 1e6 for level in found.levels)
+def _line(name: str, env: VectorEnv, result: SoakResult) -> str:
+    then, now = (level / 1e6 for level in result.levels)
     versions = ", ".join(
         f"{key} {value}"
         for key, value in env.spec.stack.items()
         if value[:1].isdigit() and "." in value
     )
-    figures = f"{found.seconds / 60:.0f} | {found.episodes} | {found.steps} | {then:.0f} | {now:.0f} | {found.growth:+.2%}"
+    figures = f"{result.seconds / 60:.0f} | {result.episodes} | {result.steps} | {then:.0f} | {now:.0f} | {result.growth:+.2%}"
     return (
         f"| {date.today()} | {name} ({env.spec.num_envs} environments) | {figures} | {versions} |\n"
     )

@@ -67,28 +67,28 @@ def run(config: DictConfig) -> None:
         recipe = replace(recipe, algorithm=replace(recipe.algorithm, value_warmup=0))
     report = harness.Report(config, "bench_throughput")
     console = report.console
-    wanted = plans(recipe)
-    timings: dict[str, list[PlanTiming]] = {name: [] for name in wanted}
-    predictions: dict[str, list[float]] = {name: [] for name in wanted}
+    candidates = plans(recipe)
+    timings: dict[str, list[PlanTiming]] = {name: [] for name in candidates}
+    predictions: dict[str, list[float]] = {name: [] for name in candidates}
     with console.status("profiling this machine") as status:
         for turn in range(ROUNDS):
             status.update(f"profiling this machine, round {turn + 1} of {ROUNDS}")
             problem, measured = planning.plan_problem(recipe)
-            for name, plan in wanted.items():
+            for name, plan in candidates.items():
                 status.update(name)
                 predictions[name].append(simulate(problem, plan).seconds)
                 timings[name].append(_measure(planning.with_plan(recipe, plan), status.update))
                 console.print(
                     f"{name}: {timings[name][-1].seconds:.1f} s, predicted {predictions[name][-1]:.1f} s"
                 )
-    found = {
-        name: sorted(each, key=lambda timing: timing.seconds)[len(each) // 2]
-        for name, each in timings.items()
+    medians = {
+        name: sorted(runs, key=lambda timing: timing.seconds)[len(runs) // 2]
+        for name, runs in timings.items()
     }
-    predicted = {name: median(each) for name, each in predictions.items()}
+    predicted = {name: median(values) for name, values in predictions.items()}
     accuracy = {
-        name: median(map(truediv, each, (timing.seconds for timing in timings[name])))
-        for name, each in predictions.items()
+        name: median(map(truediv, values, (timing.seconds for timing in timings[name])))
+        for name, values in predictions.items()
     }
     columns = (
         "plan",
@@ -103,15 +103,20 @@ def run(config: DictConfig) -> None:
         "MB weights",
     )
     rows = []
-    for name, each in found.items():
-        busy = ", ".join(f"{role} {share:.0%}" for role, share in each.busy.items())
-        numbers = (each.rollout_seconds, each.update_seconds, each.steps_per_s, each.samples_per_s)
-        moved = (f"{each.rollout_bytes / 1e6:.1f}", f"{each.weights_bytes / 1e6:.1f}")
+    for name, timing in medians.items():
+        busy = ", ".join(f"{role} {share:.0%}" for role, share in timing.busy.items())
+        numbers = (
+            timing.rollout_seconds,
+            timing.update_seconds,
+            timing.steps_per_s,
+            timing.samples_per_s,
+        )
+        moved = (f"{timing.rollout_bytes / 1e6:.1f}", f"{timing.weights_bytes / 1e6:.1f}")
         share = f"{predicted[name]:.1f} ({accuracy[name]:.2f})"
         rows.append(
             (
                 name,
-                f"{each.seconds:.1f}",
+                f"{timing.seconds:.1f}",
                 share,
                 *(f"{number:.1f}" for number in numbers),
                 busy,
@@ -119,28 +124,30 @@ def run(config: DictConfig) -> None:
             )
         )
     report.show(columns, rows)
-    serial = found[SERIAL]
-    ratios = {name: serial.seconds / each.seconds for name, each in found.items() if name != SERIAL}
+    serial = medians[SERIAL]
+    ratios = {
+        name: serial.seconds / timing.seconds for name, timing in medians.items() if name != SERIAL
+    }
     for name, ratio in ratios.items():
         console.print(f"{name}: {ratio:.2f} times the iterations of {SERIAL} in the same time")
-    bound = least_rollout_seconds(problem, wanted[SERIAL]) / least_rollout_seconds(
-        problem, wanted[PIPELINED]
+    bound = least_rollout_seconds(problem, candidates[SERIAL]) / least_rollout_seconds(
+        problem, candidates[PIPELINED]
     )
-    reached = serial.rollout_seconds / found[PIPELINED].rollout_seconds
-    said = f"{bound:.2f} by the profile (the slower stage, or all cores), {reached / bound:.0%} of it reached"
-    console.print(f"rollouts, {PIPELINED} / {SERIAL}: {reached:.2f}; the bound: {said}")
-    best = min(found, key=lambda name: found[name].seconds)
+    reached = serial.rollout_seconds / medians[PIPELINED].rollout_seconds
+    summary = f"{bound:.2f} by the profile (the slower stage, or all cores), {reached / bound:.0%} of it reached"
+    console.print(f"rollouts, {PIPELINED} / {SERIAL}: {reached:.2f}; the bound: {summary}")
+    best = min(medians, key=lambda name: medians[name].seconds)
     least = min(predicted.values())
     chosen = next(
         name for name, seconds in predicted.items() if seconds <= (1 + TIE_TOLERANCE) * least
     )  # as the planner does
-    regret = found[chosen].seconds / found[best].seconds
+    regret = medians[chosen].seconds / medians[best].seconds
     console.print(
         f"fastest: {best}; predicted to be: {chosen}, which took {regret:.2f} times as long"
     )
     document: dict[str, Any] = {
-        name: asdict(each) | {"predicted_seconds": predicted[name], "accuracy": accuracy[name]}
-        for name, each in found.items()
+        name: asdict(timing) | {"predicted_seconds": predicted[name], "accuracy": accuracy[name]}
+        for name, timing in medians.items()
     }
     document |= {
         "ratios": ratios,
@@ -160,20 +167,22 @@ def plans(recipe: Recipe) -> dict[str, Plan]:
     """Return plans that compute the same update, with the recipe's own plan if it is another."""
     depth = max(2, recipe.rollout.pipeline_depth)
     rows = recipe.cluster.rows
-    found = {
+    candidates = {
         SERIAL: Plan(pipeline_depth=1, micro_batch_size=rows),
         PIPELINED: Plan(pipeline_depth=depth, micro_batch_size=rows),
     }
     for workers in sorted({1, 2, recipe.cluster.rollout_workers}):
-        for each in (1, depth):
-            plan = Plan("ray", rollout_workers=workers, pipeline_depth=each, micro_batch_size=rows)
+        for pipeline_depth in (1, depth):
+            plan = Plan(
+                "ray", rollout_workers=workers, pipeline_depth=pipeline_depth, micro_batch_size=rows
+            )
             if divides(plan, recipe.env.num_envs, recipe.rollout.batch_size):
-                found[
+                candidates[
                     f"Ray, {workers} rollout worker{'s' * (workers > 1)}"
-                    + ", pipelined" * (each > 1)
+                    + ", pipelined" * (pipeline_depth > 1)
                 ] = plan
     own = planning.plan_of(recipe)
-    return found if own in found.values() else found | {"as the recipe says": own}
+    return candidates if own in candidates.values() else candidates | {"as the recipe says": own}
 
 
 def _measure(recipe: Recipe, say: Any) -> PlanTiming:
@@ -223,4 +232,4 @@ def busy(timeline: Timeline) -> dict[str, float]:
             else "trainer"
         )
         roles.setdefault(role, []).append(timeline.busy(track))
-    return {role: sum(each) / len(each) for role, each in roles.items()}
+    return {role: sum(shares) / len(shares) for role, shares in roles.items()}

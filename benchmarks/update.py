@@ -33,15 +33,17 @@ def run(config: DictConfig) -> None:
         limits = limits_of(torch.device(recipe.cluster.torch_device), network_dtype(policy))
         if isinstance(policy, SACPolicy):
             report.directory.mkdir(parents=True, exist_ok=True)
-            found = update_soft.measure(recipe, policy, limits, report.directory, status.update)
+            measurements = update_soft.measure(
+                recipe, policy, limits, report.directory, status.update
+            )
         else:
-            found = update_on_policy.measure(recipe, policy, limits, status.update)
-    _show(report, found, f"{recipe.model.name} on {recipe.cluster.device}")
+            measurements = update_on_policy.measure(recipe, policy, limits, status.update)
+    _show(report, measurements, f"{recipe.model.name} on {recipe.cluster.device}")
     weights, trained = (
         [p.numel() for p in policy.parameters() if p.requires_grad or every]
         for every in (True, False)
     )
-    document = found.document() | {
+    document = measurements.document() | {
         "model": recipe.model.name,
         "weights": sum(weights),
         "trained": sum(trained),
@@ -49,10 +51,10 @@ def run(config: DictConfig) -> None:
     report.write(document | {"threads": recipe.cluster.update_threads})
 
 
-def _show(report: harness.Report, found: UpdateMeasurements, subject: str) -> None:
+def _show(report: harness.Report, measurements: UpdateMeasurements, subject: str) -> None:
     console = report.console
-    rates = found.rates.items()
-    console.print(f"{subject}, {found.title}; limits: {found.limits.described()}")
+    rates = measurements.rates.items()
+    console.print(f"{subject}, {measurements.title}; limits: {measurements.limits.described()}")
     rows = []
     for name, rate in rates:
         reached = ("", "") if rate.reached is None else rate.reached.described()
@@ -66,13 +68,13 @@ def _show(report: harness.Report, found: UpdateMeasurements, subject: str) -> No
             )
         )
     report.show(("", "rate", "best ms", "calls", "MFU", "of roofline"), rows)
-    for name, each in found.memory.items():
+    for name, memory in measurements.memory.items():
         parts = ("weights", "gradients", "optimizer", "activations", "data")
-        said = ", ".join(f"{part} {getattr(each, part) / 1e6:.1f}" for part in parts)
+        breakdown = ", ".join(f"{part} {getattr(memory, part) / 1e6:.1f}" for part in parts)
         console.print(
-            f"{name}: peak / expected memory {each.ratio:.3f} = {each.peak / 1e6:.1f} MB / ({said})"
+            f"{name}: peak / expected memory {memory.ratio:.3f} = {memory.peak / 1e6:.1f} MB / ({breakdown})"
         )
-    for name, ratio in found.ratios.items():
+    for name, ratio in measurements.ratios.items():
         console.print(f"{name}: {ratio:.2f}")
-    for name, difference in found.differences.items():
+    for name, difference in measurements.differences.items():
         console.print(f"relative difference of the {name}: {difference:.1e}")

@@ -95,8 +95,8 @@ class UpdateMeasurements:
 
     def document(self) -> dict[str, Any]:
         memory = {
-            name: asdict(each) | {"expected": each.expected, "ratio": each.ratio}
-            for name, each in self.memory.items()
+            name: asdict(entry) | {"expected": entry.expected, "ratio": entry.ratio}
+            for name, entry in self.memory.items()
         }
         return asdict(self) | {"memory": memory}
 

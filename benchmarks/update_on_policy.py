@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -51,7 +50,7 @@ def measure(
     one = {name: value[:1] for name, value in batch.calls.inputs.items()}
     with torch.no_grad():
         again = config.epochs > 1 and policy.precompute(one) is not one
-    found = UpdateMeasurements(
+    measurements = UpdateMeasurements(
         f"{config.name}: {len(batch)} policy calls, {config.epochs} epochs of minibatches of {config.minibatch_size}",
         limits,
     )
@@ -65,29 +64,23 @@ def measure(
         updater = OnPolicyUpdater(
             trainer, settings.run_seed, settings.temperature, cluster.reuse_frozen
         )
-        iterations = itertools.count()
 
-        def update(
-            updater: OnPolicyUpdater = updater,
-            iterations: Iterator[int] = iterations,
-            name: str = name,
-        ) -> None:
-            metrics = updater.update(batch, algorithm, False, next(iterations), 0)
-            norms[name] = metrics["actor/grad_norm"]
+        def update(updater: OnPolicyUpdater = updater, name: str = name) -> None:
+            norms[name] = updater.update(batch, algorithm, False, 0, 0)["actor/grad_norm"]
 
-        found.memory[name] = _memory(
+        measurements.memory[name] = _memory(
             plan, algorithm, batch, trainer, update, again and cluster.reuse_frozen
         )
         kinds[name] = Work(update, len(batch) * config.epochs, "policy calls", model_work(plan))
     say(f"{REPEATS} updates under each plan")
-    found.time(kinds, batch.advantage.device, REPEATS)
+    measurements.time(kinds, batch.advantage.device, REPEATS)
     whole, *others = kinds
     for name in others:
-        found.compare(f"{name} / {whole}", name, whole)
-        found.differences[f"gradient norms of {name} and {whole}"] = abs(
+        measurements.compare(f"{name} / {whole}", name, whole)
+        measurements.differences[f"gradient norms of {name} and {whole}"] = abs(
             norms[name] / norms[whole] - 1
         )
-    return found
+    return measurements
 
 
 def _clusters(cluster: ClusterConfig, minibatch: int, again: bool) -> dict[str, ClusterConfig]:
@@ -127,13 +120,13 @@ def model_work(recipe: Recipe) -> counting.Work | None:
 
     def of_blocks(block: Callable[[int], counting.Work], count: int) -> counting.Work:
         whole, rest = divmod(count, rows)
-        found = block(rows) * whole if whole else counting.Work()
-        return found + block(rest) if rest else found
+        work = block(rows) * whole if whole else counting.Work()
+        return work + block(rest) if rest else work
 
     with kernels_of(recipe.cluster.torch_device):
-        found = of_blocks(step, config.minibatch_size) * (MINIBATCHES * config.epochs)
+        total = of_blocks(step, config.minibatch_size) * (MINIBATCHES * config.epochs)
         return (
-            found + of_blocks(frozen, MINIBATCHES * config.minibatch_size) if model.kept else found
+            total + of_blocks(frozen, MINIBATCHES * config.minibatch_size) if model.kept else total
         )
 
 

@@ -43,7 +43,7 @@ def measure(
     """Measure the SAC update on a device of ``limits``; ``directory``: of a temporary replay."""
     config: SACConfig = recipe.algorithm
     device = policy.log_alpha.device
-    found = UpdateMeasurements(
+    measurements = UpdateMeasurements(
         f"sac: {config.batch_size} transitions, {config.critics} critics", limits
     )
     with tempfile.TemporaryDirectory(prefix="replay-", dir=directory) as folder:
@@ -54,27 +54,27 @@ def measure(
         store = filled(Path(folder) / "replay", block, config.replay_capacity)
         batch = store.sample(config.batch_size, torch.Generator().manual_seed(0))
         say("memory of an update")
-        _memory(policy, config, batch, found)
+        _memory(policy, config, batch, measurements)
         say("steps")
-        _steps(policy, config, batch, device, found)
+        _steps(policy, config, batch, device, measurements)
         say("sampling")
         _sampling(
             store,
             block,
             config.batch_size,
             nbytes([*batch.now.values(), *batch.following.values()]),
-            found,
+            measurements,
         )
     say("critics")
-    _critics(policy, batch, device, found)
-    found.compare(f"{CRITICS_STEP} / {STEP}", CRITICS_STEP, STEP)
-    found.compare("replay / record by record", REPLAY, SINGLY)
-    found.compare("replay / copy in memory", REPLAY, COPY)
-    found.compare("ensemble / critics one by one", ENSEMBLE, SEPARATE)
-    found.ratios["seconds of a sample / of a step"] = (
-        found.rates[REPLAY].best_s / found.rates[STEP].best_s
+    _critics(policy, batch, device, measurements)
+    measurements.compare(f"{CRITICS_STEP} / {STEP}", CRITICS_STEP, STEP)
+    measurements.compare("replay / record by record", REPLAY, SINGLY)
+    measurements.compare("replay / copy in memory", REPLAY, COPY)
+    measurements.compare("ensemble / critics one by one", ENSEMBLE, SEPARATE)
+    measurements.ratios["seconds of a sample / of a step"] = (
+        measurements.rates[REPLAY].best_s / measurements.rates[STEP].best_s
     )
-    return found
+    return measurements
 
 
 def filled(directory: Path, block: Tensors, capacity: int) -> Replay:
@@ -98,7 +98,7 @@ def _step(trainer: Trainer, batch: Transitions, with_actor: bool) -> Callable[[]
 
 
 def _memory(
-    policy: SACPolicy, config: SACConfig, batch: Transitions, found: UpdateMeasurements
+    policy: SACPolicy, config: SACConfig, batch: Transitions, measurements: UpdateMeasurements
 ) -> None:
     """A separate trainer measures the activations: the measured one must not have made a step."""
     weights = [*policy.parameters(), *policy.buffers()]
@@ -109,7 +109,9 @@ def _memory(
     del first
     trained, target = list(trainer.parameters.values()), nbytes(trainer.target.parameters())
     update = _step(trainer, batch, True)
-    found.memory[STEP] = measured_memory(update, weights, trained, records, target, activations)
+    measurements.memory[STEP] = measured_memory(
+        update, weights, trained, records, target, activations
+    )
 
 
 def _steps(
@@ -117,7 +119,7 @@ def _steps(
     config: SACConfig,
     batch: Transitions,
     device: torch.device,
-    found: UpdateMeasurements,
+    measurements: UpdateMeasurements,
 ) -> None:
     trainer = _trainer(policy, config)
     size = config.batch_size
@@ -128,11 +130,11 @@ def _steps(
     works = {
         name: Work(step, size, "transitions", work(step, weights)) for name, step in steps.items()
     }
-    found.time(works, device, CALLS, WARMUP, SECONDS)
+    measurements.time(works, device, CALLS, WARMUP, SECONDS)
 
 
 def _sampling(
-    store: Replay, block: Tensors, size: int, amount: int, found: UpdateMeasurements
+    store: Replay, block: Tensors, size: int, amount: int, measurements: UpdateMeasurements
 ) -> None:
     """Compare sampling with reading record by record, and with indexing tensors in memory."""
     copies = store.total // BLOCK
@@ -144,8 +146,8 @@ def _sampling(
 
     def copy() -> None:
         index = torch.randint(store.total - 1, (size,), generator=generator)
-        for each in (index, index + 1):
-            _ = {name: value.index_select(0, each) for name, value in whole.items()}
+        for indices in (index, index + 1):
+            _ = {name: value.index_select(0, indices) for name, value in whole.items()}
 
     kinds: dict[str, Callable[[], object]] = {
         REPLAY: partial(store.sample, size, generator),
@@ -153,11 +155,11 @@ def _sampling(
         COPY: copy,
     }
     works = {name: Work(call, amount / 1e6, "MB") for name, call in kinds.items()}
-    found.time(works, torch.device("cpu"), CALLS, WARMUP, SECONDS)
+    measurements.time(works, torch.device("cpu"), CALLS, WARMUP, SECONDS)
 
 
 def _critics(
-    policy: SACPolicy, batch: Transitions, device: torch.device, found: UpdateMeasurements
+    policy: SACPolicy, batch: Transitions, device: torch.device, measurements: UpdateMeasurements
 ) -> None:
     """Measure forward and backward of the ensemble and of separate networks with the same weights.
 
@@ -180,10 +182,10 @@ def _critics(
     def learn(module: nn.Module, values: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
         module.zero_grad(set_to_none=True)
         features.grad = None
-        said = values()
-        critic_loss(said, target[:, 0]).backward()
+        predictions = values()
+        critic_loss(predictions, target[:, 0]).backward()
         assert features.grad is not None
-        return said.detach(), features.grad
+        return predictions.detach(), features.grad
 
     calls: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {
         ENSEMBLE: partial(learn, critics, lambda: critics(features, action)),
@@ -192,10 +194,10 @@ def _critics(
     together, one_by_one = (call() for call in calls.values())
     for what, first, second in zip(("values", "gradients"), together, one_by_one, strict=True):
         torch.testing.assert_close(first, second, rtol=1e-3, atol=1e-5)
-        found.differences[f"{what} of the ensemble and of separate critics"] = float(
+        measurements.differences[f"{what} of the ensemble and of separate critics"] = float(
             (first - second).norm() / second.norm()
         )
-    found.time(
+    measurements.time(
         {name: Work(call, len(action), "transitions") for name, call in calls.items()},
         device,
         CALLS,

@@ -61,22 +61,26 @@ def main(work: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     options, count = work["options"], work["num_envs"]
     scene = scene_from(options["scene"], Path(options["path"]))
-    made, robot, _ = assemble(start("cpu"), scene, low_poly=False, substeps=1, split_envs=True)
+    simulation, robot, _ = assemble(
+        start("cpu"), scene, low_poly=False, substeps=1, split_envs=True
+    )
     seen = options["cameras"] if work["images"] else []
-    cameras = [add_camera(made, scene.cameras[name], (options["image_size"],) * 2) for name in seen]
-    build(made, robot, count)
+    cameras = [
+        add_camera(simulation, scene.cameras[name], (options["image_size"],) * 2) for name in seen
+    ]
+    build(simulation, robot, count)
     posture = torch.tensor(POSTURE_RAD).expand(count, 9)
     generator = torch.Generator().manual_seed(0)
 
     def play(_: int) -> None:
-        made.reset()
+        simulation.reset()
         robot.set_qpos(posture)
         for _ in range(work["episode_limit"]):
             targets = posture.clone()
             targets[:, ARM] += 0.1 * torch.randn(count, 7, generator=generator)
             robot.control_dofs_position(targets)
             for _ in range(SUBSTEPS):
-                made.step(update_visualizer=False)
+                simulation.step(update_visualizer=False)
             for camera in cameras:
                 camera.render(force_render=True)
 
