@@ -59,26 +59,28 @@ class Key:
 def keys_of(schema: type, prefix: str = "", choice: str = "") -> Iterator[Key]:
     """Yield the keys of a dataclass and of the nodes in it."""
     hints = get_type_hints(schema, include_extras=True)
-    for each in fields(schema):
-        path = f"{prefix}{each.name}"
-        outside = dict(each.metadata) == OUTSIDE
+    for field in fields(schema):
+        path = f"{prefix}{field.name}"
+        outside = dict(field.metadata) == OUTSIDE
         inner = (
-            each.default_factory
-            if isinstance(each.default_factory, type) and is_dataclass(each.default_factory)
+            field.default_factory
+            if isinstance(field.default_factory, type) and is_dataclass(field.default_factory)
             else None
         )
         if inner:
-            said = meaning(schema, each.name) or summary(inner)
-            yield Key(path, "a node", "", said, choice, node=True)
+            description = meaning(schema, field.name) or summary(inner)
+            yield Key(path, "a node", "", description, choice, node=True)
             yield from keys_of(inner, f"{path}.", choice)
             continue
-        chosen = each.name == "name" and choice != "" and "." not in path.removeprefix(prefix)
-        said = (
+        chosen = field.name == "name" and choice != "" and "." not in path.removeprefix(prefix)
+        description = (
             f"Set by `{prefix.partition('.')[0]}={choice}`, which chooses these keys."
             if chosen
-            else meaning(schema, each.name)
+            else meaning(schema, field.name)
         )
-        yield Key(path, values(hints[each.name]), default(each), said, choice, outside=outside)
+        yield Key(
+            path, values(hints[field.name]), default(field), description, choice, outside=outside
+        )
 
 
 def values(hint: Any) -> str:
@@ -98,8 +100,10 @@ def values(hint: Any) -> str:
     else:
         text = {int: "a whole number", float: "a number", str: "text"}.get(plain, "any")
     for rule in rules:
-        said = str(rule).replace("a number", "a whole number", 1) if plain is int else str(rule)
-        text = f"{text} ({said})" if text else said
+        description = (
+            str(rule).replace("a number", "a whole number", 1) if plain is int else str(rule)
+        )
+        text = f"{text} ({description})" if text else description
     return f"{text}, or null" if optional else text
 
 
@@ -127,7 +131,7 @@ def meaning(schema: type, name: str) -> str:
     owners = [owner for owner in schema.__mro__ if is_dataclass(owner)]
     attributes = (documented(owner).get(name) for owner in owners)
     return next(
-        (said for said in (*attributes, *(entries(owner).get(name) for owner in owners)) if said),
+        (text for text in (*attributes, *(entries(owner).get(name) for owner in owners)) if text),
         "",
     )
 
@@ -146,7 +150,7 @@ def summary(schema: type) -> str:
 def documented(schema: type) -> dict[str, str]:
     """Return name -> docstring of the attributes that a class declares."""
     body = ast.parse(textwrap.dedent(inspect.getsource(schema))).body[0].body  # type: ignore[attr-defined]
-    found = {}
+    docstrings = {}
     for at, node in enumerate(body[:-1]):
         text = body[at + 1]
         if (
@@ -154,8 +158,10 @@ def documented(schema: type) -> dict[str, str]:
             and isinstance(text, ast.Expr)
             and isinstance(text.value, ast.Constant)
         ):
-            found[ast.unparse(node.target)] = tidy(inspect.cleandoc(str(text.value.value)))
-    return found | {name: text for name, text in entries(schema).items() if name not in found}
+            docstrings[ast.unparse(node.target)] = tidy(inspect.cleandoc(str(text.value.value)))
+    return docstrings | {
+        name: text for name, text in entries(schema).items() if name not in docstrings
+    }
 
 
 @functools.cache
@@ -163,9 +169,9 @@ def entries(schema: type) -> dict[str, str]:
     """Return name -> text of the lines ``name: text`` in a class's docstring."""
     text = inspect.cleandoc(schema.__dict__.get("__doc__") or "")
     return {
-        name: tidy(found[2])
-        for found in ENTRY.finditer(text)
-        for name in found[1].removesuffix(": ").split(", ")
+        name: tidy(match[2])
+        for match in ENTRY.finditer(text)
+        for name in match[1].removesuffix(": ").split(", ")
     }
 
 
@@ -191,7 +197,9 @@ def all_keys() -> dict[str, list[Key]]:
         page = (
             top
             if "." in key.path
-            or (key.node and top in {each.path for each in keys_of(Recipe) if each.node})
+            or (
+                key.node and top in {node_key.path for node_key in keys_of(Recipe) if node_key.node}
+            )
             else "recipe"
         )
         pages.setdefault(page, []).append(key)
@@ -206,14 +214,18 @@ def referred(key: Key, others: list[Key]) -> Key:
     """Return the key with the meaning that it has for another plug-in, if it says ``as for``."""
     if not (named := re.fullmatch(r"as for `(\w+)`\.", key.meaning)):
         return key
-    other = next(each for each in others if each.choice == named[1] and each.path == key.path)
+    other = next(
+        candidate
+        for candidate in others
+        if candidate.choice == named[1] and candidate.path == key.path
+    )
     return referred(replace(key, meaning=other.meaning), others)
 
 
 @functools.cache
 def setters() -> dict[str, list[tuple[str, str, frozenset[str]]]]:
     """Return key -> (file's name for a reader, value, the file's choices) of files that set it."""
-    found: dict[str, list[tuple[str, str, frozenset[str]]]] = {}
+    sources: dict[str, list[tuple[str, str, frozenset[str]]]] = {}
     for folder in SETTERS:
         for path in sorted((RECIPES / folder).rglob("*.yaml")):
             text = path.read_text()
@@ -221,8 +233,8 @@ def setters() -> dict[str, list[tuple[str, str, frozenset[str]]]]:
             name = f"{folder}={path.relative_to(RECIPES / folder).with_suffix('')}"
             chosen = frozenset(choices(path))
             for key, value in flattened(yaml.safe_load(text) or {}, prefix):
-                found.setdefault(key, []).append((name, value, chosen))
-    return found
+                sources.setdefault(key, []).append((name, value, chosen))
+    return sources
 
 
 def choices(path: Path) -> Iterator[str]:
@@ -236,23 +248,23 @@ def choices(path: Path) -> Iterator[str]:
     if folder == "preset":
         fits = node.get("preset", {})
         yield from (f"model={name}" for name in fits.get("models", []))
-        yield from (f"algorithm={fits[each]}" for each in ("algorithm",) if each in fits)
-    for each in node.get("defaults", []):
-        if isinstance(each, dict):
-            yield from (f"{group.rpartition('/')[2]}={name}" for group, name in each.items())
+        yield from (f"algorithm={fits[kind]}" for kind in ("algorithm",) if kind in fits)
+    for entry in node.get("defaults", []):
+        if isinstance(entry, dict):
+            yield from (f"{group.rpartition('/')[2]}={name}" for group, name in entry.items())
         elif (
             named := RECIPES
-            / f"{each.strip('/') if each.startswith('/') else f'{folder}/{each}'}.yaml"
+            / f"{entry.strip('/') if entry.startswith('/') else f'{folder}/{entry}'}.yaml"
         ).exists():
             yield from choices(named)
         else:  # a plug-in, whose settings the file changes
-            yield f"{folder}={each}"
+            yield f"{folder}={entry}"
 
 
 def applies(key: Key, chosen: frozenset[str]) -> bool:
     """Return whether a file with these choices sets the key of this plug-in."""
     kind = key.path.partition(".")[0]
-    own = {each for each in chosen if each.startswith(f"{kind}=")}
+    own = {choice for choice in chosen if choice.startswith(f"{kind}=")}
     return not key.choice or not own or f"{kind}={key.choice}" in own
 
 
@@ -286,10 +298,10 @@ def page(title: str, keys: list[Key]) -> str:
             "",
         ]
         if not key.node and (
-            found := [each for each in setters().get(key.path, []) if applies(key, each[2])]
+            sources := [source for source in setters().get(key.path, []) if applies(key, source[2])]
         ):
             lines += [
-                f"Set by {', '.join(f'`{name}` (`{value}`)' for name, value, _ in found[:MOST])}{', ...' * (len(found) > MOST)}",
+                f"Set by {', '.join(f'`{name}` (`{value}`)' for name, value, _ in sources[:MOST])}{', ...' * (len(sources) > MOST)}",
                 "",
             ]
     return "\n".join(lines)
@@ -301,8 +313,8 @@ def pages() -> dict[str, str]:
     titles = {name: TITLES.get(name, f"`{name}.*`") for name in all_keys()} | {
         "recipe": "Top level"
     }
-    found = {f"{name}.md": page(titles[name], keys) for name, keys in all_keys().items()}
+    documents = {f"{name}.md": page(titles[name], keys) for name, keys in all_keys().items()}
     rows = [f"| [{name}]({name}.md) | {len(keys)} |" for name, keys in all_keys().items()]
     index = "# Configuration\n\nEvery key of a recipe, from the schemas of this version. "
     index += "`rlinf-vla train recipe=NAME --cfg job` prints the keys of one recipe with their values.\n\n| node | keys |\n|---|---|\n"
-    return {"index.md": index + "\n".join(rows) + "\n", **found}
+    return {"index.md": index + "\n".join(rows) + "\n", **documents}

@@ -74,7 +74,7 @@ TABLES = {"models": "model | training", "presets": "preset"}
 def ways(keys: tuple[str, ...], gpus: int) -> Iterator[tuple[str, Recipe]]:
     """Yield the ways to place the recipe on ``gpus`` GPUs of a machine, the faster first."""
     shared = ["model.options.dtype=bfloat16", "cluster.micro_batch_size=1", "rollout.batch_size=32"]
-    found = {"": ["cluster=1gpu"]}
+    clusters = {"": ["cluster=1gpu"]}
     if gpus > 1:
         ray = [
             "cluster=8gpu",
@@ -82,8 +82,8 @@ def ways(keys: tuple[str, ...], gpus: int) -> Iterator[tuple[str, Recipe]]:
             f"cluster.rollout_workers={gpus}",
             f"cluster.trainer_ranks={gpus}",
         ]
-        found = {"each GPU whole": ray, "sharded": [*ray, "cluster.trainer_sharding=full"]}
-    for name, cluster in found.items():
+        clusters = {"each GPU whole": ray, "sharded": [*ray, "cluster.trainer_sharding=full"]}
+    for name, cluster in clusters.items():
         yield name, recipes.read(compose.load("train", [*keys, *shared, *cluster]))
 
 
@@ -92,15 +92,15 @@ def placed(keys: tuple[str, ...]) -> Iterator[str]:
     model = MemoryModel(next(ways(keys, 1))[1])
     for count, gigabytes in GPUS.values():
         memory = gigabytes * 1e9
-        found = ""
+        placement = ""
         for way, model.recipe in ways(keys, count):
             try:
                 setting = choose(model, memory, exact=False)
             except UserError:
                 continue
-            found = described(way, setting, budget(model, setting, memory, exact=False).peak)
+            placement = described(way, setting, budget(model, setting, memory, exact=False).peak)
             break
-        yield found or f"no: {least(model, memory, exact=False).peak / 1e9:.0f} GB with one row"
+        yield placement or f"no: {least(model, memory, exact=False).peak / 1e9:.0f} GB with one row"
 
 
 def described(way: str, setting: Setting, peak: float) -> str:

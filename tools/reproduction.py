@@ -146,7 +146,7 @@ def commands(table: str, name: str, method: str) -> Iterator[str]:
 
 def sheet(table: str) -> Iterator[str]:
     paper = tables()[table]
-    known = recipe_names("recipe")
+    descriptions = recipe_names("recipe")
     yield from (f"## {paper.title}", "", f"Source: {paper.source}. Percent; {paper.note}.", "")
     yield f"| | {' | '.join(paper.columns)} |"
     yield "|---|" + "---|" * len(paper.columns)
@@ -161,13 +161,13 @@ def sheet(table: str) -> Iterator[str]:
             "",
             f"### `{name}`",
             "",
-            f"{known[name]} Start: {start}. Preset: `{recipe.preset.name}`.",
+            f"{descriptions[name]} Start: {start}. Preset: `{recipe.preset.name}`.",
             "",
             "```",
         )
         yield from commands(table, name, method)
         yield from ("```", "", f"Predicted: {predicted(name)}.")
-        if f"{name}_eval" in known:
+        if f"{name}_eval" in descriptions:
             yield from (
                 "",
                 f"Evaluation alone: `rlinf-vla eval recipe={name}_eval`, of {recipe_of(f'{name}_eval').model.checkpoint}.",

@@ -134,8 +134,8 @@ def terminal(words: list[str], end: str | None) -> pyte.Screen:
 
 def draw(screen: pyte.Screen, verb: str, path: Path) -> None:
     console = Console(record=True, width=COLUMNS, file=io.StringIO())
-    shown = [number for number, line in enumerate(screen.display) if line.strip()]
-    for number in range(shown[0], shown[-1] + 1):
+    rows = [number for number, line in enumerate(screen.display) if line.strip()]
+    for number in range(rows[0], rows[-1] + 1):
         line = Text()
         for column in range(COLUMNS):
             cell = screen.buffer[number][column]

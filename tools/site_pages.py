@@ -120,14 +120,14 @@ def outside(page: str, text: str, of_repository: bool = False) -> Iterator[str]:
 
     Raises PluginError for a link to nothing."""
     source = page if of_repository else f"{DOCS}/{page}"
-    found: list[str] = []
+    targets: list[str] = []
 
     def seen(link: re.Match[str]) -> str:
-        found.append(resolved(source, link[1]))
+        targets.append(resolved(source, link[1]))
         return link[0]
 
     outside_code(LINK, seen, text)
-    for target in found:
+    for target in targets:
         if target.startswith(f"{DOCS}/"):
             continue
         if target.startswith("..") or not (ROOT / target).exists():
@@ -147,9 +147,9 @@ def copy_of(target: str) -> str:
     title = f"{UNSEARCHED}# `{target}`\n\n"
     if path.is_dir():
         names = sorted(
-            each.name + "/" * each.is_dir()
-            for each in path.iterdir()
-            if not each.name.startswith((".", "__pycache__"))
+            child.name + "/" * child.is_dir()
+            for child in path.iterdir()
+            if not child.name.startswith((".", "__pycache__"))
         )
         return title + "".join(f"* `{name}`\n" for name in names)
     return f"{title}```` {{ .{LANGUAGES.get(path.suffix, 'text')} linenums=1 }}\n{path.read_text().rstrip()}\n````\n"

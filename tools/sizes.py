@@ -85,13 +85,13 @@ def tokens_and_lines(text: str) -> tuple[int, int]:
     for node in ast.walk(ast.parse(text)):
         if is_text(node):
             prose.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    found = [
+    tokens = [
         token
         for token in tokenize.generate_tokens(io.StringIO(text).readline)
         if token.type not in NO_TOKENS and token.start[0] not in prose
     ]
-    lines = {line for token in found for line in range(token.start[0], token.end[0] + 1)}
-    return len(found), len(lines)
+    lines = {line for token in tokens for line in range(token.start[0], token.end[0] + 1)}
+    return len(tokens), len(lines)
 
 
 def row(name: str, paths: Sequence[Path]) -> str:
@@ -100,8 +100,8 @@ def row(name: str, paths: Sequence[Path]) -> str:
     count = sum(map(statements, trees))
     parallel = sum(is_parallel(node) for tree in trees for node in tree)
     counted = [tokens_and_lines(text) for text in texts]
-    tokens = sum(each[0] for each in counted)
-    lines = sum(each[1] for each in counted)
+    tokens = sum(pair[0] for pair in counted)
+    lines = sum(pair[1] for pair in counted)
     return (
         f"| `{name}` | {count} | {len(paths)} | {sum(text.count(chr(10)) for text in texts)} "
         f"| {tokens / max(1, lines):.1f} | {1000 * parallel / max(1, count):.1f} |"
@@ -120,8 +120,8 @@ def flows(paths: Iterable[Path]) -> list[str]:
 
 def printed(program: str, word: str, *arguments: str) -> list[Path]:
     command = [sys.executable, "-c", program, *arguments]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return [Path(name) for name in said.rpartition(word)[2].split()]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return [Path(name) for name in output.rpartition(word)[2].split()]
 
 
 def engine_of(root: Path) -> list[Path]:
