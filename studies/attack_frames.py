@@ -139,10 +139,10 @@ FRAMES: dict[str, Callable[[random.Random], bytes]] = {
 
 
 def changed(data: bytes, draw: random.Random) -> bytes:
-    found = bytearray(data)
+    buffer = bytearray(data)
     for _ in range(draw.randrange(1, 6)):
-        found[draw.randrange(min(len(found), 200))] = draw.randrange(256)
-    return bytes(found)
+        buffer[draw.randrange(min(len(buffer), 200))] = draw.randrange(256)
+    return bytes(buffer)
 
 
 def post(
@@ -195,18 +195,18 @@ REQUESTS: dict[str, Callable[[random.Random], bytes]] = {
 
 
 def connected(port: int) -> socket.socket:
-    found = socket.socket()
-    found.settimeout(5)
-    found.connect(("127.0.0.1", port))
-    return found
+    connection = socket.socket()
+    connection.settimeout(5)
+    connection.connect(("127.0.0.1", port))
+    return connection
 
 
 def upgraded(port: int, path: str) -> socket.socket:
     """A websocket after its handshake, whatever the server said."""
-    found = connected(port)
-    found.sendall(UPGRADE.format(path=path).encode())
-    found.recv(1 << 16)
-    return found
+    connection = connected(port)
+    connection.sendall(UPGRADE.format(path=path).encode())
+    connection.recv(1 << 16)
+    return connection
 
 
 def vanish(connection: socket.socket) -> None:

@@ -60,7 +60,7 @@ def good_client(port: int, seconds: float) -> dict[str, Any]:
     from websockets.sync.client import connect
 
     message = pack(observation())
-    found = []
+    latencies = []
     replies = Counter[bytes]()
     with connect(f"ws://127.0.0.1:{port}/", compression=None) as client:
         client.recv()
@@ -70,9 +70,9 @@ def good_client(port: int, seconds: float) -> dict[str, Any]:
             reply = client.recv()
             assert isinstance(reply, bytes), reply
             replies[unpack(reply)["actions"].tobytes()] += 1
-            found.append(1e3 * (time.perf_counter() - now))
+            latencies.append(1e3 * (time.perf_counter() - now))
             time.sleep(max(0.0, 1 / RATE_HZ - (time.perf_counter() - now)))
-    return {"ms": found, "replies": len(replies)}
+    return {"ms": latencies, "replies": len(replies)}
 
 
 class Attacker:
@@ -100,8 +100,8 @@ class Attacker:
                 else:
                     self.send_request()
             time.sleep(max(0.0, began + total / self.rate - time.perf_counter()))
-        for each in [*self.held, *self.sockets.values()]:
-            vanish(each)
+        for connection in [*self.held, *self.sockets.values()]:
+            vanish(connection)
         return dict(self.sent)
 
     def send_frame(self) -> None:
@@ -201,7 +201,7 @@ def measure(
         process = psutil.Process(server.pid)
         sent = Counter[str]()
         replies = set[int]()
-        found: dict[str, Any] = {"quiet": [], "attacked": [], "memory": [], "attacked_s": 0.0}
+        results: dict[str, Any] = {"quiet": [], "attacked": [], "memory": [], "attacked_s": 0.0}
         good_client(port, 3)
         for pair in range(pairs):
             quiet = result(begun("--client", port, seconds))
@@ -214,26 +214,28 @@ def measure(
                 begun("--attacker", port, number, share, rate / ATTACKERS) for number in numbers
             ]
             attacked: list[float] = []
-            while any(each.poll() is None for each in attackers):
+            while any(attacker.poll() is None for attacker in attackers):
                 part = result(begun("--client", port, min(seconds, 10.0)))
                 attacked += part["ms"]
                 replies.add(part["replies"])
-            found["attacked_s"] += time.perf_counter() - began
-            for each in attackers:
-                sent.update(result(each))
+            results["attacked_s"] += time.perf_counter() - began
+            for attacker in attackers:
+                sent.update(result(attacker))
             replies.add(quiet["replies"])
-            found["quiet"].append(quiet["ms"])
-            found["attacked"].append(attacked)
-            found["memory"].append(process.memory_info().rss)
-            p99 = [f"{np.percentile(each, 99):.0f} ms" for each in (quiet["ms"], attacked)]
+            results["quiet"].append(quiet["ms"])
+            results["attacked"].append(attacked)
+            results["memory"].append(process.memory_info().rss)
+            p99 = [
+                f"{np.percentile(latencies, 99):.0f} ms" for latencies in (quiet["ms"], attacked)
+            ]
             say(
-                f"pair {pair + 1}: p99 quiet {p99[0]}, attacked {p99[1]}; memory {found['memory'][-1] >> 20} MiB"
+                f"pair {pair + 1}: p99 quiet {p99[0]}, attacked {p99[1]}; memory {results['memory'][-1] >> 20} MiB"
             )
         peak = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{server.pid}/status").read_text())
         server.send_signal(signal.SIGTERM)
         out, _ = server.communicate(timeout=60)
         errors.seek(0)
-        return found | {
+        return results | {
             "sent": dict(sent),
             "peak": int(peak[1]) << 10 if peak else 0,
             "exit": server.returncode,
@@ -248,15 +250,15 @@ def page(found: dict[str, Any], command: str) -> str:
     rows = []
     joined = {}
     for kind in ("quiet", "attacked"):
-        joined[kind] = np.concatenate([np.asarray(each) for each in found[kind]])
+        joined[kind] = np.concatenate([np.asarray(phase) for phase in found[kind]])
         cells = [f"{np.percentile(joined[kind], rank):.1f}" for rank in (50, 99)] + [
             f"{joined[kind].max():.1f}"
         ]
         rows.append(f"| {kind} | {len(joined[kind])} | {' | '.join(cells)} |")
     ratio = np.percentile(joined["attacked"], 99) / np.percentile(joined["quiet"], 99)
-    memory = [each / (1 << 20) for each in found["memory"]]
+    memory = [size / (1 << 20) for size in found["memory"]]
     pairs = [
-        "{:.0f} and {:.0f}".format(*(np.percentile(each, 99) for each in pair))
+        "{:.0f} and {:.0f}".format(*(np.percentile(phase, 99) for phase in pair))
         for pair in zip(found["quiet"], found["attacked"], strict=True)
     ]
     sent = found["sent"]
@@ -277,7 +279,7 @@ same cores, at a lower priority.
 * p99 of each pair of phases, quiet and attacked, ms: {", ".join(pairs)}.
 * {total} attacks in {found["attacked_s"]:.0f} s, {total / found["attacked_s"]:.0f} a second.
 * All replies to the good client had the same bits: {"yes" if found["same"] else "no"}.
-* Memory of the server after each attacked phase, MiB: {", ".join(f"{each:.0f}" for each in memory)}; peak
+* Memory of the server after each attacked phase, MiB: {", ".join(f"{size:.0f}" for size in memory)}; peak
   {found["peak"] / (1 << 20):.0f}.
 * After SIGTERM its exit code was {found["exit"]}. Its log of errors had {len(found["errors"].splitlines())} lines.
 
@@ -302,26 +304,26 @@ def main() -> None:
     parser.add_argument("--page", type=Path)
     parser.add_argument("--client", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--attacker", nargs=4, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.client:
-        print(json.dumps(good_client(int(given.client[0]), float(given.client[1]))))
-    elif given.attacker:
-        port, number, count, rate = given.attacker
+    arguments = parser.parse_args()
+    if arguments.client:
+        print(json.dumps(good_client(int(arguments.client[0]), float(arguments.client[1]))))
+    elif arguments.attacker:
+        port, number, count, rate = arguments.attacker
         print(json.dumps(attack(int(port), int(number), int(count), float(rate))))
     else:
-        found = measure(
-            given.attacks,
-            given.pairs,
-            given.seconds,
-            given.rate,
-            given.seed,
+        results = measure(
+            arguments.attacks,
+            arguments.pairs,
+            arguments.seconds,
+            arguments.rate,
+            arguments.seed,
             lambda line: print(line, flush=True),
         )
-        text = page(found, f"make prove-serve SEED={given.seed}")
-        print(text, found["errors"][-2000:])
-        if given.page:
-            write_text(given.page, text)
-        if found["exit"] or found["errors"] or not found["same"]:
+        text = page(results, f"make prove-serve SEED={arguments.seed}")
+        print(text, results["errors"][-2000:])
+        if arguments.page:
+            write_text(arguments.page, text)
+        if results["exit"] or results["errors"] or not results["same"]:
             sys.exit("the server did not withstand the attack")
 
 

@@ -82,10 +82,10 @@ def main() -> None:
                 for rank, worker in enumerate(workers, 1)
             ]
             source.send.remote(order)
-            assert all(each.arrived for each in ray.get(received))
+            assert all(result.arrived for result in ray.get(received))
             ray.get([worker.load.remote(version) for worker in workers])
             by_broadcast.append(time.perf_counter() - began)
-        seconds = [median(each[1:]) for each in (by_store, by_broadcast)]
+        seconds = [median(times[1:]) for times in (by_store, by_broadcast)]
         print(
             f"{megabytes} MB to {count} workers: object store {seconds[0]:.3f} s, broadcast {seconds[1]:.3f} s",
             flush=True,

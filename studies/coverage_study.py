@@ -79,13 +79,13 @@ def row(spread: float, runs: int, repeats: int) -> NDArray[np.float64]:
     scores = generator.binomial(EPISODES, many) / EPISODES
     above = performance_profile(scores, np.array([THRESHOLD]))[0]
     truth = np.array([many.mean(), 0.0, interquartile_mean(many), above])
-    found = np.array(
+    bounds = np.array(
         [
             intervals(outcomes(generator, spread, runs), outcomes(generator, spread, runs), seed)
             for seed in range(repeats)
         ]
     )
-    low, high = found[..., 0], found[..., 1]
+    low, high = bounds[..., 0], bounds[..., 1]
     return np.stack([((low <= truth) & (truth <= high)).mean(0), (high - low).mean(0)], axis=-1)
 
 
@@ -94,12 +94,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=200)
     repeats = parser.parse_args().repeats
     aggregate.RESAMPLES = 400  # of 2000, for speed
-    found = {(runs, spread): row(spread, runs, repeats) for runs in RUNS for spread in SPREADS}
+    rows = {(runs, spread): row(spread, runs, repeats) for runs in RUNS for spread in SPREADS}
     print(f"| interval of | runs | {' | '.join(f'spread {spread:g}' for spread in SPREADS)} |")
     print(f"|---|---|{'---|' * len(SPREADS)}")
     for number, name in enumerate(NAMES):
         for runs in RUNS:
-            cells = (found[runs, spread][number] for spread in SPREADS)
+            cells = (rows[runs, spread][number] for spread in SPREADS)
             print(
                 f"| {name} | {runs} | {' | '.join(f'{100 * covers:.0f} %, ±{50 * width:.0f}' for covers, width in cells)} |"
             )

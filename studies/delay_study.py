@@ -62,8 +62,8 @@ def served(run: str) -> Iterator[int]:
         assert server.stdout is not None
         for line in server.stdout:
             print(line, end="", flush=True)
-            if found := re.search(r"ws://[^:/]+:(\d+)", line):
-                yield int(found[1])
+            if match := re.search(r"ws://[^:/]+:(\d+)", line):
+                yield int(match[1])
                 return
         raise RuntimeError(f"the server of {run} ended with exit code {server.wait()}")
     finally:
@@ -114,22 +114,22 @@ def play(
 def episodes_of(directory: Path) -> list[dict[str, Any]]:
     (path,) = (directory / "evaluation").glob("*.json")
     modes = json.loads(path.read_text())
-    found: list[dict[str, Any]] = (modes.get("sampled") or modes["greedy"])["episodes"]
-    return found
+    episodes: list[dict[str, Any]] = (modes.get("sampled") or modes["greedy"])["episodes"]
+    return episodes
 
 
 def row(name: str, mode: str, link: str, directory: Path, within: int) -> str:
     """Return a line of the table; success counts within ``within`` control periods."""
     episodes = episodes_of(directory)
     control = json.loads((directory / "control.json").read_text())
-    won = [each for each in episodes if each["success"] and each["steps"] <= within]
+    won = [episode for episode in episodes if episode["success"] and episode["steps"] <= within]
     low, high = wilson_interval(len(won), len(episodes))
-    at_all = f"{sum(each['success'] for each in episodes)} of {len(episodes)}"
-    solved = [each["steps"] for each in episodes if each["success"]]
+    at_all = f"{sum(episode['success'] for episode in episodes)} of {len(episodes)}"
+    solved = [episode["steps"] for episode in episodes if episode["success"]]
     periods = f"{sum(solved) / len(solved):.1f}" if solved else "-"
     steps = control["steps"]
     age = control["ages_ms"]["action"]["p50"]
-    faults = sum(each["fault"] for each in episodes)
+    faults = sum(episode["fault"] for episode in episodes)
     rate = f"{100 * len(won) / len(episodes):.0f} % ({100 * low:.0f} to {100 * high:.0f})"
     cells = [
         name,
@@ -184,9 +184,9 @@ def main(words: Sequence[str] | None = None) -> None:
         except ValueError:
             parser.error(f"--links {link}: give DELAY[+JITTER][/LOSS], such as 200+50 or 200/5")
     lines = list[str]()
-    found = dict[tuple[str, str, str], Path]()
-    for each in arguments.policies:
-        name, _, run = each.partition("=")
+    directories = dict[tuple[str, str, str], Path]()
+    for policy in arguments.policies:
+        name, _, run = policy.partition("=")
         with served(run) as port:
             for link in arguments.links:
                 for mode in SPLIT if arguments.split else MODES:
@@ -197,7 +197,7 @@ def main(words: Sequence[str] | None = None) -> None:
                         / f"{name}_{mode.replace(',', '').replace(' ', '_')}_{link.replace('/', '_lost_')}"
                     )
                     play(directory, run, port, link, arguments, mode)
-                    found[name, mode, link] = directory
+                    directories[name, mode, link] = directory
                     lines.append(row(name, mode, link, directory, arguments.within))
                     print(lines[-1], flush=True)
     heads = [
@@ -212,13 +212,15 @@ def main(words: Sequence[str] | None = None) -> None:
     print(f"\n| {' | '.join([*heads, 'held', 'skipped', 'faults'])} |")
     print("|---" * 10 + "|")
     print("\n".join(lines))
-    for (name, mode, link), directory in found.items():
+    for (name, mode, link), directory in directories.items():
         others = {(name, "synchronous", link)} if mode != "synchronous" else set()
         if name.endswith("_delay"):
-            others |= {(name.removesuffix("_delay"), each, link) for each in (mode, "asynchronous")}
-        for other in sorted(others & set(found)):
+            others |= {
+                (name.removesuffix("_delay"), baseline, link) for baseline in (mode, "asynchronous")
+            }
+        for other in sorted(others & set(directories)):
             print(
-                f"{name}, {link}, {mode} - {other[0]}, {other[1]}: {compared(found[other], directory, arguments.within)}"
+                f"{name}, {link}, {mode} - {other[0]}, {other[1]}: {compared(directories[other], directory, arguments.within)}"
             )
 
 
@@ -226,8 +228,8 @@ def compared(before: Path, after: Path, within: int) -> str:
     """Return the paired difference of success within ``within`` control periods."""
     pair = [
         [
-            each | {"success": each["success"] and each["steps"] <= within}
-            for each in episodes_of(path)
+            episode | {"success": episode["success"] and episode["steps"] <= within}
+            for episode in episodes_of(path)
         ]
         for path in (before, after)
     ]

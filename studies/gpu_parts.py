@@ -58,13 +58,13 @@ def policy_calls(model: str, kit: Kit) -> None:
         bench_policy.CALLS = 2
     bench_policy.SECONDS = kit.seconds
     for batch in (1, 4 if kit.tiny else 64):
-        shown = observation(policy.spec, batch)
-        found, same = bench_policy.measure(policy, shown, 1.0, True, limits, updates=False)
-        by_kind = {each.kind: each for each in found}
-        for kind, each in by_kind.items():
+        obs = observation(policy.spec, batch)
+        latencies, same = bench_policy.measure(policy, obs, 1.0, True, limits, updates=False)
+        by_kind = {latency.kind: latency for latency in latencies}
+        for kind, latency in by_kind.items():
             kit.add(
                 f"batch {batch}, {NAMES.get((model, kind), kind)}: p50, p99, actions/s, MFU",
-                f"{each.p50_ms:.1f} ms, {each.p99_ms:.1f} ms, {each.actions_per_s:.0f}, {100 * each.reached.mfu:.1f} %",
+                f"{latency.p50_ms:.1f} ms, {latency.p99_ms:.1f} ms, {latency.actions_per_s:.0f}, {100 * latency.reached.mfu:.1f} %",
             )
         large = model == "openvla" and batch > 1
         share = 100 * by_kind["act"].reached.of_roofline
@@ -91,19 +91,19 @@ NAMES = {
 def control_step(model: str, policy: Policy, kit: Kit) -> None:
     """From an observation in the CPU's memory to actions there."""
     actor = Actor(policy, Settings(0, 0.0, 1))
-    shown = observation(policy.spec, 1)
+    obs = observation(policy.spec, 1)
     zero = torch.zeros(1, dtype=torch.int64)
     calls = 5 if kit.tiny else 3000
     episodes = Episodes(zero, zero, zero)
-    step = partial(lambda: actor.act(actor.prepare(shown), episodes, zero))
-    found = 1e3 * np.array(time_interleaved({"it": step}, kit.device, calls, 5, kit.seconds)["it"])
+    step = partial(lambda: actor.act(actor.prepare(obs), episodes, zero))
+    times = 1e3 * np.array(time_interleaved({"it": step}, kit.device, calls, 5, kit.seconds)["it"])
     kit.add(
-        f"one observation to actions: p50 of {len(found)}",
-        *said(float(np.quantile(found, 0.5)), " ms"),
+        f"one observation to actions: p50 of {len(times)}",
+        *said(float(np.quantile(times, 0.5)), " ms"),
     )
-    worst = float(np.quantile(found, 0.999))
+    worst = float(np.quantile(times, 0.999))
     kit.add(
-        f"one observation to actions: p99.9 of {len(found)}",
+        f"one observation to actions: p99.9 of {len(times)}",
         *said(worst, " ms", P999_MS.get(model), least=False),
     )
 
@@ -148,20 +148,22 @@ def fused(kit: Kit) -> None:
         inputs = prepared(policy, observation(policy.spec, 3))
         with torch.no_grad():
             latent = policy.act(policy.encode(inputs), None, 0.0).latent
-        found = []
-        for wanted in (False, True):
-            set_fused_kernels(wanted)
+        results = []
+        for enabled in (False, True):
+            set_fused_kernels(enabled)
             policy.zero_grad(set_to_none=True)
             outcome = policy.evaluate(inputs, latent, 1.0)
             (outcome.log_prob.sum() + outcome.value.sum()).backward()
             gradients = torch.cat(
                 [
-                    (torch.zeros_like(each) if each.grad is None else each.grad).flatten()
-                    for each in policy.parameters()
+                    (
+                        torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                    ).flatten()
+                    for parameter in policy.parameters()
                 ]
             )
-            found.append((outcome.log_prob.detach(), gradients))
-        (log_prob, gradient), (fused_log_prob, fused_gradient) = found
+            results.append((outcome.log_prob.detach(), gradients))
+        (log_prob, gradient), (fused_log_prob, fused_gradient) = results
         apart = ((fused_gradient - gradient).norm() / gradient.norm()).item()
         off = ((fused_log_prob - log_prob).abs() / (1 + log_prob.abs())).max().item()
         kit.add(
@@ -277,7 +279,8 @@ def memory(kit: Kit) -> None:
         kit.add(
             "weights",
             *compared(
-                weights.all, sum(each.nbytes for each in (*policy.parameters(), *policy.buffers()))
+                weights.all,
+                sum(tensor.nbytes for tensor in (*policy.parameters(), *policy.buffers())),
             ),
         )
 

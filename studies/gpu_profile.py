@@ -19,20 +19,20 @@ def costs(kit: Kit, name: str, call: Callable[[], Any]) -> None:
     activity = ProfilerActivity.CUDA if kit.device.type == "cuda" else ProfilerActivity.CPU
     for _ in range(2):
         call()
-    with profile(activities={ProfilerActivity.CPU, activity}) as found:
+    with profile(activities={ProfilerActivity.CPU, activity}) as profiler:
         for _ in range(REPEATS):
             call()
         if kit.device.type == "cuda":
             torch.cuda.synchronize()
     on_device = activity == ProfilerActivity.CUDA
     print(
-        found.key_averages().table(
+        profiler.key_averages().table(
             sort_by="self_cuda_time_total" if on_device else "self_cpu_time_total", row_limit=40
         )
     )
     events = [
         event
-        for event in found.events()
+        for event in profiler.events()
         if (event.device_type.name == "CUDA") == on_device and not event.is_user_annotation
     ]
     kernels: dict[str, list[float]] = {}
@@ -46,6 +46,6 @@ def costs(kit: Kit, name: str, call: Callable[[], Any]) -> None:
     )
     busy = f"{total / 1e3 / REPEATS:.2f} ms of {span / 1e3 / REPEATS:.2f} ms, {sum(map(len, kernels.values())) // REPEATS} kernels"
     kit.add(f"{name}: the device computes for", busy)
-    for kernel, times in sorted(kernels.items(), key=lambda each: -sum(each[1]))[:SHOWN]:
+    for kernel, times in sorted(kernels.items(), key=lambda item: -sum(item[1]))[:SHOWN]:
         share = f"{100 * sum(times) / total:.1f} %, {len(times) // REPEATS} calls of {sum(times) / len(times):.1f} µs"
         kit.add(f"{name}: `{kernel[:90].replace('|', ' ')}`", share)

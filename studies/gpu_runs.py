@@ -136,9 +136,9 @@ def genesis(kit: Kit) -> None:
             f"run_dir={folder}",
         )
         codes.append(cli.run(["bench", "env", *keys]))
-        for each in json.loads((folder / "bench_env.json").read_text())["genesis"]["measured"]:
-            name = f"{num_envs} environments, nothing rendered, {each['name']}, {each['images']}"
-            kit.add(name, f"{each['steps'] / each['seconds']:.0f} steps/s")
+        for row in json.loads((folder / "bench_env.json").read_text())["genesis"]["measured"]:
+            name = f"{num_envs} environments, nothing rendered, {row['name']}, {row['images']}"
+            kit.add(name, f"{row['steps'] / row['seconds']:.0f} steps/s")
     assert not any(codes), f"exit codes {codes}"
 
 
@@ -192,10 +192,10 @@ def train(kit: Kit, name: str, *keys: str) -> int:
         kit.add(name, f"**exit code {code}**", "done")
         return code
     for row in read_metrics(run):
-        shown = {key: value for key, value in row.items() if any(word in key for word in SHOWN)}
+        values = {key: value for key, value in row.items() if any(word in key for word in SHOWN)}
         kit.add(
             f"{name}, iteration {row['step']}",
-            ", ".join(f"{key} {value:.4g}" for key, value in shown.items()),
+            ", ".join(f"{key} {value:.4g}" for key, value in values.items()),
         )
     return code
 

@@ -49,7 +49,7 @@ def snapshots(python: str | None) -> dict[str, Any]:
 
 
 def page(here: dict[str, Any], there: dict[str, Any]) -> str:
-    stacks = [json.loads(str(each["stack"])) for each in (here, there)]
+    stacks = [json.loads(str(recording["stack"])) for recording in (here, there)]
     lines = ["| | here | reference |", "|---|---|---|"]
     lines += [
         f"| {name} | {stacks[0][name]} | {stacks[1][name]} |"
@@ -73,11 +73,14 @@ def page(here: dict[str, Any], there: dict[str, Any]) -> str:
             lines.append(
                 f"| {suite} | {camera} | {difference:.2f} | {bright[0]:.1f} | {bright[1]:.1f} | {moved:.1e} |"
             )
-    played = [name for name in here if name.endswith("lazy_is_exact")]
-    same = ["yes" if all(bool(each[name]) for name in played) else "NO" for each in (here, there)]
+    tasks = [name for name in here if name.endswith("lazy_is_exact")]
+    same = [
+        "yes" if all(bool(recording[name]) for name in tasks) else "NO"
+        for recording in (here, there)
+    ]
     lines += [
         "",
-        f"env.rendering=lazy after a chunk of 8 random actions, two cameras, {len(played)} tasks: bit-equal to exact here: {same[0]};",
+        f"env.rendering=lazy after a chunk of 8 random actions, two cameras, {len(tasks)} tasks: bit-equal to exact here: {same[0]};",
     ]
     lines += [f"on the reference: {same[1]}."]
     return "\n".join(lines) + "\n"

@@ -56,9 +56,9 @@ def simulator() -> None:
 
     def timed(name: str, call: Callable[..., Any], *arguments: Any) -> Any:
         begun = time.process_time()
-        found = call(*arguments)
+        result = call(*arguments)
         times[name].append(time.process_time() - begun)
-        return found
+        return result
 
     for episode in range(EPISODES + 1):
         if episode == 1:
@@ -89,9 +89,9 @@ def updates(keys: list[str]) -> None:
 
     def update(trainer: Trainer, *arguments: Any, **keywords: Any) -> dict[str, float]:
         begun = resource.getrusage(resource.RUSAGE_SELF).ru_utime
-        found = original(trainer, *arguments, **keywords)
+        metrics = original(trainer, *arguments, **keywords)
         seconds.append(resource.getrusage(resource.RUSAGE_SELF).ru_utime - begun)
-        return found
+        return metrics
 
     Trainer.update = update  # type: ignore[assignment,method-assign]
     short = [
@@ -111,7 +111,9 @@ def updates(keys: list[str]) -> None:
                 f"run_dir={directory}/run",
             ]
         )
-    print(f"update of 240 policy calls, 3 epochs: {', '.join(f'{each:.2f}' for each in seconds)} s")
+    print(
+        f"update of 240 policy calls, 3 epochs: {', '.join(f'{duration:.2f}' for duration in seconds)} s"
+    )
 
 
 if __name__ == "__main__":

@@ -71,16 +71,16 @@ def main() -> None:
         "--shards", type=int, nargs="*", default=[1, 2, 4], help="shards per worker"
     )
     parser.add_argument("--envs", type=int, default=64, help="environments of both workers")
-    given = parser.parse_args()
-    (whole, _) = rollout(1, 0, given.envs)
-    speed = 1 - given.stopped / 100
+    arguments = parser.parse_args()
+    (whole, _) = rollout(1, 0, arguments.envs)
+    speed = 1 - arguments.stopped / 100
     ideal = 2 * whole / (1 + speed)
     print(
         f"none stopped: {whole:.2f} s; one stopped: {ideal:.2f} s ideally, {whole / speed:.2f} s if each keeps its half",
         flush=True,
     )
-    for shards in given.shards:
-        seconds, busy = rollout(shards, given.stopped, given.envs)
+    for shards in arguments.shards:
+        seconds, busy = rollout(shards, arguments.stopped, arguments.envs)
         share = f"{100 * ideal / seconds:.0f} % of the ideal split, workers busy for {100 * busy:.0f} % of it"
         print(f"{shards} shards per worker: {seconds:.2f} s: {share}", flush=True)
 
@@ -115,9 +115,9 @@ def rollout(shards: int, stopped: int, envs: int) -> tuple[float, float]:
                     workers = json.loads((run / "placement.json").read_text())["workers"]
                     worker = psutil.Process(
                         next(
-                            each["pid"]
-                            for each in workers
-                            if (each["role"], each["number"]) == ("rollout", 1)
+                            entry["pid"]
+                            for entry in workers
+                            if (entry["role"], entry["number"]) == ("rollout", 1)
                         )
                     )
                     slowed = [worker, *worker.children(recursive=True)]
@@ -128,8 +128,8 @@ def rollout(shards: int, stopped: int, envs: int) -> tuple[float, float]:
                 time.sleep((100 - stopped) / 1000)
         if process.returncode:
             raise RuntimeError((Path(folder) / "log").read_text())
-        found = read_run(run)
-    lines = [line for line in found.metrics if "timing_s/rollout" in line][WARMUP:]
+        record = read_run(run)
+    lines = [line for line in record.metrics if "timing_s/rollout" in line][WARMUP:]
     busy = [
         line["utilisation/rollout"] * line["timing_s/iteration"] / line["timing_s/rollout"]
         for line in lines

@@ -86,20 +86,22 @@ def main() -> None:
     arguments.add_argument(
         "--policy-s", type=float, help="per environment; default: as long as one group simulates"
     )
-    given = arguments.parse_args()
-    plugin = plugins.envs()[given.env]
+    options = arguments.parse_args()
+    plugin = plugins.envs()[options.env]
     one = 1
-    many = given.depth
-    config = plugin.Config(num_envs=given.num_envs, backend="cpu", image_size=64)
+    many = options.depth
+    config = plugin.Config(num_envs=options.num_envs, backend="cpu", image_size=64)
     opened = {depth: plugin.create(config, depth) for depth in (one, many)}
     try:
         action_dim = opened[one][0].spec.action_dim
-        probe = [play(opened[one], Waiting(0.0, action_dim), given.calls)[2] for _ in range(2)][-1]
-        actor = Waiting(given.policy_s or probe / given.calls / given.num_envs, action_dim)
+        probe = [play(opened[one], Waiting(0.0, action_dim), options.calls)[2] for _ in range(2)][
+            -1
+        ]
+        actor = Waiting(options.policy_s or probe / options.calls / options.num_envs, action_dim)
         rows = []
-        for _ in range(given.repeats):
+        for _ in range(options.repeats):
             (serial, policy, simulator), (pipelined, *_) = (
-                play(groups, actor, given.calls) for groups in opened.values()
+                play(groups, actor, options.calls) for groups in opened.values()
             )
             ratio = serial / pipelined
             bound = serial / max(policy, simulator)

@@ -177,7 +177,7 @@ def main() -> None:
     parser.add_argument("--scenes", type=int, default=16_000)
     parser.add_argument("--tower-steps", type=int, default=250)
     parser.add_argument("--steps", type=int, default=500)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     config = ManiSkillConfig(task="PutOnPlate25")
     render_backend, variables = cpu_driver(config)
     if any(
@@ -190,13 +190,16 @@ def main() -> None:
         )
     torch.manual_seed(0)
     policy = OpenVLAOFTPolicy(
-        given.checkpoint, OpenVLAOFTOptions(random_weights=True, prompt_length=PROMPT_LENGTH)
+        arguments.checkpoint, OpenVLAOFTOptions(random_weights=True, prompt_length=PROMPT_LENGTH)
     )
     pretrain(
-        policy, draw_scenes(given.scenes, config, render_backend), given.tower_steps, given.steps
+        policy,
+        draw_scenes(arguments.scenes, config, render_backend),
+        arguments.tower_steps,
+        arguments.steps,
     )
-    given.directory.mkdir(parents=True, exist_ok=True)
-    policy.save(given.directory, torch.float32)
+    arguments.directory.mkdir(parents=True, exist_ok=True)
+    policy.save(arguments.directory, torch.float32)
 
 
 if __name__ == "__main__":

@@ -150,24 +150,24 @@ class Store:
         document = json.loads(file.read_text())
         if document["keys"] != [*PROOFS[proof]]:
             return {}
-        found = {}
-        for seed, each in document["seeds"].items():
+        by_seed = {}
+        for seed, entry in document["seeds"].items():
             before, after = (
-                {mode: listed(tasks) for mode, tasks in each[when].items()} for when in WHEN
+                {mode: listed(tasks) for mode, tasks in entry[when].items()} for when in WHEN
             )
-            found[int(seed)] = Result(before, after, each["curve"])
-        return found
+            by_seed[int(seed)] = Result(before, after, entry["curve"])
+        return by_seed
 
     def save(self, proof: str, results: dict[int, Result]) -> None:
         if self._folder is None or not results:
             return
         documents = {
             seed: {
-                when: {mode: packed(episodes) for mode, episodes in getattr(each, when).items()}
+                when: {mode: packed(episodes) for mode, episodes in getattr(result, when).items()}
                 for when in WHEN
             }
-            | {"curve": [round(rate, 4) for rate in each.curve]}
-            for seed, each in results.items()
+            | {"curve": [round(rate, 4) for rate in result.curve]}
+            for seed, result in results.items()
         }
         lines = ",\n".join(
             f' "{seed}": {json.dumps(document)}' for seed, document in sorted(documents.items())
@@ -181,12 +181,12 @@ class Store:
 
 def packed(episodes: list[dict[str, Any]]) -> dict[str, dict[str, list[int]]]:
     """Task -> seeds of the episodes that succeeded and failed."""
-    found: dict[str, dict[str, list[int]]] = {}
-    for each in episodes:
-        found.setdefault(task_of(each), {"succeeded": [], "failed": []})[
-            "succeeded" if each["success"] else "failed"
-        ].append(each["seed"])
-    return found
+    tasks: dict[str, dict[str, list[int]]] = {}
+    for episode in episodes:
+        tasks.setdefault(task_of(episode), {"succeeded": [], "failed": []})[
+            "succeeded" if episode["success"] else "failed"
+        ].append(episode["seed"])
+    return tasks
 
 
 def listed(tasks: dict[str, dict[str, list[int]]]) -> list[dict[str, Any]]:
@@ -207,17 +207,19 @@ def results(proof: str, seeds: int, store: Store) -> dict[int, Result]:
 
 def rows(proof: str, seeds: int, failed: set[Run], results: dict[int, Result]) -> Iterator[str]:
     """One line per mode of evaluation."""
-    found = list(results.values())
-    state = f"{len(found)} of {max(seeds, len(found))} seeds" + ", one failed" * any(
+    values = list(results.values())
+    state = f"{len(values)} of {max(seeds, len(values))} seeds" + ", one failed" * any(
         run.proof == proof for run in failed
     )
-    if not found:
+    if not values:
         yield f"| {proof} | {state} | | | | |"
         return
-    for mode in found[0].before:
-        before, after = (Outcomes([getattr(each, when)[mode] for each in found]) for when in WHEN)
+    for mode in values[0].before:
+        before, after = (
+            Outcomes([getattr(result, when)[mode] for result in values]) for when in WHEN
+        )
         gain, (low, high) = hierarchical_difference(before, after)
-        each = ", ".join(f"{100 * rate:.1f}" for rate in after.scores.mean(1))
+        rates = ", ".join(f"{100 * rate:.1f}" for rate in after.scores.mean(1))
         first, last = success(before), success(after)
         (low_before, high_before) = first["pc_success_ci95"]
         (low_after, high_after) = last["pc_success_ci95"]
@@ -229,7 +231,7 @@ def rows(proof: str, seeds: int, failed: set[Run], results: dict[int, Result]) -
             else "overlapping"
         )
         gained = f"{100 * gain:+.1f} ({100 * low:+.1f} to {100 * high:+.1f}), {apart}"
-        yield f"| {proof} | {state} | {mode} | {RATE.format(**first)} | {RATE.format(**last)}: {each} | {gained} |"
+        yield f"| {proof} | {state} | {mode} | {RATE.format(**first)} | {RATE.format(**last)}: {rates} | {gained} |"
 
 
 def table(seeds: int, failed: set[Run], store: Store) -> list[str]:
@@ -248,7 +250,7 @@ def figure(proof: str, found: dict[int, Result], path: Path) -> None:
     with matplotlib.rc_context({"svg.hashsalt": proof, "font.size": 8}):
         drawn = Figure(figsize=(4, 2.2), layout="constrained")
         axes = drawn.add_subplot()
-        for number, values in ((seed, each.curve) for seed, each in found.items()):
+        for number, values in ((seed, result.curve) for seed, result in found.items()):
             smooth = (
                 np.convolve(values, np.ones(5) / 5, "valid")
                 if len(values) >= 5
@@ -285,7 +287,7 @@ Means over seeds have intervals of 95 % (seeds and episodes), as `rlinf-vla comp
 are wide, because two hardly show how much seeds differ.
 """
     store = Store(page)
-    kept = (
+    previous_lines = (
         [line for line in page.read_text().splitlines() if line.startswith("| ")]
         if page.exists()
         else []
@@ -293,19 +295,19 @@ are wide, because two hardly show how much seeds differ.
     lines = [*HEAD]
     figures = []
     for proof in PROOFS:
-        found = results(proof, seeds, store)
-        store.save(proof, found)
-        new = list(rows(proof, seeds, failed, found))
+        by_seed = results(proof, seeds, store)
+        store.save(proof, by_seed)
+        new = list(rows(proof, seeds, failed, by_seed))
         old = [
             line
-            for line in kept
+            for line in previous_lines
             if line.startswith(f"| {proof} | ") and seeds_of(line) > seeds_of(new[0])
         ]
         lines += old or new
         if seeds_of(lines[-1]):
             image = page.parent.parent / "images" / "learning" / f"{slug(proof)}.svg"
             if not old:
-                figure(proof, found, image)
+                figure(proof, by_seed, image)
             figures += ["", f"![{proof}](../images/learning/{image.name})"]
     page.write_text("\n".join([head, *lines, *figures]) + "\n")
 
@@ -327,26 +329,26 @@ def main() -> None:
         action="store_true",
         help="leave out seeds whose results are stored beside the page",
     )
-    given = parser.parse_args()
-    if unknown := set(given.names) - set(map(slug, PROOFS)):
+    arguments = parser.parse_args()
+    if unknown := set(arguments.names) - set(map(slug, PROOFS)):
         parser.error(f"{', '.join(sorted(unknown))}: no such proof")
     failed = set[Run]()
-    store = Store(given.page)
-    for seed in range(given.seeds):  # a first seed of each comes first
+    store = Store(arguments.page)
+    for seed in range(arguments.seeds):  # a first seed of each comes first
         for proof in PROOFS:
             run = Run(proof, seed)
-            stored = given.missing and seed in store.load(proof)
-            if run.finished or stored or (given.names and slug(proof) not in given.names):
+            stored = arguments.missing and seed in store.load(proof)
+            if run.finished or stored or (arguments.names and slug(proof) not in arguments.names):
                 continue
             try:
                 run.train()
             except subprocess.CalledProcessError:
                 failed.add(run)
-            print("\n".join(table(given.seeds, failed, store)), flush=True)
-            if given.page is not None:
-                write(given.page, given.seeds, failed)
-    if given.page is not None:
-        write(given.page, given.seeds, failed)
+            print("\n".join(table(arguments.seeds, failed, store)), flush=True)
+            if arguments.page is not None:
+                write(arguments.page, arguments.seeds, failed)
+    if arguments.page is not None:
+        write(arguments.page, arguments.seeds, failed)
     sys.exit(bool(failed))
 
 

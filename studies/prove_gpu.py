@@ -111,24 +111,24 @@ def main(arguments: Sequence[str]) -> int:
         "--jobs", type=int, default=1, help="parts at a time: for those that measure no time"
     )
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds of a part")
-    given = parser.parse_args(arguments)
-    names = given.parts or list(PARTS)
+    options = parser.parse_args(arguments)
+    names = options.parts or list(PARTS)
     if unknown := [name for name in names if name not in PARTS]:
         parser.error(f"{unknown[0]} is not a part: {', '.join(PARTS)}")
-    if given.device == "cuda" and (problem := no_gpu()):
+    if options.device == "cuda" and (problem := no_gpu()):
         print(f"prove-gpu: {problem}", file=sys.stderr)
         return 2
-    results = given.results.resolve()
+    results = options.results.resolve()
     results.mkdir(parents=True, exist_ok=True)
     make_importable(results.parent / "links")
     statuses = []
-    with ThreadPoolExecutor(given.jobs) as pool:
+    with ThreadPoolExecutor(options.jobs) as pool:
         for name, document in zip(
-            names, pool.map(lambda name: outcome(name, given, results), names), strict=True
+            names, pool.map(lambda name: outcome(name, options, results), names), strict=True
         ):
             statuses.append(document["status"])
             print(f"{name}: {document['status']}", flush=True)
-    page = given.page or results.parent / "gpu.md"
+    page = options.page or results.parent / "gpu.md"
     page.write_text(written(results))
     print(f"written: {page}")
     return int(any(status.startswith(("failed", "ended")) for status in statuses))
@@ -161,20 +161,22 @@ def make_importable(folder: Path) -> None:
         links = {
             path.name: path for path in (ROOT / "rlinf_vla").iterdir() if path.name != "__pycache__"
         }
-        links |= {name.partition(".")[2]: ROOT / place for name, place in places if "." in name}
+        links |= {name.partition(".")[2]: ROOT / path for name, path in places if "." in name}
         (folder / "rlinf_vla").mkdir(parents=True, exist_ok=True)
-        for name, place in links.items():
+        for name, target in links.items():
             if not (link := folder / "rlinf_vla" / name).exists():
-                link.symlink_to(place)
-        said = folder / "rlinf_vla-0.dist-info"
-        said.mkdir(exist_ok=True)
-        (said / "METADATA").write_text("Metadata-Version: 2.1\nName: rlinf-vla\nVersion: 0\n")
+                link.symlink_to(target)
+        metadata = folder / "rlinf_vla-0.dist-info"
+        metadata.mkdir(exist_ok=True)
+        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: rlinf-vla\nVersion: 0\n")
         groups = project["project"]["entry-points"].items()
         lines = [
             [f"[{group}]", *(f"{name} = {value}" for name, value in points.items()), ""]
             for group, points in groups
         ]
-        (said / "entry_points.txt").write_text("\n".join(line for group in lines for line in group))
+        (metadata / "entry_points.txt").write_text(
+            "\n".join(line for group in lines for line in group)
+        )
         added.insert(0, str(folder))
     sys.path[:] = [*added, *sys.path, str(PACKAGES)]
     os.environ["PYTHONPATH"] = os.pathsep.join(
@@ -213,9 +215,9 @@ def outcome(name: str, given: argparse.Namespace, results: Path) -> dict[str, An
             str(file),
         ]
         log = results / f"{name}.log"
-        with log.open("w") as said:
+        with log.open("w") as stream:
             process = subprocess.Popen(
-                command, stdout=said, stderr=subprocess.STDOUT, start_new_session=True
+                command, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True
             )
             try:
                 code = process.wait(given.limit)

@@ -143,17 +143,17 @@ def main() -> None:
     )
     parser.add_argument("recipes", nargs="*", default=list(RECIPES))
     parser.add_argument("--page", type=Path)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     rows = list[str]()
     worst = [0.0, 0.0]
-    for name in given.recipes:
+    for name in arguments.recipes:
         with tempfile.TemporaryDirectory() as folder:
             for row, errors in prove(name, Path(folder)):
                 print(row, flush=True)
                 rows.append(row)
                 worst = [max(pair) for pair in zip(worst, errors, strict=True)]
-    if given.page:
-        given.page.write_text(page(rows, worst))
+    if arguments.page:
+        arguments.page.write_text(page(rows, worst))
 
 
 def prove(name: str, folder: Path) -> Iterator[tuple[str, list[float]]]:
@@ -171,24 +171,24 @@ def prove(name: str, folder: Path) -> Iterator[tuple[str, list[float]]]:
         plans |= ONCE
     if "pi0" in name:
         plans |= SPLIT
-    known: list[dict[str, torch.Tensor]] = []
+    reference: list[dict[str, torch.Tensor]] = []
     for number, (title, (plan, more)) in enumerate(plans.items()):
         keys = [f"recipe={name.split()[0]}", *name.split()[1:], *COMMON, *RECIPES[name], *more]
         with ExitStack() as stack:
             pool = stack.enter_context(two_types()) if title == MIXED else []
             keys += pool + [f"iterations={LONG}"] * (
-                title in (JOIN, PREEMPT) or (not known and JOIN in plans)
+                title in (JOIN, PREEMPT) or (not reference and JOIN in plans)
             )
-            found = run(keys, plan, folder / str(number), title)
-        known = known or found.weights
+            result = run(keys, plan, folder / str(number), title)
+        reference = reference or result.weights
         errors = [
             max(float((weights[key] - value).abs().max()) for key, value in expected.items())
-            for weights, expected in zip(found.weights, known, strict=False)
+            for weights, expected in zip(result.weights, reference, strict=False)
         ]
         errors = [errors[0], errors[-1]]
         moved = " | ".join("the same bits" if error == 0 else f"{error:.1e}" for error in errors)
         yield (
-            f"| {name} | {title} | {plan} | {found.gpus or 'yes'} | {found.tracks or 'yes'} | {moved} | {found.seconds:.0f} |",
+            f"| {name} | {title} | {plan} | {result.gpus or 'yes'} | {result.tracks or 'yes'} | {moved} | {result.seconds:.0f} |",
             errors,
         )
 
@@ -300,13 +300,13 @@ def gpus_differ(plan: Plan, recipe: Any, directory: Path) -> str:
         role: sum(worker["role"] == role for worker in workers)
         for role in ("rollout", "trainer", "reference", "feature")
     }
-    wanted = {
+    expected = {
         "rollout": plan.rollout_workers,
         "trainer": plan.trainer_ranks,
         "reference": plan.reference_workers,
         "feature": int(plan.split == "head"),
     }
-    if started != wanted:
+    if started != expected:
         return f"started {started}"
     return (
         ""
@@ -323,9 +323,9 @@ def tracks_differ(plan: Plan, recipe: Any, directory: Path, joined: bool) -> str
     if recipe.env.name == "genesis":
         return "not predicted"  # its rates are not published
     problem, _ = plan_problem(recipe)
-    known = ("policy", "simulator", "trainer")
+    words = ("policy", "simulator", "trainer")
     predicted, recorded = (
-        {span.track for span in spans if any(word in span.track for word in known)}
+        {span.track for span in spans if any(word in span.track for word in words)}
         for spans in (simulate(problem, plan).spans, read_run(directory).timeline)
     )
     others = {

@@ -113,14 +113,14 @@ def measure(ranks: int, count: int, builders: Builders, algorithm: PPO) -> None:
     rows = count // SHARDS
     remote: Any = ray.remote
     kind = remote(concurrency_groups={HEALTH: 1})(Measured)
-    trainers = Trainers([kind.remote(builders, place) for place in range(ranks)], CLUSTER)
+    trainers = Trainers([kind.remote(builders, index) for index in range(ranks)], CLUSTER)
     trainers.call("begin")
-    light, kept = [], []
+    light, references = [], []
     for number in range(SHARDS):
-        played = shard(number, rows)
-        kept.append(ray.put(heavy_parts(played)[0]))
-        trainers.call("accept", number, kept[-1])
-        light.append(light_trajectory(light_part(played), number))
+        trajectory = shard(number, rows)
+        references.append(ray.put(heavy_parts(trajectory)[0]))
+        trainers.call("accept", number, references[-1])
+        light.append(light_trajectory(light_part(trajectory), number))
     calls = Trajectory.cat(light)
     generator = torch.Generator().manual_seed(0)
     batch: Batch = replace(
@@ -128,9 +128,9 @@ def measure(ranks: int, count: int, builders: Builders, algorithm: PPO) -> None:
         target=torch.zeros(count),
     )
     started = time.perf_counter()
-    found = trainers.call("update", batch, False, 0, 0)
+    result = trainers.call("update", batch, False, 0, 0)
     print(
-        f"{ranks} ranks, {count} calls: {CAMERAS * PIXELS * PIXELS * 3 * count / 1e6:.0f} MB of images; {found[0][0][0]}"
+        f"{ranks} ranks, {count} calls: {CAMERAS * PIXELS * PIXELS * 3 * count / 1e6:.0f} MB of images; {result[0][0][0]}"
     )
     for rank, ((shared, private),) in enumerate(trainers.call("memory")):
         print(

@@ -179,14 +179,14 @@ def rehearse(name: str) -> list[Any]:
     resumed = train(again, *arguments, "resume=auto")
     if (last / COMPLETE).read_text() != expected:
         sys.exit(f"{name}: the resumed run does not end with the same weights")
-    found = read_metrics(run)
-    if not all(each["actor/grad_norm"] > 0 for each in found):
+    metrics = read_metrics(run)
+    if not all(row["actor/grad_norm"] > 0 for row in metrics):
         sys.exit(f"{name}: the gradient is zero, so that this run shows nothing")
     weights, trained = re.search(r"([\d,]+) weights, ([\d,]+) of them", first.output).groups()  # type: ignore[union-attr]
     parity = re.search(r".*recomputed log-probabilities.*", first.output)
     print(parity[0] if parity else "no parity line")
     times = [
-        sum(each[f"timing_s/{part}"] for each in found) / len(found)
+        sum(row[f"timing_s/{part}"] for row in metrics) / len(metrics)
         for part in ("rollout", "update")
     ]
     stored = sum(path.stat().st_size for path in begun.rglob("*") if path.is_file())

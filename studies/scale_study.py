@@ -158,12 +158,12 @@ class Study:
     def predict(self, gpus: int, weak: bool, settings: Settings) -> Prediction:
         """Return the prediction of the plan that is fastest on ``gpus`` GPUs."""
         share = gpus if weak else MOST
-        each = self.network.envs * settings.envs
-        envs = share * each
+        batch_size = self.network.envs * settings.envs
+        envs = share * batch_size
         minibatch = share * self.network.minibatch * settings.minibatch
         sizes = (
             f"env.num_envs={envs}",
-            f"rollout.batch_size={each}",
+            f"rollout.batch_size={batch_size}",
             f"algorithm.minibatch_size={minibatch}",
         )
         groups = (f"algorithm.row_groups={gpus}",) * settings.kept
@@ -207,8 +207,8 @@ def percent(share: float) -> str:
 
 def waits(found: Prediction) -> str:
     return ", ".join(
-        f"{place} {percent(seconds / found.seconds)}"
-        for place, seconds in list(found.critical.items())[:3]
+        f"{stage} {percent(seconds / found.seconds)}"
+        for stage, seconds in list(found.critical.items())[:3]
     )
 
 
@@ -251,11 +251,11 @@ def corrected(study: Study) -> Iterator[str]:
 def varied() -> Iterator[tuple[str, Settings]]:
     """Yield each assumption, half and one and a half times as large."""
     for factor in (0.5, 1.5):
-        for each in fields(Assumptions):
-            value = factor * getattr(ASSUMED, each.name)
+        for assumption in fields(Assumptions):
+            value = factor * getattr(ASSUMED, assumption.name)
             yield (
-                f"{each.name} {value:g}",
-                Settings(assumed=replace(ASSUMED, **{each.name: min(value, 1.0)})),
+                f"{assumption.name} {value:g}",
+                Settings(assumed=replace(ASSUMED, **{assumption.name: min(value, 1.0)})),
             )
         yield (
             f"network {factor * NODE.network_gbps:g} Gbit/s",
@@ -287,9 +287,9 @@ def checked(studies: Mapping[str, Study]) -> Iterator[str]:
     yield "| policy call on one row | predicted ms | published ms | source |"
     yield "|---|---|---|---|"
     for name, study in studies.items():
-        for gpu, known, source in study.network.calls:
+        for gpu, milliseconds, source in study.network.calls:
             seconds = published(study.work, gpu, 16).cost("act").of(1)
-            yield f"| {name}, {gpu} | {1e3 * seconds:.0f} | {known} | {source} |"
+            yield f"| {name}, {gpu} | {1e3 * seconds:.0f} | {milliseconds} | {source} |"
 
 
 def main() -> None:

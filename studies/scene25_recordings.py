@@ -58,14 +58,14 @@ class Largest:
     def see(
         self, what: str, where: str, ours: Any, theirs: Any, limit: float, unit: str = ""
     ) -> None:
-        one, other = (np.asarray(each, np.float64).reshape(-1) for each in (ours, theirs))
+        one, other = (np.asarray(values, np.float64).reshape(-1) for values in (ours, theirs))
         entry = self.found.setdefault(f"{what} {where}", Compared(what, where, 0, 0.0, limit, unit))
         if one.shape != other.shape:
             raise ValueError(f"{what}, {where}: {one.shape} is not {other.shape}")
-        known = ~np.isnan(other)
-        if known.any():
-            entry.count += int(known.sum())
-            entry.largest = max(entry.largest, float(np.abs(one - other)[known].max()))
+        valid = ~np.isnan(other)
+        if valid.any():
+            entry.count += int(valid.sum())
+            entry.largest = max(entry.largest, float(np.abs(one - other)[valid].max()))
 
 
 def counts(folder: Path) -> Assets:
@@ -126,12 +126,17 @@ def compare_id(largest: Largest, file: str, episodes: Episodes25, row: dict[str,
         episodes.kind.extra == "object" and episode.extra == episode.object
     ):
         return  # in a few ids of the source the distractor is the object itself, and stands at the distractor's place
-    place = layouts(episodes.kind.layout)[episode.pair]
-    pose = [*place[0], *turned(episode.turn), *place[1]]
+    positions = layouts(episodes.kind.layout)[episode.pair]
+    pose = [*positions[0], *turned(episode.turn), *positions[1]]
     largest.see("places", file, pose, [*row["object_pose"], *row["plate_pose"][:3]], 1e-6, "m")
     if "object_position_after_jump" in row:
         largest.see(
-            "places after the jump", file, place[2], row["object_position_after_jump"], 1e-6, "m"
+            "places after the jump",
+            file,
+            positions[2],
+            row["object_position_after_jump"],
+            1e-6,
+            "m",
         )
     offset = joint_offsets()[episode.extra] if episodes.kind.extra == "joints" else 0.0
     largest.see("joints", file, np.array(REST_QPOS) + offset, row["qpos"], 1e-6, "rad, m")
@@ -155,8 +160,8 @@ def compare_drops(largest: Largest, recorded: Any) -> None:
         sizes = recorded["object_bbox_world"], recorded["plate_bbox_world"]
         answers = on_plate(
             *(
-                torch.from_numpy(each)
-                for each in (offset, *sizes, recorded["force_object_plate"][:, row])
+                torch.from_numpy(array)
+                for array in (offset, *sizes, recorded["force_object_plate"][:, row])
             )
         )
         largest.see("rule of success", "drops", answers, recorded["success"][:, row], 0)
@@ -170,19 +175,19 @@ def compare_mixing(largest: Largest, folder: Path, raw: Path) -> None:
     tables = scene25_assets.read(folder / "assets" / "carrot", counts(folder)).tables
     table = tables[episode["table_id"]]
     rendered = pixels(raw)
-    shown = pixels(raw.with_name(f"{name}_mask.png")) > 0
+    mask = pixels(raw.with_name(f"{name}_mask.png")) > 0
     picture = scene25_pictures.before_photographs(
-        rendered[None], shown[None], scene25_pictures.read(table.photograph)[None]
+        rendered[None], mask[None], scene25_pictures.read(table.photograph)[None]
     )[0]
     if task.startswith(("VisionTexture", "VisionWhole")):
         share = (0.3 if "03" in task else 0.5) * table.mix
         if "Whole" in task:
             picture = scene25_pictures.with_window(
-                picture, shown, scene25_pictures.read(table.texture, 2), share
+                picture, mask, scene25_pictures.read(table.texture, 2), share
             )
         else:
             picture = scene25_pictures.with_texture(
-                picture, shown, scene25_pictures.read(table.texture), share
+                picture, mask, scene25_pictures.read(table.texture), share
             )
     # One number of a picture lies between two values, and another processor rounds it otherwise.
     largest.see(

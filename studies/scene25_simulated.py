@@ -179,12 +179,12 @@ class Played:
         ours = image(env)
         theirs = pixels(path).numpy().astype(int)
         difference = np.abs(ours - theirs).max(axis=-1)
-        shown = pixels(path.with_name(f"{path.stem}_mask.png")).numpy() > 0
+        mask = pixels(path.with_name(f"{path.stem}_mask.png")).numpy() > 0
         when = "first pictures" if step == 0 else "later pictures"
         if step == 0:
-            outside = cv2.dilate(shown.astype(np.uint8), GROWN) == 0
+            outside = cv2.dilate(mask.astype(np.uint8), GROWN) == 0
             self.see("pixels of the photograph", when, difference[outside].max(), 0, 0, "of 255")
-        self.see("mean pixel of what is shown", when, difference[shown].mean(), 0, 3, "of 255")
+        self.see("mean pixel of what is shown", when, difference[mask].mean(), 0, 3, "of 255")
 
     def controller(self) -> None:
         """Compare what single actions from rest do."""
@@ -263,9 +263,13 @@ class Played:
                 "m",
             )
             self.see("joints", where, env.agent.robot.get_qpos(), recorded["qpos"], 1e-6, "rad, m")
-            place = position(env._of_object)[0].numpy()
-            self.see("object's place", where, place, recorded["object_pose"][:3], ROLLED, "m")
-            elsewhere.append(bool(np.abs(place - recorded["object_pose"][:3]).max() > ELSEWHERE))
+            object_position = position(env._of_object)[0].numpy()
+            self.see(
+                "object's place", where, object_position, recorded["object_pose"][:3], ROLLED, "m"
+            )
+            elsewhere.append(
+                bool(np.abs(object_position - recorded["object_pose"][:3]).max() > ELSEWHERE)
+            )
             self.see(
                 "instructions that differ",
                 where,
@@ -318,24 +322,24 @@ def pose(numbers: NDArray[np.float32]) -> Any:
 
 
 def image(env: Any) -> NDArray[np.int64]:
-    found: NDArray[np.int64] = (
+    rgb: NDArray[np.int64] = (
         env._get_obs_sensor_data()[scene25.CAMERA]["rgb"][0].numpy().astype(int)
     )
-    return found
+    return rgb
 
 
 def main(folder: Path, render_backend: str) -> None:
     torch.set_num_threads(1)
     fast_paths.install_shared()
     fast_paths.install()
-    played = Played(folder, render_backend)
+    comparison = Played(folder, render_backend)
     for kind in ("episodes", "success"):
-        for path in played.paths(kind):
-            played.episode(path)
-    played.controller()
-    played.drops()
-    played.settled_starts()
-    print(json.dumps([asdict(row) for row in played.largest.found.values()]))
+        for path in comparison.paths(kind):
+            comparison.episode(path)
+    comparison.controller()
+    comparison.drops()
+    comparison.settled_starts()
+    print(json.dumps([asdict(row) for row in comparison.largest.found.values()]))
 
 
 if __name__ == "__main__":

@@ -61,10 +61,10 @@ class Pair(NamedTuple):
 def recorded_pairs() -> Iterator[Pair]:
     """Yield the pairs that the pages of results state; the number of episodes follows from them."""
     for page in sorted(RESULTS.glob("*.md")):
-        for found in RECORDED.finditer(page.read_text()) if page.name != "sequential.md" else ():
-            gained, lost = int(found["gained"]), int(found["lost"])
+        for match in RECORDED.finditer(page.read_text()) if page.name != "sequential.md" else ():
+            gained, lost = int(match["gained"]), int(match["lost"])
             yield Pair(
-                page.name, round(100 * (gained - lost) / float(found["points"])), gained, lost
+                page.name, round(100 * (gained - lost) / float(match["points"])), gained, lost
             )
 
 
@@ -99,9 +99,9 @@ class CountedEvidence:
         self._table: Array = np.log(wealth)
 
     def __call__(self, gains: Array) -> Array:
-        found = self._table[np.cumsum(gains > 0, axis=-1), np.cumsum(gains < 0, axis=-1)]
-        assert np.allclose(found[0], paired_evidence(gains[0]))
-        return np.asarray(found)
+        evidence = self._table[np.cumsum(gains > 0, axis=-1), np.cumsum(gains < 0, axis=-1)]
+        assert np.allclose(evidence[0], paired_evidence(gains[0]))
+        return np.asarray(evidence)
 
 
 def reached(evidence: Array) -> Array:
@@ -114,7 +114,7 @@ def mcnemar(gained: NDArray[np.int64], lost: NDArray[np.int64]) -> Array:
     """Return the exact two-sided p-values of many counts."""
     changed = gained + lost
     log_factorials = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, changed.max() + 2)))])
-    found = np.empty(len(changed))
+    p_values = np.empty(len(changed))
     for number in np.unique(changed):
         k = np.arange(number + 1)
         terms = np.exp(
@@ -124,8 +124,8 @@ def mcnemar(gained: NDArray[np.int64], lost: NDArray[np.int64]) -> Array:
             - number * np.log(2)
         )
         where = changed == number
-        found[where] = np.minimum(1.0, 2 * np.cumsum(terms)[np.minimum(gained, lost)[where]])
-    return found
+        p_values[where] = np.minimum(1.0, 2 * np.cumsum(terms)[np.minimum(gained, lost)[where]])
+    return p_values
 
 
 def errors(repeats: int) -> list[str]:
@@ -149,7 +149,7 @@ def errors(repeats: int) -> list[str]:
             wrong["McNemar"] += int((p < ALPHA).any(1).sum())
         total = repeats // PART * PART
         cells_of = [
-            f"{100 * each / total:.1f} % ({interval(each, total)})" for each in wrong.values()
+            f"{100 * count / total:.1f} % ({interval(count, total)})" for count in wrong.values()
         ]
         rows.append(f"| {name} | {' | '.join(cells_of)} |")
     return rows
@@ -170,9 +170,9 @@ def unequal_rows(repeats: int) -> list[str]:
             times = [reached(paired_evidence(sign * gains)) for sign in (-1, 1)]
             named += [int((times[0] < times[1]).sum()), int((times[1] < times[0]).sum())]
         total = repeats // PART * PART
-        cells = [f"{100 * each / total:.1f} % ({interval(each, total)})" for each in named]
-        told = [f"{half[0]:g} and {half[1]:g}: {np.mean(half):g}" for half in halves]
-        rows.append(f"| {tasks} × {count} | {' | '.join((*told, *cells))} |")
+        cells = [f"{100 * wins / total:.1f} % ({interval(wins, total)})" for wins in named]
+        descriptions = [f"{half[0]:g} and {half[1]:g}: {np.mean(half):g}" for half in halves]
+        rows.append(f"| {tasks} × {count} | {' | '.join((*descriptions, *cells))} |")
     return rows
 
 
@@ -245,20 +245,20 @@ def main() -> None:
         help="simulations of each case (10000), a multiple of 500",
     )
     parser.add_argument("--page", type=Path)
-    found = parser.parse_args()
+    arguments = parser.parse_args()
     text = PAGE.format(
         date=f"{date.today():%-d %B %Y}",
-        repeats=f"{found.repeats:,}",
+        repeats=f"{arguments.repeats:,}",
         length=f"{LENGTH:,}",
-        errors="\n".join(errors(found.repeats)),
-        unequal="\n".join(unequal_rows(found.repeats)),
-        recorded="\n".join(recorded_rows(found.repeats)),
-        power="\n".join(power_rows(found.repeats)),
-        simulations=f"{min(found.repeats, 2000):,}",
+        errors="\n".join(errors(arguments.repeats)),
+        unequal="\n".join(unequal_rows(arguments.repeats)),
+        recorded="\n".join(recorded_rows(arguments.repeats)),
+        power="\n".join(power_rows(arguments.repeats)),
+        simulations=f"{min(arguments.repeats, 2000):,}",
     )
     print(text)
-    if found.page:
-        found.page.write_text(text)
+    if arguments.page:
+        arguments.page.write_text(text)
 
 
 PAGE = """# Sequential comparison: errors, power, and episodes saved
