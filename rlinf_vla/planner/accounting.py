@@ -48,10 +48,10 @@ class Allocations(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        found, new = computed(function, args, kwargs or {})
+        result, new = computed(function, args, kwargs or {})
         for storage in new:
             self._add(storage)
-        return found
+        return result
 
     def _add(self, storage: Any) -> None:
         key = storage._cdata
@@ -71,16 +71,16 @@ class Allocations(TorchDispatchMode):
 def computed(function: Any, args: Any, kwargs: Mapping[str, Any]) -> tuple[Any, list[Any]]:
     """Return the result of an operation, and the storages that it allocated."""
     key = (function, _description(args), _description((*kwargs, *kwargs.values())))
-    made = _NEW.get(key)
-    if made is not None:
-        result = torch.empty_strided(*made[0], dtype=made[1], device=META)
-        return result, [result.untyped_storage()]
+    layout = _NEW.get(key)
+    if layout is not None:
+        empty = torch.empty_strided(*layout[0], dtype=layout[1], device=META)
+        return empty, [empty.untyped_storage()]
     before = {storage._cdata for storage in _storages((*args, *kwargs.values()))}
-    found = function(*args, **kwargs)
-    new = [storage for storage in _storages((found,)) if storage._cdata not in before]
-    if new and isinstance(found, Tensor) and found.is_meta and not found.storage_offset():
-        _NEW[key] = ((found.shape, found.stride()), found.dtype)
-    return found, new
+    result = function(*args, **kwargs)
+    new = [storage for storage in _storages((result,)) if storage._cdata not in before]
+    if new and isinstance(result, Tensor) and result.is_meta and not result.storage_offset():
+        _NEW[key] = ((result.shape, result.stride()), result.dtype)
+    return result, new
 
 
 def _description(value: Any) -> Any:
@@ -146,9 +146,9 @@ class UnknownNumbers(TorchDispatchMode):
 
 def peak_bytes(call: Callable[[], Any], device: str) -> int:
     """Return the most bytes that ``call``, on meta tensors, holds at any time, as on ``device``."""
-    with kernels_of(device), Allocations() as found:
+    with kernels_of(device), Allocations() as allocations:
         call()
-    return found.peak
+    return allocations.peak
 
 
 def repeated(one: Any, rows: int) -> Any:

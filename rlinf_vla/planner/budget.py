@@ -298,11 +298,11 @@ def _host(model: MemoryModel) -> Iterator[Part]:
         rows = recipe.env.num_envs * rollout_calls(config.horizon, limit, steps)
     else:
         rows = config.episodes * -(-limit // steps)
-    call, kept = model.host_bytes_per_call()
+    call, prefix = model.host_bytes_per_call()
     yield Part("main memory", f"{rows} policy calls of a rollout", ALWAYS, rows * call)
-    if kept:
+    if prefix:
         yield Part(
-            "main memory", "their prefixes", ALWAYS, rows * kept, "cluster.reuse_frozen=false"
+            "main memory", "their prefixes", ALWAYS, rows * prefix, "cluster.reuse_frozen=false"
         )
 
 

@@ -50,13 +50,13 @@ class Choice:
 
     def explain(self) -> str:
         """Describe what was compared, what was chosen and why the others were not."""
-        played = sum(each.prediction is not None for each in self.fitting)
+        simulated = sum(candidate.prediction is not None for candidate in self.fitting)
         lines = [
-            f"{len(self.fitting)} plans fit, {len(self.refused)} do not; {played} were simulated, the others cannot be as fast"
+            f"{len(self.fitting)} plans fit, {len(self.refused)} do not; {simulated} were simulated, the others cannot be as fast"
         ]
         lines += [f"chosen: {self.best.plan}", f"  {self.best.bottleneck}"]
         for name, others in self._rivals().items():
-            rival = min(others, key=lambda each: each.seconds)
+            rival = min(others, key=lambda candidate: candidate.seconds)
             at_least = "at least " if rival.prediction is None else ""
             lines.append(
                 f"not {name}: {at_least}{rival.seconds:.3g} s, {self._compared(rival.seconds)}: {rival.plan}"
@@ -77,9 +77,9 @@ class Choice:
     def _rivals(self) -> dict[str, list[PlanCandidate]]:
         """Group the other plans by the first aspect, of those below, that differs from the best."""
         best = self.best.plan
-        found = dict[str, list[PlanCandidate]]()
-        for each in self.fitting:
-            plan = each.plan
+        rivals = dict[str, list[PlanCandidate]]()
+        for candidate in self.fitting:
+            plan = candidate.plan
             aspects = {
                 "runtime": "in process" if plan.runtime == IN_PROCESS else "on Ray",
                 "placement": plan.placement,
@@ -90,8 +90,8 @@ class Choice:
                 name for key, name in aspects.items() if getattr(plan, key) != getattr(best, key)
             )
             if plan != best:
-                found.setdefault(next(differing, "other numbers of workers"), []).append(each)
-        return found
+                rivals.setdefault(next(differing, "other numbers of workers"), []).append(candidate)
+        return rivals
 
 
 def choose(problem: Problem) -> Choice:
@@ -118,9 +118,9 @@ def choose(problem: Problem) -> Choice:
         fitting[index] = replace(fitting[index], prediction=prediction)
         enough = min(enough, (1 + TIE_TOLERANCE) * prediction.seconds)
     best = next(
-        each.prediction
-        for each in fitting
-        if each.prediction is not None and each.prediction.seconds <= enough
+        candidate.prediction
+        for candidate in fitting
+        if candidate.prediction is not None and candidate.prediction.seconds <= enough
     )
     return Choice(best, tuple(fitting), tuple(refused))
 
@@ -191,8 +191,8 @@ def _sizes(cluster: Cluster) -> Iterator[tuple[str, int, int]]:
 
 def _powers(limit: int) -> list[int]:
     """The powers of two up to ``limit``, and ``limit`` itself."""
-    found = [2**exponent for exponent in range(limit.bit_length()) if 2**exponent <= limit]
-    return [*found, limit] if found and found[-1] != limit else found
+    powers = [2**exponent for exponent in range(limit.bit_length()) if 2**exponent <= limit]
+    return [*powers, limit] if powers and powers[-1] != limit else powers
 
 
 def _whole(number: int) -> int:
@@ -218,8 +218,8 @@ def _fitted(problem: Problem, plan: Plan) -> Plan:
         and plan.placement != DISAGGREGATED
         and plan.runtime == RAY
     )
-    wanted = plan.micro_batch_size
-    for micro in [wanted >> shift for shift in range(wanted.bit_length())]:
+    largest = plan.micro_batch_size
+    for micro in [largest >> shift for shift in range(largest.bit_length())]:
         for offload in (False, True)[: 1 + (shared and problem.graph.lag == 1)]:
             trial = replace(plan, micro_batch_size=micro, offload=offload)
             try:

@@ -95,7 +95,7 @@ def run_events(tasks: Sequence[Task], resources: Mapping[str, Resource]) -> Task
         for earlier in task.after:
             followers[earlier].append(number)
     shared = {name: _Shared(resource) for name, resource in resources.items()}
-    played = TaskTimes([0.0] * len(tasks), [0.0] * len(tasks), [-1] * len(tasks))
+    times = TaskTimes([0.0] * len(tasks), [0.0] * len(tasks), [-1] * len(tasks))
     events: list[
         tuple[float, int, str, int]
     ] = []  # (time, age, resource, task); a resource's outdated events are skipped
@@ -112,7 +112,7 @@ def run_events(tasks: Sequence[Task], resources: Mapping[str, Resource]) -> Task
     def begin(number: int, now: float) -> None:
         nonlocal age
         task = tasks[number]
-        played.start[number] = now
+        times.start[number] = now
         if task.resource and task.work > _TOLERANCE:
             shared[task.resource].advance(now)
             shared[task.resource].begin(number, task.work, task.width)
@@ -122,10 +122,10 @@ def run_events(tasks: Sequence[Task], resources: Mapping[str, Resource]) -> Task
             heapq.heappush(events, (now + task.work, age, "", number))
 
     def end(number: int, now: float) -> None:
-        played.end[number] = now
+        times.end[number] = now
         for follower in followers[number]:
             waits[follower] -= 1
-            played.cause[follower] = number  # the last one to end overwrites the others
+            times.cause[follower] = number  # the last one to end overwrites the others
             if not waits[follower]:
                 begin(follower, now)
 
@@ -141,5 +141,5 @@ def run_events(tasks: Sequence[Task], resources: Mapping[str, Resource]) -> Task
             number = shared[name].finish()
             plan_next(name)
         end(number, now)
-    played.busy = {name: each.busy for name, each in shared.items()}
-    return played
+    times.busy = {name: resource.busy for name, resource in shared.items()}
+    return times

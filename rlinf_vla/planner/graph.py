@@ -84,18 +84,18 @@ class Graph:
     def render(self) -> str:
         """One line per operation: its role and successors; ``~>`` streams, ``=>`` waits for all."""
         width, role = (
-            max(len(getattr(each, key)) for each in self.operations) for key in ("name", "role")
+            max(len(getattr(node, key)) for node in self.operations) for key in ("name", "role")
         )
         lines = []
-        for each in self.operations:
+        for operation in self.operations:
             onward = [
                 f"{'~>' if edge.kind == STREAM else '=>'} {edge.target}{_later(edge.lag)}"
                 for edge in self.edges
-                if edge.source == each.name
+                if edge.source == operation.name
             ]
-            once = "  (once)" if each.once else ""
+            once = "  (once)" if operation.once else ""
             lines.append(
-                f"  {each.name:{width}}  {each.role:{role}}  {', '.join(onward)}{once}".rstrip()
+                f"  {operation.name:{width}}  {operation.role:{role}}  {', '.join(onward)}{once}".rstrip()
             )
         return "\n".join([f"macro flow of {self.name} (~> streams, => waits for all):", *lines])
 
@@ -111,7 +111,7 @@ def trace(algorithm: Any) -> Graph:
     """
     tracer = _Tracer()
     algorithm.iteration(tracer)
-    first = next(each for each in tracer.operations if not each.once)
+    first = next(operation for operation in tracer.operations if not operation.once)
     edges = list(tracer.edges)
     if "publish" in tracer.names:
         edges.append(
@@ -133,7 +133,7 @@ class _Tracer:
 
     @property
     def names(self) -> list[str]:
-        return [each.name for each in self.operations]
+        return [operation.name for operation in self.operations]
 
     # on-policy
 

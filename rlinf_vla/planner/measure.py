@@ -86,9 +86,9 @@ def cost_of(
     cores = list[float]()
     kinds[min(kinds)]()  # warm-up: one-off work
     for size, call in kinds.items():
-        taken = list[float]()
+        durations = list[float]()
         end = time.perf_counter() + SECONDS
-        while len(taken) < calls and (not taken or time.perf_counter() < end):
+        while len(durations) < calls and (not durations or time.perf_counter() < end):
             synchronise(device)
             wall, cpu, own = time.perf_counter(), time.process_time(), time.thread_time()
             call()
@@ -96,10 +96,10 @@ def cost_of(
             wall = time.perf_counter() - wall
             cpu = time.process_time() - cpu
             own = time.thread_time() - own
-            taken.append(wall if device.type == "cuda" else cpu)
+            durations.append(wall if device.type == "cuda" else cpu)
             cores.append(cpu / own)
         sizes.append(size)
-        costs.append(statistics.median(taken))
+        costs.append(statistics.median(durations))
     fixed_cost, per_item = fit(sizes, costs)
     if device.type == "cuda":
         return Cost(fixed_cost, per_item, on=GPU)
@@ -108,8 +108,8 @@ def cost_of(
 
 def fixed_cost_of(call: Callable[[], Any], device: torch.device) -> Cost:
     """Measure the cost of a call that has no size."""
-    found = cost_of({1: call}, device)
-    return replace(found, fixed=found.of(1), per_item=0.0)
+    cost = cost_of({1: call}, device)
+    return replace(cost, fixed=cost.of(1), per_item=0.0)
 
 
 def _acting(recipe: Recipe, policy: Policy, device: torch.device) -> dict[str, Cost]:
@@ -138,11 +138,11 @@ def _acting(recipe: Recipe, policy: Policy, device: torch.device) -> dict[str, C
         with merged_lora(policy):
             pass
 
-    found = {"merge": fixed_cost_of(merge, device)}
+    costs = {"merge": fixed_cost_of(merge, device)}
     with merged_lora(policy):
         for name, kind in (("act", act), ("value", value), ("encode", encode)):
-            found[name] = cost_of({rows: partial(kind, rows) for rows in observations}, device)
-    return found
+            costs[name] = cost_of({rows: partial(kind, rows) for rows in observations}, device)
+    return costs
 
 
 def _learning(
@@ -159,11 +159,11 @@ def _learning(
         trainer, recipe.seed, recipe.rollout.temperature, recipe.cluster.reuse_frozen
     )
     inputs = batch.calls.inputs
-    found = dict[str, Cost]()
+    costs = dict[str, Cost]()
     if recipe.cluster.reuse_frozen and config.epochs > 1:
         learnt = precompute_frozen(policy, inputs, most)
         if learnt is not inputs:
-            found["precompute"] = cost_of(
+            costs["precompute"] = cost_of(
                 {
                     n: partial(
                         precompute_frozen,
@@ -193,25 +193,25 @@ def _learning(
                 parameter.copy_(copies[name])
 
     step = cost_of({n: partial(trainer.step, batch[:n], loss) for n in sizes}, device)
-    found["optimise"] = fixed_cost_of(optimise, device)
-    found["update"] = replace(step, fixed=max(0.0, step.fixed - found["optimise"].fixed))
-    found["reference"] = cost_of(
+    costs["optimise"] = fixed_cost_of(optimise, device)
+    costs["update"] = replace(step, fixed=max(0.0, step.fixed - costs["optimise"].fixed))
+    costs["reference"] = cost_of(
         {n: partial(learning.log_prob, batch.calls[:n]) for n in sizes}, device
     )
-    found["publish"] = fixed_cost_of(publish, device)
+    costs["publish"] = fixed_cost_of(publish, device)
     weights = [*policy.parameters(), *policy.buffers()]
     besides = [*weights, *batch.tensors()]
-    kept = saved_for_backward(lambda: trainer.step(batch[: sizes[0]], loss), besides)
+    saved = saved_for_backward(lambda: trainer.step(batch[: sizes[0]], loss), besides)
     parts = [
         *inputs.values(),
         *batch.calls.latent.values(),
-        *(each for each in vars(batch.calls).values() if isinstance(each, Tensor)),
+        *(value for value in vars(batch.calls).values() if isinstance(value, Tensor)),
     ]
-    return found, Bytes(
+    return costs, Bytes(
         weights=nbytes(weights),
         trained=nbytes(trainer.parameters.values()),
         low=nbytes(trainer.parameters[name] for name in trainer.low),
-        activations=kept / sizes[0],
+        activations=saved / sizes[0],
         call=nbytes(parts) / most,
         inputs=nbytes(inputs.values()) / most,
     )

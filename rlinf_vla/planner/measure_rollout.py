@@ -99,15 +99,15 @@ class InstrumentedActor(Actor):
 
     def act(self, inputs: Inputs, episodes: Episodes, step: Tensor) -> ActionSample:
         started = time.process_time()
-        found = super().act(inputs, episodes, step)
+        sample = super().act(inputs, episodes, step)
         self._note("act", len(step), started)
-        return found
+        return sample
 
     def values(self, inputs: Inputs) -> Tensor:
         started = time.process_time()
-        found = super().values(inputs)
-        self._note("value", len(found), started)
-        return found
+        values = super().values(inputs)
+        self._note("value", len(values), started)
+        return values
 
     def _note(self, name: str, rows: int, started: float) -> None:
         self.own += time.process_time() - started
@@ -150,14 +150,14 @@ def measure_rollout(
         processes = after.processes - before.processes
         most = processes // len(groups)
         samples += [
-            each._replace(processes=min(most, each.environments))
+            command._replace(processes=min(most, command.environments))
             for env in watched
-            for each in env.commands
+            for command in env.commands
         ]
         pairs = [
             pair
             for both in zip(outer, watched, strict=True)
-            for pair in zip(*(each.commands for each in both), strict=True)
+            for pair in zip(*(env.commands for env in both), strict=True)
         ]
         say("measuring the policy beside busy simulators")
         crowding = _crowding(recipe, actor, policy, groups, processes) if processes else 0.0
@@ -172,7 +172,7 @@ def measure_rollout(
             _few_steps(single, policy.spec.chunk)
             samples += single.commands
     operations = {
-        name: _fitted([each for each in samples if each.name == name], on_gpu)
+        name: _fitted([sample for sample in samples if sample.name == name], on_gpu)
         for name in ("simulate", "reset")
     }
     if recipe.reward != RewardConfig():
@@ -184,8 +184,8 @@ def measure_rollout(
     if not on_gpu:
         # in rollouts caches are colder, and images are copied
         factor = max(1.0, actor.own / actor.foreseen)
-        handling = sum(each.own for each in samples if each.processes) / max(
-            1, sum(each.environments for each in samples)
+        handling = sum(sample.own for sample in samples if sample.processes) / max(
+            1, sum(sample.environments for sample in samples)
         )
         operations |= {name: acting[name].times(factor) for name in ("act", "value")}
         operations["act"] = replace(
@@ -210,19 +210,20 @@ def _fitted(samples: Sequence[TimedCommand], on_gpu: bool) -> Cost:
     Commands of one size are averaged, because the system counts core-seconds in hundredths.
     """
     alike: dict[tuple[int, int], list[TimedCommand]] = {}
-    for each in samples:
-        alike.setdefault((each.environments, each.processes), []).append(each)
+    for sample in samples:
+        alike.setdefault((sample.environments, sample.processes), []).append(sample)
     sizes = []
     costs = []
     cores = 1.0
     for (environments, processes), group in alike.items():
         spent = sum(
-            each.wall if on_gpu else each.simulators if processes else each.own for each in group
+            sample.wall if on_gpu else sample.simulators if processes else sample.own
+            for sample in group
         ) / len(group)
         sizes.append(environments / max(1, processes))
         costs.append(spent / max(1, processes))
         cores = max(
-            cores, spent / max(1, processes) / (sum(each.wall for each in group) / len(group))
+            cores, spent / max(1, processes) / (sum(sample.wall for sample in group) / len(group))
         )
     return Cost(*fit(sizes, costs), *((1.0, GPU) if on_gpu else (cores, CPU)))
 
@@ -234,15 +235,15 @@ def first_episodes(rollouts: Trajectory) -> list[tuple[int, bool]]:
     """
     ended = ((rollouts.terminated | rollouts.truncated) & rollouts.valid).any(-1)
     terminated = (rollouts.terminated & rollouts.valid).any(-1)
-    found = []
+    episodes = []
     for environment in range(ended.shape[1]):
         calls = (
             int(ended[:, environment].nonzero()[0]) + 1
             if ended[:, environment].any()
             else len(ended)
         )
-        found.append((calls, not bool(terminated[calls - 1, environment])))
-    return found
+        episodes.append((calls, not bool(terminated[calls - 1, environment])))
+    return episodes
 
 
 def _crowding(
@@ -256,7 +257,7 @@ def _crowding(
     inputs = policy.prepare(synthetic.observation(policy.spec, rows))
     numbers = torch.arange(rows)
     episodes = Episodes(0 * numbers, numbers, 0 * numbers)
-    alone, beside = list[float](), list[float]()
+    alone, crowded = list[float](), list[float]()
 
     def cost() -> float:
         started = time.process_time()
@@ -266,11 +267,11 @@ def _crowding(
     for _ in range(TURNS):
         for env in groups:
             env.reset_async(numbered_episodes(EVALUATION_SEEDS, 0, rows, len(env.spec.tasks)))
-        beside.append(cost())
+        crowded.append(cost())
         for env in groups:
             env.reset_wait()
         alone.append(cost())
-    slower = max(0.0, statistics.median(beside) / statistics.median(alone) - 1)
+    slower = max(0.0, statistics.median(crowded) / statistics.median(alone) - 1)
     return slower * (cores - 1) / (min(cores, 1 + processes) - 1)
 
 

@@ -55,12 +55,12 @@ def described(recipe: Recipe) -> tuple[Path, Any, str | None]:
                 f"model.checkpoint={location} is not there: give the directory of a checkpoint"
             )
     except UserError as error:
-        found = plugins.choose("model", recipe.model.name, plugins.models()).published_sizes(
+        published = plugins.choose("model", recipe.model.name, plugins.models()).published_sizes(
             location, options
         )
-        if found is None:
+        if published is None:
             raise
-        return asset_path(found[0]), found[1], str(error)
+        return asset_path(published[0]), published[1], str(error)
     return directory, options, None
 
 
@@ -116,8 +116,8 @@ def weights_of(policy: Policy, pieces: int = 1) -> Weights:
         rows = tensor.shape[0] if tensor.ndim else 1
         return -(-rows // pieces) * (tensor.numel() // max(rows, 1))
 
-    def size(tensors: Iterable[Tensor], each: int | None = None) -> int:
-        return sum(kept(tensor) * (each or tensor.element_size()) for tensor in tensors)
+    def size(tensors: Iterable[Tensor], element_size: int | None = None) -> int:
+        return sum(kept(tensor) * (element_size or tensor.element_size()) for tensor in tensors)
 
     named = dict(policy.named_parameters())
     trained = {name: value for name, value in named.items() if value.requires_grad}
@@ -149,7 +149,7 @@ def gathered_bytes(policy: Policy) -> int:
 def packed_bytes(policy: Policy) -> int:
     """Return the bytes of the largest group of gradients that a sharded rank sums, in float32."""
     return MASTER * max(
-        sum(each.numel() for each in group if each.requires_grad)
+        sum(parameter.numel() for parameter in group if parameter.requires_grad)
         for group in _gathered_groups(policy)
     )
 
@@ -324,9 +324,9 @@ class MemoryModel:
 
     def host_bytes_per_call(self) -> tuple[int, int]:
         """Return the bytes of a stored policy call, and of its prefix if the update keeps it."""
-        kept = self.learnt_inputs
+        learnt = self.learnt_inputs
         inputs = self.call.inputs
-        return _bytes(self.call.tensors()), 0 if kept is inputs else _bytes(kept.values())
+        return _bytes(self.call.tensors()), 0 if learnt is inputs else _bytes(learnt.values())
 
 
 def estimate(count: Callable[..., int], rows: int, *options: Any) -> float:
@@ -335,7 +335,7 @@ def estimate(count: Callable[..., int], rows: int, *options: Any) -> float:
     A peak is the largest of the moments of a pass, each affine in the rows, so it may be above.
     """
     small, large = FIT_ROWS
-    low, high = (count(each, *options) for each in FIT_ROWS)
+    low, high = (count(size, *options) for size in FIT_ROWS)
     return low + (high - low) * (rows - small) / (large - small)
 
 

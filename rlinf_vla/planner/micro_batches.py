@@ -46,7 +46,7 @@ def choose(
                     best = max(
                         best,
                         replace(trial, micro_batch_size=rows),
-                        key=lambda each: each.micro_batch_size,
+                        key=lambda setting: setting.micro_batch_size,
                     )
             if best.micro_batch_size:
                 return best

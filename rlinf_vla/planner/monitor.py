@@ -75,8 +75,8 @@ class PlanMonitor:
             return
         rollout, update = self._seconds("timing_s/rollout"), self._seconds("timing_s/update")
         profiles = {
-            device: corrected(each, self._prediction, rollout, update)
-            for device, each in self._problem.profiles.items()
+            device: corrected(profile, self._prediction, rollout, update)
+            for device, profile in self._problem.profiles.items()
         }
         self._problem = replace(self._problem, profiles=profiles)
         self._prediction = simulate(self._problem, self._prediction.plan)
@@ -94,7 +94,7 @@ class PlanMonitor:
         return recipe, PlanMonitor(once, self._problem, simulate(self._problem, plan), self._say)
 
     def _seconds(self, name: str) -> float:
-        return median(each.get(name, 0.0) for each in self._measured)
+        return median(metrics.get(name, 0.0) for metrics in self._measured)
 
 
 def planned(

@@ -149,7 +149,7 @@ class Machine:
 def place(plan: Plan, cluster: Cluster) -> tuple[Machine, ...]:
     """Return the machines in use, the trainers' first. Raises UserError as ``assign`` does."""
     roles = assign(plan.placement, plan.rollout_workers, plan.trainer_ranks, cluster)
-    found: list[Machine] = []
+    machines: list[Machine] = []
     for index, node in enumerate(cluster.each):
         rollout, trainers = (
             tuple(slot.device for slot in role if slot.machine == index) for role in roles
@@ -159,18 +159,18 @@ def place(plan: Plan, cluster: Cluster) -> tuple[Machine, ...]:
         numbers: tuple[tuple[int, ...], ...] = tuple(
             (number,) for number, slot in enumerate(roles[0]) if slot.machine == index
         )
-        if found and (found[-1].node, found[-1].rollout, found[-1].trainers) == (
+        if machines and (machines[-1].node, machines[-1].rollout, machines[-1].trainers) == (
             node,
             rollout,
             trainers,
         ):
             numbers = tuple(
-                (*others, *this) for others, this in zip(found[-1].numbers, numbers, strict=True)
+                (*others, *this) for others, this in zip(machines[-1].numbers, numbers, strict=True)
             )
-            found[-1] = replace(found[-1], copies=found[-1].copies + 1, numbers=numbers)
+            machines[-1] = replace(machines[-1], copies=machines[-1].copies + 1, numbers=numbers)
         else:
-            found.append(Machine(node, 1, rollout, trainers, numbers))
-    return tuple(found)
+            machines.append(Machine(node, 1, rollout, trainers, numbers))
+    return tuple(machines)
 
 
 def rollout_bytes(stored: Bytes, plan: Plan, workload: Workload) -> float:
@@ -213,16 +213,16 @@ def check_memory(problem: Problem, plan: Plan) -> None:
                 machine.rollout.count(device) * rollout,
                 machine.trainers.count(device) * (trainer + reference),
             ]
-            wanted = max(here) if plan.offload and node.gpus else sum(here)
+            needed = max(here) if plan.offload and node.gpus else sum(here)
             if not node.gpus:
-                wanted += len(machine.rollout) * (
+                needed += len(machine.rollout) * (
                     processes(plan, workload, node) * plan.pipeline_depth * profile.bytes.process
                 )
-                wanted += workload.rows * profile.bytes.call * bool(machine.trainers)
-            if wanted > SLACK * node.memory:
+                needed += workload.rows * profile.bytes.call * bool(machine.trainers)
+            if needed > SLACK * node.memory:
                 what = f"a GPU of {node.name}" if node.gpus else node.name
                 raise UserError(
-                    f"{wanted / 1e9:.1f} GB wanted in {what}, which has {node.memory / 1e9:.1f} GB ({100 * SLACK:.0f} % may be filled)"
+                    f"{needed / 1e9:.1f} GB wanted in {what}, which has {node.memory / 1e9:.1f} GB ({100 * SLACK:.0f} % may be filled)"
                 )
     problem.refuse(plan)
 

@@ -61,13 +61,13 @@ class Prediction:
     def bottleneck(self) -> str:
         """The parts of the work that an iteration waits for most, with their seconds."""
         longest = [
-            (place, seconds)
-            for place, seconds in self.critical.items()
+            (part, seconds)
+            for part, seconds in self.critical.items()
             if seconds > 0.01 * self.seconds
         ][:3]
         named = [
-            f"{place} ({seconds:.3g} s, {100 * seconds / self.seconds:.0f} %)"
-            for place, seconds in longest
+            f"{part} ({seconds:.3g} s, {100 * seconds / self.seconds:.0f} %)"
+            for part, seconds in longest
         ]
         return f"an iteration of {self.seconds:.3g} s waits for {', then '.join(named)}"
 
@@ -88,15 +88,15 @@ class Prediction:
         """
         tracks = list(dict.fromkeys(span.track for span in self.spans))
         first = sorted(tracks, key=_number)[:rows]
-        shown = sorted((track for track in tracks if track in first), key="network".__eq__)
-        label = max(map(len, shown), default=0)
+        drawn = sorted((track for track in tracks if track in first), key="network".__eq__)
+        label = max(map(len, drawn), default=0)
         lines = [
             f"{track:>{label}} |{_row([span for span in self.spans if span.track == track], self.seconds, width)}|"
-            for track in shown
+            for track in drawn
         ]
         if len(tracks) > rows:
             lines.append(f"{'':>{label}}  ... and {len(tracks) - rows} more like these")
-        used = {span.name for span in self.spans if span.track in shown}
+        used = {span.name for span in self.spans if span.track in drawn}
         lines.append(f"{'':>{label}}  0 s{f'{self.seconds:.3g} s':>{width - 3}}")
         legend: dict[str, list[str]] = defaultdict(list)
         for name, (letter, _) in TASKS.items():
@@ -109,22 +109,23 @@ class Prediction:
 
 def _number(track: str) -> int:
     """Index of the track's worker, so that the first workers of each role sort first."""
-    found = re.search(r"(?:rollout|trainer|reference|reward) (\d+)", track)
-    return int(found[1]) if found else 0
+    match = re.search(r"(?:rollout|trainer|reference|reward) (\d+)", track)
+    return int(match[1]) if match else 0
 
 
 def _row(spans: Sequence[Span], seconds: float, width: int) -> str:
     slices: list[dict[str, float]] = [defaultdict(float) for _ in range(width)]
-    each = seconds / width
+    duration = seconds / width
     for span in spans:
         for number in range(
-            max(0, int(span.start / each)), min(width - 1, int(span.end / each)) + 1
+            max(0, int(span.start / duration)), min(width - 1, int(span.end / duration)) + 1
         ):
             slices[number][TASKS[span.name][0]] += max(
-                0.0, min(span.end, (number + 1) * each) - max(span.start, number * each)
+                0.0, min(span.end, (number + 1) * duration) - max(span.start, number * duration)
             )
     return "".join(
-        max(took, key=took.__getitem__) if sum(took.values()) > each / 3 else "." for took in slices
+        max(took, key=took.__getitem__) if sum(took.values()) > duration / 3 else "."
+        for took in slices
     )
 
 
@@ -132,24 +133,24 @@ def critical_path(
     tasks: Sequence[Task], played: TaskTimes, last: int, begin: float
 ) -> dict[str, float]:
     """Seconds after ``begin`` on the critical path to task ``last``, by part, longest first."""
-    found: dict[str, float] = defaultdict(float)
+    parts: dict[str, float] = defaultdict(float)
     number = last
     while number >= 0 and played.end[number] > begin:
         seconds = played.end[number] - max(begin, played.start[number])
         if seconds > 0:
-            found[TASKS[tasks[number].name][1]] += seconds
+            parts[TASKS[tasks[number].name][1]] += seconds
         number = played.cause[number]
-    return dict(sorted(found.items(), key=lambda each: -each[1]))
+    return dict(sorted(parts.items(), key=lambda item: -item[1]))
 
 
 def spans_between(
     tasks: Iterable[Task], played: TaskTimes, begin: float, end: float
 ) -> tuple[Span, ...]:
     """Return the spans of tasks from ``begin`` to ``end``, shifted so that ``begin`` is 0."""
-    found = []
+    spans = []
     for number, task in enumerate(tasks):
         start, stop = max(begin, played.start[number]), min(end, played.end[number])
         if task.track and stop > start:
-            found.append(Span(task.name, task.track, start - begin, stop - begin))
-    order = list(dict.fromkeys(span.track for span in found))
-    return tuple(sorted(found, key=lambda span: (order.index(span.track), span.start)))
+            spans.append(Span(task.name, task.track, start - begin, stop - begin))
+    order = list(dict.fromkeys(span.track for span in spans))
+    return tuple(sorted(spans, key=lambda span: (order.index(span.track), span.start)))

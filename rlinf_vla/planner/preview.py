@@ -107,14 +107,14 @@ class Preview:
 
     def _fit(self, model: MemoryModel, memory: float) -> str:
         """Return which settings fit a GPU with ``memory`` bytes: the recipe's, else others."""
-        given = setting_of(self.recipe)
+        own = setting_of(self.recipe)
         if self.recipe.cluster.micro_batch_size is not None:
-            found = budget(model, given, memory, exact=False)
-            if found.fits:
-                return f"fits, peak {found.peak / 1e9:.1f} GB"
-        for start, wanted in (("fits, set", given), ("fits only with", None)):
+            memory_budget = budget(model, own, memory, exact=False)
+            if memory_budget.fits:
+                return f"fits, peak {memory_budget.peak / 1e9:.1f} GB"
+        for start, base in (("fits, set", own), ("fits only with", None)):
             try:
-                setting = choose(model, memory, wanted, exact=False)
+                setting = choose(model, memory, base, exact=False)
             except UserError:
                 continue
             return f"{start} {setting.overrides()}: peak {budget(model, setting, memory, exact=False).peak / 1e9:.1f} GB"

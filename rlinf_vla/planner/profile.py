@@ -72,19 +72,19 @@ def fit(sizes: Sequence[float], costs: Sequence[float]) -> tuple[float, float]:
         dtype=torch.float64,
     )
     ones = torch.ones(len(rows), 1, dtype=torch.float64)
-    found: list[tuple[float, float, float]] = []
+    fits: list[tuple[float, float, float]] = []
     for columns in ([1], [0], [0, 1]):
         part = torch.zeros(2, 1, dtype=torch.float64)
         part[columns] = torch.linalg.lstsq(rows[:, columns], ones).solution
         if bool((part >= 0).all()):
-            found.append(
+            fits.append(
                 (
                     round(float((rows @ part - ones).square().sum()), 12),
                     float(part[0]),
                     float(part[1]),
                 )
             )
-    _, fixed, per_item = min(found, key=lambda each: each[0])
+    _, fixed, per_item = min(fits, key=lambda candidate: candidate[0])
     return fixed, per_item
 
 
@@ -168,10 +168,10 @@ class Profile:
         """Return the profile whose ``asdict`` is ``document``. Raises UserError if it is none."""
         try:
             nodes = {name: Cost(**cost) for name, cost in document["operations"].items()}
-            given = {**document, "operations": nodes, "bytes": Bytes(**document["bytes"])}
+            fields = {**document, "operations": nodes, "bytes": Bytes(**document["bytes"])}
             profile = Profile(
                 **{
-                    **given,
+                    **fields,
                     "episodes": tuple(
                         (int(calls), bool(cut)) for calls, cut in document["episodes"]
                     ),

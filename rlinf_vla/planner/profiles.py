@@ -23,24 +23,24 @@ def profiles_for(
     predicted from published numbers. ``model``: the recipe's, if it is there already. Raises
     UserError if a device type has none.
     """
-    given = [recipe.profile] if isinstance(recipe.profile, str) else list(recipe.profile or ())
-    known = {
+    files = [recipe.profile] if isinstance(recipe.profile, str) else list(recipe.profile or ())
+    profiles = {
         profile.device: profile
-        for profile in (read_profile(Path(str(each)).expanduser()) for each in given)
+        for profile in (read_profile(Path(str(file)).expanduser()) for file in files)
     }
     measured = None
-    if not known and not recipe.cluster.nodes:
+    if not profiles and not recipe.cluster.nodes:
         with stages() as show:
             measured = measure_profile(
                 recipe, builders.build_policy(recipe), lambda text: show(text, 0.0)
             )
-        known = {measured.device: measured}
-    missing = {node.device: node for node in cluster.nodes if node.device not in known}
+        profiles = {measured.device: measured}
+    missing = {node.device: node for node in cluster.nodes if node.device not in profiles}
     if missing:
         with stages() as show:
             show("counting the work of the policy", 0.0)
             work = CountedWork(model or MemoryModel(recipe))
-        known |= {device: published(work, device, node.cpus) for device, node in missing.items()}
+        profiles |= {device: published(work, device, node.cpus) for device, node in missing.items()}
     return {
-        device: known[device] for device in sorted({node.device for node in cluster.nodes})
+        device: profiles[device] for device in sorted({node.device for node in cluster.nodes})
     }, measured

@@ -53,7 +53,7 @@ class CountedWork:
             low=stored.master / 2,
             activations=(many - few) / (FIT_ROWS[1] - FIT_ROWS[0]),
             call=model.host_bytes_per_call()[0],
-            inputs=sum(each.nbytes for each in model.inputs(1).values()),
+            inputs=sum(tensor.nbytes for tensor in model.inputs(1).values()),
         )
 
 
@@ -103,7 +103,7 @@ def _policy(work: CountedWork, device: Device, assumed: Assumptions) -> dict[str
     )
     bandwidth = 1e9 * assumed.bandwidth * device.bandwidth
     host = 1e9 * assumed.host * device.host
-    found = {}
+    costs = {}
     for name, call in work.calls.items():
         share = assumed.training if name == "update" else assumed.inference
         dispatch = (
@@ -112,13 +112,13 @@ def _policy(work: CountedWork, device: Device, assumed: Assumptions) -> dict[str
             else assumed.dispatch * call.dispatched
         )
         seconds = [call.seconds(rows, share * matrix, bandwidth) for rows in SIZES]
-        found[name] = Cost(*fit(SIZES, seconds), on=GPU, least=dispatch)
+        costs[name] = Cost(*fit(SIZES, seconds), on=GPU, least=dispatch)
     steps = OPTIMISER_PASSES * stored.gradients + 2 * (
         stored.moments + stored.master + stored.trained
     )
     merging = 2 * stored.merged * (1 / bandwidth + 1 / host)  # to main memory and back
     fixed = {"optimise": steps / bandwidth, "merge": merging, "publish": stored.trained / host}
-    return found | {name: Cost(seconds, on=GPU) for name, seconds in fixed.items()}
+    return costs | {name: Cost(seconds, on=GPU) for name, seconds in fixed.items()}
 
 
 def _simulator(model: MemoryModel, device: str, assumed: Assumptions) -> dict[str, Cost]:
@@ -128,16 +128,16 @@ def _simulator(model: MemoryModel, device: str, assumed: Assumptions) -> dict[st
         backend = "gpu"  # the machines have GPUs
     rates = SIMULATORS.get((env.name, backend))
     if rates is None:
-        known = ", ".join(f"{name} on {where}" for name, where in SIMULATORS)
+        names = ", ".join(f"{name} on {where}" for name, where in SIMULATORS)
         raise UserError(
-            f"no rates are published for env={env.name} on {backend} (only {known}): give profile=FILE, measured there"
+            f"no rates are published for env={env.name} on {backend} (only {names}): give profile=FILE, measured there"
         )
     pixels = (getattr(env, "image_size", None) or 0) ** 2
-    fixed, each = rates.chunk(spec.chunk, len(spec.images), pixels)
+    fixed, per_environment = rates.chunk(spec.chunk, len(spec.images), pixels)
     if rates.device == "cpu":
-        return {"simulate": Cost(fixed, each), "reset": Cost(per_item=rates.reset)}
+        return {"simulate": Cost(fixed, per_environment), "reset": Cost(per_item=rates.reset)}
     slower = 1.0 if rates.device == device else 1 / assumed.simulation
     return {
-        "simulate": Cost(fixed, each, on=GPU).times(slower),
+        "simulate": Cost(fixed, per_environment, on=GPU).times(slower),
         "reset": Cost(rates.reset, on=GPU).times(slower),
     }

@@ -118,8 +118,8 @@ def run(config: DictConfig) -> dict[str, Any]:
     choice = choose(problem)
     _show(choice, problem)
     preview.show(with_plan(recipe, choice.best.plan))
-    for each in preview.missing:
-        print(f"this plan cannot run here: {each}")
+    for reason in preview.missing:
+        print(f"this plan cannot run here: {reason}")
     directory = run_directory.for_evaluation(config, None)
     if measured is not None:
         measured.write(directory / "profile.json")
@@ -234,14 +234,18 @@ def _show(choice: Choice, problem: Problem) -> None:
 
 def _write(directory: Path, recipe: Recipe, problem: Problem, choice: Choice) -> dict[str, Any]:
     others = [
-        {"plan": asdict(each.plan), "seconds": each.seconds, "played": each.prediction is not None}
-        for each in choice.fitting
+        {
+            "plan": asdict(candidate.plan),
+            "seconds": candidate.seconds,
+            "played": candidate.prediction is not None,
+        }
+        for candidate in choice.fitting
     ]
     document: dict[str, Any] = {
         "recipe": recipe.name,
         "cluster": asdict(problem.cluster),
-        "operations": [asdict(each) for each in problem.graph.operations],
-        "edges": [asdict(each) for each in problem.graph.edges],
+        "operations": [asdict(operation) for operation in problem.graph.operations],
+        "edges": [asdict(edge) for edge in problem.graph.edges],
         "assumed": problem.assumed,
         "profiles": {device: asdict(profile) for device, profile in problem.profiles.items()},
         "chosen": choice.best.document(),

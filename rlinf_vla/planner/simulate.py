@@ -34,11 +34,11 @@ def simulate(problem: Problem, plan: Plan) -> Prediction:
     ends = [simulation.iteration(index) for index in range(iterations)]
     listed = simulation.tasks.listed
     resources = simulation.resources()
-    played = run_events(listed, resources)
+    times = run_events(listed, resources)
     several = simulation.lag  # with staleness, consecutive iterations may differ
-    begin = played.end[ends[-1 - several]]
-    end = played.end[ends[-1]]
-    total = max(played.end)
+    begin = times.end[ends[-1 - several]]
+    end = times.end[ends[-1]]
+    total = max(times.end)
     seconds = (end - begin) / several
     price = problem.cluster.price_per_hour
     return Prediction(
@@ -46,15 +46,15 @@ def simulate(problem: Problem, plan: Plan) -> Prediction:
         seconds,
         problem.workload.steps,
         {
-            place: each / several
-            for place, each in critical_path(listed, played, ends[-1], begin).items()
+            part: seconds / several
+            for part, seconds in critical_path(listed, times, ends[-1], begin).items()
         },
         {
             name: busy / (resources[name].capacity * total)
-            for name, busy in played.busy.items()
+            for name, busy in times.busy.items()
             if busy
         },
-        spans_between(listed, played, end - seconds, end),
+        spans_between(listed, times, end - seconds, end),
         None if price is None else price * seconds / 3600,
     )
 
@@ -105,16 +105,16 @@ class _Simulation:
         self.tasks = Tasks()
         self.machines = place(plan, problem.cluster)
         self.hosts = [
-            Host(index, each.node, problem.profiles[each.node.device], each.copies)
-            for index, each in enumerate(self.machines)
+            Host(index, machine.node, problem.profiles[machine.node.device], machine.copies)
+            for index, machine in enumerate(self.machines)
         ]
         self.single = plan.runtime == IN_PROCESS
         self.lag = 1 if self.single else self.graph.lag
         """Iterations until new weights are used; in one process nothing overlaps an update."""
         self.trainers = [
             (host, device)
-            for host, each in zip(self.hosts, self.machines, strict=True)
-            for device in each.trainers
+            for host, machine in zip(self.hosts, self.machines, strict=True)
+            for device in machine.trainers
         ]
         self.workers = self._workers()
         self.thread = -1
@@ -131,14 +131,14 @@ class _Simulation:
 
     def _workers(self) -> list[Worker]:
         plan = self.plan
-        found = list[Worker]()
+        workers = list[Worker]()
         size = self.workload.envs // (plan.rollout_workers * plan.pipeline_depth)
         for host, machine in zip(self.hosts, self.machines, strict=True):
             for numbers, device in zip(machine.numbers, machine.rollout, strict=True):
                 name = "" if self.single else f"rollout {numbers[0]} "
                 backbone = self.trainers[0] if plan.split == "head" else None
                 rewards = self.workload.rewarded and not plan.reward_workers
-                found.append(
+                workers.append(
                     Worker(
                         host,
                         device,
@@ -150,7 +150,7 @@ class _Simulation:
                         rewards,
                     )
                 )
-        return found
+        return workers
 
     def iteration(self, index: int) -> int:
         """Add the tasks of iteration ``index``; return the last of them."""
@@ -204,11 +204,11 @@ class _Simulation:
         )
         workers = self.plan.rollout_workers
         depth = self.plan.pipeline_depth
-        found = list[_Shard]()
+        shards = list[_Shard]()
         parts = workload.parts(None if self.single else workers)
-        for each in zip_longest(*(parts[number::workers] for number in worker.numbers)):
+        for parts_of_round in zip_longest(*(parts[number::workers] for number in worker.numbers)):
             mine = [
-                part for part in each if part is not None
+                part for part in parts_of_round if part is not None
             ]  # the last ones may be on some machines only
             playing = replace(worker, host=replace(host, copies=len(mine)))
             ready = tasks.wait(
@@ -216,10 +216,10 @@ class _Simulation:
                     tasks, workload, rounds(workload, mine[0], worker.size, depth), [ready]
                 )
             )
-            found.append(_Shard(ready, sum(map(workload.calls_of, mine)), mine))
+            shards.append(_Shard(ready, sum(map(workload.calls_of, mine)), mine))
         self.free[worker.prefix] = ready
         self.thread = ready if self.single else -1
-        return found if self.single else [self._delivered(host, shard) for shard in found]
+        return shards if self.single else [self._delivered(host, shard) for shard in shards]
 
     def _delivered(self, host: Host, shard: _Shard) -> _Shard:
         """Add the transfer of a shard to the trainer's first machine.
@@ -243,17 +243,17 @@ class _Simulation:
         everything = (
             [] if self.plan.streams else [self.tasks.wait([shard.ready for shard in shards])]
         )
-        found = []
+        processed = []
         for index, shard in enumerate(shards):
             number = index % min(workers, len(shards)) if workers else 0
             parts = max(1.0, min(len(shard.parts), workers / len(shards)))
-            places = (
+            tracks = (
                 [(f"{operation} {number}", self.trainers[number % len(self.trainers)])]
                 if workers
                 else list(self._tracks())
             )
             ends = []
-            for track, (host, device) in places:
+            for track, (host, device) in tracks:
                 before = [shard.ready, *everything, self.free.get(track, -1), self.thread]
                 seconds = passes(
                     host.profile,
@@ -265,8 +265,8 @@ class _Simulation:
                 self.free[track] = ends[-1]
             ready = self.tasks.wait(ends)
             self.thread = ready if self.single else -1
-            found.append(replace(shard, ready=ready))
-        return found
+            processed.append(replace(shard, ready=ready))
+        return processed
 
     def _update(self, shards: Sequence[_Shard], minibatches: Sequence[tuple[int, int]]) -> int:
         tasks = self.tasks

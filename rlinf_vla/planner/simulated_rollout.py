@@ -35,11 +35,11 @@ class Host:
     def resources(self) -> dict[str, Resource]:
         profile = self.profile
         cpus = float(self.node.cpus)
-        found = {
+        resources = {
             self.cpu: Resource(cpus, lambda busy: profile.crowded(busy, cpus)),
             self.link: Resource(),
         }
-        return found | {self.gpu(device): Resource() for device in range(self.node.gpus)}
+        return resources | {self.gpu(device): Resource() for device in range(self.node.gpus)}
 
     def transfer(self, size: float) -> float:
         """Seconds to move ``size`` bytes over this machine's otherwise idle link to others."""

@@ -125,9 +125,9 @@ def synthetic_batch(recipe: Recipe, policy: Policy, algorithm: OnPolicy, count: 
     """Return a batch of ``count`` policy calls on random images."""
     config = recipe.algorithm
     settings = builders.actor_settings(recipe, recipe.rollout.temperature)
-    played = calls(policy, count, settings, getattr(config, "group_size", 1))
-    advantage, target = torch.randn(2, len(played), generator=torch.Generator().manual_seed(2))
+    sample = calls(policy, count, settings, getattr(config, "group_size", 1))
+    advantage, target = torch.randn(2, len(sample), generator=torch.Generator().manual_seed(2))
     if config.kl_coef:
-        played = replace(played, reference=played.log_prob)
-    batch = algorithm.weighted(played, advantage)
+        sample = replace(sample, reference=sample.log_prob)
+    batch = algorithm.weighted(sample, advantage)
     return replace(batch, target=target) if algorithm.value_coef else batch

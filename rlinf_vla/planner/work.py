@@ -60,8 +60,8 @@ class Counted:
     @property
     def work(self) -> Work:
         return Work(
-            sum(each.flops for each in self.operations),
-            sum(each.weights + each.others for each in self.operations),
+            sum(operation.flops for operation in self.operations),
+            sum(operation.weights + operation.others for operation in self.operations),
         )
 
     def seconds(self, rows: float, flops_per_s: float, bytes_per_s: float) -> float:
@@ -72,9 +72,10 @@ class Counted:
         times = rows / self.rows
         return sum(
             max(
-                times * each.flops / flops_per_s, (each.weights + times * each.others) / bytes_per_s
+                times * operation.flops / flops_per_s,
+                (operation.weights + times * operation.others) / bytes_per_s,
             )
-            for each in self.operations
+            for operation in self.operations
         )
 
 
@@ -92,19 +93,19 @@ def _attention_backward(
 
 def _formulas() -> dict[Any, Callable[..., int]]:
     """Return PyTorch's table and what it lacks: LoRA's sum in place, the CPU's attention."""
-    found = dict(flop_registry)
-    found[torch.ops.aten.addmm_] = found[torch.ops.aten.addmm]
+    formulas = dict(flop_registry)
+    formulas[torch.ops.aten.addmm_] = formulas[torch.ops.aten.addmm]
     for kernel in (
         "flash_attention",
         "flash_attention_for_cpu",
         "efficient_attention",
         "cudnn_attention",
     ):
-        found[getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}")] = _attention
-        found[getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_backward")] = (
+        formulas[getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}")] = _attention
+        formulas[getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_backward")] = (
             _attention_backward
         )
-    return found
+    return formulas
 
 
 class _Counter(TorchDispatchMode):
@@ -135,14 +136,14 @@ class _Counter(TorchDispatchMode):
         formula = self._formulas.get(operation)
         if formula is None and function is not torch.ops.prim.device.default:
             with self:  # in inference mode there is no autograd that would have decomposed it
-                found = function.decompose(*args, **kwargs)
-            if found is not NotImplemented:
-                return found
-        found, _ = computed(function, args, kwargs)
+                result = function.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        result, _ = computed(function, args, kwargs)
         if function.is_view:
-            return found
+            return result
         self.dispatched += 1
-        flops = 0 if formula is None else formula(*args, **kwargs, out_val=found)
+        flops = 0 if formula is None else formula(*args, **kwargs, out_val=result)
         weights = others = 0
         # a gather reads only the selected rows
         read = (
@@ -150,19 +151,19 @@ class _Counter(TorchDispatchMode):
             if operation.__name__ in _GATHERS
             else [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         )
-        known = [self._sizes.get(leaf.untyped_storage()._cdata) for leaf in read]
-        weights += sum(size for size in known if size is not None)
+        sizes = [self._sizes.get(leaf.untyped_storage()._cdata) for leaf in read]
+        weights += sum(size for size in sizes if size is not None)
         if formula is not None:
-            made = [leaf for leaf in tree_leaves(found) if isinstance(leaf, Tensor)]
+            results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
             for leaf in [
-                *made,
-                *(leaf for leaf, size in zip(read, known, strict=True) if size is None),
+                *results,
+                *(leaf for leaf, size in zip(read, sizes, strict=True) if size is None),
             ]:
                 weights += leaf.nbytes * (leaf.shape in self._shapes)
                 others += leaf.nbytes * (leaf.shape not in self._shapes)
         if flops or weights or others:
             self.operations.append(Operation(flops, weights, others))
-        return found
+        return result
 
 
 def counted(call: Callable[[], Any], weights: Iterable[Tensor], rows: int = 1) -> Counted:
@@ -170,20 +171,20 @@ def counted(call: Callable[[], Any], weights: Iterable[Tensor], rows: int = 1) -
 
     What gradient checkpointing computes again is counted, too.
     """
-    with _Counter(list(weights)) as found:
+    with _Counter(list(weights)) as counter:
         call()
-    return Counted(tuple(found.operations), found.dispatched, rows)
+    return Counted(tuple(counter.operations), counter.dispatched, rows)
 
 
 def counted_step(
     loss: Callable[[], Tensor], weights: Iterable[Tensor], rows: int = 1
 ) -> tuple[Counted, Counted]:
     """Count a forward pass on ``rows`` rows; return it, and it with its backward pass."""
-    with _Counter(list(weights)) as found:
+    with _Counter(list(weights)) as counter:
         value = loss()
-        forward = Counted(tuple(found.operations), found.dispatched, rows)
+        forward = Counted(tuple(counter.operations), counter.dispatched, rows)
         value.backward()
-    return forward, Counted(tuple(found.operations), found.dispatched, rows)
+    return forward, Counted(tuple(counter.operations), counter.dispatched, rows)
 
 
 def work(call: Callable[[], Any], weights: Iterable[Tensor]) -> Work:

@@ -72,9 +72,9 @@ class Workload:
         )
         full, rest = divmod(units, size)
         return tuple(
-            (count, -(-each * self.rows // units))
-            for count, each in ((full, size), (1, rest))
-            if count and each
+            (count, -(-size_of_step * self.rows // units))
+            for count, size_of_step in ((full, size), (1, rest))
+            if count and size_of_step
         )
 
     def parts(self, workers: int | None) -> list[range]:
@@ -85,8 +85,8 @@ class Workload:
         total = self.listed if self.calls is None else self.envs
         if workers is None:
             return [range(total)]
-        each = self.attempts * max(1, -(-(self.envs // workers) // self.attempts))
-        return [range(first, min(first + each, total)) for first in range(0, total, each)]
+        size = self.attempts * max(1, -(-(self.envs // workers) // self.attempts))
+        return [range(first, min(first + size, total)) for first in range(0, total, size)]
 
     def calls_of(self, part: range) -> int:
         return (
@@ -130,25 +130,25 @@ because its simulation would take minutes."""
 def rounds(workload: Workload, part: range, size: int, depth: int) -> list[list[Round]]:
     """Rounds of ``depth`` groups of ``size`` environments that a worker runs for a ``part``."""
     if workload.calls is None:
-        found = _listed(workload, part, size, depth)
+        groups = _listed(workload, part, size, depth)
     else:
-        found = [
+        groups = [
             _slots(workload, part[group * size : (group + 1) * size]) for group in range(depth)
         ]
     calls = workload.calls or -(-workload.listed // workload.envs) * workload.episode_calls
-    return [_joined(each, -(-calls // MOST_ROUNDS)) for each in found]
+    return [_joined(group_rounds, -(-calls // MOST_ROUNDS)) for group_rounds in groups]
 
 
 def _joined(rounds: Sequence[Round], most: int) -> list[Round]:
     """Join up to ``most`` rounds of which nothing follows the first ones."""
-    found: list[Round] = []
-    for each in rounds:
-        before = found[-1] if found else None
+    joined: list[Round] = []
+    for item in rounds:
+        before = joined[-1] if joined else None
         if before is not None and before.calls < most and not (before.valued or before.resets):
-            each = replace(each, calls=before.calls + 1)
-            found.pop()
-        found.append(each)
-    return found
+            item = replace(item, calls=before.calls + 1)
+            joined.pop()
+        joined.append(item)
+    return joined
 
 
 def _slots(workload: Workload, environments: Sequence[int]) -> list[Round]:
@@ -156,7 +156,7 @@ def _slots(workload: Workload, environments: Sequence[int]) -> list[Round]:
     assert workload.calls is not None
     ordinal = [0] * len(environments)
     left = [workload.length(environment, 0) for environment in environments]
-    found = []
+    slots = []
     for call in range(1, workload.calls + 1):
         left = [(calls - 1, cut) for calls, cut in left]
         ended = [index for index, (calls, _) in enumerate(left) if not calls]
@@ -165,8 +165,8 @@ def _slots(workload: Workload, environments: Sequence[int]) -> list[Round]:
         for index in ended:
             ordinal[index] += 1
             left[index] = workload.length(environments[index], ordinal[index])
-        found.append(Round(workload.critic and cut, () if last else tuple(ended)))
-    return found
+        slots.append(Round(workload.critic and cut, () if last else tuple(ended)))
+    return slots
 
 
 def _listed(workload: Workload, share: range, size: int, depth: int) -> list[list[Round]]:
@@ -181,7 +181,7 @@ def _listed(workload: Workload, share: range, size: int, depth: int) -> list[lis
         [(waiting.pop(), True) if waiting else (spare, False) for _ in range(size)]
         for _ in range(depth)
     ]
-    found: list[list[Round]] = [[] for _ in range(depth)]
+    groups: list[list[Round]] = [[] for _ in range(depth)]
     active = list(range(depth))
     resetting = [
         False
@@ -192,13 +192,13 @@ def _listed(workload: Workload, share: range, size: int, depth: int) -> list[lis
                 resetting[index] = False
                 continue
             left[index] = group = [
-                (calls - 1, wanted and calls > 1) for calls, wanted in left[index]
+                (calls - 1, unfinished and calls > 1) for calls, unfinished in left[index]
             ]
             begun = [slot for slot, (calls, _) in enumerate(group) if not calls][: len(waiting)]
             for slot in begun:
                 group[slot] = (waiting.pop(), True)
-            found[index].append(Round(False, tuple(begun)))
+            groups[index].append(Round(False, tuple(begun)))
             resetting[index] = bool(begun)
-            if not any(wanted for _, wanted in group):
+            if not any(unfinished for _, unfinished in group):
                 active.remove(index)
-    return found
+    return groups
