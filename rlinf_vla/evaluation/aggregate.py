@@ -36,17 +36,17 @@ class Outcomes:
     def __init__(self, runs: Sequence[Sequence[Episode]]) -> None:
         """Raises ValueError without episodes, if the runs played different tasks, or if a run
         played an episode twice."""
-        played = [by_task(run) for run in runs]
-        if not played or not all(played):
+        successes = [by_task(run) for run in runs]
+        if not successes or not all(successes):
             raise ValueError("no episodes")
-        self.tasks = sorted(played[0])
-        for each in played:
-            if sorted(each) != self.tasks:
-                raise ValueError(f"tasks {self.tasks} and {sorted(each)}")
-        self.seeds = [sorted(set().union(*(run[task] for run in played))) for task in self.tasks]
+        self.tasks = sorted(successes[0])
+        for by_seed in successes:
+            if sorted(by_seed) != self.tasks:
+                raise ValueError(f"tasks {self.tasks} and {sorted(by_seed)}")
+        self.seeds = [sorted(set().union(*(run[task] for run in successes))) for task in self.tasks]
         self.success = [
             np.array(
-                [[run[task].get(seed, np.nan) for seed in seeds] for run in played], dtype=float
+                [[run[task].get(seed, np.nan) for seed in seeds] for run in successes], dtype=float
             )
             for task, seeds in zip(self.tasks, self.seeds, strict=True)
         ]
@@ -54,12 +54,14 @@ class Outcomes:
     @property
     def won(self) -> NDArray[np.int64]:
         """Number of successes ``[R, M]``."""
-        return np.stack([np.nansum(each, axis=1) for each in self.success], axis=1).astype(np.int64)
+        return np.stack([np.nansum(success, axis=1) for success in self.success], axis=1).astype(
+            np.int64
+        )
 
     @property
     def played(self) -> NDArray[np.int64]:
         """Number of episodes ``[R, M]``."""
-        return np.stack([np.isfinite(each).sum(1) for each in self.success], axis=1)
+        return np.stack([np.isfinite(success).sum(1) for success in self.success], axis=1)
 
     @property
     def scores(self) -> Array:
@@ -68,12 +70,12 @@ class Outcomes:
 
     def of(self, tasks: Sequence[str]) -> Outcomes:
         """Return the outcomes of some of ``tasks``."""
-        found = copy(self)
+        part = copy(self)
         columns = [self.tasks.index(task) for task in tasks]
-        found.tasks = list(tasks)
-        found.seeds = [self.seeds[c] for c in columns]
-        found.success = [self.success[c] for c in columns]
-        return found
+        part.tasks = list(tasks)
+        part.seeds = [self.seeds[c] for c in columns]
+        part.success = [self.success[c] for c in columns]
+        return part
 
 
 def _resamples(methods: Sequence[Outcomes], seed: int) -> list[Array]:
@@ -90,9 +92,9 @@ def _resamples(methods: Sequence[Outcomes], seed: int) -> list[Array]:
     """
     generator = np.random.default_rng(seed)
     tasks = len(methods[0].tasks)
-    rates = [np.empty((RESAMPLES, len(each.success[0]), tasks)) for each in methods]
+    rates = [np.empty((RESAMPLES, len(method.success[0]), tasks)) for method in methods]
     for column in range(tasks):
-        seeds = sorted(set().union(*(each.seeds[column] for each in methods)))
+        seeds = sorted(set().union(*(method.seeds[column] for method in methods)))
         weights = generator.standard_exponential((RESAMPLES, len(seeds)))
         for method, rate in zip(methods, rates, strict=True):
             weight = weights[:, np.searchsorted(seeds, method.seeds[column])]
@@ -244,12 +246,12 @@ def time_to_success(
     if not episodes:
         raise ValueError("no episodes")
     steps = np.unique(np.linspace(1, limit, min(points, limit)).round().astype(int))
-    times = np.array([each["steps"] if each["success"] else np.inf for each in episodes])
+    times = np.array([episode["steps"] if episode["success"] else np.inf for episode in episodes])
     solved = [int((times <= step).sum()) for step in steps]
-    bounds = [wilson_interval(each, len(times)) for each in solved]
+    bounds = [wilson_interval(count, len(times)) for count in solved]
     return {
         "steps": steps.tolist(),
-        "pc_solved": [100 * each / len(times) for each in solved],
+        "pc_solved": [100 * count / len(times) for count in solved],
         "pc_low": [100 * low for low, _ in bounds],
         "pc_high": [100 * high for _, high in bounds],
     }

@@ -64,9 +64,9 @@ class BlockPlayer:
             )
             return
         policy = self._open(block)
-        for each in self._results(block, policy, True, progress):
-            fps = self._groups[0].spec.control_hz * len(each.frames) / each.steps  # real time
-            film(each, directory / VIDEOS / f"{block.name_of(each.seed)}.mp4", fps)
+        for result in self._results(block, policy, True, progress):
+            fps = self._groups[0].spec.control_hz * len(result.frames) / result.steps  # real time
+            film(result, directory / VIDEOS / f"{block.name_of(result.seed)}.mp4", fps)
 
     def play(self, block: Block, progress: Progress = lambda fraction: None) -> dict[str, Any]:
         """Return a block's ``episodes`` and facts on policy and environment, as JSON."""
@@ -87,7 +87,7 @@ class BlockPlayer:
             "environment": facts | {"images": _sizes(spec.images), "stack": dict(spec.stack)},
             "policy": loaded and loaded.facts(),
             "lost_simulators": sum(env.losses() for env in self._groups) - losses,
-            "episodes": [names | each.row() for each in results],
+            "episodes": [names | result.row() for result in results],
         }
 
     def close(self) -> None:
@@ -128,7 +128,7 @@ class BlockPlayer:
                 self._groups,
                 task_episodes(block.task, block.seeds),
                 Timeline(),
-                lambda place: filmed,
+                lambda _place: filmed,
                 progress,
                 policy.probe,
             )

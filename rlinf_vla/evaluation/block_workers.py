@@ -87,8 +87,8 @@ class BlockWorkers:
         with selectors.DefaultSelector() as selector:
             for worker in busy:
                 selector.register(worker.child.channel, selectors.EVENT_READ, worker)
-            found = selector.select(min(worker.child.remaining for worker in busy))
-        heard = [key.data for key, _ in found]
+            ready = selector.select(min(worker.child.remaining for worker in busy))
+        heard = [key.data for key, _ in ready]
         return [worker for worker in busy if worker in heard or not worker.child.remaining]
 
 
@@ -121,8 +121,8 @@ def main(directory: Path) -> None:
     parent = Channel.to_parent()
     parent.exit_with_peer()
 
-    def answer(**said: object) -> None:
-        parent.send(said, None)
+    def answer(**message: object) -> None:
+        parent.send(message, None)
 
     from rlinf_vla.evaluation.block_player import BlockPlayer
     from rlinf_vla.runtime import recipes
@@ -133,10 +133,10 @@ def main(directory: Path) -> None:
             player = BlockPlayer(Sweep.of(recipes.read(read_saved(directory))))
             stack.callback(player.close)
             while True:
-                said = parent.wait()
-                block = Block(**{**said["block"], "seeds": tuple(said["block"]["seeds"])})
+                message = parent.wait()
+                block = Block(**{**message["block"], "seeds": tuple(message["block"]["seeds"])})
                 player.run(
-                    [Job(block, said["filmed"])],
+                    [Job(block, message["filmed"])],
                     directory,
                     lambda job, fraction: answer(reached=fraction),
                 )

@@ -125,11 +125,15 @@ class Sweep:
     def _decided(self, episodes: Sequence[Episode]) -> bool:
         """Whether these episodes show one of the two policies to be better."""
         columns = [policy.column for policy in self.policies]
-        played = [
-            [each for each in episodes if column_of(each["policy"], each["probe"]) == column]
+        episodes_by_policy = [
+            [
+                episode
+                for episode in episodes
+                if column_of(episode["policy"], episode["probe"]) == column
+            ]
             for column in columns
         ]
-        return bool((found := paired_episodes(*played)) and found["anytime"]["better"])
+        return bool((pair := paired_episodes(*episodes_by_policy)) and pair["anytime"]["better"])
 
     def places(self, block: Block) -> list[Place]:
         suite = self.suites[block.suite]
@@ -150,10 +154,10 @@ def fixed(policies: Sequence[str]) -> list[str]:
 
     A run in training may write newer ones during the sweep. Raises UserError if a run has none.
     """
-    runs = [(Path(each).expanduser() / run_directory.RECIPE).exists() for each in policies]
+    runs = [(Path(policy).expanduser() / run_directory.RECIPE).exists() for policy in policies]
     return [
-        str(run_directory.checkpoint_at(each, "sweep.policies")) if run else each
-        for each, run in zip(policies, runs, strict=True)
+        str(run_directory.checkpoint_at(policy, "sweep.policies")) if run else policy
+        for policy, run in zip(policies, runs, strict=True)
     ]
 
 
@@ -175,7 +179,7 @@ def _policies(recipe: Recipe) -> list[EvalPolicy]:
     listed = list(recipe.sweep.policies)
     if recipe.checkpoint is not None:
         if Path(recipe.checkpoint).resolve() not in [
-            Path(each).expanduser().resolve() for each in listed
+            Path(policy).expanduser().resolve() for policy in listed
         ]:
             listed.insert(0, recipe.checkpoint)
     elif (
@@ -184,7 +188,7 @@ def _policies(recipe: Recipe) -> list[EvalPolicy]:
         and set(listed) <= set(SCRIPTED)
     ):
         listed.insert(0, START)
-    found = eval_policies(listed, recipe.evaluation.modes, recipe.evaluation.probes)
+    policies = eval_policies(listed, recipe.evaluation.modes, recipe.evaluation.probes)
     if model.name == NO_MODEL and model.checkpoint != NO_MODEL:
         raise UserError(
             f"model.checkpoint={model.checkpoint} needs a model, and recipe={recipe.name} has none: set model=NAME, too"
@@ -209,7 +213,7 @@ def _policies(recipe: Recipe) -> list[EvalPolicy]:
         raise UserError(
             f"sweep.policies names {policy}: no such directory (or {START}, {' or '.join(SCRIPTED)})"
         )
-    return found
+    return policies
 
 
 def eval_policies(
@@ -221,33 +225,37 @@ def eval_policies(
 
     Raises UserError if a policy is listed twice.
     """
-    places = [
-        each if each in (START, *SCRIPTED) else Path(each).expanduser().resolve()
-        for each in policies
+    locations = [
+        policy if policy in (START, *SCRIPTED) else Path(policy).expanduser().resolve()
+        for policy in policies
     ]
     if twice := sorted(
-        each for each, place in zip(policies, places, strict=True) if places.count(place) > 1
+        policy
+        for policy, location in zip(policies, locations, strict=True)
+        if locations.count(location) > 1
     ):
         raise UserError(f"sweep.policies names {twice[0]} twice")
-    found = []
+    result = []
     for policy, name in zip(policies, _names(policies), strict=True):
         if policy in SCRIPTED:
-            found.append(EvalPolicy(name, policy, None))
+            result.append(EvalPolicy(name, policy, None))
         else:
             names = {mode: name if len(modes) == 1 else f"{name} {mode}" for mode in modes}
-            found += [
+            result += [
                 EvalPolicy(names[mode], policy, mode, probe)
                 for mode in modes
                 for probe in (None, *probes)
             ]
-    return found
+    return result
 
 
 def _names(policies: Sequence[str]) -> list[str]:
     """Return distinct names: of each directory, the fewest last path components that suffice."""
-    parts = [(each,) if each in (START, *SCRIPTED) else _telling(Path(each)) for each in policies]
+    parts = [
+        (policy,) if policy in (START, *SCRIPTED) else _telling(Path(policy)) for policy in policies
+    ]
     for count in range(1, max(map(len, parts), default=0) + 2):
-        if len(set(names := ["/".join(each[-count:]) for each in parts])) == len(parts):
+        if len(set(names := ["/".join(part[-count:]) for part in parts])) == len(parts):
             break
     return names
 

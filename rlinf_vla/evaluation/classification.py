@@ -15,21 +15,21 @@ def classification_accuracy(logits: Tensor, success: Tensor) -> dict[str, Any]:
     logits: of success, float32 ``[N]``. success: labels bool ``[N]``.
     """
     right = (logits > 0) == success
-    found = {}
+    accuracies = {}
     for name, kind in (("frames of success", success), ("other frames", ~success)):
         n = int(kind.sum())
         good = int((right & kind).sum())
-        found[name] = {
+        accuracies[name] = {
             "n": n,
             "pc": 100 * good / n,
-            "pc_ci95": [100 * each for each in wilson_interval(good, n)],
+            "pc_ci95": [100 * bound for bound in wilson_interval(good, n)],
         }
-    return found
+    return accuracies
 
 
 def accuracy_headline(document: dict[str, Any]) -> str:
     """Return e.g. ``98.0 % of 50 frames of success (95 % interval 89.5 to 99.6), 97.1 % ...``."""
     return ", ".join(
-        f"{each['pc']:.1f} % of {each['n']} {name} (95 % interval {each['pc_ci95'][0]:.1f} to {each['pc_ci95'][1]:.1f})"
-        for name, each in document.items()
+        f"{accuracy['pc']:.1f} % of {accuracy['n']} {name} (95 % interval {accuracy['pc_ci95'][0]:.1f} to {accuracy['pc_ci95'][1]:.1f})"
+        for name, accuracy in document.items()
     )

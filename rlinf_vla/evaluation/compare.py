@@ -93,10 +93,10 @@ def comparison(runs: dict[str, list[list[Episode]]]) -> dict[str, Any]:
     Raises UserError if tasks of a method's runs differ, or if a run played an episode twice.
     """
     runs = _same_names(runs)
-    found = dict[str, Outcomes]()
+    outcomes = dict[str, Outcomes]()
     for name, episodes in runs.items():
         try:
-            found[name] = Outcomes(episodes)
+            outcomes[name] = Outcomes(episodes)
         except ValueError as error:
             raise UserError(
                 f"{name} cannot be summarised ({error}): its runs must have played the same tasks, every seed once"
@@ -106,28 +106,29 @@ def comparison(runs: dict[str, list[list[Episode]]]) -> dict[str, Any]:
     )
     return {
         "methods": {
-            name: _summary(each, [e for run in runs[name] for e in run], limit)
-            for name, each in found.items()
+            name: _summary(outcome, [e for run in runs[name] for e in run], limit)
+            for name, outcome in outcomes.items()
         },
         "differences": [
-            _difference(runs, found, *pair)
+            _difference(runs, outcomes, *pair)
             for pair in combinations(runs, 2)
-            if found[pair[0]].tasks == found[pair[1]].tasks
+            if outcomes[pair[0]].tasks == outcomes[pair[1]].tasks
         ],
     }
 
 
 def _same_names(runs: dict[str, list[list[Episode]]]) -> dict[str, list[list[Episode]]]:
     """Return ``runs`` without suites if some episodes have none and tasks are named distinctly."""
-    played = [episode for episodes in runs.values() for run in episodes for episode in run]
-    named = {task_of(episode): episode["task"] for episode in played if "suite" in episode}
-    if all("suite" in episode for episode in played) or len(set(named.values())) < len(named):
+    all_episodes = [episode for episodes in runs.values() for run in episodes for episode in run]
+    named = {task_of(episode): episode["task"] for episode in all_episodes if "suite" in episode}
+    if all("suite" in episode for episode in all_episodes) or len(set(named.values())) < len(named):
         return runs
     return {
         name: [
-            [{k: v for k, v in episode.items() if k != "suite"} for episode in run] for run in each
+            [{k: v for k, v in episode.items() if k != "suite"} for episode in run]
+            for run in method_runs
         ]
-        for name, each in runs.items()
+        for name, method_runs in runs.items()
     }
 
 
@@ -168,17 +169,21 @@ def _difference(
     runs: dict[str, list[list[Episode]]], outcomes: dict[str, Outcomes], before: str, after: str
 ) -> dict[str, Any]:
     pair = outcomes[before], outcomes[after]
-    found: dict[str, Any] = {"before": before, "after": after} | _gain(*pair)
-    found["per_task"] = {task: _gain(*(each.of([task]) for each in pair)) for task in pair[0].tasks}
+    difference: dict[str, Any] = {"before": before, "after": after} | _gain(*pair)
+    difference["per_task"] = {
+        task: _gain(*(outcome.of([task]) for outcome in pair)) for task in pair[0].tasks
+    }
     if len(runs[before]) == len(runs[after]) == 1:
         first, second = runs[before][0], runs[after][0]
-        if all(set(a) & set(b) for a, b in zip(*(each.seeds for each in pair), strict=True)):
-            found["paired"] = paired_episodes(first, second)
+        if all(set(a) & set(b) for a, b in zip(*(outcome.seeds for outcome in pair), strict=True)):
+            difference["paired"] = paired_episodes(first, second)
         else:
-            found["unpaired"] = anytime_comparison(first, second)
-        rounds = _at_any_time(found)["n_rounds"]
-        found["n_left_out"] = len(first) + len(second) - 2 * rounds * len(found["per_task"])
-    return found
+            difference["unpaired"] = anytime_comparison(first, second)
+        rounds = _at_any_time(difference)["n_rounds"]
+        difference["n_left_out"] = (
+            len(first) + len(second) - 2 * rounds * len(difference["per_task"])
+        )
+    return difference
 
 
 def _at_any_time(difference: dict[str, Any]) -> dict[str, Any]:
@@ -198,70 +203,76 @@ def print_comparison(document: dict[str, Any]) -> None:
         "half solved within",
     )
     table = Table("method", *(Column(head, justify="right") for head in heads), show_edge=False)
-    for name, each in document["methods"].items():
-        middle = each["pc_interquartile_mean"]
-        band = each["pc_interquartile_mean_ci95"]
-        times = each["time_to_success"]
+    for name, method in document["methods"].items():
+        middle = method["pc_interquartile_mean"]
+        band = method["pc_interquartile_mean_ci95"]
+        times = method["time_to_success"]
         half = next(
             (step for step, pc in zip(times["steps"], times["pc_solved"], strict=True) if pc >= 50),
             None,
         )
-        told = [str(each[key]) for key in ("n_runs", "n_tasks", "n_episodes")]
-        told.append(RATE.format(**each))
-        told.append(
+        cells = [str(method[key]) for key in ("n_runs", "n_tasks", "n_episodes")]
+        cells.append(RATE.format(**method))
+        cells.append(
             f"{middle:.1f} %"
             + (f" ({band[0]:.1f} to {band[1]:.1f})" if band else " (one run: no interval)")
         )
-        table.add_row(name, *told, "never" if half is None else f"{half} steps")
+        table.add_row(name, *cells, "never" if half is None else f"{half} steps")
     console.print(table)
-    for each in document["differences"]:
-        line = GAIN.format(**each)
-        if "paired" in each:
+    for difference in document["differences"]:
+        line = GAIN.format(**difference)
+        if "paired" in difference:
             line += "; on the same {n_pairs} episodes {n_gained} gained, {n_lost} lost, McNemar p = {p_value:.3g}".format(
-                **each["paired"]
+                **difference["paired"]
             )
-        if found := _at_any_time(each):
-            said = (
+        if decision := _at_any_time(difference):
+            verdict = (
                 "neither is shown to be better"
-                if found["better"] is None
-                else f"{each[found['better']]} is better"
+                if decision["better"] is None
+                else f"{difference[decision['better']]} is better"
             )
             where = (
                 ""
-                if found["decided_after"] is None
-                else f", known after {found['decided_after']} rounds"
+                if decision["decided_after"] is None
+                else f", known after {decision['decided_after']} rounds"
             )
-            line += f"; at any time: {said}{where}, p = {found['p_value']:.3g}"
-            if each["n_left_out"]:
-                line += f" ({each['n_left_out']} episodes left out: a round is one of each task and method)"
-        console.print(f"{each['before']} → {each['after']} (95 %): {line}")
+            line += f"; at any time: {verdict}{where}, p = {decision['p_value']:.3g}"
+            if difference["n_left_out"]:
+                line += f" ({difference['n_left_out']} episodes left out: a round is one of each task and method)"
+        console.print(f"{difference['before']} → {difference['after']} (95 %): {line}")
     methods = document["methods"]
-    compared = {(each["before"], each["after"]) for each in document["differences"]}
+    compared = {
+        (difference["before"], difference["after"]) for difference in document["differences"]
+    }
     for before, after in combinations(methods, 2):
         if (before, after) not in compared:
             console.print(f"{before} → {after}: not compared, they played different tasks")
-    gains = [each for each in document["differences"] if each["before"] == next(iter(methods))]
+    gains = [
+        difference
+        for difference in document["differences"]
+        if difference["before"] == next(iter(methods))
+    ]
     table = Table(
         "task (95 %)",
         *methods,
-        *(f"{each['before']} → {each['after']}" for each in gains),
+        *(f"{gain['before']} → {gain['after']}" for gain in gains),
         show_edge=False,
     )
     for task in next(iter(methods.values()))["per_task"]:
         rates = (
-            RATE.format(**each["per_task"][task]) if task in each["per_task"] else ""
-            for each in methods.values()
+            RATE.format(**method["per_task"][task]) if task in method["per_task"] else ""
+            for method in methods.values()
         )
-        table.add_row(task, *rates, *(GAIN.format(**each["per_task"][task]) for each in gains))
+        table.add_row(task, *rates, *(GAIN.format(**gain["per_task"][task]) for gain in gains))
     if table.row_count > 1:
         console.print(table)
     if "published" in document:
         _print_published(console, document["published"])
 
 
-def _print_published(console: Console, found: dict[str, Any]) -> None:
+def _print_published(console: Console, published: dict[str, Any]) -> None:
     papers, ours = (
-        list(dict.fromkeys(name for row in found["rows"].values() for name in row[part]))
+        list(dict.fromkeys(name for row in published["rows"].values() for name in row[part]))
         for part in ("paper", "ours")
     )
     table = Table(
@@ -270,17 +281,23 @@ def _print_published(console: Console, found: dict[str, Any]) -> None:
         *(f"{name}, here" for name in ours),
         show_edge=False,
     )
-    for name, row in found["rows"].items():
-        rates = (RATE.format(**row["ours"][each]) if each in row["ours"] else "" for each in ours)
-        verdicts = (f": {row['verdict'][each]}" if each in row["verdict"] else "" for each in ours)
+    for name, row in published["rows"].items():
+        rates = (
+            RATE.format(**row["ours"][method]) if method in row["ours"] else "" for method in ours
+        )
+        verdicts = (
+            f": {row['verdict'][method]}" if method in row["verdict"] else "" for method in ours
+        )
         table.add_row(
             name,
-            *(f"{row['paper'][each]:.1f} %" for each in papers),
+            *(f"{row['paper'][method]:.1f} %" for method in papers),
             *map("".join, zip(rates, verdicts, strict=True)),
         )
     console.print(table)
-    missing = f"; not in these results: {', '.join(found['missing'])}" if found["missing"] else ""
-    console.print(f"{found['title']} ({found['source']}); {found['note']}{missing}")
+    missing = (
+        f"; not in these results: {', '.join(published['missing'])}" if published["missing"] else ""
+    )
+    console.print(f"{published['title']} ({published['source']}); {published['note']}{missing}")
 
 
 def episodes_at(location: str) -> list[Episode]:
@@ -298,24 +315,24 @@ def episodes_at(location: str) -> list[Episode]:
         raise UserError(
             f"{location} names no column of {path}: write FILE:COLUMN with one of {', '.join(columns)}"
         )
-    found = columns[column or next(iter(columns))]
-    for number, each in enumerate(found):
+    episodes = columns[column or next(iter(columns))]
+    for number, episode in enumerate(episodes):
         kinds = {"task": str, "seed": int, "success": bool, "steps": int}
-        if not isinstance(each, dict) or not all(
-            isinstance(each.get(key), kind) for key, kind in kinds.items()
+        if not isinstance(episode, dict) or not all(
+            isinstance(episode.get(key), kind) for key, kind in kinds.items()
         ):
             raise UserError(f"{path} is damaged (episode {number}): take another copy of it")
-    return found
+    return episodes
 
 
 def _columns(document: dict[str, Any]) -> dict[str, list[Episode]]:
     """Return the episodes of each policy and probe of a sweep, or of each mode of an evaluation."""
     if document.get("format") == FORMAT and isinstance(document.get("episodes"), list):
-        rows = [each for each in document["episodes"] if isinstance(each, dict)]
+        rows = [episode for episode in document["episodes"] if isinstance(episode, dict)]
         return grouped(
             [
-                each | {"column": column_of(str(each.get("policy")), str(each.get("probe")))}
-                for each in rows
+                row | {"column": column_of(str(row.get("policy")), str(row.get("probe")))}
+                for row in rows
             ],
             "column",
         )
@@ -340,22 +357,22 @@ def _read_arguments(
     parser.add_argument("--figure", metavar="FILE.svg")
     parser.add_argument("--published", metavar="NAME")
     parser.add_argument(JSON, action="store_true")
-    found = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     methods: dict[str, list[str]] = {}
-    for each in found.methods:
-        name, _, files = each.partition("=")
+    for argument in options.methods:
+        name, _, files = argument.partition("=")
         if not name or not all(files.split(",")):
-            parser.error(f"{each} is not NAME=FILE")
+            parser.error(f"{argument} is not NAME=FILE")
         if name in methods:
             parser.error(f"{name} is given twice: separate the files of a method by commas")
         if len({Path(file).expanduser().absolute() for file in files.split(",")}) < len(
             files.split(",")
         ):
-            parser.error(f"{each} names a run twice: a run counts once")
+            parser.error(f"{argument} names a run twice: a run counts once")
         methods[name] = files.split(",")
     output, figure = (
-        Path(each).expanduser() if each else None for each in (found.output, found.figure)
+        Path(file).expanduser() if file else None for file in (options.output, options.figure)
     )
     if figure is not None and figure.suffix not in FIGURES:
         parser.error(f"--figure {figure} must end in {', '.join(FIGURES)}")
-    return methods, output, figure, found.published, found.json
+    return methods, output, figure, options.published, options.json

@@ -26,12 +26,12 @@ def write_figure(methods: Mapping[str, dict[str, Any]], path: Path) -> None:
     ):
         figure = Figure(figsize=(11, max(3.2, 1.4 + ROW_IN * len(methods))), layout="constrained")
         rates, profiles, times = figure.subplots(1, 3)
-        for row, (name, found) in enumerate(methods.items()):
+        for row, (name, summary) in enumerate(methods.items()):
             colour = f"C{row % 10}"
-            low, high = found["pc_success_ci95"]
+            low, high = summary["pc_success_ci95"]
             rates.plot([low, high], [row, row], color=colour, linewidth=2)
-            rates.plot(found["pc_success"], row, "o", color=colour)
-            profile = found["profile"]
+            rates.plot(summary["pc_success"], row, "o", color=colour)
+            profile = summary["profile"]
             profiles.plot(profile["pc_threshold"], profile["pc_above"], color=colour, label=name)
             if profile["pc_above_ci95"] is not None:
                 profiles.fill_between(
@@ -42,8 +42,8 @@ def write_figure(methods: Mapping[str, dict[str, Any]], path: Path) -> None:
                     linewidth=0,
                 )
             times.plot(
-                found["time_to_success"]["steps"],
-                found["time_to_success"]["pc_solved"],
+                summary["time_to_success"]["steps"],
+                summary["time_to_success"]["pc_solved"],
                 color=colour,
                 label=name,
             )

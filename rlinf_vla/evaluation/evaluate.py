@@ -86,16 +86,16 @@ def temperature_of(recipe: Recipe, mode: str | None) -> float:
 
 def rates(document: dict[str, Any]) -> dict[str, float]:
     """Return the metrics of an evaluation: rate and 95 % interval of each mode, as fractions."""
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for mode, name in (("sampled", "eval/success_once"), ("greedy", "eval/success_once_greedy")):
         if mode in document:
             low, high = document[mode]["pc_success_ci95"]
-            found |= {
+            metrics |= {
                 name: document[mode]["pc_success"] / 100,
                 f"{name}_low": low / 100,
                 f"{name}_high": high / 100,
             }
-    return found
+    return metrics
 
 
 def headline(document: dict[str, Any]) -> str:
@@ -112,10 +112,10 @@ def headline(document: dict[str, Any]) -> str:
             )
             if cut := count_cut(document[mode]["episodes"]):
                 parts.append(f"{cut} episodes cut because the simulator failed")
-            for probe, found in document[mode].get("probes", {}).items():
-                low, high = found["difference"]["pc_difference_ci95"]
+            for probe, result in document[mode].get("probes", {}).items():
+                low, high = result["difference"]["pc_difference_ci95"]
                 parts.append(
-                    f"{probe} {found['difference']['pc_difference']:+.1f} points ({low:+.1f} to {high:+.1f})"
+                    f"{probe} {result['difference']['pc_difference']:+.1f} points ({low:+.1f} to {high:+.1f})"
                 )
     return ", ".join(parts)
 

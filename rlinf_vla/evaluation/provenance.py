@@ -23,12 +23,12 @@ def identities(recipe: Recipe, policies: Sequence[EvalPolicy]) -> dict[str, Any]
     Of weights that are elsewhere, what is known of them (``Policy.provenance``).
     """
     digest = functools.cache(digest_of)
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for policy in policies:
         if policy.probe is not None:
             continue  # its policy is listed without it, too
         if policy.source in SCRIPTED:
-            found[policy.name] = {"policy": policy.source, "sha256": None, "mode": None}
+            result[policy.name] = {"policy": policy.source, "sha256": None, "mode": None}
             continue
         directory = directory_of(recipe, policy.source)
         plugin = builders.model_of(recipe)
@@ -37,27 +37,27 @@ def identities(recipe: Recipe, policies: Sequence[EvalPolicy]) -> dict[str, Any]
             if plugin.learns
             else plugin.provenance(recipe.model.options)
         )
-        known: dict[str, Any] = {
+        identity: dict[str, Any] = {
             "policy": policy.source,
             **weights,
             "mode": policy.mode,
             "model": recipe.model.name,
         }
         if recipe.rollout.backbone.url is not None:
-            known |= backbone.provenance(recipe.rollout.backbone)
+            identity |= backbone.provenance(recipe.rollout.backbone)
         model = directory
         if (directory / COMPLETE).exists():
             verify(directory)
             model = directory_of(recipe, START)
-            known["model_sha256"] = digest(model)
-        known["temperature"] = temperature_of(recipe, policy.mode)
-        known["unnorm_key"] = (
+            identity["model_sha256"] = digest(model)
+        identity["temperature"] = temperature_of(recipe, policy.mode)
+        identity["unnorm_key"] = (
             plugin.dataset_of(model, recipe.model.options)
             if hasattr(plugin, "dataset_of")
             else None
         )
-        found[policy.name] = known
-    return found
+        result[policy.name] = identity
+    return result
 
 
 def same_provenance(directory: Path, policies: dict[str, Any]) -> dict[str, Any]:

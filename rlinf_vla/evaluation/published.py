@@ -57,50 +57,50 @@ def beside_published(name: str, outcomes: Mapping[str, Outcomes]) -> dict[str, A
     if name not in tables():
         raise UserError(f"--published {name} is not known: choose from {', '.join(tables())}")
     paper = tables()[name]
-    found: dict[str, Any] = {
+    table: dict[str, Any] = {
         "title": paper.title,
         "source": paper.source,
         "note": paper.note,
         "missing": [],
         "rows": {},
     }
-    played = {task for each in outcomes.values() for task in each.tasks}
+    tasks = {task for outcome in outcomes.values() for task in outcome.tasks}
     named = any(
-        _is_in(task, part) for parts in paper.rows.values() for part in parts for task in played
+        _is_in(task, part) for parts in paper.rows.values() for part in parts for task in tasks
     )
     rows = paper.rows if named or not paper.kinds else paper.kinds
     if rows is paper.kinds:
-        found["note"] += (
+        table["note"] += (
             "; ours is PutOnPlate25: the same kinds of shift, not the same scenes, robot or network"
         )
-    for number, (row, wanted) in enumerate(rows.items()):
+    for number, (row, paper_parts) in enumerate(rows.items()):
         ours: dict[str, Any] = {}
         lacking: dict[str, str] = {}
         total = sum(
-            LIBERO_TASKS.get(part, 10) if part.startswith("libero_") else 1 for part in wanted
+            LIBERO_TASKS.get(part, 10) if part.startswith("libero_") else 1 for part in paper_parts
         )
-        for method, each in outcomes.items():
-            parts = [[task for task in each.tasks if _is_in(task, part)] for part in wanted]
+        for method, outcome in outcomes.items():
+            parts = [[task for task in outcome.tasks if _is_in(task, part)] for part in paper_parts]
             if all(parts):
-                ours[method] = success(each.of([task for part in parts for task in part]))
+                ours[method] = success(outcome.of([task for part in parts for task in part]))
                 if (count := sum(map(len, parts))) < total:
                     lacking[method] = f"{count} of {total} tasks"
         if not ours:
-            found["missing"].append(row)
+            table["missing"].append(row)
             continue
         rates = {method: values[number] for method, values in paper.columns.items()}
         verdicts = {
-            method: _verdict(rates[method], each["pc_success_ci95"])
-            for method, each in ours.items()
+            method: _verdict(rates[method], rate["pc_success_ci95"])
+            for method, rate in ours.items()
             if method in rates
         }
-        found["rows"][row] = {"paper": rates, "ours": ours, "verdict": verdicts | lacking}
-    if not found["rows"]:
-        wanted = ", ".join(part for parts in paper.rows.values() for part in parts)
+        table["rows"][row] = {"paper": rates, "ours": ours, "verdict": verdicts | lacking}
+    if not table["rows"]:
+        paper_parts = ", ".join(part for parts in paper.rows.values() for part in parts)
         raise UserError(
-            f"--published {name}: no row of {paper.title} is in the results: it is about {wanted}"
+            f"--published {name}: no row of {paper.title} is in the results: it is about {paper_parts}"
         )
-    return found
+    return table
 
 
 def _is_in(task: str, part: str) -> bool:

@@ -53,17 +53,20 @@ def tables(episodes: Sequence[Episode]) -> dict[str, Any]:
     suites = list(grouped(episodes, "suite"))
     by_policy = {
         column_of(policy, probe): (policy, probe, probed)
-        for policy, played in grouped(episodes, "policy").items()
-        for probe, probed in grouped(played, "probe").items()
+        for policy, policy_episodes in grouped(episodes, "policy").items()
+        for probe, probed in grouped(policy_episodes, "probe").items()
     }
-    policies = {name: summary(played, "suite", "task") for name, (*_, played) in by_policy.items()}
+    policies = {
+        name: summary(policy_episodes, "suite", "task")
+        for name, (*_, policy_episodes) in by_policy.items()
+    }
     differences = [
-        {"before": before, "after": after, "suite": suite} | found
+        {"before": before, "after": after, "suite": suite} | pairs
         for before, after in combinations(by_policy, 2)
         if _compared(by_policy[before], by_policy[after])
         for suite in [None, *(suites if len(suites) > 1 else [])]
         if (
-            found := paired_episodes(
+            pairs := paired_episodes(
                 *(
                     [e for e in by_policy[name][2] if suite in (None, e["suite"])]
                     for name in (before, after)
@@ -84,5 +87,5 @@ def as_csv(episodes: Sequence[Episode]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, list(COLUMNS), lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
     writer.writeheader()
-    writer.writerows(each | {"success": int(each["success"])} for each in episodes)
+    writer.writerows(episode | {"success": int(episode["success"])} for episode in episodes)
     return text.getvalue()

@@ -66,15 +66,21 @@ def decide(for_second: Array, for_first: Array, alpha: float = ALPHA) -> Decisio
 
     The first to reach log(2/α) decides.
     """
-    most = max((float(each.max()) for each in (for_second, for_first) if len(each)), default=0.0)
+    most = max(
+        (float(process.max()) for process in (for_second, for_first) if len(process)), default=0.0
+    )
     p_value = float(min(1.0, 2 * np.exp(-most)))
     reached = {
-        name: np.flatnonzero(each >= np.log(2 / alpha))
-        for name, each in (("second", for_second), ("first", for_first))
+        name: np.flatnonzero(process >= np.log(2 / alpha))
+        for name, process in (("second", for_second), ("first", for_first))
     }
-    found = sorted((int(places[0]), name) for name, places in reached.items() if len(places))
+    reached_first = sorted(
+        (int(indices[0]), name) for name, indices in reached.items() if len(indices)
+    )
     return (
-        Decision(found[0][1], found[0][0] + 1, p_value) if found else Decision(None, None, p_value)
+        Decision(reached_first[0][1], reached_first[0][0] + 1, p_value)
+        if reached_first
+        else Decision(None, None, p_value)
     )
 
 

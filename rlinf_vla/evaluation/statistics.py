@@ -27,13 +27,13 @@ def task_of(episode: Episode) -> str:
 
 def by_task(episodes: Sequence[Episode]) -> dict[str, dict[int, bool]]:
     """Return task -> seed -> success. Raises ValueError if an episode is there twice."""
-    found: dict[str, dict[int, bool]] = {}
-    for each in episodes:
-        task = task_of(each)
-        if each["seed"] in found.setdefault(task, {}):
-            raise ValueError(f"seed {each['seed']} of {task} twice")
-        found[task][each["seed"]] = bool(each["success"])
-    return found
+    outcomes: dict[str, dict[int, bool]] = {}
+    for episode in episodes:
+        task = task_of(episode)
+        if episode["seed"] in outcomes.setdefault(task, {}):
+            raise ValueError(f"seed {episode['seed']} of {task} twice")
+        outcomes[task][episode["seed"]] = bool(episode["success"])
+    return outcomes
 
 
 def wilson_interval(successes: float, n: float, confidence: float = 0.95) -> tuple[float, float]:
@@ -114,7 +114,7 @@ def summary(episodes: Sequence[Episode], *parts: str) -> dict[str, Any]:
     if len(episodes) == 0:
         raise ValueError("no episodes, so no success rate")
     n = len(episodes)
-    won = sum(bool(each["success"]) for each in episodes)
+    won = sum(bool(episode["success"]) for episode in episodes)
     low, high = wilson_interval(won, n)
     result: dict[str, Any] = {
         "n_episodes": n,
@@ -125,7 +125,7 @@ def summary(episodes: Sequence[Episode], *parts: str) -> dict[str, Any]:
     if parts:
         first, *rest = parts
         result[f"per_{first}"] = {
-            name: summary(played, *rest) for name, played in grouped(episodes, first).items()
+            name: summary(part, *rest) for name, part in grouped(episodes, first).items()
         }
     return result
 
@@ -138,18 +138,18 @@ def column_of(policy: str, probe: str) -> str:
 def grouped(episodes: Sequence[Episode], by: str) -> dict[str, list[Episode]]:
     """Return the episodes by one of their values, in order of first appearance."""
     groups: dict[str, list[Episode]] = {}
-    for each in episodes:
-        groups.setdefault(each[by], []).append(each)
+    for episode in episodes:
+        groups.setdefault(episode[by], []).append(episode)
     return groups
 
 
 def compare(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     """Return ``evaluation/comparison.json``: :func:`paired_episodes` per mode in both documents."""
     both = [mode for mode in MODES if mode in before and mode in after]
-    found = {
+    comparisons = {
         mode: paired_episodes(before[mode]["episodes"], after[mode]["episodes"]) for mode in both
     }
-    return {mode: block for mode, block in found.items() if block}
+    return {mode: block for mode, block in comparisons.items() if block}
 
 
 def count_cut(episodes: Sequence[Episode]) -> int:
@@ -166,8 +166,8 @@ def paired_episodes(before: Sequence[Episode], after: Sequence[Episode]) -> dict
     that was fixed before the first one.
     """
     first, second = (
-        {(task_of(episode), episode["seed"]): episode for episode in played}
-        for played in (before, after)
+        {(task_of(episode), episode["seed"]): episode for episode in episodes}
+        for episodes in (before, after)
     )
     shared = [episode for episode in first if episode in second]
     if not shared:
@@ -208,7 +208,7 @@ def anytime_comparison(before: Sequence[Episode], after: Sequence[Episode]) -> d
         ],
         axis=0,
     )
-    interval = [100 * each for each in confidence_sequence(means)]
+    interval = [100 * bound for bound in confidence_sequence(means)]
     return {"n_rounds": rounds} | decide_paired(means).document() | {"pc_difference_ci95": interval}
 
 

@@ -67,14 +67,14 @@ class SweepRun:
         blocks, suites = self.sweep.blocks, self.sweep.suites
         policies = identities(self.recipe, self.sweep.policies)
         machine = same_provenance(self.directory, policies)
-        played = self._read(blocks)
-        total, found = _episodes(blocks), _episodes(played)
+        documents = self._read(blocks)
+        total, saved = _episodes(blocks), _episodes(documents)
         where = builders.relative(self.directory)
         tasks = sum(len(suite.tasks) for suite in suites)
         most = "at most " if self.recipe.sweep.stop_when_decided else ""
-        kinds = "".join(f", {each}" for each in self.recipe.evaluation.probes)
+        kinds = "".join(f", {probe}" for probe in self.recipe.evaluation.probes)
         how = f"{most}{total} episodes: {tasks} tasks, {len(policies)} policies{kinds}, {self.recipe.episodes} episodes each"
-        print(f"found {found} of {total} episodes in {where}" if found else f"{how}, into {where}")
+        print(f"found {saved} of {total} episodes in {where}" if saved else f"{how}, into {where}")
         parallel, timeout = self.recipe.sweep.parallel, self.recipe.cluster.call_timeout_s
         player = BlockPlayer(self.sweep) if parallel == 1 else BlockWorkers(parallel, timeout)
         ended: list[Block] = []
@@ -82,23 +82,23 @@ class SweepRun:
             for number, suite in enumerate(suites):
                 stage = partial(progress, f"part {number + 1} of {len(suites)}, {_label(suite)}")
                 of_suite = self.sweep.until_decided(
-                    number, partial(self._play_missing, player, played, stage)
+                    number, partial(self._play_missing, player, documents, stage)
                 )
                 ended += of_suite
-                chosen = self._chosen({block: played[block] for block in of_suite})
+                chosen = self._chosen({block: documents[block] for block in of_suite})
                 films = [
                     Job(block, filmed=True)
                     for block in chosen
                     if not all(map(Path.exists, self._videos(block)))
                 ]
                 self._play(player, films, partial(progress, f"films of {_label(suite)}"))
-        played = {block: played[block] for block in ended}
-        document = self._document(played, policies, machine, player.losses)
+        documents = {block: documents[block] for block in ended}
+        document = self._document(documents, policies, machine, player.losses)
         (self.directory / "episodes.csv").write_text(as_csv(document["episodes"]))
         write_report(
             self.directory,
             document,
-            [film for block in self._chosen(played) for film in self._films(block)],
+            [film for block in self._chosen(documents) for film in self._films(block)],
         )
         write_json(
             self.directory / run_directory.RESULT, document
@@ -108,14 +108,14 @@ class SweepRun:
     def _play_missing(
         self,
         player: BlockPlayer | BlockWorkers,
-        played: Documents,
+        documents: Documents,
         progress: Callable[[float], None],
         part: Sequence[Block],
     ) -> list[Episode]:
-        """Play blocks of ``part`` that ``played`` lacks, and add them; return all episodes."""
-        self._play(player, [Job(block) for block in part if block not in played], progress)
-        played.update(self._read(part))
-        return [episode for block in part for episode in played[block]["episodes"]]
+        """Play blocks of ``part`` that ``documents`` lacks, and add them; return all episodes."""
+        self._play(player, [Job(block) for block in part if block not in documents], progress)
+        documents.update(self._read(part))
+        return [episode for block in part for episode in documents[block]["episodes"]]
 
     def _play(
         self,
@@ -129,29 +129,29 @@ class SweepRun:
         def reached(job: Job, fraction: float) -> None:
             done[job] = fraction
             progress(
-                sum(len(each.block.seeds) * part for each, part in done.items())
-                / _episodes(each.block for each in done)
+                sum(len(job.block.seeds) * part for job, part in done.items())
+                / _episodes(job.block for job in done)
             )
 
         player.run(jobs, self.directory, reached)
 
     def _read(self, blocks: Sequence[Block]) -> Documents:
         """Return the results of ``blocks`` that need not be played: neither missing nor damaged."""
-        found = {}
+        documents = {}
         for block in blocks:
             try:
                 document = read_json(self.directory / run_directory.BLOCKS / f"{block.name}.json")
                 whole = document["block"] == asdict(block) | {"seeds": list(block.seeds)}
                 if whole and len(document["episodes"]) == len(block.seeds):
-                    found[block] = document
+                    documents[block] = document
             except (OSError, ValueError, KeyError, TypeError):
                 continue
-        return found
+        return documents
 
-    def _chosen(self, played: Documents) -> list[Block]:
+    def _chosen(self, documents: Documents) -> list[Block]:
         """Return ``evaluation.filmed`` episodes per policy and task to film, failures first."""
         outcomes: dict[tuple[int, int, int], list[Episode]] = {}
-        for block, document in played.items():
+        for block, document in documents.items():
             outcomes.setdefault((block.policy, block.suite, block.task), []).extend(
                 document["episodes"]
             )
@@ -174,13 +174,13 @@ class SweepRun:
 
     def _document(
         self,
-        played: Documents,
+        documents: Documents,
         policies: dict[str, Any],
         machine: dict[str, Any],
         lost_processes: int,
     ) -> dict[str, Any]:
         environments: dict[int, dict[str, Any]] = {}
-        for block, document in played.items():
+        for block, document in documents.items():
             if (
                 environments.setdefault(block.suite, document["environment"])
                 != document["environment"]
@@ -190,13 +190,13 @@ class SweepRun:
                     f"{where}: {environments[block.suite]} and {document['environment']}; start a new run_dir"
                 )
             policies[self.sweep.policies[block.policy].name].update(document["policy"] or {})
-        episodes = [episode for document in played.values() for episode in document["episodes"]]
+        episodes = [episode for document in documents.values() for episode in document["episodes"]]
         suites = [
             {"suite": suite.name, "tasks": list(suite.tasks)} | environments[place]
             for place, suite in enumerate(self.sweep.suites)
         ]
         lost = {
-            "simulators": sum(document["lost_simulators"] for document in played.values()),
+            "simulators": sum(document["lost_simulators"] for document in documents.values()),
             "processes": lost_processes,
         }
         lost["episodes cut because the simulator failed"] = count_cut(episodes)

@@ -27,7 +27,7 @@ def require_fit(sweep: Sweep) -> None:
     sources = dict.fromkeys(policy.source for policy in sweep.policies)
     if EXPERT in sources:
         _require_experts(plugin, [task for suite in sweep.suites for task in suite.tasks])
-    played: list[tuple[str, Any]] = []
+    pairs: list[tuple[str, Any]] = []
     outlines: dict[str, Policy] = {}
     for source in sources:
         env = envs[0]
@@ -37,11 +37,11 @@ def require_fit(sweep: Sweep) -> None:
             model = model_location(recipe, source)
             if model not in outlines:
                 outlines[model] = builders.outline(with_model(recipe, model))
-                for each in envs:
-                    builders.require_fit(replace(recipe, env=each), outlines[model])
+                for suite_env in envs:
+                    builders.require_fit(replace(recipe, env=suite_env), outlines[model])
             env = fitted(env, outlines[model].spec)
-        played.append((source, env))
-        _require_equal(plugin, played[0], played[-1])
+        pairs.append((source, env))
+        _require_equal(plugin, pairs[0], pairs[-1])
 
 
 def run_checkpoint(recipe: Recipe, source: str) -> Path | None:

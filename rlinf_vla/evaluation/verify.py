@@ -50,33 +50,33 @@ def run(arguments: Sequence[str]) -> int:
         )
     now = identities(sweep.recipe, sweep.policies)
     saved = {
-        name: {key: document["provenance"].get(name, {}).get(key) for key in known}
-        for name, known in now.items()
+        name: {key: document["provenance"].get(name, {}).get(key) for key in identity}
+        for name, identity in now.items()
     }
     changes = differing(document["environment"], fingerprint(), (*SOFTWARE, "cpu")) + differing(
         {"policy": saved}, {"policy": now}, ("policy",)
     )
 
-    wanted = sample(document["episodes"], count)
+    sampled = sample(document["episodes"], count)
     seeds: dict[Block, list[int]] = {}  # of each policy and task
-    for episode in wanted:
+    for episode in sampled:
         seeds.setdefault(replace(blocks[_place(episode)], seeds=()), []).append(episode["seed"])
     again: dict[Place, Episode] = {}
     with stages() as progress, closing(BlockPlayer(sweep)) as player:
         for block, chosen in seeds.items():
-            played = player.play(replace(block, seeds=tuple(chosen)))
+            result = player.play(replace(block, seeds=tuple(chosen)))
             suite = document["suites"][block.suite]
             changes += [
-                each
-                for each in differing(suite, played["environment"], list(played["environment"]))
-                if each not in changes
+                change
+                for change in differing(suite, result["environment"], list(result["environment"]))
+                if change not in changes
             ]
-            again |= {_place(episode): episode for episode in played["episodes"]}
-            progress("episodes", len(again) / len(wanted))
+            again |= {_place(episode): episode for episode in result["episodes"]}
+            progress("episodes", len(again) / len(sampled))
     exact = not changes and all(
-        each.get("device", sweep.recipe.cluster.device) == "cpu" for each in now.values()
+        identity.get("device", sweep.recipe.cluster.device) == "cpu" for identity in now.values()
     )
-    verdict = compare_outcomes(wanted, [again[_place(episode)] for episode in wanted], exact)
+    verdict = compare_outcomes(sampled, [again[_place(episode)] for episode in sampled], exact)
     sums = json.loads(json.dumps(tables(document["episodes"])))
     sound = all(document[name] == table for name, table in sums.items())
     for line in _says(path, verdict, changes, sound):
@@ -214,9 +214,9 @@ def _read_arguments(arguments: Sequence[str]) -> tuple[Path, int, list[str]]:
     parser.add_argument("result", metavar="RESULT.json")
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--episodes", type=int, default=20)
-    found = parser.parse_intermixed_args(arguments)
-    if wrong := [setting for setting in found.settings if "=" not in setting]:
+    options = parser.parse_intermixed_args(arguments)
+    if wrong := [setting for setting in options.settings if "=" not in setting]:
         parser.error(f"{wrong[0]} is not KEY=VALUE")
-    if found.episodes < 1:
-        raise UserError(f"verify: --episodes {found.episodes}: must be at least 1")
-    return Path(found.result).expanduser(), found.episodes, found.settings
+    if options.episodes < 1:
+        raise UserError(f"verify: --episodes {options.episodes}: must be at least 1")
+    return Path(options.result).expanduser(), options.episodes, options.settings
