@@ -45,7 +45,7 @@ def _metadata(shared: Shared, license: str, datasets: Sequence[str]) -> str:
         LIBRARY,
         "vision-language-action",
         "reinforcement-learning",
-        *(str(each) for each in names if each not in (None, "none")),
+        *(str(name) for name in names if name not in (None, "none")),
     ]
     return (
         ModelCardData(
@@ -89,10 +89,10 @@ def _model(shared: Shared, repository: str) -> Iterator[str]:
 
 def _results(shared: Shared) -> Iterator[str]:
     rows = [
-        (name, mode, found[mode])
-        for name, found in shared.evaluations.items()
+        (name, mode, evaluation[mode])
+        for name, evaluation in shared.evaluations.items()
         for mode in MODES
-        if mode in found
+        if mode in evaluation
     ]
     if not rows:
         yield "No evaluation of this checkpoint was recorded."
@@ -106,21 +106,21 @@ def _results(shared: Shared) -> Iterator[str]:
 
 
 def _provenance(shared: Shared) -> Iterator[str]:
-    found = shared.environment
-    if not found:
+    environment = shared.environment
+    if not environment:
         yield "Not recorded."
         return
-    git = found.get("git") or {}
+    git = environment.get("git") or {}
     if git:
         yield f"* commit: `{git.get('commit')}`" + (
             " with uncommitted changes" if git.get("uncommitted_changes") else ""
         )
-    packages = found.get("packages") or {}
+    packages = environment.get("packages") or {}
     versions = [f"{name} {packages[name]}" for name in SOFTWARE if packages.get(name)]
-    yield f"* software: Python {found.get('python')}, {', '.join(versions)}"
-    yield f"* hardware: {', '.join(found.get('gpus') or []) or found.get('cpu')}"
-    if found.get("argv"):
-        yield f"* command: `rlinf-vla {' '.join(map(str, found['argv'][1:]))}`"
+    yield f"* software: Python {environment.get('python')}, {', '.join(versions)}"
+    yield f"* hardware: {', '.join(environment.get('gpus') or []) or environment.get('cpu')}"
+    if environment.get("argv"):
+        yield f"* command: `rlinf-vla {' '.join(map(str, environment['argv'][1:]))}`"
 
 
 def _dataset(shared: Shared, repository: str) -> Iterator[str]:

@@ -120,9 +120,9 @@ def _runs() -> Iterator[str]:
 
 def keys(node: type, prefix: str = "") -> Iterator[str]:
     """Yield the keys of a dataclass and of the dataclasses in it."""
-    for each in fields(node):
-        inner: Any = each.default_factory
+    for field in fields(node):
+        inner: Any = field.default_factory
         if inner is not MISSING and is_dataclass(inner):
-            yield from keys(inner, f"{prefix}{each.name}.")  # type: ignore[arg-type]
+            yield from keys(inner, f"{prefix}{field.name}.")  # type: ignore[arg-type]
         else:
-            yield prefix + each.name
+            yield prefix + field.name

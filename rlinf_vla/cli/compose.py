@@ -61,8 +61,8 @@ def compose_and_run(
         refuse_dashes(arguments)
         overrides = with_folder(arguments)
         flagged = any(
-            _is_flag(each) or re.match(r"[~+]*hydra[./@=](?!searchpath=)", each)
-            for each in overrides
+            _is_flag(override) or re.match(r"[~+]*hydra[./@=](?!searchpath=)", override)
+            for override in overrides
         )
         jobs = _by_hydra(verb, overrides) if flagged else [load(verb, overrides)]
         refuse_nodes_of_other_verbs(verb, overrides)
@@ -115,7 +115,7 @@ def refuse_task_of_sweep(config: DictConfig, arguments: Sequence[str]) -> None:
 
 def with_folder(arguments: Sequence[str]) -> list[str]:
     """Replace ``--config-dir DIR`` by Hydra's override. Raises UserError if DIR does not exist."""
-    found = list[str]()
+    overrides = list[str]()
     words = iter(arguments)
     for word in words:
         option, _, value = word.partition("=")
@@ -126,8 +126,8 @@ def with_folder(arguments: Sequence[str]) -> list[str]:
             word = (
                 f"hydra.searchpath=[{quoted(f'file://{folder.resolve()}')}]"  # Hydra decodes no %20
             )
-        found.append(word)
-    return found
+        overrides.append(word)
+    return overrides
 
 
 def _by_hydra(verb: str, overrides: Sequence[str]) -> list[DictConfig]:
@@ -140,10 +140,10 @@ def _by_hydra(verb: str, overrides: Sequence[str]) -> list[DictConfig]:
         overrides if completes else with_choices(verb, overrides), key=_is_flag
     )  # argparse needs overrides together
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting
-    found: list[DictConfig] = []
+    configs: list[DictConfig] = []
 
     def job(config: DictConfig) -> None:
-        found.append(config)
+        configs.append(config)
 
     try:
         hydra.main(
@@ -151,7 +151,7 @@ def _by_hydra(verb: str, overrides: Sequence[str]) -> list[DictConfig]:
         )(job)()
     except Exception as error:
         raise UserError(explain(error, overrides)) from error
-    return found
+    return configs
 
 
 def primary(verb: str) -> str:
@@ -267,12 +267,13 @@ def explain(error: BaseException, arguments: Sequence[str]) -> str:
             str(cause),
         ):
             key = getattr(cause, "full_key", None) or match[1] or match[2] or match[3]
-            known = recipes.keys()
+            keys = recipes.keys()
             elsewhere = any(
-                f".{each}".endswith(f".{key}") for each in known
+                f".{known}".endswith(f".{key}") for known in keys
             )  # with another algorithm or model, so not misspelt
             if elsewhere and not any(
-                re.match(rf"[+~]*([\w.]+\.)?{re.escape(key)}(=|$)", each) for each in arguments
+                re.match(rf"[+~]*([\w.]+\.)?{re.escape(key)}(=|$)", argument)
+                for argument in arguments
             ):
                 if preset := _given("preset", arguments):
                     hint = "`rlinf-vla list presets` describes each"
@@ -283,11 +284,11 @@ def explain(error: BaseException, arguments: Sequence[str]) -> str:
                     ):
                         return f"{chosen} does not fit {base}, which sets {key}: choose another recipe, or write one (--config-dir DIR)"
             entry = re.search(r"Key '([^']+)' is not in struct", " ".join(map(str, causes)))
-            if entry and match[1] in known and entry[1] != match[1].rpartition(".")[2]:
+            if entry and match[1] in keys and entry[1] != match[1].rpartition(".")[2]:
                 return (
                     f"{match[1]} has no entry {entry[1]}: add it with +{match[1]}.{entry[1]}=VALUE"
                 )
-            if (run := _given("run", arguments)) and key in known:
+            if (run := _given("run", arguments)) and key in keys:
                 return f"{key} is not a key of the recipe of {run}: its env, model or algorithm is one that does not have it"
             return f"{key} is not a key{recipes.unknown_key_hint(str(key))}"
     if match := re.search(
@@ -297,7 +298,7 @@ def explain(error: BaseException, arguments: Sequence[str]) -> str:
     ):
         group = match[1]
         name = match[2]
-        options = [each for each in match[3].split() if each != "schema"]
+        options = [name for name in match[3].split() if name != "schema"]
         close = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
         return f"{group}={name} does not exist{f'; did you mean {group}={close[0]}?' if close else ''} (available: {', '.join(options)})"
     if match := re.search(r"Error merging override (\S+)", str(error)):

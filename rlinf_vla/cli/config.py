@@ -63,12 +63,12 @@ def run(arguments: Sequence[str]) -> None:
         raise UserError(f"config {option}: no such option (options: {JSON}, {FOLDER} DIR)")
     overrides = [word for word in words if "=" in word or word.startswith("~")]
     filters = [word for word in words if word not in overrides]
-    found = chosen(values(overrides), filters)
+    rows = chosen(values(overrides), filters)
     if JSON in arguments:
-        print_json([asdict(each) | {"source": asdict(each.source)} for each in found])
+        print_json([asdict(row) | {"source": asdict(row.source)} for row in rows])
     else:
         print_table(
-            ("key", "value", "from"), [(each.key, told(each.value), each.source) for each in found]
+            ("key", "value", "from"), [(row.key, told(row.value), row.source) for row in rows]
         )
 
 
@@ -97,7 +97,7 @@ def _source(key: str, origin: dict[str, Source]) -> Source:
     return origin.get(key, Source(DEFAULT, ""))
 
 
-def _parts(choices: Sequence[str], given: Sequence[str]) -> Iterator[tuple[Source, list[str]]]:
+def _parts(choices: Sequence[str], arguments: Sequence[str]) -> Iterator[tuple[Source, list[str]]]:
     """Yield what the recipe was merged from, in the order of the merge: a source, and its keys."""
     loader: Any = GlobalHydra.instance().config_loader()
     name = primary(VERB)
@@ -108,7 +108,7 @@ def _parts(choices: Sequence[str], given: Sequence[str]) -> Iterator[tuple[Sourc
         if (default.package or "").startswith("hydra"):
             continue
         loaded = loader._load_single_config(default, repository)
-        yield _named(default.config_path, loaded.path, given), keys_in(loaded.config)
+        yield _named(default.config_path, loaded.path, arguments), keys_in(loaded.config)
     for override in listed.config_overrides:
         node = OmegaConf.create()
         if not override.is_delete():
@@ -116,9 +116,12 @@ def _parts(choices: Sequence[str], given: Sequence[str]) -> Iterator[tuple[Sourc
         yield Source(COMMAND_LINE, f"{COMMAND_LINE}: {override.input_line}"), keys_in(node)
 
 
-def _named(path: str, location: str, given: Sequence[str]) -> Source:
+def _named(path: str, location: str, arguments: Sequence[str]) -> Source:
     if path.startswith("run/"):
-        return Source(SAVED, next(each for each in given if each.startswith(("run=", "plan="))))
+        return Source(
+            SAVED,
+            next(argument for argument in arguments if argument.startswith(("run=", "plan="))),
+        )
     folder, _, name = path.rpartition("/")
     if location.startswith("structured://"):
         return Source(DEFAULT, "" if name == "schema" else f"{folder}={name}")
@@ -167,8 +170,8 @@ def chosen(found: Sequence[Value], filters: Sequence[str]) -> list[Value]:
 
     Raises UserError for one that this recipe does not have.
     """
-    wanted: set[str] = set()
-    keys = [each.key for each in found]
+    matches: set[str] = set()
+    keys = [value.key for value in found]
     for word in filters:
         matched = [key for key in keys if f"{key}.".startswith(f"{word}.")] or [
             key for key in keys if f".{word}." in f".{key}."
@@ -181,8 +184,8 @@ def chosen(found: Sequence[Value], filters: Sequence[str]) -> list[Value]:
                 else " (without a KEY, config shows all)"
             )
             raise UserError(f"config {word}: this recipe has no such key{hint}")
-        wanted.update(matched)
-    return [each for each in found if not filters or each.key in wanted]
+        matches.update(matched)
+    return [value for value in found if not filters or value.key in matches]
 
 
 def told(value: Any) -> str:
@@ -192,5 +195,5 @@ def told(value: Any) -> str:
     if isinstance(value, list):
         return f"[{','.join(map(told, value))}]"
     if isinstance(value, dict):
-        return "{" + ",".join(f"{name}: {told(each)}" for name, each in value.items()) + "}"
+        return "{" + ",".join(f"{name}: {told(item)}" for name, item in value.items()) + "}"
     return str(value)

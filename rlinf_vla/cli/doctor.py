@@ -30,14 +30,14 @@ def run(arguments: Sequence[str]) -> int:
         raise UserError(f"doctor {unknown[0]}: the options are {FIX} and {JSON}")
     if {FIX, JSON} <= set(arguments):
         raise UserError(f"doctor {FIX} {JSON}: a repair prints what it does, give one of the two")
-    found = []
+    results = []
     for check in _checks():
         if not check.ok and check.repair and FIX in arguments:
             print(f"fix   {check.name}: {check.detail}; repairing", flush=True)
             check.repair()
             check = next(again for again in _checks() if again.name == check.name)
         optional = check.detail.startswith("optional")
-        found.append(
+        results.append(
             {
                 "name": check.name,
                 "ok": check.ok,
@@ -54,8 +54,8 @@ def run(arguments: Sequence[str]) -> int:
             if not check.ok and check.fix:
                 print(f"      {check.fix}")
     if JSON in arguments:
-        print_json(found)
-    return 1 if any(not each["ok"] and not each["optional"] for each in found) else 0
+        print_json(results)
+    return 1 if any(not result["ok"] and not result["optional"] for result in results) else 0
 
 
 def _checks() -> Iterator[Diagnosis]:
@@ -79,18 +79,19 @@ def _checks() -> Iterator[Diagnosis]:
         yield from env.diagnose()
     for robot in plugins.robots().values():
         yield from (
-            Diagnosis(found.name, found.ok, found.detail, found.fix) for found in robot.diagnose()
+            Diagnosis(diagnosis.name, diagnosis.ok, diagnosis.detail, diagnosis.fix)
+            for diagnosis in robot.diagnose()
         )
 
 
 def fused_kernels_check() -> Diagnosis:
-    found = importlib.util.find_spec("liger_kernel") is not None
+    installed = importlib.util.find_spec("liger_kernel") is not None
     detail = (
         "liger-kernel"
-        if found
+        if installed
         else "optional, liger-kernel is not installed: policy calls and updates take a fifth to a quarter more time"
     )
-    return Diagnosis("fused kernels", found, detail, 'pip install "rlinf-vla[cuda]"')
+    return Diagnosis("fused kernels", installed, detail, 'pip install "rlinf-vla[cuda]"')
 
 
 def torch_check() -> Diagnosis:

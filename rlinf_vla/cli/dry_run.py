@@ -65,10 +65,10 @@ def _look_for_weights(recipe: Recipe, preview: Preview) -> None:
 def missing_simulator(recipe: Recipe) -> str | None:
     """Return a line on the recipe's simulator if it is not installed, neither here nor for
     ``env.python``; None if it is there or not known to be missing."""
-    found = plugins.choose("env", recipe.env.name, plugins.envs()).diagnose()[:1]
-    if not found or found[0].ok or getattr(recipe.env, "python", None) is not None:
+    diagnoses = plugins.choose("env", recipe.env.name, plugins.envs()).diagnose()[:1]
+    if not diagnoses or diagnoses[0].ok or getattr(recipe.env, "python", None) is not None:
         return None
-    return f"env={recipe.env.name}: {found[0].detail.removeprefix('optional: ')}: {found[0].fix}"
+    return f"env={recipe.env.name}: {diagnoses[0].detail.removeprefix('optional: ')}: {diagnoses[0].fix}"
 
 
 def _require_fit(preview: Preview) -> None:

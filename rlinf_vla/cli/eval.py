@@ -39,7 +39,7 @@ def run(config: DictConfig) -> dict[str, Any]:
         return sweep.run(recipe, config)
     # without a checkpoint of a run, the recipe's initial model is evaluated
     name = checkpoint.name if checkpoint else "start"
-    told = str(checkpoint or recipe.model.checkpoint)
+    source = str(checkpoint or recipe.model.checkpoint)
     version = 0
     with ExitStack() as stack:
         progress = stack.enter_context(stages())
@@ -67,7 +67,7 @@ def run(config: DictConfig) -> dict[str, Any]:
             play = play_in_process(recipe, policy, timed)
             rate = env.control_hz / env.steps(policy.spec.chunk)
             where = f"of {recipe.env.name}"
-        document = evaluate(recipe, play, rate, name, told, version, directory, progress)
+        document = evaluate(recipe, play, rate, name, source, version, directory, progress)
     print(f"success of {name} in {recipe.episodes} episodes {where}: {headline(document)}")
     print(
         f"episodes, seeds and machine: {builders.relative(directory / 'evaluation' / f'{name}.json')}"

@@ -273,13 +273,13 @@ HELP: dict[str, Help] = {
 
 def help_of(verb: str) -> str:
     """Return purpose, usage, options and three examples of a verb."""
-    found = HELP[verb]
+    page = HELP[verb]
     command = f"rlinf-vla {verb}"
     lines = [*textwrap.wrap(f"{command}: {VERBS[verb].purpose}", WIDTH), "", "Usage:"]
-    lines += [f"  {command} {usage}".rstrip() for usage in found.usage]
-    lines += ["", "Options:", *_pairs(dict((*found.options, EVERY)))]
-    lines += ["", "Examples:", *(f"  {command} {example}".rstrip() for example in found.examples)]
-    return "\n".join([*lines, *(["", *textwrap.wrap(found.note, WIDTH)] if found.note else [])])
+    lines += [f"  {command} {usage}".rstrip() for usage in page.usage]
+    lines += ["", "Options:", *_pairs(dict((*page.options, EVERY)))]
+    lines += ["", "Examples:", *(f"  {command} {example}".rstrip() for example in page.examples)]
+    return "\n".join([*lines, *(["", *textwrap.wrap(page.note, WIDTH)] if page.note else [])])
 
 
 def overview(version: str) -> str:

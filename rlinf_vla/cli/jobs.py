@@ -28,10 +28,10 @@ def run_jobs(jobs: Sequence[DictConfig], command: Callable[[DictConfig], object]
         except UserError as error:
             raise UserError(f"job {number} of {count}: {error} (no job was started)") from None
     for key in ("run_dir", "output"):
-        given = [job[key] for job in jobs if job[key] is not None]
-        if len(set(given)) < len(given):
+        directories = [job[key] for job in jobs if job[key] is not None]
+        if len(set(directories)) < len(directories):
             raise UserError(
-                f"{key}={given[0]} is that of several jobs: leave it out, or let it depend on what differs, such as ${{seed}}"
+                f"{key}={directories[0]} is that of several jobs: leave it out, or let it depend on what differs, such as ${{seed}}"
             )
     for number, job in enumerate(jobs, 1):
         print(f"job {number} of {count}", flush=True)

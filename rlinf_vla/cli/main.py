@@ -121,12 +121,12 @@ def _system_error(error: Exception) -> int | None:
     """Return the error's errno or None; safetensors has it only in its message."""
     if isinstance(error, OSError):
         return error.errno
-    said = (
+    match = (
         re.search(r"\(os error (\d+)\)", str(error))
         if type(error).__name__ == "SafetensorError"
         else None
     )
-    return int(said[1]) if said else None
+    return int(match[1]) if match else None
 
 
 def _fail(message: str, code: int) -> int:
@@ -201,7 +201,7 @@ def _dispatch(arguments: Sequence[str]) -> int:
             [word for word in rest if word != JSON],
             lambda config: documents.append(begin(config)),
         )
-    print(*(json.dumps(each, indent=1, ensure_ascii=False) for each in documents))
+    print(*(json.dumps(document, indent=1, ensure_ascii=False) for document in documents))
     return code
 
 
@@ -209,14 +209,14 @@ def _dispatch(arguments: Sequence[str]) -> int:
 def _stdout_to_stderr() -> Iterator[None]:
     """Send to stderr what is printed within the context, by libraries and child processes too."""
     sys.stdout.flush()
-    kept = os.dup(1)
+    stdout = os.dup(1)
     try:
         os.dup2(2, 1)
         with contextlib.redirect_stdout(sys.stderr):
             yield
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def _check_names(kind: str, name: str, texts: dict[str, str]) -> None:
             for alias in node.names
         ]
         bound += [node.name for node in body if isinstance(node, (ast.ClassDef, ast.FunctionDef))]
-        if twice := sorted({each for each in bound if bound.count(each) > 1}):
+        if twice := sorted({name for name in bound if bound.count(name) > 1}):
             raise UserError(
                 f"new {kind} {name}: the package has another {twice[0]} already, choose another name"
             )
@@ -102,20 +102,20 @@ def rendered(kind: str, name: str) -> dict[str, str]:
         "class": "".join(part.title() for part in name.split("_")),
     }
     templates = files("rlinf_vla.cli") / "templates"
-    found = {}
+    texts = {}
     for folder in (SHARED, kind):
         for path, file in _below(templates / folder):
             text = environment.from_string(file.read_text()).render(words)
-            found[path.replace(NAME, name).removesuffix(SUFFIX)] = text
-    return found
+            texts[path.replace(NAME, name).removesuffix(SUFFIX)] = text
+    return texts
 
 
 def _below(folder: Traversable, prefix: str = "") -> list[tuple[str, Traversable]]:
-    found = []
+    entries = []
     for child in folder.iterdir():
-        found += (
+        entries += (
             _below(child, f"{prefix}{child.name}/")
             if child.is_dir()
             else [(f"{prefix}{child.name}", child)]
         )
-    return found
+    return entries

@@ -25,23 +25,23 @@ def run(arguments: Sequence[str]) -> None:
     parser = Parser("pull", "rlinf-vla pull ORG/NAME DIRECTORY")
     parser.add_argument("repository")
     parser.add_argument("directory")
-    given = parser.parse_args(arguments)
-    found = re.fullmatch(f"(?:hf://)?{hub.REPOSITORY_AT}", given.repository)
-    if found is None:
+    options = parser.parse_args(arguments)
+    match = re.fullmatch(f"(?:hf://)?{hub.REPOSITORY_AT}", options.repository)
+    if match is None:
         raise UserError(
-            f"pull: {given.repository} names no repository: write ORG/NAME or ORG/NAME@REVISION"
+            f"pull: {options.repository} names no repository: write ORG/NAME or ORG/NAME@REVISION"
         )
-    directory = builders.new_directory(given.directory)
+    directory = builders.new_directory(options.directory)
     with replacing_directory(directory) as aside:
-        commit = hub.fetch(found[1], found[2], aside)
+        commit = hub.fetch(match[1], match[2], aside)
         try:
             use = checked(aside)
         except UserError as error:
             raise UserError(
-                f"{given.repository}: {str(error).replace(str(aside), commit[:12])}"
+                f"{options.repository}: {str(error).replace(str(aside), commit[:12])}"
             ) from None
     print(
-        f"{given.repository} at {commit[:12]}: {builders.relative(directory)} (use it as {use.format(builders.relative(directory))})"
+        f"{options.repository} at {commit[:12]}: {builders.relative(directory)} (use it as {use.format(builders.relative(directory))})"
     )
 
 

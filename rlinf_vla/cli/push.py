@@ -29,28 +29,34 @@ def run(arguments: Sequence[str]) -> None:
     parser.add_argument("--private", action="store_true")
     parser.add_argument("--revision")
     parser.add_argument("--dry-run", action="store_true")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     for name, value in (
-        ("", given.repository),
-        ("--base-model ", given.base_model),
-        *(("--dataset ", each) for each in given.dataset),
+        ("", options.repository),
+        ("--base-model ", options.base_model),
+        *(("--dataset ", dataset) for dataset in options.dataset),
     ):
         if value is not None and not re.fullmatch(hub.REPOSITORY, value):
             raise UserError(f"push: {name}{value} names no repository: write ORG/NAME")
-    shared = _shared(given.what, given.base_model)
-    text = card(shared, given.repository, given.license or _license(shared), given.dataset)
+    shared = _shared(options.what, options.base_model)
+    text = card(shared, options.repository, options.license or _license(shared), options.dataset)
     shared.files[CARD] = text.encode()
     total = sum(map(shared.size, shared.files)) / 1e6
-    if given.dry_run:
+    if options.dry_run:
         for name in sorted(shared.files):
             print(f"{shared.size(name):>14,} bytes  {name}")
-        print(f"\n{CARD} of the {shared.kind} {given.repository}:\n\n{text}")
+        print(f"\n{CARD} of the {shared.kind} {options.repository}:\n\n{text}")
         print(f"{len(shared.files)} files, {total:,.1f} MB; nothing was sent (--dry-run)")
         return
     message = f"Upload {shared.checkpoint or shared.kind} with rlinf-vla"
     tag = VERSION if shared.kind == DATASET else None
     address = hub.upload(
-        given.repository, shared.kind, shared.files, message, given.private, given.revision, tag
+        options.repository,
+        shared.kind,
+        shared.files,
+        message,
+        options.private,
+        options.revision,
+        tag,
     )
     print(f"{len(shared.files)} files, {total:,.1f} MB: {address}")
 
@@ -71,8 +77,8 @@ def _shared(what: str, base: str | None) -> Shared:
 
 def _license(shared: Shared) -> str:
     """Return the licence of the base model; none is ever assumed."""
-    found = hub.license_of(shared.base) if shared.base is not None else None
-    if found is None:
+    licence = hub.license_of(shared.base) if shared.base is not None else None
+    if licence is None:
         whose = (
             f"the card of {shared.base} states none"
             if shared.base
@@ -81,4 +87,4 @@ def _license(shared: Shared) -> str:
         raise UserError(
             f"push needs a licence, {whose}: give --license, such as --license apache-2.0"
         )
-    return found
+    return licence

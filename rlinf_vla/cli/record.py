@@ -35,16 +35,16 @@ def run(config: DictConfig) -> None:
     recording. Raises UserError.
     """
     recipe = recipes.read(config)
-    shown = getattr(recipe.algorithm, "demonstrations", None)
-    if not isinstance(shown, DemonstrationConfig) or not recipe.output:
+    demonstrations = getattr(recipe.algorithm, "demonstrations", None)
+    if not isinstance(demonstrations, DemonstrationConfig) or not recipe.output:
         raise UserError(
             "record needs algorithm.demonstrations and an output directory: rlinf-vla record recipe=maniskill_sft output=DIR"
         )
-    if shown.dataset is not None:
+    if demonstrations.dataset is not None:
         raise UserError(
             "record plays the scripted expert: leave algorithm.demonstrations.dataset out"
         )
-    recording = Recording(recipe, shown)
+    recording = Recording(recipe, demonstrations)
     with (
         run_directory.opened_for_recording(recording.parts, config, fixed={"algorithm", "record"}),
         deferred_signals() as interrupt,

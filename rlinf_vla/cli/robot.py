@@ -66,12 +66,12 @@ def _check(plugin: RobotPlugin, config: Any) -> int:
 
     console = Console(highlight=False)
     with console.status("connecting"):
-        found = list(plugin.check(config))
+        diagnoses = list(plugin.check(config))
     table = Table("", "what", "found", show_edge=False)
-    for each in found:
-        table.add_row("ok" if each.ok else "WRONG", each.name, each.detail)
+    for diagnosis in diagnoses:
+        table.add_row("ok" if diagnosis.ok else "WRONG", diagnosis.name, diagnosis.detail)
     console.print(table)
-    return 0 if all(each.ok for each in found) else 1
+    return 0 if all(diagnosis.ok for diagnosis in diagnoses) else 1
 
 
 def _with_recipe(verb: str, rest: Sequence[str]) -> int:
@@ -115,10 +115,10 @@ def _choose(words: Sequence[str]) -> tuple[RobotPlugin, Any]:
         if word.startswith("robot="):
             continue
         key, equals, _ = word.partition("=")
-        known = [f"robot.{name}" for name in config]
-        if not equals or key.split(".")[:2] not in [name.split(".") for name in known]:
+        keys = [f"robot.{name}" for name in config]
+        if not equals or key.split(".")[:2] not in [name.split(".") for name in keys]:
             raise UserError(
-                f"{word}: not a key of robot={chosen[0]}{plugins.nearest(key, known)} (keys: {', '.join(known)})"
+                f"{word}: not a key of robot={chosen[0]}{plugins.nearest(key, keys)} (keys: {', '.join(keys)})"
             )
         try:
             config.merge_with(OmegaConf.from_dotlist([word.removeprefix("robot.")]))
@@ -127,9 +127,9 @@ def _choose(words: Sequence[str]) -> tuple[RobotPlugin, Any]:
     missing = sorted(OmegaConf.missing_keys(config))
     if missing:
         raise UserError(f"robot.{missing[0]} has no value: give robot.{missing[0]}=...")
-    found = OmegaConf.to_object(config)
-    check_values(found, "robot.")
-    return plugin, found
+    settings = OmegaConf.to_object(config)
+    check_values(settings, "robot.")
+    return plugin, settings
 
 
 def _order(order: str, operator: str, chosen: Sequence[str]) -> list[str]:
@@ -158,20 +158,20 @@ def _connected(plugin: RobotPlugin, config: Any) -> Iterator[Robot]:
 def _acknowledge(plugin: RobotPlugin, config: Any, operator: str, nobody: RobotError) -> str:
     """Clear the fault that an ended process left latched. Raises ``nobody`` if there is none."""
     with _connected(plugin, config) as robot:
-        found = fault = robot.observe().fault
-        if found is None:
+        acknowledged = fault = robot.observe().fault
+        if acknowledged is None:
             raise nobody
         robot.acknowledge(operator)
         until = time.monotonic() + RECOVERY_S
-        while fault == found and time.monotonic() < until:
+        while fault == acknowledged and time.monotonic() < until:
             time.sleep(0.1)
             fault = robot.observe().fault
-    if fault == found:
+    if fault == acknowledged:
         raise RobotError(
             f"{fault}: still there {RECOVERY_S:g} s after the acknowledgement; fix its cause and acknowledge again"
         )
     left = "" if fault is None else f"; still latched: {fault}: acknowledge that, too"
-    return f"{found}: acknowledged by {operator}{left}"
+    return f"{acknowledged}: acknowledged by {operator}{left}"
 
 
 def _order_all(order: str, operator: str) -> list[str]:

@@ -96,18 +96,19 @@ def list_runs(arguments: Sequence[str]) -> None:
     """Print the runs in runs/, or those of one recipe."""
     parser = _parser("list")
     parser.add_argument("recipe", nargs="?")
-    given = parser.parse_args(arguments)
-    found = [described(path) for path in all_runs() if given.recipe in (None, path.parent.name)]
-    if given.json:
-        print_json([asdict(each) for each in found])
-    elif found:
+    options = parser.parse_args(arguments)
+    runs = [described(path) for path in all_runs() if options.recipe in (None, path.parent.name)]
+    if options.json:
+        print_json([asdict(run) for run in runs])
+    elif runs:
         print_table(
             ("run", "status", "iterations", "success before → after (95 %)", "size", "age"),
-            [each.row() for each in found],
+            [run.row() for run in runs],
         )
     else:
         print(
-            f"no runs in {RUNS.absolute()}" + (f" of recipe {given.recipe}" if given.recipe else "")
+            f"no runs in {RUNS.absolute()}"
+            + (f" of recipe {options.recipe}" if options.recipe else "")
         )
 
 
@@ -121,13 +122,13 @@ def described(directory: Path) -> Run:
     done = (step_of(checkpoints[-1].name) or 0) if checkpoints else 0
     total = 0 if is_sweep(directory) else int(recipe.get("iterations") or 0)
     files = list(_files(directory))
-    written = max((each.st_mtime for each in files), default=time.time())
+    written = max((file.st_mtime for file in files), default=time.time())
     evaluations = {name: _evaluation(directory, name) for name in (BEFORE, AFTER)}
     success = {
-        name: found for name, document in evaluations.items() if (found := _success(document))
+        name: rates for name, document in evaluations.items() if (rates := _success(document))
     }
     name = str(directory.relative_to(RUNS)) if directory.is_relative_to(RUNS) else str(directory)
-    size = sum(each.st_size for each in files)
+    size = sum(file.st_size for file in files)
     seconds = max(0.0, time.time() - written)
     enough = (
         0 < total <= done or evaluations[AFTER].get("checkpoint") == f"iteration {done}"
@@ -163,10 +164,10 @@ def _at_robot(directory: Path) -> bool:
 def _evaluation(directory: Path, name: str) -> dict[str, Any]:
     """Return a recorded evaluation; empty if there is none or it cannot be read."""
     try:
-        found = read_json(run_directory.evaluation_file(directory, name))
+        evaluation = read_json(run_directory.evaluation_file(directory, name))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return evaluation if isinstance(evaluation, dict) else {}
 
 
 def _success(document: dict[str, Any]) -> tuple[float, float, float] | None:
@@ -180,8 +181,11 @@ def compare_runs(arguments: Sequence[str]) -> None:
     """Print the keys in which two runs differ, their last metrics, and their evaluations."""
     parser = _parser("compare")
     parser.add_argument("runs", nargs=2, metavar="RUN")
-    given = parser.parse_args(arguments)
-    paths = [Path(each) if (Path(each) / RECIPE).exists() else named(each) for each in given.runs]
+    options = parser.parse_args(arguments)
+    paths = [
+        Path(argument) if (Path(argument) / RECIPE).exists() else named(argument)
+        for argument in options.runs
+    ]
     names = list(map(str, paths))
     if names[0] == names[1]:
         raise UserError(f"runs compare: {names[0]} is given twice, give two runs")
@@ -193,7 +197,7 @@ def compare_runs(arguments: Sequence[str]) -> None:
     )
     metrics = [_last_metrics(path) for path in paths]
     evaluated = _compared(names, paths)
-    if given.json:
+    if options.json:
         document = {name: {"metrics": last} for name, last in zip(names, metrics, strict=True)}
         print_json(
             {
@@ -226,7 +230,7 @@ def _last_metrics(directory: Path) -> dict[str, Any]:
 
 def _differences(recipes: Sequence[dict[str, object]]) -> list[tuple[str, list[object]]]:
     every = sorted(recipes[0].keys() | recipes[1].keys())
-    pairs = [(key, [each.get(key) for each in recipes]) for key in every]
+    pairs = [(key, [recipe.get(key) for recipe in recipes]) for key in every]
     return [(key, pair) for key, pair in pairs if pair[0] != pair[1]]
 
 
@@ -246,29 +250,29 @@ def prune(arguments: Sequence[str]) -> None:
     parser.add_argument("recipe", nargs="?")
     parser.add_argument("--keep", type=int, default=1, metavar="N")
     parser.add_argument("--yes", action="store_true")
-    given = parser.parse_args(arguments)
-    if given.keep < 1:
-        raise UserError(f"runs prune: --keep {given.keep}: must be at least 1")
+    options = parser.parse_args(arguments)
+    if options.keep < 1:
+        raise UserError(f"runs prune: --keep {options.keep}: must be at least 1")
     removed: list[dict[str, Any]] = []
     for directory in all_runs():
-        if given.recipe not in (None, directory.parent.name) or directory.is_symlink():
+        if options.recipe not in (None, directory.parent.name) or directory.is_symlink():
             continue
         with held(directory) as idle:
-            for path in _superfluous(directory, given.keep) if idle else ():
-                removed.append({"path": str(path), "size": _size(path), "removed": given.yes})
-                if given.yes:
+            for path in _superfluous(directory, options.keep) if idle else ():
+                removed.append({"path": str(path), "size": _size(path), "removed": options.yes})
+                if options.yes:
                     shutil.rmtree(path)
-    if given.json:
+    if options.json:
         print_json(removed)
         return
-    for each in removed:
+    for entry in removed:
         print(
-            f"{'removed' if given.yes else 'would remove'} {each['path']} ({megabytes(each['size'])})"
+            f"{'removed' if options.yes else 'would remove'} {entry['path']} ({megabytes(entry['size'])})"
         )
-    total = megabytes(sum(each["size"] for each in removed))
+    total = megabytes(sum(entry["size"] for entry in removed))
     print(
         f"{len(removed)} directories, {total}"
-        + ("" if given.yes or not removed else ": give --yes to remove them")
+        + ("" if options.yes or not removed else ": give --yes to remove them")
     )
 
 
@@ -285,7 +289,7 @@ def _superfluous(directory: Path, keep: int) -> Iterator[Path]:
 
 
 def _size(directory: Path) -> int:
-    return sum(each.st_size for each in _files(directory))
+    return sum(file.st_size for file in _files(directory))
 
 
 def _files(directory: Path) -> Iterator[os.stat_result]:

@@ -104,14 +104,16 @@ def without_private(value: Any, path: re.Pattern[str] = PATH) -> Any:
             without_private(key): without_private(child, REST if key == "argv" else path)
             for key, child in value.items()
         }
-    return [without_private(each, path) for each in value] if isinstance(value, list) else value
+    return (
+        [without_private(element, path) for element in value] if isinstance(value, list) else value
+    )
 
 
 def of_run(directory: Path, checkpoint: Path, base: str | None) -> Shared:
     """Return a run's checkpoint, recipe and evaluations. ``base``: the repository of its initial
     model, needed if the recipe names a directory of this machine. Raises UserError."""
     verify(checkpoint)
-    place = f"{CHECKPOINTS}/{checkpoint.name}"
+    location = f"{CHECKPOINTS}/{checkpoint.name}"
     recipe, left_out = _recipe(saved_recipe(directory), str(directory / RECIPE))
     base = _with_base(recipe, base)
     files: dict[str, bytes | Path] = {
@@ -122,7 +124,7 @@ def of_run(directory: Path, checkpoint: Path, base: str | None) -> Shared:
     files[COMPLETE] = _json({name: _digest(content) for name, content in files.items()})
     shared = Shared(
         MODEL,
-        {f"{place}/{name}": content for name, content in files.items()},
+        {f"{location}/{name}": content for name, content in files.items()},
         recipe,
         left_out,
         base,
@@ -191,13 +193,13 @@ def _check_tensors(path: Path) -> None:
 
 
 def _listed(directory: Path, patterns: tuple[str, ...]) -> Iterator[str]:
-    found = {
+    files = {
         path.relative_to(directory).as_posix()
         for pattern in patterns
         for path in directory.glob(pattern)
         if path.is_file()
     }
-    yield from sorted(found)
+    yield from sorted(files)
 
 
 def _content(path: Path) -> bytes | Path:

@@ -147,7 +147,9 @@ class TrainingRun:
             | self.algorithm.state()
         )
         self.runtime.save(state)
-        self.flow.saved([_read_json(each / STATE) for each in complete_checkpoints(directory)])
+        self.flow.saved(
+            [_read_json(checkpoint / STATE) for checkpoint in complete_checkpoints(directory)]
+        )
 
     def evaluate(self, name: str, iteration: int) -> None:
         runtime = self.runtime
