@@ -96,8 +96,8 @@ class Guarded:
             return 421, "host", unknown
         if request.url.path in OPEN or self.state.token is None:
             return None
-        kind, _, given = request.headers.get("authorization", "").partition(" ")
-        known = kind.lower() in ("bearer", "api-key") and hmac.compare_digest(
-            given.strip().encode(), self.state.token.encode()
+        kind, _, token = request.headers.get("authorization", "").partition(" ")
+        valid = kind.lower() in ("bearer", "api-key") and hmac.compare_digest(
+            token.strip().encode(), self.state.token.encode()
         )
-        return None if known else (401, "token", "send the header Authorization: Bearer TOKEN")
+        return None if valid else (401, "token", "send the header Authorization: Bearer TOKEN")

@@ -86,11 +86,11 @@ class Batcher:
     def _make_room(self, client: str) -> None:
         """Refuse the newest request of whom most wait. Raises Busy if that is ``client`` itself."""
         busy = Busy(f"{len(self._queue)} requests are waiting already")
-        counts = Counter(each.client for each in self._queue)
+        counts = Counter(waiting.client for waiting in self._queue)
         greediest, most = counts.most_common(1)[0]
         if most <= counts[client] + 1:
             raise busy
-        refused = next(each for each in reversed(self._queue) if each.client == greediest)
+        refused = next(waiting for waiting in reversed(self._queue) if waiting.client == greediest)
         self._queue.remove(refused)
         if not refused.future.done():
             refused.future.set_exception(busy)
@@ -99,22 +99,22 @@ class Batcher:
         """Make policy calls until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
-            taken = await self._next()
-            self._on_call(sum(each.request.rows for each in taken))
-            requests = [each.request for each in taken]
+            batch = await self._next()
+            self._on_call(sum(waiting.request.rows for waiting in batch))
+            requests = [waiting.request for waiting in batch]
             try:
                 outcomes = await loop.run_in_executor(self._thread, self._answer, requests)
             except (
                 Exception
             ) as error:  # of the service itself: the clients are told, and the next call is made
-                outcomes = [error] * len(taken)
-            for each, outcome in zip(taken, outcomes, strict=True):
-                if each.future.done():  # its client has left
+                outcomes = [error] * len(batch)
+            for waiting, outcome in zip(batch, outcomes, strict=True):
+                if waiting.future.done():  # its client has left
                     continue
                 if isinstance(outcome, Exception):
-                    each.future.set_exception(outcome)
+                    waiting.future.set_exception(outcome)
                 else:
-                    each.future.set_result(outcome)
+                    waiting.future.set_result(outcome)
 
     async def _next(self) -> list[_Waiting]:
         """Wait for requests, and take those of the next call from the queue, in turn."""
@@ -140,31 +140,31 @@ class Batcher:
         """Return the waiting requests in the order in which they are to be served."""
         before = Counter[str]()
         keys = dict[_Waiting, tuple[int, int]]()
-        for each in self._queue:
-            keys[each] = before[each.client], self._turns.get(each.client, 0)
-            before[each.client] += 1
-        return sorted(self._queue, key=lambda each: keys[each])
+        for waiting in self._queue:
+            keys[waiting] = before[waiting.client], self._turns.get(waiting.client, 0)
+            before[waiting.client] += 1
+        return sorted(self._queue, key=lambda waiting: keys[waiting])
 
     def _joined(self) -> list[_Waiting]:
         """Return those that the first in turn would take along."""
         queue = self._in_turn()
         rows = 0
         first = queue[0]
-        found = []
-        for each in queue:
-            fits = rows + each.request.rows <= self._most_rows and not each.request.alone
-            if each is first or (fits and not first.request.alone):
-                found.append(each)
-                rows += each.request.rows
-        return found
+        batch = []
+        for waiting in queue:
+            fits = rows + waiting.request.rows <= self._most_rows and not waiting.request.alone
+            if waiting is first or (fits and not first.request.alone):
+                batch.append(waiting)
+                rows += waiting.request.rows
+        return batch
 
     def _take(self) -> list[_Waiting]:
-        found = self._joined()
-        for each in found:
-            self._queue.remove(each)
+        batch = self._joined()
+        for waiting in batch:
+            self._queue.remove(waiting)
             self._served += 1
-            self._turns.pop(each.client, None)
-            self._turns[each.client] = self._served
+            self._turns.pop(waiting.client, None)
+            self._turns[waiting.client] = self._served
         while len(self._turns) > self._max_queue:  # whoever is forgotten comes first
             del self._turns[next(iter(self._turns))]
-        return found
+        return batch

@@ -31,10 +31,10 @@ class Hosts:
 
     def refusal(self, request: HTTPConnection) -> str | None:
         """Return why the host of ``request`` is none of the names, or None."""
-        for given in request.headers.getlist("host") if not self._all else ():
-            match = _HOST.fullmatch(given)
+        for host in request.headers.getlist("host") if not self._all else ():
+            match = _HOST.fullmatch(host)
             if match is None or not self._knows(_plain(match[1]), request):
-                return f"Host {given[:60]!r} is no name of this server: use its address, or start it with serve.allowed_hosts=[NAME]"
+                return f"Host {host[:60]!r} is no name of this server: use its address, or start it with serve.allowed_hosts=[NAME]"
         return None
 
     def _knows(self, name: str, request: HTTPConnection) -> bool:
@@ -51,7 +51,7 @@ def _plain(name: str) -> str:
     """Return one spelling of a host name or an address."""
     name = name.strip("[]").lower().removesuffix(".")
     try:
-        found = ip_address(name.partition("%")[0])
+        address = ip_address(name.partition("%")[0])
     except ValueError:
         return name
-    return str(getattr(found, "ipv4_mapped", None) or found)
+    return str(getattr(address, "ipv4_mapped", None) or address)

@@ -74,27 +74,27 @@ class Http:
         """OpenVLA's: the first action of a chunk; OpenVLA-OFT's (``full_image``): all of them."""
 
         async def answered(body: bytes) -> Response:
-            said: dict[str, bool] = {}
+            form: dict[str, bool] = {}
 
             def read() -> Request:
                 message = json_unpack(body, self.state.limits)
-                said["encoded"] = isinstance(message, dict) and "encoded" in message
-                if said["encoded"]:
+                form["encoded"] = isinstance(message, dict) and "encoded" in message
+                if form["encoded"]:
                     if set(message) != {"encoded"} or not isinstance(message["encoded"], str):
                         raise MessageError("encoded is JSON in a string, and nothing is beside it")
                     message = json_unpack(message["encoded"], self.state.limits)
-                said["chunk"] = isinstance(message, dict) and "full_image" in message
+                form["chunk"] = isinstance(message, dict) and "full_image" in message
                 return self._act_request(message)
 
             return self.act_reply(
-                await self.state.infer("act", address_of(request), body, read), **said
+                await self.state.infer("act", address_of(request), body, read), **form
             )
 
         return await self._answered(request, answered)
 
     def act_reply(self, answer: Answer, encoded: bool, chunk: bool) -> Response:
-        found = json_pack(list(answer.actions) if chunk else answer.actions[0])
-        return Response(json.dumps(found) if encoded else found, media_type="application/json")
+        actions = json_pack(list(answer.actions) if chunk else answer.actions[0])
+        return Response(json.dumps(actions) if encoded else actions, media_type="application/json")
 
     def _act_request(self, message: Any) -> Request:
         if not isinstance(message, dict):
@@ -113,14 +113,14 @@ class Http:
             for number, name in enumerate(service.spec.images)
         }
         first = message.get("full_image", message.get("image"))
-        found = {
+        entries = {
             f"images.{name}": message.get(source) if source else None
             for name, source in sources.items()
         }
-        found |= {f"images.{name}": first for name in list(sources)[:1]}
-        found |= {"state": message.get("state"), "instruction": message.get("instruction")}
+        entries |= {f"images.{name}": first for name in list(sources)[:1]}
+        entries |= {"state": message.get("state"), "instruction": message.get("instruction")}
         return service.request(
-            {name: each for name, each in found.items() if each is not None},
+            {name: entry for name, entry in entries.items() if entry is not None},
             NATIVE,
             self.state.number(),
             0,
@@ -139,17 +139,17 @@ class Http:
                     if packed
                     else json_unpack(body, self.state.limits)
                 )
-                found = flat(message)
+                entries = flat(message)
                 runtime.update(
                     {
-                        name: name_in(found, f"runtime.{name}")
+                        name: name_in(entries, f"runtime.{name}")
                         for name in ("response_format", "output_format")
                     }
                 )
-                found.setdefault("input.task", found.get("input.prompt"))
+                entries.setdefault("input.task", entries.get("input.prompt"))
                 for name in self.state.service.spec.images:
-                    _decode_image(found, GENERATION.image.format(name), self.state.limits.size)
-                return self.state.service.request(found, GENERATION, self.state.number(), 0)
+                    _decode_image(entries, GENERATION.image.format(name), self.state.limits.size)
+                return self.state.service.request(entries, GENERATION, self.state.number(), 0)
 
             answer = await self.state.infer("sglang_http", address_of(request), body, read)
             return self._generation(answer, runtime, packed or _accepts(request))
@@ -167,12 +167,12 @@ class Http:
             "data": [{"index": 0, "action": {"values": actions}}],
             "timings": timings,
         }
-        found = (
+        body = (
             {"actions": actions, "timings": timings}
             if runtime["response_format"] == "raw"
             else envelope
         )
-        return Response(pack(found), media_type=MSGPACK) if packed else JSONResponse(found)
+        return Response(pack(body), media_type=MSGPACK) if packed else JSONResponse(body)
 
     async def _answered(
         self, request: HttpRequest, work: Callable[[bytes], Awaitable[Response]]
@@ -205,12 +205,12 @@ class Http:
 async def _body(request: HttpRequest, most: int) -> bytes:
     if int(request.headers.get("content-length", 0)) > most:
         raise TooLarge
-    found = bytearray()
+    body = bytearray()
     async for chunk in request.stream():
-        found += chunk
-        if len(found) > most:
+        body += chunk
+        if len(body) > most:
             raise TooLarge
-    return bytes(found)
+    return bytes(body)
 
 
 async def _gone(request: HttpRequest) -> None:
@@ -218,11 +218,11 @@ async def _gone(request: HttpRequest) -> None:
         pass
 
 
-def _decode_image(found: dict[str, Any], key: str, most: int) -> None:
+def _decode_image(entries: dict[str, Any], key: str, most: int) -> None:
     """Replace ``{base64, mime_type}`` by the image; the file itself says which format it has."""
-    if isinstance(text := found.get(f"{key}.base64"), str):
+    if isinstance(text := entries.get(f"{key}.base64"), str):
         try:
-            found[key] = read_image(base64.b64decode(text, validate=True), most)
+            entries[key] = read_image(base64.b64decode(text, validate=True), most)
         except (binascii.Error, ValueError) as error:
             raise (
                 error if isinstance(error, MessageError) else MessageError(f"{key} is no base64")

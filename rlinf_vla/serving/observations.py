@@ -68,8 +68,8 @@ def chosen(config: ServeConfig, spec: PolicySpec) -> Keys:
         raise UserError(
             f"serve.images names {unknown[0]}, the policy's images are {', '.join(spec.images)}: use these names"
         )
-    known = {**keys.images, **config.images}
-    if keys.images and (absent := [name for name in spec.images if name not in known]):
+    images = {**keys.images, **config.images}
+    if keys.images and (absent := [name for name in spec.images if name not in images]):
         raise UserError(
             f"the policy needs image {absent[0]!r}, which {where} does not name: give +serve.images.{absent[0]}=KEY"
         )
@@ -79,7 +79,7 @@ def chosen(config: ServeConfig, spec: PolicySpec) -> Keys:
             raise UserError(
                 f"the policy has {part} as {ours}, {where} means {theirs}: choose another model.checkpoint or observation"
             )
-    return replace(keys, images=known, state=tuple(config.state) or keys.state)
+    return replace(keys, images=images, state=tuple(config.state) or keys.state)
 
 
 @dataclass(frozen=True)
@@ -121,14 +121,14 @@ def flat(message: Any, prefix: str = "") -> dict[str, Any]:
     """Return the entries of nested maps under dotted names. Raises MessageError for no map."""
     if not isinstance(message, dict):
         raise MessageError(f"the message is {_kind(message)}, a map is expected")
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     for name, value in message.items():
-        found |= (
+        entries |= (
             flat(value, f"{prefix}{name}.")
             if isinstance(value, dict)
             else {f"{prefix}{name}": value}
         )
-    return found
+    return entries
 
 
 def name_in(message: Mapping[str, Any], key: str) -> str | None:
@@ -179,9 +179,9 @@ def read_request(
 
 
 def _image(
-    found: dict[str, Any], key: str, size: tuple[int, int], pads: bool, bars: float | None
+    entries: dict[str, Any], key: str, size: tuple[int, int], pads: bool, bars: float | None
 ) -> tuple[Tensor, bool]:
-    image = found.get(key)
+    image = entries.get(key)
     if (
         not isinstance(image, np.ndarray)
         or image.dtype != np.uint8
@@ -209,15 +209,15 @@ def _image(
     return rows, single
 
 
-def _state(found: dict[str, Any], keys: Sequence[str], size: int, count: int) -> Tensor:
+def _state(entries: dict[str, Any], keys: Sequence[str], size: int, count: int) -> Tensor:
     if not size:
         return torch.zeros(count, 0)
     parts = []
     for key in keys:
-        part = _numbers(found, key)
+        part = _numbers(entries, key)
         if part.ndim > 2 or ((part.ndim == 2 or count > 1) and part.shape[:1] != (count,)):
             raise MessageError(
-                f"{key} is {_kind(found.get(key))}: {count} row(s) of numbers are expected"
+                f"{key} is {_kind(entries.get(key))}: {count} row(s) of numbers are expected"
             )
         parts.append(part.reshape(count, -1) if part.size else part.reshape(count, 0))
     state = np.concatenate(parts, axis=1)
@@ -228,11 +228,11 @@ def _state(found: dict[str, Any], keys: Sequence[str], size: int, count: int) ->
     return torch.from_numpy(state)
 
 
-def _instructions(said: Any, count: int) -> list[str]:
-    texts = [said] * count if isinstance(said, str) else said
+def _instructions(value: Any, count: int) -> list[str]:
+    texts = [value] * count if isinstance(value, str) else value
     if not isinstance(texts, list) or len(texts) != count or not all(map(_is_instruction, texts)):
         raise MessageError(
-            f"the instruction is {_kind(said)}: text of at most {LONGEST} characters is expected, one for each row"
+            f"the instruction is {_kind(value)}: text of at most {LONGEST} characters is expected, one for each row"
         )
     return list(texts)
 
@@ -241,15 +241,15 @@ def _is_instruction(text: Any) -> bool:
     return (
         isinstance(text, str)
         and len(text) <= LONGEST
-        and not any("\ud800" <= each <= "\udfff" for each in text)
+        and not any("\ud800" <= character <= "\udfff" for character in text)
     )  # JSON may hold those
 
 
 def _noise_keys(
-    found: dict[str, Any], count: int, seed: int, step: int
+    entries: dict[str, Any], count: int, seed: int, step: int
 ) -> tuple[Episodes, Tensor, bool]:
     """Return episodes, steps, and whether the message gives them."""
-    keyed = "episode.seed" in found
+    keyed = "episode.seed" in entries
     if not keyed:
         zeros = torch.zeros(count, dtype=torch.int64)
         return (
@@ -264,7 +264,7 @@ def _noise_keys(
         "step": MOST_STEPS,
     }
     task, seeds, attempt, steps = (
-        _whole_numbers(found.get(key, 0), key, count, limit) for key, limit in limits.items()
+        _whole_numbers(entries.get(key, 0), key, count, limit) for key, limit in limits.items()
     )
     return Episodes(task, seeds, attempt), steps, True
 
@@ -287,9 +287,9 @@ def _whole_numbers(value: Any, key: str, count: int, limit: int) -> Tensor:
 
 
 def _number(
-    found: dict[str, Any], key: str, default: float, low: float, high: float, whole: bool = False
+    entries: dict[str, Any], key: str, default: float, low: float, high: float, whole: bool = False
 ) -> float:
-    value = found.get(key, default)
+    value = entries.get(key, default)
     value = value.item() if isinstance(value, np.generic) else value
     if (
         isinstance(value, bool)
@@ -302,12 +302,12 @@ def _number(
     return value
 
 
-def _committed(found: dict[str, Any], request: Request, spec: PolicySpec) -> Request:
-    actions = found.get("committed")
+def _committed(entries: dict[str, Any], request: Request, spec: PolicySpec) -> Request:
+    actions = entries.get("committed")
     if actions is None:
         return request
     shape = (request.rows, spec.chunk, spec.action_dim)
-    array = _numbers(found, "committed")
+    array = _numbers(entries, "committed")
     if (
         array.ndim != 3
         or (len(array), array.shape[2]) != shape[::2]
@@ -317,12 +317,12 @@ def _committed(found: dict[str, Any], request: Request, spec: PolicySpec) -> Req
         raise MessageError(
             f"committed is {_kind(actions)}: finite numbers [{shape[0]}, at most {shape[1]}, {shape[2]}] are expected"
         )
-    frozen = int(_number(found, "frozen", 0, 0, array.shape[1], whole=True))
+    frozen = int(_number(entries, "frozen", 0, 0, array.shape[1], whole=True))
     return replace(request, committed=torch.from_numpy(array.copy()), frozen=frozen, alone=True)
 
 
-def _numbers(found: dict[str, Any], key: str) -> NDArray[np.float32]:
-    value = found.get(key)
+def _numbers(entries: dict[str, Any], key: str) -> NDArray[np.float32]:
+    value = entries.get(key)
     try:
         array = np.asarray(value)
     except ValueError:  # lists of different lengths

@@ -43,17 +43,17 @@ class OpenPi:
         timing = {"infer_ms": 1e3 * (time.perf_counter() - began)}
         if self._total is not None:
             timing["prev_total_ms"] = 1e3 * self._total
-        found = pack(self.answered(answer, timing))
+        reply = pack(self.answered(answer, timing))
         self._total = time.perf_counter() - began
-        return found
+        return reply
 
     def answered(self, answer: Answer, timing: dict[str, float]) -> Any:
-        found: dict[str, Any] = (
+        reply: dict[str, Any] = (
             {"actions": answer.actions}
             if answer.features is None
             else {"features": answer.features}
         )
-        return found | {
+        return reply | {
             "policy_timing": {"infer_ms": 1e3 * answer.seconds},
             "server_timing": timing,
         }

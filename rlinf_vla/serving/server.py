@@ -142,12 +142,12 @@ class Listener(Server):
         self.servers = [
             await loop.create_server(
                 protocol,
-                sock=each,
+                sock=listening_socket,
                 ssl=config.ssl,
                 backlog=config.backlog,
                 ssl_handshake_timeout=self._handshake_timeout,
             )
-            for each in sockets
+            for listening_socket in sockets
         ]
         self.started = True
 

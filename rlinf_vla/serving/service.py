@@ -79,10 +79,10 @@ class PolicyService:
 
         ``encodes``: whether it may ask for features.
         """
-        found = flat(message)
-        request = read_request(found, keys, self.spec, self.defaults, seed, step)
-        if encodes and ENCODE in found:
-            self._check_encode(found[ENCODE], request)
+        entries = flat(message)
+        request = read_request(entries, keys, self.spec, self.defaults, seed, step)
+        if encodes and ENCODE in entries:
+            self._check_encode(entries[ENCODE], request)
             request = replace(request, encode=True)
         if request.committed is not None and not isinstance(self.policy, RealTimeChunking):
             raise MessageError(
@@ -112,16 +112,16 @@ class PolicyService:
 
     def answer(self, requests: Sequence[Request]) -> list[Outcome]:
         """Return what each request gets: an error of one does not reach the others."""
-        found: list[Outcome | None] = [None] * len(requests)
+        results: list[Outcome | None] = [None] * len(requests)
         joined: dict[Any, list[tuple[int, Inputs]]] = {}
         for number, request in enumerate(requests):
             try:
                 inputs = self._actor(request).prepare(request.observation)
             except UserError as error:
-                found[number] = MessageError(str(error))
+                results[number] = MessageError(str(error))
                 continue
             except Exception as error:
-                found[number] = error
+                results[number] = error
                 continue
             shapes = tuple((name, value.shape[1:]) for name, value in inputs.items())
             key = (
@@ -135,22 +135,22 @@ class PolicyService:
                 [requests[number] for number, _ in members], [inputs for _, inputs in members]
             )
             for (number, _), outcome in zip(members, outcomes, strict=True):
-                found[number] = outcome
+                results[number] = outcome
         return [
             outcome if outcome is not None else Failure("the policy gave no answer")
-            for outcome in found
+            for outcome in results
         ]
 
     def _call(self, requests: Sequence[Request], inputs: Sequence[Inputs]) -> list[Outcome]:
         began = time.perf_counter()
         encodes = requests[0].encode
         try:
-            found = (
+            tensors = (
                 self._encode(requests, inputs)
                 if encodes
                 else {"actions": self._act(requests, inputs).float().cpu()}
             )
-            if not all(value.isfinite().all() for value in found.values()):
+            if not all(value.isfinite().all() for value in tensors.values()):
                 raise Failure(
                     f"the policy's {'features' if encodes else 'actions'} are not finite numbers"
                 )
@@ -159,13 +159,13 @@ class PolicyService:
         seconds = time.perf_counter() - began
         answers = list[Outcome]()
         end = 0
-        for each in requests:
-            rows = {name: value[end : end + each.rows] for name, value in found.items()}
-            end += each.rows
+        for request in requests:
+            rows = {name: value[end : end + request.rows] for name, value in tensors.items()}
+            end += request.rows
             actions = np.empty(0, np.float32) if encodes else rows["actions"].numpy()
             answers.append(
                 Answer(
-                    actions[0] if each.single and not encodes else actions,
+                    actions[0] if request.single and not encodes else actions,
                     seconds,
                     as_arrays(rows) if encodes else None,
                 )
@@ -174,11 +174,11 @@ class PolicyService:
 
     def _encode(self, requests: Sequence[Request], inputs: Sequence[Inputs]) -> Tensors:
         assert self._backbone is not None
-        found = self._backbone.encode(self._whole(requests, inputs)[0])
+        features = self._backbone.encode(self._whole(requests, inputs)[0])
         if not self._row_bytes:  # the first call, which warms up
-            self.metadata[SPLIT]["features"] = description(found)
-            self._row_bytes = nbytes(found) // len(next(iter(found.values())))
-        return found
+            self.metadata[SPLIT]["features"] = description(features)
+            self._row_bytes = nbytes(features) // len(next(iter(features.values())))
+        return features
 
     def _act(self, requests: Sequence[Request], inputs: Sequence[Inputs]) -> torch.Tensor:
         first = requests[0]
@@ -188,8 +188,8 @@ class PolicyService:
                 inputs[0], first.episodes, first.step, first.committed, first.frozen
             ).actions
         whole, rows = self._whole(requests, inputs)
-        episodes = Episodes.cat([each.episodes for each in requests])[rows]
-        step = torch.cat([each.step for each in requests])[rows]
+        episodes = Episodes.cat([request.episodes for request in requests])[rows]
+        step = torch.cat([request.step for request in requests])[rows]
         return actor.act(whole, episodes, step).actions
 
     def _whole(
@@ -197,9 +197,9 @@ class PolicyService:
     ) -> tuple[Inputs, torch.Tensor]:
         """Return the inputs of all rows, and the numbers of these rows: on a GPU the last one is
         repeated, so that few CUDA graphs are recorded."""
-        rows = torch.arange(sum(each.rows for each in requests))
+        rows = torch.arange(sum(request.rows for request in requests))
         whole = (
-            {name: torch.cat([each[name] for each in inputs]) for name in inputs[0]}
+            {name: torch.cat([tensors[name] for tensors in inputs]) for name in inputs[0]}
             if len(inputs) > 1
             else dict(inputs[0])
         )
@@ -296,7 +296,7 @@ def described(recipe: Recipe, policy: Policy, checkpoint: Path | None) -> dict[s
     """
     model = asset_path(recipe.model.checkpoint)
     spec = policy.spec
-    known = {
+    identity = {
         "model": recipe.model.name,
         "name": checkpoint.name if checkpoint is not None else model.name,
         "sha256": digest_of(checkpoint or model) if (checkpoint or model).is_dir() else None,
@@ -317,7 +317,7 @@ def described(recipe: Recipe, policy: Policy, checkpoint: Path | None) -> dict[s
             "bars": spec.bars,
             "suite": spec.suite,
         },
-        "policy": known,
+        "policy": identity,
         "env": {name: env[name] for name in ("name", "convention", "control_mode") if name in env},
         "seed": recipe.seed,
         "temperature": recipe.serve.temperature,

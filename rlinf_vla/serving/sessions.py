@@ -68,14 +68,14 @@ async def _conversation(
             )
         code = None
         try:
-            said = await reader.during(dialect.reply(frame))
+            reply = await reader.during(dialect.reply(frame))
         except Refusal as refusal:
-            said, code = dialect.refused(refusal)
+            reply, code = dialect.refused(refusal)
         except (Left, WebSocketDisconnect):
             raise
         except Exception as error:
-            said, code = dialect.refused(internal(error))
-        await reader.send(said, idle)
+            reply, code = dialect.refused(internal(error))
+        await reader.send(reply, idle)
         if code is not None:
             return code, "Error: see the previous frame."
 
@@ -109,9 +109,9 @@ class _Reader:
         if stop.done():
             return None
         self.pending = None
-        said = _said(pending)
-        found = said.get("bytes")
-        return said.get("text", "") if found is None else found
+        message = _said(pending)
+        data = message.get("bytes")
+        return message.get("text", "") if data is None else data
 
     async def during(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the result of ``work``, and cancel it if the client leaves. Raises Left."""
@@ -139,10 +139,10 @@ class _Reader:
 
 
 def _said(pending: asyncio.Task[Any]) -> dict[str, Any]:
-    said: dict[str, Any] = pending.result()
-    if said["type"] == "websocket.disconnect":
+    message: dict[str, Any] = pending.result()
+    if message["type"] == "websocket.disconnect":
         raise Left
-    return said
+    return message
 
 
 async def _either(*events: asyncio.Event) -> None:

@@ -72,16 +72,16 @@ class VlaEval:
     def _read(self, frame: Frame) -> dict[str, Any]:
         if isinstance(frame, str):
             raise MessageError("a text frame: messages are binary frames of msgpack")
-        found = unpack(frame, self.state.limits)
+        message = unpack(frame, self.state.limits)
         if (
-            not isinstance(found, dict)
-            or not {"type", "payload", "seq", "timestamp"} <= found.keys()
+            not isinstance(message, dict)
+            or not {"type", "payload", "seq", "timestamp"} <= message.keys()
         ):
             raise MessageError("a message is a map of type, payload, seq and timestamp")
-        name_in(found, "type")
-        if type(found["seq"]) is not int or not isinstance(found["payload"], dict):
+        name_in(message, "type")
+        if type(message["seq"]) is not int or not isinstance(message["payload"], dict):
             raise MessageError("seq is a whole number, and payload a map")
-        return found
+        return message
 
     def _packed(self, kind: str, payload: dict[str, Any]) -> bytes:
         message = {"type": kind, "payload": payload, "seq": self._seq, "timestamp": time.time()}
