@@ -147,9 +147,9 @@ def check(recipe: Recipe) -> None:
 def require_demonstrator(recipe: Recipe) -> None:
     """Raise UserError if nobody can give the recipe's demonstrations or corrections."""
     plugin = plugins.choose("robot", recipe.robot.name, plugins.robots())
-    shown = recipe.algorithm.demonstrations
+    demonstrations = recipe.algorithm.demonstrations
     session = recipe.session
-    count = shown if isinstance(shown, int) else 0
+    count = demonstrations if isinstance(demonstrations, int) else 0
     nobody = session.operator == NO_OPERATOR
     corrects = recipe.algorithm.family == INTERACTIVE and session.patience_s is None
     expert = plugin.scene(recipe.robot).has_expert

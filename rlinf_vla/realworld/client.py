@@ -203,16 +203,16 @@ class LocalRobotLink:
         """Do nothing: the process reads the weights in the run directory."""
 
     def answers(self, seconds: float) -> list[dict[str, Any]]:
-        found = []
+        answers = []
         try:
             answer = self.child.channel.receive(seconds)
             while answer is not None:
-                found.append(answer)
+                answers.append(answer)
                 self.child.allow(self._silence)
                 answer = self.child.channel.receive(0)
         except ChannelClosed:
             self._over = True
-        return found
+        return answers
 
     def lost(self) -> str | None:
         if self._over:

@@ -71,11 +71,11 @@ class ControlActor(Actor):
         return self.act_onto(inputs, self.episode, tick, actions, committed.frozen)
 
     def _features(self, inputs: Tensors) -> Any:
-        found = super()._features(inputs)
+        features = super()._features(inputs)
         if self.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
             torch.cuda.synchronize(self.device)
         self._thread.encoded = self._clock.now()
-        return found
+        return features
 
     def _computed(self, function: Callable[[Tensors], Tensors], block: Tensors) -> Tensors:
         with self._acts:

@@ -141,15 +141,15 @@ class ControlLoop:
             self._background.submit(Request(seen, instruction, self._executed, 0))
             while True:
                 self._background.wait(min(self._clock.now() + IDLE_S, began + WARMUP_TIMEOUT))
-                if found := self._background.take():
+                if chunks := self._background.take():
                     break
                 if self._clock.now() >= began + WARMUP_TIMEOUT:
                     raise TimeoutError(
                         f"the policy's first inference took more than {WARMUP_TIMEOUT:g} s"
                     )
                 idle()
-            if isinstance(found[-1], Unanswered):
-                raise found[-1]
+            if isinstance(chunks[-1], Unanswered):
+                raise chunks[-1]
             took = self._clock.now() - began
             self.accounting.warmup.append(took)
         if self._config.warmup:
@@ -178,10 +178,10 @@ class ControlLoop:
         finally:
             self._background.withdraw()
             self.accounting.seconds += self._clock.now() - origin
-        found = list[Intervention]()
+        interventions = list[Intervention]()
         with suppress(RobotError):  # the robot is lost, and its report with it
-            found = self._interventions()
-        return replace(ended, last=self._last and replace(self._last, interventions=found))
+            interventions = self._interventions()
+        return replace(ended, last=self._last and replace(self._last, interventions=interventions))
 
     def _ticks(
         self, origin: float, instruction: str, after_step: Callable[[Step], str | None]
@@ -194,10 +194,10 @@ class ControlLoop:
             due = origin + tick * period
             self._clock.sleep_until(due)
             account.took("lateness", self._clock.now() - due)
-            found = self._tick(tick, due, instruction)
-            if isinstance(found, Ended):
-                return found
-            if reason := after_step(found):
+            outcome = self._tick(tick, due, instruction)
+            if isinstance(outcome, Ended):
+                return outcome
+            if reason := after_step(outcome):
                 return Ended(FINISHED, reason)
             account.took("tick", self._clock.now() - due)
             skipped = max(0, math.floor((self._clock.now() - origin) / period) - tick - 1)
@@ -269,7 +269,7 @@ class ControlLoop:
 
         Raises Unanswered.
         """
-        found = False
+        accepted = False
         for chunk in self._background.take():
             if isinstance(chunk, Unanswered):
                 if self._chunks.supersedes(chunk.request):
@@ -281,8 +281,8 @@ class ControlLoop:
             if rejected != SUPERSEDED:  # which may be of an earlier run
                 self.accounting.delays[tick - chunk.request.tick] += 1
             self.accounting.chunks[rejected or ACCEPTED] += 1
-            found |= rejected is None
-        return found
+            accepted |= rejected is None
+        return accepted
 
     def _silence(self) -> str:
         """Return how long the policy has been asked without an answer, to end a message."""
@@ -327,13 +327,13 @@ class ControlLoop:
         self._executed += 1
 
     def _interventions(self) -> list[Intervention]:
-        found = self._robot.interventions()
-        self.accounting.interventions.update(each.rule for each in found)
+        interventions = self._robot.interventions()
+        self.accounting.interventions.update(intervention.rule for intervention in interventions)
         if isinstance(self._robot, Timed):
             for section, samples in self._robot.timings().items():
                 for seconds in samples:
                     self.accounting.took(section, seconds)
-        return found
+        return interventions
 
     def _restart(self) -> None:
         """Begin anew; the arm stands, possibly moved meanwhile."""

@@ -55,17 +55,19 @@ class DAggerFlow(SupervisedFlow):
         for job in jobs:
             self.player.begin(job)
         with self.timeline.span("rollout", "robot"):
-            played = [
-                self.player.episode(job, partial(self._rolling, place / len(jobs)))
-                for place, job in enumerate(jobs)
+            played_episodes = [
+                self.player.episode(job, partial(self._rolling, index / len(jobs)))
+                for index, job in enumerate(jobs)
             ]
         self.changed = True
-        for episode in played:
+        for episode in played_episodes:
             self._corrections += self._corrected(episode)
         self._read = self.iteration + 1
-        steps = float(sum(map(len, played)))
-        success = sum(each.success and not bool(each.human.any()) for each in played) / len(played)
-        self.log(session_metrics(played) | self.player.control_metrics())
+        steps = float(sum(map(len, played_episodes)))
+        success = sum(
+            episode.success and not bool(episode.human.any()) for episode in played_episodes
+        ) / len(played_episodes)
+        self.log(session_metrics(played_episodes) | self.player.control_metrics())
         self.log(
             {
                 "rollout/steps": steps,

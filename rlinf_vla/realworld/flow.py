@@ -90,23 +90,25 @@ class OnlineFlow(ReplayFlow):
         started = time.perf_counter()
         jobs = self._jobs(self.iteration)
         with self.timeline.span("wait", "robot"):
-            played = [self._episode(job, place, len(jobs)) for place, job in enumerate(jobs)]
+            played_episodes = [
+                self._episode(job, index, len(jobs)) for index, job in enumerate(jobs)
+            ]
         if self.iteration + 1 < self.iterations:
             self._jobs(self.iteration + 1)
-        found = []
+        recorded = []
         self.changed = True
-        for episode in played:
+        for episode in played_episodes:
             if len(episode):
                 inputs = self._inputs(episode)
                 for records in training_records(episode, inputs, self._form):
-                    found.append(records)
+                    recorded.append(records)
                     self.replay.append(records.records)
-                for shown in operator_records(episode, inputs, self._form):
-                    self.shown.append(shown.records)
-        steps = sum(each.steps for each in found)
-        self.log(transition_metrics(found) if found else {})
+                for demonstration in operator_records(episode, inputs, self._form):
+                    self.shown.append(demonstration.records)
+        steps = sum(records.steps for records in recorded)
+        self.log(transition_metrics(recorded) if recorded else {})
         self.log(
-            session_metrics(played)
+            session_metrics(played_episodes)
             | self.player.control_metrics()
             | {"rollout/steps": float(steps)}
         )
@@ -144,8 +146,8 @@ class OnlineFlow(ReplayFlow):
         for job in jobs:
             self.player.begin(job)
         succeeded = 0
-        for place, job in enumerate(jobs):
-            episode = self._episode(job, place, len(jobs))
+        for index, job in enumerate(jobs):
+            episode = self._episode(job, index, len(jobs))
             if episode.success and len(episode):
                 succeeded += 1
                 yield to_records(episode, self._inputs(episode), self._form, 0, len(episode))
@@ -162,8 +164,8 @@ class OnlineFlow(ReplayFlow):
                 self.player.begin(job)
         return self._begun[iteration]
 
-    def _episode(self, job: Job, place: int, count: int) -> RobotEpisode:
-        return self.player.episode(job, lambda: self._rolling(place / count))
+    def _episode(self, job: Job, index: int, count: int) -> RobotEpisode:
+        return self.player.episode(job, lambda: self._rolling(index / count))
 
     def _inputs(self, episode: RobotEpisode) -> Inputs:
         return policy_inputs(self.policy, self._convention, episode)
@@ -175,12 +177,12 @@ def training_jobs(settings: Settings, iteration: int, count: int) -> list[Job]:
     return [
         Job(
             TRAINING,
-            iteration * count + place,
+            iteration * count + index,
             seed,
             temperature=settings.temperature,
             weights=iteration,
         )
-        for place, seed in enumerate(seeds)
+        for index, seed in enumerate(seeds)
     ]
 
 
@@ -194,11 +196,12 @@ def policy_inputs(policy: Policy, convention: ArmConvention, episode: RobotEpiso
 def session_metrics(played: Sequence[RobotEpisode]) -> dict[str, float]:
     """Compute how much the operator, faults and limits acted in these episodes."""
     steps = max(1, sum(map(len, played)))
-    interventions = sum(sum(each.interventions.values()) for each in played)
+    interventions = sum(sum(episode.interventions.values()) for episode in played)
     return {
-        EPISODE_COST: sum(float(each.cost.sum()) for each in played) / max(1, len(played)),
-        "rollout/human_share": sum(int(each.human.sum()) for each in played) / steps,
-        "rollout/faults": float(sum(each.fault for each in played)),
+        EPISODE_COST: sum(float(episode.cost.sum()) for episode in played) / max(1, len(played)),
+        "rollout/human_share": sum(int(episode.human.sum()) for episode in played) / steps,
+        "rollout/faults": float(sum(episode.fault for episode in played)),
         "rollout/safety_interventions_per_step": interventions / steps,
-        "rollout/held_share": 1 - steps / max(steps, sum(int(each.tick[-1]) for each in played)),
+        "rollout/held_share": 1
+        - steps / max(steps, sum(int(episode.tick[-1]) for episode in played)),
     }

@@ -241,7 +241,7 @@ class InferenceWorker:
             with self._changed:
                 self._finished += finished
                 self._error = self._error or error
-                self._begun = [each for each in self._begun if each is not request]
+                self._begun = [begun for begun in self._begun if begun is not request]
                 self._changed.notify_all()
                 if error is not None:
                     return

@@ -59,15 +59,17 @@ class LoopStatistics:
         return {
             "control_hz": self.control_hz,
             "seconds": self.seconds,
-            "warmup_ms": [1e3 * each for each in self.warmup],
+            "warmup_ms": [1e3 * seconds for seconds in self.warmup],
             "steps": {name: self.steps[name] for name in STEPS},
             "missed": self.missed,
             "chunks": {name: self.chunks[name] for name in (ACCEPTED, *REJECTIONS)},
             "interventions": dict(sorted(self.interventions.items())),
             "delay_ticks": {str(ticks): count for ticks, count in sorted(self.delays.items())},
-            "sections_ms": {name: milliseconds(each) for name, each in self._sections.items()},
-            "ages_ms": {name: milliseconds(each) for name, each in self._ages.items()},
-            "left_per_tenth": [self._left[place] for place in range(BINS + 1)],
+            "sections_ms": {
+                name: milliseconds(samples) for name, samples in self._sections.items()
+            },
+            "ages_ms": {name: milliseconds(samples) for name, samples in self._ages.items()},
+            "left_per_tenth": [self._left[index] for index in range(BINS + 1)],
         }
 
 
@@ -79,32 +81,32 @@ def merged_statistics(before: dict[str, Any], document: dict[str, Any]) -> dict[
 
     def counts(name: str) -> dict[str, int]:
         earlier, later = before[name], document[name]
-        return {each: earlier.get(each, 0) + later.get(each, 0) for each in earlier | later}
+        return {key: earlier.get(key, 0) + later.get(key, 0) for key in earlier | later}
 
-    found = document | {name: before[name] + document[name] for name in ("seconds", "missed")}
-    found |= {name: counts(name) for name in ("steps", "chunks", "interventions", "delay_ticks")}
+    merged = document | {name: before[name] + document[name] for name in ("seconds", "missed")}
+    merged |= {name: counts(name) for name in ("steps", "chunks", "interventions", "delay_ticks")}
     pairs = zip(before["left_per_tenth"], document["left_per_tenth"], strict=True)
-    return found | {"left_per_tenth": [earlier + later for earlier, later in pairs]}
+    return merged | {"left_per_tenth": [earlier + later for earlier, later in pairs]}
 
 
 def control_metrics(document: dict[str, Any]) -> dict[str, float]:
     """Return a document as metrics named ``control/...``, times in milliseconds."""
-    found = {
+    metrics = {
         "control/missed": document["missed"],
         "control/interventions": sum(document["interventions"].values()),
     }
-    found |= {
+    metrics |= {
         f"control/{kind}_{name}": count
         for kind in ("steps", "chunks")
         for name, count in document[kind].items()
     }
     for kind, blocks in (("", document["sections_ms"]), ("age_", document["ages_ms"])):
-        found |= {
-            f"control/{kind}{name}_ms_{each}": block[each]
+        metrics |= {
+            f"control/{kind}{name}_ms_{statistic}": block[statistic]
             for name, block in blocks.items()
-            for each in ("p50", "p99", "max")
+            for statistic in ("p50", "p99", "max")
         }
-    return found
+    return metrics
 
 
 def milliseconds(seconds: Iterable[float]) -> dict[str, float]:

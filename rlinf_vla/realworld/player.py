@@ -214,19 +214,19 @@ class RobotPlayer:
     def _takeover(self) -> Action | None:
         job, robot, patience_s = self._recorder.job, self._cell.robot, self._settings.patience_s
         helping = patience_s is not None and self._clock.now() - self._recorder.began >= patience_s
-        found = self._cell.operator.action(OPEN if self._last is None else float(self._last[-1]))
-        if found is None and (job.scripted or (job.kind == TRAINING and helping)):
+        action = self._cell.operator.action(OPEN if self._last is None else float(self._last[-1]))
+        if action is None and (job.scripted or (job.kind == TRAINING and helping)):
             if self._unused is None:
                 self._unused = self._cell.scene.expert(robot.observe())
-            found = self._unused
-            self._shown = job.scripted and found is None and self._cell.scene.has_expert
-        if found is not None:
-            self._last = found
+            action = self._unused
+            self._shown = job.scripted and action is None and self._cell.scene.has_expert
+        if action is not None:
+            self._last = action
         elif job.scripted or job.kind == DEMONSTRATION:  # the policy never acts in these
-            found = robot.spec.space.hold(
+            action = robot.spec.space.hold(
                 self._dimensions, self._last, robot.observe().joints
             )  # keep holding a grasped object
-        return found
+        return action
 
     def _after_step(self, step: Step) -> str | None:
         self._operator_session.alive()
@@ -281,7 +281,7 @@ class RobotPlayer:
         assert take.before is not None
         time_is_up = step.tick >= self._limit and not take.terminated
         over, success, cut, yes = (
-            torch.tensor([[each]]) for each in (take.terminated, take.success, time_is_up, True)
+            torch.tensor([[flag]]) for flag in (take.terminated, take.success, time_is_up, True)
         )
         seen = step.seen.observation(take.instruction)
         result = StepResult(seen, torch.tensor([[reward]]), over, cut, success, yes)

@@ -110,12 +110,12 @@ class RemoteRobotActor:
         self._called = time.monotonic()
         answers = self._had + self._process.answers(0 if self._had else POLL_S)
         self._had = []
-        played = [answer["played"] for answer in answers if "played" in answer]
+        names = [answer["played"] for answer in answers if "played" in answer]
         lost = self._process.lost()
         if self._abandoned:
             answers = [answer for answer in answers if "left" not in answer]  # ordered by us
             lost = lost and f"it received nothing from the learner for {self._heartbeat:g} s"
-        return json.dumps(answers), self._files(played), lost
+        return json.dumps(answers), self._files(names), lost
 
     def delivered(self, names: list[str]) -> None:
         """Delete these episodes, which are now on the learner's disk."""
@@ -132,9 +132,9 @@ class RemoteRobotActor:
         shutil.rmtree(self._folder)
 
     def _files(self, episodes: Iterable[str]) -> Files:
-        found = {name: (self._episodes / name).read_bytes() for name in episodes}
+        files = {name: (self._episodes / name).read_bytes() for name in episodes}
         control = self._folder / CONTROL_FILE
-        return found | ({CONTROL_FILE: control.read_bytes()} if found and control.exists() else {})
+        return files | ({CONTROL_FILE: control.read_bytes()} if files and control.exists() else {})
 
     def _watch(self) -> None:
         """End the process if the learner has not called for ``heartbeat_s``."""
@@ -187,16 +187,16 @@ class RayLink:
         self.actor.publish.remote(weights.read_bytes())
 
     def answers(self, seconds: float) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
+        answers: list[dict[str, Any]] = []
         with suppress(queue.Empty):
             item = self._heard.get(timeout=seconds)
             while isinstance(item, dict):
-                found.append(item)
+                answers.append(item)
                 item = self._heard.get_nowait()
             if isinstance(item, Exception):
                 raise item
             self._lost = item
-        return found
+        return answers
 
     def lost(self) -> str | None:
         return self._lost
@@ -225,16 +225,16 @@ class RayLink:
         try:
             where = self._met()
             while not self._ending.is_set():
-                said, files, lost = ray.get(self.actor.hear.remote(), timeout=heartbeat)
+                answers, files, lost = ray.get(self.actor.hear.remote(), timeout=heartbeat)
                 self._keep(files)
-                for answer in json.loads(said):
+                for answer in json.loads(answers):
                     self._heard.put(answer)
                 if lost is not None:
                     self._heard.put(f"at {where}: {lost}")
                     return
         except exceptions.RayTaskError as error:
-            found = raised_there(error)
-            self._heard.put(found if isinstance(found, Exception) else RuntimeError(str(found)))
+            cause = raised_there(error)
+            self._heard.put(cause if isinstance(cause, Exception) else RuntimeError(str(cause)))
         except exceptions.GetTimeoutError:
             self._reached = False
             self._heard.put(f"the robot's node {where} did not answer for {heartbeat:g} s")
@@ -251,15 +251,15 @@ class RayLink:
 
         began = time.monotonic()
         asked = self.actor.where.remote()
-        wanted = f"a node with {dict(self._role.bundle)} free"
+        requirement = f"a node with {dict(self._role.bundle)} free"
         limit = self._cluster.start_timeout_s
         if not ray.wait([asked], timeout=min(SOON_S, limit))[0]:
-            self._say(f"the robot process waits for {wanted}, at most {limit:g} s")
+            self._say(f"the robot process waits for {requirement}, at most {limit:g} s")
         try:
             where, nice = ray.get(asked, timeout=max(0.0, began + limit - time.monotonic()))
         except ray.exceptions.GetTimeoutError:
             raise RuntimeError(
-                f"the robot process did not start within {limit:g} s: the cluster never had {wanted}"
+                f"the robot process did not start within {limit:g} s: the cluster never had {requirement}"
             ) from None
         self._reached = True
         self._say(

@@ -39,17 +39,17 @@ def robot_frames(episode: RobotEpisode, space: ActionSpace) -> dict[str, Column]
     action[len(episode) :] = space.hold(
         action.shape[1], episode.action[-1].numpy(), episode.state[-1].numpy()
     )
-    found: dict[str, Column] = {
+    columns: dict[str, Column] = {
         form.STATE: episode.state[:rows].numpy(),
         form.ACTION: action,
         form.REWARD: reward,
     }
-    found |= {
+    columns |= {
         form.DONE: last,
         form.TRUNCATED: last & (not episode.terminated),
         form.SUCCESS: last & episode.success,
     }
-    return found | {
+    return columns | {
         form.IMAGES + name: images[:rows].numpy() for name, images in episode.images.items()
     }
 
@@ -128,9 +128,9 @@ def _record(recipe: Recipe, jobs: list[Job], parts: Path, output: Path) -> None:
         hz = cell.spec.control_hz
         space = cell.robot.spec.space
         cameras = {
-            form.IMAGES + camera.name: known
+            form.IMAGES + camera.name: intrinsics
             for camera in cell.cameras
-            if (known := geometry(camera))
+            if (intrinsics := geometry(camera))
         }
         try:
             for job in missing:
@@ -139,39 +139,39 @@ def _record(recipe: Recipe, jobs: list[Job], parts: Path, output: Path) -> None:
         except OperatorLeft as left:
             print(left)
         except BaseException:
-            kept = sum((parts / job.file).exists() for job in jobs)
+            complete = sum((parts / job.file).exists() for job in jobs)
             print(
-                f"{kept} of {count} episodes are in {builders.relative(parts)}: the same command continues"
+                f"{complete} of {count} episodes are in {builders.relative(parts)}: the same command continues"
             )
             raise
-    played = [path for job in jobs if (path := parts / job.file).exists()]
+    files = [path for job in jobs if (path := parts / job.file).exists()]
     successes = 0
     with LeRobotWriter(output, hz, features, recipe.robot.name, cameras) as writer:
-        for path in played:
+        for path in files:
             episode = RobotEpisode.read(path)
             successes += episode.success
             if len(episode) and (episode.success or recipe.record.failures):
                 writer.add_episode(robot_frames(episode, space), episode.instruction)
-        if played and not writer.episodes:
+        if files and not writer.episodes:
             raise UserError(
-                f"none of the {len(played)} episodes in {parts} is a success: record.failures=true keeps them too"
+                f"none of the {len(files)} episodes in {parts} is a success: record.failures=true keeps them too"
             )
     frames = writer.frames
     where = builders.relative(output)
     print(
-        f"{len(played)} episodes, {successes} with success; {frames} frames in {where} (algorithm.dataset={output})"
+        f"{len(files)} episodes, {successes} with success; {frames} frames in {where} (algorithm.dataset={output})"
     )
     shutil.rmtree(parts)
 
 
 def _features(recipe: Recipe, cell: RobotCell) -> dict[str, Feature]:
     """Return the dataset's features; joints have LeRobot's names."""
-    found = recorded_features(cell.spec, recipe.record.video)
+    features = recorded_features(cell.spec, recipe.record.video)
     names = cell.robot.spec.space.joint_names
     if names is None:
-        return found
-    return found | {
-        key: replace(found[key], names=[f"{name}.pos" for name in names])
+        return features
+    return features | {
+        key: replace(features[key], names=[f"{name}.pos" for name in names])
         for key in (form.STATE, form.ACTION)
     }
 
@@ -194,9 +194,9 @@ def replay(config: DictConfig, number: int) -> None:
         raise UserError(
             f"episode={number}: {recipe.algorithm.dataset} has episodes 0 to {len(reader) - 1}"
         )
-    played = reader.episode(number, [form.ACTION, form.STATE])
-    recorded = {key: played.vectors(key) for key in played.columns}
-    found: list[RobotEpisode] = []
+    recording = reader.episode(number, [form.ACTION, form.STATE])
+    recorded = {key: recording.vectors(key) for key in recording.columns}
+    episodes: list[RobotEpisode] = []
     recipe.env.episode_limit = recipe.control.max_misses * len(
         recorded[form.ACTION]
     )  # held periods cut no action
@@ -210,11 +210,11 @@ def replay(config: DictConfig, number: int) -> None:
         job = Job(DEMONSTRATION, number, DEMONSTRATION_SEEDS[number], scripted=True)
         cell.inference.begin(job)
         try:
-            cell.player.play(job, found.append)
+            cell.player.play(job, episodes.append)
         except OperatorLeft as left:
             print(left)
             return
-    (episode,) = found
+    (episode,) = episodes
     both = min(len(episode.state), len(recorded[form.STATE]))
     apart = episode.state[:both].numpy() - recorded[form.STATE][:both]
     print(f"{len(episode)} of {len(recorded[form.ACTION])} actions: {episode.ended}")
@@ -225,9 +225,9 @@ def replay(config: DictConfig, number: int) -> None:
 def _distance(apart: Column, space: ActionSpace) -> str:
     """Describe differences of states ``[L, S]``."""
     if space.joint_names is None:
-        found = 1e3 * np.linalg.norm(apart[:, :3], axis=1)
-        return f"the tool was {np.mean(found):.1f} mm from where it had been, at most {np.max(found):.1f} mm"
+        distances = 1e3 * np.linalg.norm(apart[:, :3], axis=1)
+        return f"the tool was {np.mean(distances):.1f} mm from where it had been, at most {np.max(distances):.1f} mm"
     joint = int(np.abs(apart).max(0).argmax())
-    found = np.abs(apart[:, joint])
+    distances = np.abs(apart[:, joint])
     name = space.joint_names[joint]
-    return f"{name}, the furthest joint, was {np.mean(found):.1f} from where it had been, at most {np.max(found):.1f}"
+    return f"{name}, the furthest joint, was {np.mean(distances):.1f} from where it had been, at most {np.max(distances):.1f}"

@@ -65,7 +65,7 @@ class EpisodeRecorder:
 
     def look(self, step: Step) -> None:
         self._now = step
-        self._rules.update(each.rule for each in step.interventions)
+        self._rules.update(intervention.rule for intervention in step.interventions)
         if self._costs:
             self._costs[-1] += len(step.interventions)
 
@@ -103,9 +103,10 @@ class EpisodeRecorder:
             task=self.task,
             instruction=self.instruction,
             images={
-                name: torch.cat([each.images[name] for each in seen]) for name in seen[0].images
+                name: torch.cat([observation.images[name] for observation in seen])
+                for name in seen[0].images
             },
-            state=torch.cat([each.state for each in seen]),
+            state=torch.cat([observation.state for observation in seen]),
             tick=torch.tensor([step.tick for step in steps]),
             action=torch.from_numpy(np.array([step.action for step in done], np.float32))
             if done
@@ -137,12 +138,12 @@ def _begins(step: Step, before: Step | None) -> bool:
 
 def _chosen(steps: Sequence[Step]) -> Tensor:
     """Return what the actor chose at each step, ``[N, ...]``; see :class:`RobotEpisode`."""
-    found = [None if step.chosen is None else step.chosen.chunk.chosen for step in steps]
-    shape = next((each.shape for each in found if each is not None), (0,))
+    chosen = [None if step.chosen is None else step.chosen.chunk.chosen for step in steps]
+    shape = next((value.shape for value in chosen if value is not None), (0,))
     return torch.from_numpy(
-        np.array([np.zeros(shape) if each is None else each for each in found], np.float32).reshape(
-            len(steps), *shape
-        )
+        np.array(
+            [np.zeros(shape) if value is None else value for value in chosen], np.float32
+        ).reshape(len(steps), *shape)
     )
 
 
@@ -194,8 +195,8 @@ class EpisodeJournal:
     def flush(self) -> None:
         """Wait until all records so far are written. Raises OSError if a write failed."""
         wait(self._writing)
-        for each in self._writing:
-            each.result()
+        for write in self._writing:
+            write.result()
 
     def end(self) -> None:
         """Delete the journal, as the episode has its own file. Raises OSError if a write failed."""

@@ -68,8 +68,8 @@ def to_records(
     waited = episode.tick[last] - episode.tick[first[:-1], None]
     terminated = episode.terminated and end == len(episode)
     reward, cost = (
-        (form.gamma ** waited.float() * each[last] * valid).sum(1)
-        for each in (episode.reward, episode.cost)
+        (form.gamma ** waited.float() * series[last] * valid).sum(1)
+        for series in (episode.reward, episode.cost)
     )
     acted: Tensors = {
         ACTION: episode.chosen[first[:-1]]
@@ -111,5 +111,5 @@ def runs(where: Tensor) -> Iterator[tuple[int, int]]:
     edges = torch.diff(
         where.int(), prepend=torch.zeros(1, dtype=torch.int), append=torch.zeros(1, dtype=torch.int)
     )
-    starts, ends = (torch.nonzero(edges == each)[:, 0].tolist() for each in (1, -1))
+    starts, ends = (torch.nonzero(edges == change)[:, 0].tolist() for change in (1, -1))
     yield from zip(starts, ends, strict=True)

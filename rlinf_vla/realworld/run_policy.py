@@ -43,11 +43,11 @@ def run_policy(config: DictConfig) -> None:
     mode = recipe.evaluation.modes[0]
     recipe = replace(recipe, evaluation=replace(recipe.evaluation, modes=[mode]))
     name = checkpoint.name if checkpoint else "start"
-    told = str(checkpoint or recipe.model.checkpoint)
+    source = str(checkpoint or recipe.model.checkpoint)
     control = directory / CONTROL_FILE
     with run_directory.locked(directory, config, None):
         with stages() as progress, playing_at_robot(recipe, config, RUN, control) as (play, rate):
-            document = evaluate(recipe, play, rate, name, told, 0, directory, progress)
+            document = evaluate(recipe, play, rate, name, source, 0, directory, progress)
         _show(recipe.name, document, mode, control)
         report = robot_report.write_report(
             directory, recipe.name, name, document | {"episodes": document[mode]["episodes"]}

@@ -155,24 +155,24 @@ def playing_at_robot(
     on_ray = recipe.cluster.runtime == "ray"
     with tempfile.TemporaryDirectory(prefix="rlinf-vla-") as folder:
         directory = Path(folder)
-        told = OmegaConf.merge(
+        robot_config = OmegaConf.merge(
             config,
             {
                 "checkpoint": None if on_ray else recipe.checkpoint,
                 "algorithm": _without_data(recipe),
             },
         )
-        assert isinstance(told, DictConfig)
-        run_directory.save_recipe(directory / run_directory.RECIPE, told)
+        assert isinstance(robot_config, DictConfig)
+        run_directory.save_recipe(directory / run_directory.RECIPE, robot_config)
         with _robot_side(recipe, directory, print) as side:
             if (
                 on_ray and recipe.checkpoint is not None
             ):  # a checkpoint need not be on the robot's machine
                 network = builders.build_initial(recipe)
                 weights = {
-                    name: each.detach()
-                    for name, each in network.named_parameters()
-                    if each.requires_grad
+                    name: parameter.detach()
+                    for name, parameter in network.named_parameters()
+                    if parameter.requires_grad
                 }
                 side.share(lambda: weights, 0)
             try:
@@ -216,10 +216,10 @@ def _playing(
 
 
 def _result(episode: RobotEpisode, filmed: bool) -> EpisodeResult:
-    found = EpisodeResult(episode.task, episode.job.seed, episode.instruction, episode.success)
-    found.steps = int(episode.tick[-1])
-    found.episode_return = float(episode.reward.sum())
-    found.details = {
+    result = EpisodeResult(episode.task, episode.job.seed, episode.instruction, episode.success)
+    result.steps = int(episode.tick[-1])
+    result.episode_return = float(episode.reward.sum())
+    result.details = {
         "ended": episode.ended,
         "fault": episode.fault,
         "executed": len(episode),
@@ -228,8 +228,8 @@ def _result(episode: RobotEpisode, filmed: bool) -> EpisodeResult:
         "cost": float(episode.cost.sum()),
     }
     if filmed:
-        found.frames = _frames(episode)
-    return found
+        result.frames = _frames(episode)
+    return result
 
 
 def _frames(episode: RobotEpisode) -> list[Tensor]:

@@ -63,26 +63,26 @@ class ResizedCamera:
 
     def start(self) -> None:
         self._camera.start()
-        found = self._camera.latest().image.shape[:2]
-        wanted = self._size
-        if self._bars is None and (found[0] < wanted[0] or found[1] < wanted[1]):
+        shape = self._camera.latest().image.shape[:2]
+        size = self._size
+        if self._bars is None and (shape[0] < size[0] or shape[1] < size[1]):
             raise UserError(
-                f"the policy's image {self.name!r} is {wanted[0]}x{wanted[1]} pixels, the camera's {found[0]}x{found[1]}"
+                f"the policy's image {self.name!r} is {size[0]}x{size[1]} pixels, the camera's {shape[0]}x{shape[1]}"
             )
 
     @property
     def intrinsics(self) -> Intrinsics | None:
         """Return those of the resized images."""
-        found = self._camera.intrinsics if isinstance(self._camera, Calibrated) else None
+        intrinsics = self._camera.intrinsics if isinstance(self._camera, Calibrated) else None
         (height, width) = self._size
-        if found is None:
+        if intrinsics is None:
             return None
         if self._bars is None:
-            return found.resized(width, height)
+            return intrinsics.resized(width, height)
         (tall, wide), (top, left) = picture_within(
-            (found.height, found.width), self._size, self._bars
+            (intrinsics.height, intrinsics.width), self._size, self._bars
         )
-        inner = found.resized(wide, tall)
+        inner = intrinsics.resized(wide, tall)
         return replace(inner, width=width, height=height, cx=inner.cx + left, cy=inner.cy + top)
 
     @property
@@ -90,16 +90,16 @@ class ResizedCamera:
         return self._camera.mount if isinstance(self._camera, Calibrated) else None
 
     def latest(self) -> Frame:
-        taken = self._camera.latest()
-        if self._frame is None or taken is not self._taken:
-            image = torch.from_numpy(np.array(taken.image))[None]
+        frame = self._camera.latest()
+        if self._frame is None or frame is not self._taken:
+            image = torch.from_numpy(np.array(frame.image))[None]
             image = (
                 resized(image, self._size)
                 if self._bars is None
                 else padded(image, self._size, self._bars)
             )
-            self._taken = taken
-            self._frame = Frame(taken.time, taken.number, image[0].numpy())
+            self._taken = frame
+            self._frame = Frame(frame.time, frame.number, image[0].numpy())
         return self._frame
 
     def close(self) -> None:
