@@ -57,11 +57,11 @@ def dataset_demonstrations(
     unreadable or does not fit the policy.
     """
     source = _Source.of_demonstrations(policy, config)
-    said = [form.SUCCESS] if form.SUCCESS in source.reader.features else []
+    columns = [form.SUCCESS] if form.SUCCESS in source.reader.features else []
     episodes, successes = [], []
-    for episode in source.episodes(said, progress):
+    for episode in source.episodes(columns, progress):
         episodes.append((source.inputs(episode), source.actions(episode)))
-        successes += [bool(episode.columns[key].any()) for key in said]
+        successes += [bool(episode.columns[key].any()) for key in columns]
     return Demonstrations.of(episodes, policy.horizon), sum(successes) / len(
         successes
     ) if successes else None
@@ -88,7 +88,7 @@ def dataset_frames(
         )
     inputs, successes, numbers = zip(*parts, strict=True)
     return Frames(
-        {name: torch.cat([each[name] for each in inputs]) for name in inputs[0]},
+        {name: torch.cat([tensors[name] for tensors in inputs]) for name in inputs[0]},
         torch.cat(successes),
         torch.cat(numbers),
     )
@@ -213,11 +213,11 @@ class _Source:
             if size:
                 self._require_numbers(column, size, f"the policy's {what} {size} dimensions")
         called = {name: name for name in policy.spec.images}
-        for each in cameras:
-            name, _, of_dataset = each.partition(":")
+        for camera in cameras:
+            name, _, of_dataset = camera.partition(":")
             if name not in called or not of_dataset:
                 raise UserError(
-                    f"{key}: {each!r} must be POLICY_CAMERA:DATASET_CAMERA, the former one of {sorted(called)}"
+                    f"{key}: {camera!r} must be POLICY_CAMERA:DATASET_CAMERA, the former one of {sorted(called)}"
                 )
             called[name] = of_dataset
         self._cameras = {name: self._camera(name, called[name], key) for name in called}
@@ -235,19 +235,19 @@ class _Source:
         )
 
     def _camera(self, name: str, called: str, key: str) -> str:
-        found = self.reader.camera(called)
-        if found is None:
-            known = [form.short_name(each) for each in self.reader.cameras]
+        camera = self.reader.camera(called)
+        if camera is None:
+            names = [form.short_name(feature) for feature in self.reader.cameras]
             raise UserError(
-                f"{self.reader.directory} has cameras {known} and no {called!r}: choose one with {key}=[{name}:NAME]"
+                f"{self.reader.directory} has cameras {names} and no {called!r}: choose one with {key}=[{name}:NAME]"
             )
         size = self.policy.spec.images[name]
-        (height, width) = self.reader.features[found].image_size
+        (height, width) = self.reader.features[camera].image_size
         if height < size[0] or width < size[1]:
             raise UserError(
-                f"the policy's image {name!r} is {size[0]}x{size[1]} pixels, {found} of {self.reader.directory} only {height}x{width}"
+                f"the policy's image {name!r} is {size[0]}x{size[1]} pixels, {camera} of {self.reader.directory} only {height}x{width}"
             )
-        return found
+        return camera
 
     def episodes(
         self, columns: list[str], progress: Callable[[float], None] = lambda _: None
@@ -260,7 +260,7 @@ class _Source:
             yield self.reader.episode(number, [self._action_key, *self._state, *columns])
             progress((number + 1) / len(self.reader))
 
-    def _require_numbers(self, column: str, size: int, wanted: str) -> None:
+    def _require_numbers(self, column: str, size: int, requirement: str) -> None:
         """Raise UserError if a feature of the dataset is not ``size`` numbers."""
         feature = self.reader.features.get(column)
         if feature is not None and feature.dtype not in NUMBERS:
@@ -269,7 +269,7 @@ class _Source:
             )
         if feature is not None and feature.shape != (size,):
             raise UserError(
-                f"{self.reader.directory}: {column} has shape {list(feature.shape)}, {wanted}: they must match"
+                f"{self.reader.directory}: {column} has shape {list(feature.shape)}, {requirement}: they must match"
             )
 
     def actions(self, episode: Episode) -> Tensor:

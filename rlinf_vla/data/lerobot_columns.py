@@ -41,7 +41,7 @@ _DEPTH = 24
 def require_size(metadata: pq.FileMetaData, schema: pa.Schema, key: str, feature: Feature) -> None:
     """Raise ValueError if a column has more values in the whole file than ``feature`` allows."""
     before = schema.get_field_index(key)
-    leaf = sum(_leaves(schema.field(place).type) for place in range(before))
+    leaf = sum(_leaves(schema.field(index).type) for index in range(before))
     held = sum(
         metadata.row_group(group).column(leaf).num_values
         for group in range(metadata.num_row_groups)
@@ -52,7 +52,7 @@ def require_size(metadata: pq.FileMetaData, schema: pa.Schema, key: str, feature
 
 def _leaves(kind: pa.DataType) -> int:
     return (
-        sum(_leaves(kind.field(place).type) for place in range(kind.num_fields))
+        sum(_leaves(kind.field(index).type) for index in range(kind.num_fields))
         if kind.num_fields
         else 1
     )
@@ -66,27 +66,27 @@ def values(column: pa.ChunkedArray, feature: Feature) -> Column:
     """
     if feature.dtype not in (*NUMBERS, "string"):
         raise ValueError(f"{feature.dtype} cannot be read")
-    found = column.combine_chunks()
+    array = column.combine_chunks()
     shape = () if feature.shape == (1,) else feature.shape
     per_row = 1
-    for size in shape or ((1,) if _is_list(found.type) else ()):
-        if not _is_list(found.type):
-            raise ValueError(f"it holds {found.type}")
-        _refuse_null(found, per_row)
-        lengths = pc.list_value_length(found).to_numpy(zero_copy_only=False)
+    for size in shape or ((1,) if _is_list(array.type) else ()):
+        if not _is_list(array.type):
+            raise ValueError(f"it holds {array.type}")
+        _refuse_null(array, per_row)
+        lengths = pc.list_value_length(array).to_numpy(zero_copy_only=False)
         if (lengths != size).any():
             row = int((lengths != size).argmax())
             raise ValueError(f"row {row // per_row} has {lengths[row]} values where {size} belong")
-        found = found.flatten()
+        array = array.flatten()
         per_row = per_row * size
-    _refuse_null(found, per_row)
-    if _kind(found.type) != (
+    _refuse_null(array, per_row)
+    if _kind(array.type) != (
         "U" if feature.dtype == "string" else np.dtype(feature.dtype).kind.replace("u", "i")
     ):
-        raise ValueError(f"it holds {found.type}")
+        raise ValueError(f"it holds {array.type}")
     if feature.dtype == "string":
-        return np.array(found.to_pylist(), dtype=object)
-    stored = found.to_numpy(zero_copy_only=False)
+        return np.array(array.to_pylist(), dtype=object)
+    stored = array.to_numpy(zero_copy_only=False)
     with np.errstate(over="ignore"):  # a float too large becomes infinite, which is refused later
         numbers = stored.astype(feature.dtype)
     if stored.dtype.kind != "f" and (numbers != stored).any():
@@ -116,10 +116,10 @@ def _kind(kind: pa.DataType) -> str:
     )
 
 
-def _refuse_null(found: pa.Array, per_row: int) -> None:
-    if found.null_count:
+def _refuse_null(array: pa.Array, per_row: int) -> None:
+    if array.null_count:
         raise ValueError(
-            f"row {int(found.is_null().to_numpy(zero_copy_only=False).argmax()) // per_row} is null"
+            f"row {int(array.is_null().to_numpy(zero_copy_only=False).argmax()) // per_row} is null"
         )
 
 
@@ -132,7 +132,7 @@ def picture(stored: Any, size: ImageSize) -> Frame:
     try:
         image = Image.open(BytesIO(data), formats=_FORMATS)
         fits = (image.height, image.width) == size
-        found = np.asarray(image) if fits and image.mode == "RGB" else None
+        pixels = np.asarray(image) if fits and image.mode == "RGB" else None
     except (
         Exception
     ):  # Pillow raises OSError, SyntaxError, ValueError, struct.error, DecompressionBombError ...
@@ -140,9 +140,9 @@ def picture(stored: Any, size: ImageSize) -> Frame:
     if not fits:
         raise ValueError(f"has {image.height}x{image.width} pixels, {size[0]}x{size[1]} belong")
     bits = data[_DEPTH] if data.startswith(_PNG) else 8
-    if found is None or bits != 8:
+    if pixels is None or bits != 8:
         raise ValueError(f"is {image.mode} of {bits} bits, RGB of 8 bits is needed: convert it")
-    return found
+    return pixels
 
 
 def read_table(
@@ -158,9 +158,9 @@ def read_table(
         raise UserError(
             f"{path} has {metadata.num_rows} rows, {form.INFO} says {most}: copy the dataset again"
         )
-    kept = None if columns is None else [name for name in schema.names if name in columns]
+    names = None if columns is None else [name for name in schema.names if name in columns]
     with _readable(path):
-        return pq.read_table(path, columns=kept, filters=filters, partitioning=None)
+        return pq.read_table(path, columns=names, filters=filters, partitioning=None)
 
 
 def opened(path: Path) -> tuple[pq.FileMetaData, pa.Schema]:

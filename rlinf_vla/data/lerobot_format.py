@@ -139,13 +139,13 @@ def recorded_features(
 ) -> dict[str, Feature]:
     """Return state, action, ``more``, outcome and cameras; ``video``: cameras are not images."""
     scalar, flag = Feature("float32", (1,)), Feature("bool", (1,))
-    found = {
+    features = {
         STATE: Feature("float32", (spec.state_dim,)),
         ACTION: Feature("float32", (spec.action_dim,)),
         **(more or {}),
     }
-    found |= {REWARD: scalar, DONE: flag, TRUNCATED: flag, SUCCESS: flag}
-    return found | {
+    features |= {REWARD: scalar, DONE: flag, TRUNCATED: flag, SUCCESS: flag}
+    return features | {
         IMAGES + name: Feature.camera(size, video) for name, size in spec.images.items()
     }
 

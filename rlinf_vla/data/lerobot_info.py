@@ -46,9 +46,9 @@ def read_info(directory: Path) -> Info:
     info = _info(directory)
     try:
         fps = _number(info["fps"])
-        features = {_name(key): _feature(each, fps) for key, each in info["features"].items()}
+        features = {_name(key): _feature(feature, fps) for key, feature in info["features"].items()}
         paths = _template(info["data_path"]), _template(info.get("video_path") or "")
-        found = Info(
+        result = Info(
             fps,
             features,
             *paths,
@@ -60,7 +60,7 @@ def read_info(directory: Path) -> Info:
             f"{directory / form.INFO} is not a valid LeRobotDataset info file ({type(error).__name__}: {error})"
         ) from None
     _list_unknown(directory / form.INFO, info)
-    return found
+    return result
 
 
 def _info(directory: Path) -> dict[str, Any]:
@@ -115,9 +115,9 @@ def _feature(described: Mapping[str, Any], fps: float) -> Feature:
     shape = described["shape"]
     if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
         raise ValueError(f"shape {str(shape)[:40]} is not a list of sizes")
-    for said in (described.get("fps"), info.get("video.fps")):
-        if said is not None and abs(_number(said) - fps) > 0.01 * fps:
-            raise ValueError(f"a feature has {said:g} frames per second, the dataset {fps:g}")
+    for rate in (described.get("fps"), info.get("video.fps")):
+        if rate is not None and abs(_number(rate) - fps) > 0.01 * fps:
+            raise ValueError(f"a feature has {rate:g} frames per second, the dataset {fps:g}")
     return Feature(_name(described["dtype"]), tuple(shape) or (1,), described.get("names"), info)
 
 
@@ -129,14 +129,16 @@ def _say_once(text: str) -> None:
 def _list_unknown(path: Path, info: Mapping[str, Any]) -> None:
     """Print the keys of ``meta/info.json`` that the reader does not know, once."""
     features = info["features"].values()
-    found = {form.INFO: info, "a feature": {key for each in features for key in each}}
-    found["info of a feature"] = {
-        key for each in features for key in each.get("info") or each.get("video_info") or {}
+    keys_by_part = {form.INFO: info, "a feature": {key for feature in features for key in feature}}
+    keys_by_part["info of a feature"] = {
+        key
+        for feature in features
+        for key in feature.get("info") or feature.get("video_info") or {}
     }
-    for part, keys in found.items():
-        known = (*form.READ.get(part, ()), *form.UNUSED.get(part, ()))
+    for part, keys in keys_by_part.items():
+        patterns = (*form.READ.get(part, ()), *form.UNUSED.get(part, ()))
         if unknown := sorted(
-            key for key in keys if not any(fnmatchcase(key, each) for each in known)
+            key for key in keys if not any(fnmatchcase(key, pattern) for pattern in patterns)
         ):
             _say_once(
                 f"{path}: {part} has {', '.join(unknown)[:200]}, which rlinf-vla does not know and leaves unused"

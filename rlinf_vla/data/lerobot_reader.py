@@ -57,11 +57,11 @@ class LeRobotReader:
         self._rows_of: Counter[Path] = Counter()
         for row in self._rows:
             self._rows_of[self._path(row, "data")] += row["length"]
-        found = (len(self._rows), self._rows_of.total())
+        actual = (len(self._rows), self._rows_of.total())
         counted = (self._info.episodes, self._info.frames)
-        if found != counted:
+        if actual != counted:
             raise UserError(
-                f"{directory / form.EPISODES} has {found[0]} episodes with {found[1]} frames, "
+                f"{directory / form.EPISODES} has {actual[0]} episodes with {actual[1]} frames, "
                 f"{form.INFO} says {counted[0]} with {counted[1]}: the recording was not finished, or not copied whole"
             )
         for path in sorted(
@@ -92,15 +92,15 @@ class LeRobotReader:
         """Read an episode. Raises UserError for missing columns or frames and non-finite values."""
         for key in columns:
             if key not in self.features:
-                known = ", ".join(key for key in self.features if key not in form.INDICES)
-                raise UserError(f"{self.directory} has no feature {key} (it has {known})")
+                names = ", ".join(key for key in self.features if key not in form.INDICES)
+                raise UserError(f"{self.directory} has no feature {key} (it has {names})")
         table = self._table(number, [*columns, *_INDICES])
         indices = {
             key: self._values(number, table, key, feature) for key, feature in _INDICES.items()
         }
         self._check_times(number, indices["timestamp"], indices["frame_index"])
-        found = {key: self._values(number, table, key, self.features[key]) for key in columns}
-        for key, column in found.items():
+        values = {key: self._values(number, table, key, self.features[key]) for key in columns}
+        for key, column in values.items():
             if (frame := form.first_not_finite(column)) is not None:
                 raise UserError(
                     f"{self.directory}: {key} is not finite in episode {number}, frame {frame}: leave that episode out"
@@ -117,7 +117,7 @@ class LeRobotReader:
                     f"{self.directory / form.TASKS}: task {index} of episode {number} is {task[:80]!r}, {form.EPISODES} says "
                     f"{', '.join(map(str, listed))[:80]!r}: the two must agree"
                 )
-        return Episode(number, found, instruction, indices["timestamp"])  # type: ignore[arg-type]
+        return Episode(number, values, instruction, indices["timestamp"])  # type: ignore[arg-type]
 
     def _check_times(self, number: int, times: Column, frame_index: Column) -> None:
         """Raise UserError unless the frames are in their order, 1/fps apart, as lerobot demands."""
@@ -197,26 +197,26 @@ class LeRobotReader:
             raise UserError(
                 f"{self.directory / form.EPISODES} holds no parquet file: the recording was not finished, or not copied whole"
             )
-        wanted = {
+        kinds = {
             "episode_index": _WHOLE,
             "length": _WHOLE,
             "data/chunk_index": _WHOLE,
             "data/file_index": _WHOLE,
         }
         for key in self._videos:
-            wanted |= {f"videos/{key}/{name}": _WHOLE for name in ("chunk_index", "file_index")}
-            wanted |= {
+            kinds |= {f"videos/{key}/{name}": _WHOLE for name in ("chunk_index", "file_index")}
+            kinds |= {
                 f"videos/{key}/{name}": _SECONDS for name in ("from_timestamp", "to_timestamp")
             }
         rows: list[dict[str, Any]] = []
         for path in paths:
-            table = read_table(path, [*wanted, "tasks"], most=most)
-            if missing := sorted(wanted.keys() - {*table.column_names}):
+            table = read_table(path, [*kinds, "tasks"], most=most)
+            if missing := sorted(kinds.keys() - {*table.column_names}):
                 raise UserError(
                     f"{path} lacks {missing[0]}: the recording was not finished, or not copied whole"
                 )
-            found = {key: _column(path, table, key, kind) for key, kind in wanted.items()}
-            for key, numbers in found.items():
+            values = {key: _column(path, table, key, kind) for key, kind in kinds.items()}
+            for key, numbers in values.items():
                 if not (numbers >= (key == "length")).all():  # also false of NaN
                     row = int((~(numbers >= (key == "length"))).argmax())
                     what = (
@@ -225,14 +225,14 @@ class LeRobotReader:
                         else "it cannot be negative"
                     )
                     raise UserError(
-                        f"{path}: {key} of episode {found['episode_index'][row]} is {numbers[row]}: {what}, leave that episode out"
+                        f"{path}: {key} of episode {values['episode_index'][row]} is {numbers[row]}: {what}, leave that episode out"
                     )
             tasks = (
                 table.column("tasks").to_pylist()
                 if "tasks" in table.column_names
                 else [None] * len(table)
             )
-            columns = {key: numbers.tolist() for key, numbers in found.items()} | {"tasks": tasks}
+            columns = {key: numbers.tolist() for key, numbers in values.items()} | {"tasks": tasks}
             rows += [
                 dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)
             ]

@@ -23,14 +23,14 @@ for images) and the frame count ``[1]``, as nested lists."""
 def of_vectors(values: Column) -> Statistics:
     """Return the statistics of values ``[L]`` or ``[L, D]``."""
     rows = np.asarray(values, np.float64).reshape(len(values), -1)
-    found: dict[str, NDArray[Any]] = {
+    statistics: dict[str, NDArray[Any]] = {
         "min": rows.min(0),
         "max": rows.max(0),
         "mean": rows.mean(0),
         "std": rows.std(0),
     }
-    found |= {name: np.quantile(rows, q, axis=0) for name, q in QUANTILES.items()}
-    return {name: value.tolist() for name, value in found.items()} | {"count": [len(rows)]}
+    statistics |= {name: np.quantile(rows, q, axis=0) for name, q in QUANTILES.items()}
+    return {name: value.tolist() for name, value in statistics.items()} | {"count": [len(rows)]}
 
 
 def histogram(images: Column) -> NDArray[np.int64]:
@@ -46,16 +46,16 @@ def of_images(counts: NDArray[np.int64], frames: int) -> Statistics:
     pixels = counts.sum(1)
     mean = counts @ levels / pixels
     seen = [levels[row > 0] for row in counts]
-    found = {
-        "min": np.array([each[0] for each in seen]),
-        "max": np.array([each[-1] for each in seen]),
+    statistics = {
+        "min": np.array([channel[0] for channel in seen]),
+        "max": np.array([channel[-1] for channel in seen]),
         "mean": mean,
         "std": np.sqrt((counts * (levels - mean[:, None]) ** 2).sum(1) / pixels),
     }
     cumulated = counts.cumsum(1)
-    found |= {
+    statistics |= {
         name: levels[(cumulated >= q * pixels[:, None]).argmax(1)] for name, q in QUANTILES.items()
     }
-    return {name: value.reshape(3, 1, 1).tolist() for name, value in found.items()} | {
+    return {name: value.reshape(3, 1, 1).tolist() for name, value in statistics.items()} | {
         "count": [frames]
     }

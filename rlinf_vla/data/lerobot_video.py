@@ -88,8 +88,8 @@ def read_frames(
 
 
 def _decode(path: Path, times: Sequence[float], size: ImageSize | None) -> Iterator[Frame]:
-    wanted = iter(times)
-    time = next(wanted, None)
+    remaining = iter(times)
+    time = next(remaining, None)
     if time is None:
         return
     with av.open(
@@ -108,23 +108,23 @@ def _decode(path: Path, times: Sequence[float], size: ImageSize | None) -> Itera
                 raise UserError(
                     f"{path} holds {frame.format.name}, colours of 8 bits are needed: convert it"
                 )
-            shown = float(frame.pts * stream.time_base)
-            while time is not None and abs(shown - time) <= TOLERANCE:
+            frame_time = float(frame.pts * stream.time_base)
+            while time is not None and abs(frame_time - time) <= TOLERANCE:
                 yield np.asarray(frame.to_ndarray(format="rgb24"), np.uint8)
-                time = next(wanted, None)
+                time = next(remaining, None)
             if time is None:
                 return
-            if shown > time:
+            if frame_time > time:
                 raise UserError(
-                    f"{path} has no frame at {time:.4f} s, the next one is at {shown:.4f} s: the video is of another dataset"
+                    f"{path} has no frame at {time:.4f} s, the next one is at {frame_time:.4f} s: the video is of another dataset"
                 )
     raise UserError(
         f"{path} ends before {time:.4f} s: the video is cut short, copy the dataset again"
     )
 
 
-def _require_size(path: Path, found: Any, size: ImageSize | None) -> None:
-    if size not in (None, (found.height, found.width)):
+def _require_size(path: Path, video: Any, size: ImageSize | None) -> None:
+    if size not in (None, (video.height, video.width)):
         raise UserError(
-            f"{path} has a video of {found.height}x{found.width} pixels where {form.INFO} says {size[0]}x{size[1]}"
+            f"{path} has a video of {video.height}x{video.width} pixels where {form.INFO} says {size[0]}x{size[1]}"
         )

@@ -126,7 +126,8 @@ class LeRobotWriter:
         Raises UserError, with nothing written, if the frames do not match the features.
         """
         frames = {
-            key: each.squeeze(1) if each.shape[1:] == (1,) else each for key, each in frames.items()
+            key: column.squeeze(1) if column.shape[1:] == (1,) else column
+            for key, column in frames.items()
         }  # as lerobot stores them
         length = self._check(frames)
         task_index = self._tasks.setdefault(task, len(self._tasks))
@@ -139,18 +140,18 @@ class LeRobotWriter:
             "task_index": np.full(length, task_index),
         }
         row: dict[str, Any] = {"episode_index": self.episodes, "tasks": [task], "length": length}
-        place, _ = self._data.add(self._table(values))
-        row |= {f"data/{name}": value for name, value in place.items()}
+        location, _ = self._data.add(self._table(values))
+        row |= {f"data/{name}": value for name, value in location.items()}
         row |= {"dataset_from_index": self.frames, "dataset_to_index": self.frames + length}
         for key, files in self._videos.items():
-            place, first = files.add(frames[key])
+            location, first = files.add(frames[key])
             times = {
                 "from_timestamp": first / self.fps,
                 "to_timestamp": (first + length) / self.fps,
             }
-            row |= {f"videos/{key}/{name}": value for name, value in (place | times).items()}
-        for key, found in self._remember(values).items():
-            row |= {f"stats/{key}/{name}": value for name, value in found.items()}
+            row |= {f"videos/{key}/{name}": value for name, value in (location | times).items()}
+        for key, statistics in self._remember(values).items():
+            row |= {f"stats/{key}/{name}": value for name, value in statistics.items()}
         self._rows.append(
             row | {f"{form.EPISODES}/{name}": value for name, value in form.place(0).items()}
         )
@@ -200,10 +201,10 @@ class LeRobotWriter:
             files.close()
 
     def _check(self, frames: Mapping[str, Column]) -> int:
-        wanted = self._features.keys() - form.INDICES.keys()
-        if frames.keys() != wanted:
+        expected = self._features.keys() - form.INDICES.keys()
+        if frames.keys() != expected:
             raise UserError(
-                f"episode {self.episodes} has features {sorted(frames)}, the dataset {sorted(wanted)}"
+                f"episode {self.episodes} has features {sorted(frames)}, the dataset {sorted(expected)}"
             )
         length = len(next(iter(frames.values())))
         for key, values in frames.items():
@@ -241,16 +242,16 @@ class LeRobotWriter:
 
     def _remember(self, values: Mapping[str, Column]) -> dict[str, Statistics]:
         """Return an episode's statistics, and store what those of the dataset need."""
-        found = {}
+        statistics = {}
         for key, value in values.items():
             if key in self._histograms:
                 counts = histogram(value)
                 self._histograms[key] += counts
-                found[key] = of_images(counts, len(value))
+                statistics[key] = of_images(counts, len(value))
             elif key in self._columns:
                 self._columns[key].append(value)
-                found[key] = of_vectors(value)
-        return found
+                statistics[key] = of_vectors(value)
+        return statistics
 
 
 class _Files:
