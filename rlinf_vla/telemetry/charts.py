@@ -99,15 +99,18 @@ def success_curve(
             x, y = thin(steps, values)
             axes.plot(x, y, color=_COLOUR["accent"], linewidth=width, alpha=alpha)
         if evaluations:
-            rate = np.array([each.rate for each in evaluations])
+            rate = np.array([evaluation.rate for evaluation in evaluations])
             reach = np.array(
-                [[each.rate - each.low, each.high - each.rate] for each in evaluations]
+                [
+                    [evaluation.rate - evaluation.low, evaluation.high - evaluation.rate]
+                    for evaluation in evaluations
+                ]
             ).T
             reach = np.maximum(
                 reach, 0.0
             )  # rounding can put a stored rate slightly outside its interval
             axes.errorbar(
-                [each.step for each in evaluations], rate, reach,
+                [evaluation.step for evaluation in evaluations], rate, reach,
                 fmt="o", color=_COLOUR["ink"], markersize=4.5, elinewidth=1.1, capsize=2.5, zorder=3, clip_on=False,
             )  # fmt: skip
         axes.set_ylim(0, 1)

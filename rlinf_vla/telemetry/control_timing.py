@@ -32,7 +32,8 @@ _CHART = ((8.4, 2.4), (3.5, 2.4))
 
 def control_table(document: dict[str, Any]) -> Table:
     columns = (
-        Column(name, justify="right") for name in ("n", *(f"{each} ms" for each in QUANTILES))
+        Column(name, justify="right")
+        for name in ("n", *(f"{quantile} ms" for quantile in QUANTILES))
     )
     table = Table("", *columns, title=summary(document), title_justify="left", show_edge=False)
     for cells in rows(document):
@@ -63,17 +64,17 @@ def rows(document: dict[str, Any]) -> list[list[str]]:
     names = [name for name in SECTIONS if name in sections] + [
         name for name in sections if name not in SECTIONS
     ]
-    found = [
+    blocks = [
         (f"{name}: {SECTIONS[name]}" if name in SECTIONS else name, sections[name])
         for name in names
     ]
-    found += [
+    blocks += [
         (f"age of {'the observation behind an action' if name == 'action' else name}", block)
         for name, block in ages.items()
     ]
     return [
-        [name, str(block["n"]), *(f"{block[each]:.2f}" for each in QUANTILES)]
-        for name, block in found
+        [name, str(block["n"]), *(f"{block[quantile]:.2f}" for quantile in QUANTILES)]
+        for name, block in blocks
     ]
 
 
@@ -83,7 +84,7 @@ def section(document: dict[str, Any]) -> dict[str, Any]:
         return {}
     counts = document["left_per_tenth"]
     period = 1e3 / document["control_hz"]
-    edges = [place * period / 10 for place in range(len(counts))]
+    edges = [index * period / 10 for index in range(len(counts))]
     return {
         "summary": summary(document),
         "rows": [(name, *quantiles) for name, _, *quantiles in rows(document)],

@@ -76,15 +76,15 @@ def record(directory: Path) -> list[str]:
 
 def differing(before: Mapping[str, Any], now: Mapping[str, Any], keys: Sequence[str]) -> list[str]:
     """Return ``KEY was X, is Y`` for each changed value under ``keys``, nested ones included."""
-    found = []
+    changes = []
     for name in keys:
         old, new = flat(before.get(name), name), flat(now.get(name), name)
-        found += [
-            f"{each} was {old.get(each)}, is {new.get(each)}"
-            for each in old | new
-            if old.get(each) != new.get(each)
+        changes += [
+            f"{key} was {old.get(key)}, is {new.get(key)}"
+            for key in old | new
+            if old.get(key) != new.get(key)
         ]
-    return found
+    return changes
 
 
 def _cpu_model() -> str:

@@ -35,10 +35,10 @@ def print_tables(document: dict[str, Any]) -> None:
 
 def write_report(directory: Path, document: dict[str, Any], films: Sequence[Film]) -> Path:
     """Write ``directory/report.html`` atomically; return its path."""
-    found, left_out, unreadable = read_videos(
+    groups, left_out, unreadable = read_videos(
         [[(film.path, film.policy, film.task)] for film in _in_turns(films)]
     )
-    videos = [video for group in found for video in group]
+    videos = [video for group in groups for video in group]
     return write_page(
         directory / "report.html",
         "evaluation.html",
@@ -88,18 +88,18 @@ def rows(document: dict[str, Any]) -> list[tuple[str, str, list[dict[str, Any] |
     suites: dict[str, list[str]] = {}
     for policy in policies:
         for suite, block in policy["per_suite"].items():
-            known = suites.setdefault(suite, [])
-            known += [task for task in block["per_task"] if task not in known]
-    found: list[tuple[str, str, list[dict[str, Any] | None]]] = []
+            suite_tasks = suites.setdefault(suite, [])
+            suite_tasks += [task for task in block["per_task"] if task not in suite_tasks]
+    table: list[tuple[str, str, list[dict[str, Any] | None]]] = []
     for suite, tasks in suites.items():
         of_suite = [policy["per_suite"].get(suite) for policy in policies]
-        found += [
+        table += [
             (suite, task, [block and block["per_task"].get(task) for block in of_suite])
             for task in tasks
         ]
         if len(tasks) > 1:
-            found.append((suite, "", of_suite))
-    return [*found, ("", "", policies)] if len(suites) > 1 else found
+            table.append((suite, "", of_suite))
+    return [*table, ("", "", policies)] if len(suites) > 1 else table
 
 
 def success_table(document: dict[str, Any]) -> Table:
@@ -151,28 +151,33 @@ def _cell(block: dict[str, Any] | None) -> str:
 def _difference_rows(document: dict[str, Any]) -> list[list[str]]:
     """Return policies, suite, pairs, gained, lost, percentage points (95 % interval), p, and the
     decision that holds at any time."""
-    found = []
-    for each in document["differences"]:
-        low, high = each["pc_difference_ci95"]
-        points = f"{each['pc_difference']:+.1f} ({low:+.1f} to {high:+.1f})"
-        counts = [str(each[name]) for name in ("n_pairs", "n_gained", "n_lost")]
-        said = [points, _p_value(each["p_value"]), _decision(each)]
-        found.append(
-            [f"{each['before']} → {each['after']}", each["suite"] or "all", *counts, *said]
+    table = []
+    for difference in document["differences"]:
+        low, high = difference["pc_difference_ci95"]
+        points = f"{difference['pc_difference']:+.1f} ({low:+.1f} to {high:+.1f})"
+        counts = [str(difference[name]) for name in ("n_pairs", "n_gained", "n_lost")]
+        results = [points, _p_value(difference["p_value"]), _decision(difference)]
+        table.append(
+            [
+                f"{difference['before']} → {difference['after']}",
+                difference["suite"] or "all",
+                *counts,
+                *results,
+            ]
         )
-    return found
+    return table
 
 
 def _decision(difference: dict[str, Any]) -> str:
     """Format the anytime-valid comparison as ``start after 23 rounds, p = 0.012``."""
-    found = difference["anytime"]
-    said = (
+    comparison = difference["anytime"]
+    verdict = (
         "undecided"
-        if found["better"] is None
-        else f"{difference[found['better']]} after {found['decided_after']} rounds"
+        if comparison["better"] is None
+        else f"{difference[comparison['better']]} after {comparison['decided_after']} rounds"
     )
-    p = _p_value(found["p_value"])
-    return f"{said}, p {p if p.startswith('<') else f'= {p}'}"
+    p = _p_value(comparison["p_value"])
+    return f"{verdict}, p {p if p.startswith('<') else f'= {p}'}"
 
 
 def _p_value(p: float) -> str:

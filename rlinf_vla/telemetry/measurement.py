@@ -77,10 +77,10 @@ def synchronise(device: torch.device) -> None:
 def resident(which: str, process: int | str = "self") -> int:
     """Return a process's resident bytes: current (``VmRSS``; without mapped files ``RssAnon``) or
     peak so far (``VmHWM``). Raises OSError or LookupError if it has ended."""
-    found = re.search(rf"{which}:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text())
-    if found is None:
+    match = re.search(rf"{which}:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text())
+    if match is None:
         raise LookupError(f"process {process} has no memory")
-    return int(found[1]) * 1024
+    return int(match[1]) * 1024
 
 
 def peak_growth(call: Callable[[], Any], device: torch.device) -> int:
@@ -106,7 +106,7 @@ def saved_for_backward(call: Callable[[], Any], besides: Iterable[Tensor] = ()) 
     Tensors recomputed by gradient checkpointing pass through separate hooks and are not counted.
     Tensors may be on the meta device.
     """
-    known = {tensor.untyped_storage()._cdata for tensor in besides}
+    excluded = {tensor.untyped_storage()._cdata for tensor in besides}
     holders: Counter[int] = Counter()
     now = most = 0
 
@@ -120,7 +120,7 @@ def saved_for_backward(call: Callable[[], Any], besides: Iterable[Tensor] = ()) 
         saved = _Saved(tensor)
         storage = tensor.untyped_storage()
         key = storage._cdata  # not its address in memory: a meta tensor has none
-        if key not in known:
+        if key not in excluded:
             now += 0 if holders[key] else storage.nbytes()
             holders[key] += 1
             most = max(most, now)

@@ -113,8 +113,8 @@ def _repair(path: Path, last_step: int | None) -> None:
     """Keep complete lines up to ``last_step``, if given. The file is replaced atomically."""
     if not path.exists():
         return
-    kept = [
+    lines = [
         line for line in read_metrics(path.parent) if last_step is None or line["step"] <= last_step
     ]
     with replacing(path) as unfinished:
-        unfinished.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+        unfinished.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")

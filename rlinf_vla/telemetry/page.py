@@ -50,7 +50,7 @@ def read_videos(
     """
     room = VIDEO_BYTES
     left_out = 0
-    found = list[list[Video]]()
+    result = list[list[Video]]()
     problems = list[str]()
     for group in groups:
         if sum(path.stat().st_size for path, *_ in group if path.exists()) > room:
@@ -68,8 +68,8 @@ def read_videos(
                 Exception
             ) as error:  # a partial or missing file must not prevent the rest of the page
                 problems.append(f"videos/{path.name} could not be read: {error}")
-        found += [videos] if videos else []
-    return found, left_out, problems
+        result += [videos] if videos else []
+    return result, left_out, problems
 
 
 def title_of(path: Path) -> str:

@@ -105,20 +105,20 @@ def _faults(run: Run) -> str:
         )
     cut = lost.pop("faults/episodes", 0)
     parts = [f"{count} {name.removeprefix('faults/')}" for name, count in lost.items() if count]
-    said = (
+    sentences = (
         [
             f"Workers lost and replaced: {', '.join(parts)}; the longest recovery took {longest:.1f} s"
         ]
         if parts
         else []
     )
-    said += [f"Episodes cut because a simulator failed: {cut} (faults.jsonl)"] if cut else []
-    return ". ".join(said)
+    sentences += [f"Episodes cut because a simulator failed: {cut} (faults.jsonl)"] if cut else []
+    return ". ".join(sentences)
 
 
 def _curves(run: Run) -> list[tuple[str, str, list[str]]]:
     """Return title, remark and charts of the success curve and of each logged metric of CURVES."""
-    found = []
+    curves = []
     steps, rates = run.series("rollout/success_once")
     evaluations = evaluation_points(run)
     if steps or evaluations:
@@ -131,13 +131,13 @@ def _curves(run: Run) -> list[tuple[str, str, list[str]]]:
         remark = "rollouts, and their mean over 5 iterations" + (
             "; dots: evaluations with 95 % intervals" if evaluations else ""
         )
-        found.append(("Success", remark, drawn))
+        curves.append(("Success", remark, drawn))
     for name, title in CURVES.items():
         steps, values = run.series(name)
         if steps:
             last = f"{values[-1]:,.0f}" if abs(values[-1]) >= 100 else f"{values[-1]:.3g}"
-            found.append((title, f"last {last}", [charts.curve(steps, values, title, _PANEL)]))
-    return found
+            curves.append((title, f"last {last}", [charts.curve(steps, values, title, _PANEL)]))
+    return curves
 
 
 def evaluation_points(run: Run) -> list[charts.Evaluation]:
@@ -172,11 +172,11 @@ def _timeline(run: Run) -> dict[str, Any]:
     seconds: dict[str, float] = {}
     for span in spans:
         seconds[span.name] = seconds.get(span.name, 0.0) + span.end - span.start
-    shown = sorted(seconds, key=lambda name: -seconds[name])[: len(charts.SERIES) - 1]
-    colours = dict(zip(shown, charts.SERIES, strict=False))
+    longest = sorted(seconds, key=lambda name: -seconds[name])[: len(charts.SERIES) - 1]
+    colours = dict(zip(longest, charts.SERIES, strict=False))
     others = (
-        [(f"{len(seconds) - len(shown)} others", charts.SERIES[-1])]
-        if len(seconds) > len(shown)
+        [(f"{len(seconds) - len(longest)} others", charts.SERIES[-1])]
+        if len(seconds) > len(longest)
         else []
     )
     return {

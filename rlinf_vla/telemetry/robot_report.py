@@ -34,23 +34,23 @@ def episode_table(episodes: Sequence[dict[str, Any]]) -> Table:
 
 def rows(episodes: Sequence[dict[str, Any]]) -> list[list[str]]:
     """Return the cells under HEADS of each episode of an evaluation file."""
-    found = []
-    for number, each in enumerate(episodes, 1):
-        outcome = "success" if each["success"] else "fault" if each["fault"] else "no success"
-        limits = ", ".join(f"{count} × {rule}" for rule, count in each["interventions"].items())
-        operator = f"{each['by_operator']} of {each['executed']}"
-        found.append(
+    table = []
+    for number, episode in enumerate(episodes, 1):
+        outcome = "success" if episode["success"] else "fault" if episode["fault"] else "no success"
+        limits = ", ".join(f"{count} × {rule}" for rule, count in episode["interventions"].items())
+        operator = f"{episode['by_operator']} of {episode['executed']}"
+        table.append(
             [
                 str(number),
-                each["instruction"],
+                episode["instruction"],
                 outcome,
-                each["ended"],
-                str(each["steps"]),
+                episode["ended"],
+                str(episode["steps"]),
                 operator,
                 limits,
             ]
         )
-    return found
+    return table
 
 
 def read_control(path: Path) -> dict[str, Any] | None:
@@ -66,8 +66,8 @@ def write_report(directory: Path, name: str, policy: str, document: dict[str, An
     episodes = document["episodes"]
     films = sorted((directory / "videos").glob("*.mp4"))
     videos, left_out, unreadable = read_videos([[(film, policy, film.stem)] for film in films])
-    successes = sum(each["success"] for each in episodes)
-    helped = sum(each["by_operator"] > 0 for each in episodes)
+    successes = sum(episode["success"] for episode in episodes)
+    helped = sum(episode["by_operator"] > 0 for episode in episodes)
     return write_page(
         directory / "report.html",
         "robot_run.html",

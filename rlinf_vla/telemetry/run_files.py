@@ -120,8 +120,8 @@ def read_run(run_dir: Path) -> Run:
     run.iteration, run.timeline = read(run_dir / RECORDED, _read_timeline, no_timeline)
     run.predicted = read(run_dir / PREDICTED, _read_timeline, no_timeline)[1]
     for path in sorted((run_dir / "videos").glob("*.mp4")):
-        if found := re.fullmatch(rf"({_EVALUATIONS})_(.+)", path.stem):
-            run.videos.setdefault(found[2], {})[found[1]] = path
+        if match := re.fullmatch(rf"({_EVALUATIONS})_(.+)", path.stem):
+            run.videos.setdefault(match[2], {})[match[1]] = path
     run.recipe = read(
         run_dir / "recipe.yaml", lambda path: _checked(read_yaml(path), "the file"), {}
     )

@@ -36,7 +36,7 @@ def busy_seconds(spans: Iterable[Span], track: str) -> float:
     """Return the seconds in which ``track`` was busy; overlapping spans count once."""
     total = 0.0
     reached = float("-inf")
-    for start, end in sorted((each.start, each.end) for each in spans if each.track == track):
+    for start, end in sorted((span.start, span.end) for span in spans if span.track == track):
         total += max(0.0, end - max(start, reached))
         reached = max(reached, end)
     return total

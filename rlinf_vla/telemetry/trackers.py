@@ -94,12 +94,12 @@ class Guarded:
         self._save()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        known = {"names": self._state["names"]} if step == self._state["step"] else {"names": []}
-        new = {name: value for name, value in metrics.items() if name not in known["names"]}
+        logged = {"names": self._state["names"]} if step == self._state["step"] else {"names": []}
+        new = {name: value for name, value in metrics.items() if name not in logged["names"]}
         tracker = self._tracker
         if tracker is None or step < self._state["step"] or not new:
             return
-        self._state |= {"step": step, "names": [*known["names"], *new]}
+        self._state |= {"step": step, "names": [*logged["names"], *new]}
 
         def send() -> None:
             self._save()  # before it is sent: a run that is killed here must not send it again
@@ -194,9 +194,9 @@ class MLflow:
             self._client.update_run(identity, status="RUNNING")
             return
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or _project(recipe)
-        known = self._client.get_experiment_by_name(name)
+        existing = self._client.get_experiment_by_name(name)
         experiment = (
-            known.experiment_id if known is not None else self._client.create_experiment(name)
+            existing.experiment_id if existing is not None else self._client.create_experiment(name)
         )
         self.identity = self._client.create_run(experiment, run_name=run_dir.name).info.run_id
         params = [Param(key, str(value)[:500]) for key, value in flat(recipe).items()]
