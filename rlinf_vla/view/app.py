@@ -49,8 +49,8 @@ COOKIE = "rlinf_vla_view"
 
 def require_known(directory: Path) -> None:
     """Raise UserError unless ``directory`` is empty, or a run, a sweep or a dataset."""
-    known = (RECIPE, METRICS_FILE, RESULT, BLOCKS, "evaluation", "meta", "data", ".lock")
-    if any(directory.iterdir()) and not any((directory / name).exists() for name in known):
+    names = (RECIPE, METRICS_FILE, RESULT, BLOCKS, "evaluation", "meta", "data", ".lock")
+    if any(directory.iterdir()) and not any((directory / name).exists() for name in names):
         raise UserError(
             f"{directory} holds no run, no sweep and no dataset: give the directory of one, or a run's name"
         )
@@ -123,10 +123,10 @@ class Viewer:
     def _page(self, number: int | None, page: str) -> str:
         folders = [HERE / "templates"]
         if (self.directory / "meta").exists():
-            found = self._episodes()
+            dataset = self._episodes()
             if number is None:
-                return render("episodes.html", folders, **found.listed(page))
-            return render("episode.html", folders, **found.episode(number))
+                return render("episodes.html", folders, **dataset.listed(page))
+            return render("episode.html", folders, **dataset.episode(number))
         if number is not None:
             raise HTTPException(404)
         if is_sweep(self.directory):
@@ -145,13 +145,13 @@ class Viewer:
 
     def frame(self, request: Request) -> Response:
         try:
-            found = self._episodes().frame(
-                *(request.path_params[each] for each in ("number", "camera", "frame"))
+            image = self._episodes().frame(
+                *(request.path_params[parameter] for parameter in ("number", "camera", "frame"))
             )
         except UserError as error:
             return PlainTextResponse(str(error), 404)
         file = BytesIO()
-        Image.fromarray(found).save(file, "jpeg", quality=90)
+        Image.fromarray(image).save(file, "jpeg", quality=90)
         return Response(
             file.getvalue(), media_type="image/jpeg", headers={"Cache-Control": "max-age=600"}
         )
@@ -167,20 +167,20 @@ class Viewer:
 
     def _version(self) -> str:
         """Return what changes with any file of a run or sweep that a page shows."""
-        found = [
+        files = [
             path
             for folder in FOLDERS
             if (self.directory / folder).is_dir()
             for path in (self.directory / folder).iterdir()
         ]
-        known = sha256()
-        for path in sorted(found):
+        digest = sha256()
+        for path in sorted(files):
             try:
                 stat = path.stat()
             except OSError:  # replaced at this moment, or a link to nothing
                 continue
-            known.update(f"{path}\0{stat.st_mtime_ns}\0{stat.st_size}\0".encode(errors="replace"))
-        return known.hexdigest()[:32]
+            digest.update(f"{path}\0{stat.st_mtime_ns}\0{stat.st_size}\0".encode(errors="replace"))
+        return digest.hexdigest()[:32]
 
 
 class Guarded:
@@ -212,10 +212,10 @@ class Guarded:
         except ValueError:
             host = ""
         if self.token is None:
-            known = not self.loopback or is_loopback(host)
+            allowed = not self.loopback or is_loopback(host)
             return (
                 None
-                if known
+                if allowed
                 else PlainTextResponse("open this page as localhost or 127.0.0.1\n", 403)
             )
         same = partial(hmac.compare_digest, self.token.encode())

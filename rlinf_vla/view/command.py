@@ -27,18 +27,18 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--port", type=int, default=PORT)
     parser.add_argument("--token", action="store_true")
     parser.add_argument("--open", action="store_true")
-    given = parser.parse_args(arguments)
-    if not 0 <= given.port <= 65535:
-        parser.error(f"--port {given.port} is not between 0 and 65535")
+    options = parser.parse_args(arguments)
+    if not 0 <= options.port <= 65535:
+        parser.error(f"--port {options.port} is not between 0 and 65535")
     if absent := [name for name in PACKAGES if find_spec(name) is None]:
         raise UserError(f"view needs {', '.join(absent)}: pip install 'rlinf-vla[serve]'")
-    if not is_loopback(given.host) and not given.token:
+    if not is_loopback(options.host) and not options.token:
         raise UserError(
-            f"--host {given.host} can be reached from other machines: give --token, which makes the address secret"
+            f"--host {options.host} can be reached from other machines: give --token, which makes the address secret"
         )
-    directory = Path(given.directory).expanduser()
-    directory = directory if directory.is_dir() else named(given.directory)
-    token = secrets.token_urlsafe() if given.token else None
+    directory = Path(options.directory).expanduser()
+    directory = directory if directory.is_dir() else named(options.directory)
+    token = secrets.token_urlsafe() if options.token else None
 
     import uvicorn
 
@@ -52,25 +52,25 @@ def run(arguments: Sequence[str]) -> int:
         @contextmanager
         def capture_signals(self) -> Iterator[None]:
             before = {
-                each: signal.signal(each, self.handle_exit)
-                for each in (signal.SIGINT, signal.SIGTERM)
+                signum: signal.signal(signum, self.handle_exit)
+                for signum in (signal.SIGINT, signal.SIGTERM)
             }
             try:
                 yield
             finally:
-                for each, handler in before.items():
-                    signal.signal(each, handler)
+                for signum, handler in before.items():
+                    signal.signal(signum, handler)
 
     with listening_at(
-        given.host, given.port, f"--host {given.host} --port {given.port}"
+        options.host, options.port, f"--host {options.host} --port {options.port}"
     ) as listener:
         url = url_of(listener, "http") + (f"/?token={token}" if token else "/")
         print(f"{directory}: {url} (Ctrl-C ends)", flush=True)
-        if given.open:
+        if options.open:
             import webbrowser
 
             webbrowser.open(url)
-        app = build_app(directory, token, is_loopback(given.host))
+        app = build_app(directory, token, is_loopback(options.host))
         settings = uvicorn.Config(
             app,
             log_config=None,

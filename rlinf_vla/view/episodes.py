@@ -37,8 +37,8 @@ class Dataset:
         """Return what ``episodes.html`` shows. ``page``: from 1."""
         episodes = self.reader.listed()
         pages = -(-len(episodes) // PAGE)
-        shown = min(max(int(page) if page.isdecimal() and len(page) < 9 else 1, 1), pages)
-        first = (shown - 1) * PAGE
+        current = min(max(int(page) if page.isdecimal() and len(page) < 9 else 1, 1), pages)
+        first = (current - 1) * PAGE
         rows = [
             (number, task, length, f"{length / self.reader.fps:.1f}")
             for number, (length, task) in enumerate(episodes[first : first + PAGE], first)
@@ -51,12 +51,13 @@ class Dataset:
             [f"cameras: {', '.join(map(form.short_name, self.cameras))}"] if self.cameras else []
         )
         features = [
-            (key, f"{each.dtype} {list(each.shape)}") for key, each in self.reader.features.items()
+            (key, f"{feature.dtype} {list(feature.shape)}")
+            for key, feature in self.reader.features.items()
         ]
         return self._head("Dataset", self.name, facts) | {
             "rows": rows,
             "features": features,
-            "page": shown,
+            "page": current,
             "pages": pages,
             "data": {},
         }
@@ -64,8 +65,8 @@ class Dataset:
     def episode(self, number: int) -> dict[str, Any]:
         """Return what ``episode.html`` shows. Raises UserError."""
         self._require(number)
-        time = (found := self.reader.episode(number, [])).time
-        instruction = found.instruction
+        time = (episode := self.reader.episode(number, [])).time
+        instruction = episode.instruction
         seconds = (time - time[0]).astype(float).round(4).tolist()
         curves, problems = [], []
         for key, feature in self.reader.features.items():
@@ -86,20 +87,20 @@ class Dataset:
                 problems.append(str(error))
                 continue
             lines = {
-                name: values[:, place].tolist() for place, name in enumerate(_names(key, feature))
+                name: values[:, index].tolist() for index, name in enumerate(_names(key, feature))
             }
             curves.append({"title": key, "x": seconds, "lines": lines, "dots": []})
         data = {
             "x": "seconds",
             "curves": sorted(
-                curves, key=lambda each: each["title"] not in (form.STATE, form.ACTION)
+                curves, key=lambda curve: curve["title"] not in (form.STATE, form.ACTION)
             ),
             "main": len(curves),
             "frames": {
                 "number": number,
                 "fps": self.reader.fps,
                 "count": len(time),
-                "cameras": [form.short_name(each) for each in self.cameras],
+                "cameras": [form.short_name(camera) for camera in self.cameras],
             },
         }
         facts = [
@@ -132,8 +133,8 @@ def _names(key: str, feature: Feature) -> list[str]:
     """Return a name of each value; LeRobot's tools also write a mapping with one list of names."""
     names: Any = feature.names
     if isinstance(names, dict):
-        names = next((each for each in names.values() if isinstance(each, list)), None)
+        names = next((value for value in names.values() if isinstance(value, list)), None)
     count = int(np.prod(feature.shape))
     if isinstance(names, list) and len(set(map(str, names))) == count:
-        return [str(each) for each in names]
-    return [str(place) for place in range(count)] if count > 1 else [key]
+        return [str(name) for name in names]
+    return [str(index) for index in range(count)] if count > 1 else [key]

@@ -37,7 +37,7 @@ def run(found: Run, directory: Path) -> dict[str, Any]:
     )
     curves = [
         _success(found),
-        *(_curve(found, *each) for each in report.CURVES.items()),
+        *(_curve(found, *item) for item in report.CURVES.items()),
         *(_curve(found, name, name) for name in names),
     ]
     columns = sorted({moment for files in found.videos.values() for moment in files}, key=_order)
@@ -47,11 +47,11 @@ def run(found: Run, directory: Path) -> dict[str, Any]:
             found.videos.items(), key=lambda item: (-len(item[1]), item[0])
         )
     }
-    shown = [each for each in curves if each["lines"] or each["dots"]]
+    drawn = [curve for curve in curves if curve["lines"] or curve["dots"]]
     data = {
         "x": "iteration",
-        "curves": shown,
-        "main": len(shown) - len(names),
+        "curves": drawn,
+        "main": len(drawn) - len(names),
         "films": {"columns": columns, "rows": films},
     }
     return content | {"evaluations": _evaluations(found), "data": data}
@@ -75,20 +75,21 @@ def what_can_be_shown(found: Run, show: Callable[[Run], str]) -> str:
         (f"evaluation/{moment}.json", "evaluations", {moment: document})
         for moment, document in found.evaluations.items()
     ]
-    parts += [(each, each, getattr(found, each)) for each in fields]
-    kept = Run(found.name, problems=found.problems)
+    parts += [(name, name, getattr(found, name)) for name in fields]
+    partial_run = Run(found.name, problems=found.problems)
     for name, field, value in parts:
         more = replace(
-            kept, **{field: kept.evaluations | value if field == "evaluations" else value}
+            partial_run,
+            **{field: partial_run.evaluations | value if field == "evaluations" else value},
         )
         try:
             show(more)
-            kept = more
+            partial_run = more
         except Exception as error:  # of a value that is not what its name says
-            kept.problems.append(
+            partial_run.problems.append(
                 f"{name} cannot be shown ({type(error).__name__}: {str(error)[:200]})"
             )
-    return show(kept)
+    return show(partial_run)
 
 
 def _order(moment: str) -> tuple[int, str]:
@@ -96,12 +97,12 @@ def _order(moment: str) -> tuple[int, str]:
     return {"before": 0, "start": 0, "after": 2}.get(moment, 1), moment
 
 
-def _evaluations(found: Run) -> list[dict[str, Any]]:
+def _evaluations(run: Run) -> list[dict[str, Any]]:
     """Return the blocks of each evaluation by mode, and its difference to the one before."""
     rows = []
-    first = found.evaluations.get(MOMENTS[0], {})
-    for moment in sorted(found.evaluations, key=_order):
-        document = found.evaluations[moment]
+    first = run.evaluations.get(MOMENTS[0], {})
+    for moment in sorted(run.evaluations, key=_order):
+        document = run.evaluations[moment]
         gains = {}
         if first and document is not first:
             with suppress(
@@ -115,30 +116,30 @@ def _evaluations(found: Run) -> list[dict[str, Any]]:
     return rows
 
 
-def _success(found: Run) -> dict[str, Any]:
-    steps, rates = found.series(SUCCESS)
+def _success(run: Run) -> dict[str, Any]:
+    steps, rates = run.series(SUCCESS)
     curve = _drawn(
         "Success",
         steps,
         {"rollouts": rates, "mean of 5": charts.trailing_mean(rates).tolist()} if rates else {},
     )
     return curve | {
-        "dots": [list(each) for each in report.evaluation_points(found)],
+        "dots": [list(point) for point in report.evaluation_points(run)],
         "range": [0, 1],
     }
 
 
-def _curve(found: Run, name: str, title: str) -> dict[str, Any]:
-    steps, values = found.series(name)
+def _curve(run: Run, name: str, title: str) -> dict[str, Any]:
+    steps, values = run.series(name)
     return _drawn(title, steps, {name: values} if steps else {})
 
 
 def _drawn(title: str, x: list[int], lines: dict[str, list[float]]) -> dict[str, Any]:
     thin = {name: charts.thin(x, values) for name, values in lines.items()}
-    shown = next(iter(thin.values()))[0].tolist() if thin else []
+    steps = next(iter(thin.values()))[0].tolist() if thin else []
     return {
         "title": title,
-        "x": shown,
+        "x": steps,
         "lines": {name: _finite(values.tolist()) for name, (_, values) in thin.items()},
         "dots": [],
     }
@@ -191,22 +192,22 @@ def sweep(directory: Path, show: Callable[[dict[str, Any]], str]) -> str:
 
 def _blocks(directory: Path) -> list[dict[str, Any]]:
     """Return the blocks that can be read, in the order in which the sweep lists them."""
-    found = []
+    blocks = []
     for path in sorted((directory / BLOCKS).glob("*.json")):
         with suppress(Exception):  # a block that is damaged or still being written
             check_inside(directory, path)
             document = read_json(path)
             tables(document["episodes"])
             first = document["episodes"][0]
-            place = document["block"]
-            places = tuple(int(place[key]) for key in ("policy", "suite", "task"))
+            block = document["block"]
+            indices = tuple(int(block[key]) for key in ("policy", "suite", "task"))
             names = (
                 column_of(first["policy"], first["probe"]),
                 str(first["suite"]),
                 str(first["task"]),
             )
-            found.append({"places": places, "names": names, "episodes": document["episodes"]})
-    return found
+            blocks.append({"places": indices, "names": names, "episodes": document["episodes"]})
+    return blocks
 
 
 def _partial(directory: Path, episodes: list[dict[str, Any]]) -> dict[str, Any]:
