@@ -123,14 +123,16 @@ def _check_groups(recipe: Recipe, require: Callable[[bool, str], None]) -> None:
     batch = recipe.rollout.batch_size
     per_worker = num_envs // shards
     require(num_envs % shards == 0, f"env.num_envs={num_envs} is not a multiple of {name}={shards}")
-    each = f"env.num_envs={num_envs}" if shards == 1 else f"env.num_envs / {name} = {per_worker}"
+    environments = (
+        f"env.num_envs={num_envs}" if shards == 1 else f"env.num_envs / {name} = {per_worker}"
+    )
     require(
         per_worker % depth == 0,
-        f"{each} is not a multiple of rollout.pipeline_depth={depth}: groups must be equal",
+        f"{environments} is not a multiple of rollout.pipeline_depth={depth}: groups must be equal",
     )
     require(
         (per_worker // depth) % batch == 0 or batch >= per_worker // depth,
-        f"rollout.batch_size={batch} does not divide a group's {per_worker // depth} environments ({each}, / rollout.pipeline_depth)",
+        f"rollout.batch_size={batch} does not divide a group's {per_worker // depth} environments ({environments}, / rollout.pipeline_depth)",
     )
 
 
@@ -170,8 +172,8 @@ def _check_limits(recipe: Recipe, require: Callable[[bool, str], None]) -> None:
     at_robot = recipe.env.name == ROBOT
     limit = getattr(recipe.algorithm, "cost_limit", None)
     if limits == LimitsConfig():
-        told = f"algorithm.cost_limit={limit}: nothing counts a cost here, set rollout.limits or learn at a robot"
-        require(limit is None or at_robot, told)
+        message = f"algorithm.cost_limit={limit}: nothing counts a cost here, set rollout.limits or learn at a robot"
+        require(limit is None or at_robot, message)
         return
     require(
         not recipe.sweep.policies,
@@ -182,15 +184,15 @@ def _check_limits(recipe: Recipe, require: Callable[[bool, str], None]) -> None:
     )
     box = list(limits.workspace)
     ordered = len(box) == 6 and all(low < high for low, high in zip(box[:3], box[3:], strict=True))
-    told = f"rollout.limits.workspace={box} is not a box: give [x0,y0,z0,x1,y1,z1] in metres with x0 < x1, y0 < y1 and z0 < z1"
-    require(not box or ordered, told)
+    message = f"rollout.limits.workspace={box} is not a box: give [x0,y0,z0,x1,y1,z1] in metres with x0 < x1, y0 < y1 and z0 < z1"
+    require(not box or ordered, message)
 
 
 def _check_evaluation(recipe: Recipe, require: Callable[[bool, str], None]) -> None:
     none = "evaluation.modes is empty: choose sampled, greedy or both (evaluation.before_and_after=false trains without evaluation)"
     require(bool(recipe.evaluation.modes), none)
     probes = recipe.evaluation.probes
-    twice = sorted({each for each in probes if probes.count(each) > 1})
+    twice = sorted({probe for probe in probes if probes.count(probe) > 1})
     require(not twice, f"evaluation.probes names {twice[0] if twice else ''} twice")
     require(
         not probes or recipe.env.name != ROBOT,

@@ -14,6 +14,8 @@ class Failure(RuntimeError):
 def printable(text: str) -> str:
     """Escape characters that could control a terminal or hide text; keep newlines and tabs."""
     return "".join(
-        each if each.isprintable() or each in "\n\t" else each.encode("unicode_escape").decode()
-        for each in text
+        character
+        if character.isprintable() or character in "\n\t"
+        else character.encode("unicode_escape").decode()
+        for character in text
     )

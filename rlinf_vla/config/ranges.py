@@ -185,8 +185,8 @@ def check_values(node: Any, prefix: str = "") -> None:
     ``node``, followed by a dot. NaN and infinities are refused even without an annotation.
     """
     hints = get_type_hints(type(node), include_extras=True)
-    for each in fields(node):
-        _check(f"{prefix}{each.name}", getattr(node, each.name), hints[each.name])
+    for field in fields(node):
+        _check(f"{prefix}{field.name}", getattr(node, field.name), hints[field.name])
 
 
 def _check(key: str, value: Any, hint: Any) -> None:
@@ -199,12 +199,12 @@ def _check(key: str, value: Any, hint: Any) -> None:
         _check(f"{key}{at}", element, of)
     for rule in rules or _UNSAID.get(type(value) if plain is Any else plain, []):
         if not rule.allows(value):
-            shown = f"[{','.join(map(str, value))}]" if isinstance(value, list) else value
+            text = f"[{','.join(map(str, value))}]" if isinstance(value, list) else value
             whole = (
                 str(rule).replace("a number", "a whole number", 1) if plain is int else str(rule)
             )
             raise UserError(
-                f"{key}={shown} {rule.fault}: use {whole}{', or null' if optional else ''}"
+                f"{key}={text} {rule.fault}: use {whole}{', or null' if optional else ''}"
             )
     return None
 
@@ -215,11 +215,11 @@ def unwrapped(hint: Any) -> tuple[Any, list[Rule], bool]:
         plain, rules, optional = unwrapped(hint.__origin__)
         return (
             plain,
-            [*rules, *(each for each in hint.__metadata__ if hasattr(each, "allows"))],
+            [*rules, *(rule for rule in hint.__metadata__ if hasattr(rule, "allows"))],
             optional,
         )
     if get_origin(hint) in (Union, UnionType):
-        inner, *others = (each for each in get_args(hint) if each is not NoneType)
+        inner, *others = (argument for argument in get_args(hint) if argument is not NoneType)
         plain, rules, _ = (Any, [], False) if others else unwrapped(inner)
         return plain, rules, NoneType in get_args(hint)
     return hint, [], False

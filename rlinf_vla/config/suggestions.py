@@ -15,21 +15,21 @@ def suggest_keys(key: str, known: Sequence[str]) -> list[str]:
     The first rule that matches decides: same last name, abbreviation, prefix, closest spelling. If
     any match is in the same node as ``key``, only matches of that node are returned.
     """
-    nodes = {each.rpartition(".")[0] for each in known}
-    names = {each: each.rpartition(".")[2] for each in known if each not in nodes}
+    nodes = {name.rpartition(".")[0] for name in known}
+    names = {name: name.rpartition(".")[2] for name in known if name not in nodes}
     parent, _, last = key.rpartition(".")
     rules: tuple[Callable[[str], bool], ...] = (
-        lambda each: names[each] == last,
-        lambda each: abbreviates(last, names[each]),
-        lambda each: any(abbreviates(last, end) for end in _ends(each)),
-        lambda each: names[each].startswith(f"{last}_"),
-        lambda each: bool(difflib.get_close_matches(last, [names[each]], cutoff=0.75)),
+        lambda name: names[name] == last,
+        lambda name: abbreviates(last, names[name]),
+        lambda name: any(abbreviates(last, end) for end in _ends(name)),
+        lambda name: names[name].startswith(f"{last}_"),
+        lambda name: bool(difflib.get_close_matches(last, [names[name]], cutoff=0.75)),
     )
     for fits in rules:
-        found = [each for each in names if fits(each)]
-        if found := [each for each in found if each.rpartition(".")[0] == parent] or found:
+        matches = [name for name in names if fits(name)]
+        if matches := [name for name in matches if name.rpartition(".")[0] == parent] or matches:
             return sorted(
-                found, key=lambda each: (-difflib.SequenceMatcher(None, key, each).ratio(), each)
+                matches, key=lambda name: (-difflib.SequenceMatcher(None, key, name).ratio(), name)
             )[:MOST]
     return difflib.get_close_matches(key, list(names), n=1, cutoff=0.8)
 
