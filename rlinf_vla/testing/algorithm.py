@@ -144,10 +144,10 @@ class AlgorithmConformance:
         assert_recipe_node(config)
 
     def test_each_iteration_changes_weights(self, whole: Path) -> None:
-        found = [weights(whole, step) for step in (1, 2, 3)]
-        for earlier, later in pairwise(found):
+        snapshots = [weights(whole, step) for step in (1, 2, 3)]
+        for earlier, later in pairwise(snapshots):
             assert any(not torch.equal(value, later[name]) for name, value in earlier.items())
-        assert all(value.isfinite().all() for value in found[-1].values())
+        assert all(value.isfinite().all() for value in snapshots[-1].values())
 
     def test_what_it_logs_is_finite(self, whole: Path) -> None:
         """Only the variance that a critic explains may be unknown. Imitation logs some steps."""
@@ -213,8 +213,8 @@ class AlgorithmConformance:
 
     def test_a_wrong_key_is_refused(self, train: Train, capsys: pytest.CaptureFixture[str]) -> None:
         train("run", "algorithm.no_such_key=1", code=2)
-        said = capsys.readouterr().err
-        assert "algorithm.no_such_key is not a key" in said and said.count("\n") == 1
+        message = capsys.readouterr().err
+        assert "algorithm.no_such_key is not a key" in message and message.count("\n") == 1
 
 
 def announce(algorithm: type[Algorithm], name: str, folder: Path) -> None:

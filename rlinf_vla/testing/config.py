@@ -19,8 +19,8 @@ def assert_recipe_node(config: Any) -> None:
     assert is_dataclass(kind), f"{kind.__name__} must be a dataclass"
     schema = OmegaConf.structured(kind)  # of the class: the engine makes a node from its defaults
     written = OmegaConf.to_yaml(OmegaConf.structured(config))
-    found = OmegaConf.to_object(OmegaConf.merge(schema, OmegaConf.create(written)))
-    assert found == config, f"{kind.__name__} changes when it is written to YAML and read again"
+    restored = OmegaConf.to_object(OmegaConf.merge(schema, OmegaConf.create(written)))
+    assert restored == config, f"{kind.__name__} changes when it is written to YAML and read again"
     check_values(config)
     with pytest.raises(OmegaConfBaseException):
         OmegaConf.merge(schema, {"no_such_key": 1})

@@ -157,14 +157,14 @@ class VectorEnvConformance:
 
     def test_an_episode_does_not_depend_on_its_place_in_the_batch(self, env: VectorEnv) -> None:
         actions = random_actions(env, 6, seed=4)
-        places = [2, 0, 1]
+        order = [2, 0, 1]
         env.reset(episodes(11, 12, 13))
         first = env.step(actions)
-        env.reset(episodes(*[(11, 12, 13)[place] for place in places]))
-        moved = env.step(actions[places])
-        for row, place in enumerate(places):
-            assert_same_row(moved.observation, row, first.observation, place)
-            assert torch.equal(moved.reward[row], first.reward[place])
+        env.reset(episodes(*[(11, 12, 13)[position] for position in order]))
+        moved = env.step(actions[order])
+        for row, position in enumerate(order):
+            assert_same_row(moved.observation, row, first.observation, position)
+            assert torch.equal(moved.reward[row], first.reward[position])
 
     def test_an_experts_episode_repeats_in_any_place(self, env: VectorEnv) -> None:
         """An expert touches objects, and simulators keep state in contacts."""
@@ -172,11 +172,11 @@ class VectorEnvConformance:
         env.reset(episodes(31, 32, 33))
         first = env.step(chunk)
         for turn in range(4):
-            places = [(turn + row) % NUM_ENVS for row in range(NUM_ENVS)]
-            env.reset(episodes(*[(31, 32, 33)[place] for place in places]))
-            again = env.step(chunk[places])
-            for row, place in enumerate(places):
-                assert_same_row(again.observation, row, first.observation, place)
+            order = [(turn + row) % NUM_ENVS for row in range(NUM_ENVS)]
+            env.reset(episodes(*[(31, 32, 33)[position] for position in order]))
+            again = env.step(chunk[order])
+            for row, position in enumerate(order):
+                assert_same_row(again.observation, row, first.observation, position)
 
     def test_a_seed_matters(self, env: VectorEnv) -> None:
         seen = env.reset(episodes(31, 32, 31))
@@ -294,7 +294,7 @@ class VectorEnvConformance:
                 )  # the rest of the time the arm comes to a stand
                 before = env.reset(episodes(111, 112, 113)).state
                 after = env.step(command).observation.state
-                told = (
+                commanded = (
                     sign
                     * self.reach
                     * (steps // 2)
@@ -305,10 +305,12 @@ class VectorEnvConformance:
                     if axis < 3
                     else turned(before[:, 3:7], after[:, 3:7])
                 )
-                along = moved[:, axis % 3] / told
-                assert ((along > 0.2) & (along < 1.2)).all(), f"axis {axis}, told {told}: {moved}"
+                along = moved[:, axis % 3] / commanded
+                assert ((along > 0.2) & (along < 1.2)).all(), (
+                    f"axis {axis}, told {commanded}: {moved}"
+                )
                 moved[:, axis % 3] = 0
-                assert (moved.abs() < 0.25 * abs(told)).all(), (
+                assert (moved.abs() < 0.25 * abs(commanded)).all(), (
                     f"axis {axis} moves the others: {moved}"
                 )
 

@@ -120,12 +120,17 @@ class PolicyConformance:
         assert sample.actions.isfinite().all() and sample.log_prob.isfinite().all()
         assert self.continuous or (sample.log_prob <= 0).all()
         assert all(len(value) == batch for value in sample.latent.values())
-        found = policy.evaluate(inputs, sample.latent, 1.0)
+        evaluation = policy.evaluate(inputs, sample.latent, 1.0)
         assert (
-            found.log_prob.shape == found.entropy.shape == sample.log_prob.shape
-            and found.value.shape == (batch,)
+            evaluation.log_prob.shape == evaluation.entropy.shape == sample.log_prob.shape
+            and evaluation.value.shape == (batch,)
         )
-        assert found.log_prob.dtype == found.entropy.dtype == found.value.dtype == torch.float32
+        assert (
+            evaluation.log_prob.dtype
+            == evaluation.entropy.dtype
+            == evaluation.value.dtype
+            == torch.float32
+        )
         assert policy.value(policy.encode(inputs)).shape == (batch,)
         assert (
             issubclass(type(policy), Policy)
@@ -158,9 +163,9 @@ class PolicyConformance:
         torch.testing.assert_close(
             policy.value(policy.encode(inputs)), sample.value, rtol=0, atol=TOLERANCE
         )
-        found = policy.evaluate(inputs, sample.latent, temperature)
-        torch.testing.assert_close(found.log_prob, sample.log_prob, rtol=0, atol=TOLERANCE)
-        torch.testing.assert_close(found.value, sample.value, rtol=0, atol=TOLERANCE)
+        evaluation = policy.evaluate(inputs, sample.latent, temperature)
+        torch.testing.assert_close(evaluation.log_prob, sample.log_prob, rtol=0, atol=TOLERANCE)
+        torch.testing.assert_close(evaluation.value, sample.value, rtol=0, atol=TOLERANCE)
 
     def test_temperature_changes_the_distribution(self, policy: Policy) -> None:
         inputs = policy.prepare(observations(policy, 4))
@@ -202,8 +207,8 @@ class PolicyConformance:
         inputs = policy.prepare(observations(policy, 3))
         greedy = act(policy, inputs, temperature=0.0)
         assert_same_choice(act(policy, inputs, temperature=0.0), greedy)
-        found = policy.evaluate(inputs, greedy.latent, 1.0)
-        torch.testing.assert_close(found.log_prob, greedy.log_prob, rtol=0, atol=TOLERANCE)
+        evaluation = policy.evaluate(inputs, greedy.latent, 1.0)
+        torch.testing.assert_close(evaluation.log_prob, greedy.log_prob, rtol=0, atol=TOLERANCE)
         for i in range(20 if self.greedy_is_likeliest else 0):
             sampled = act(policy, inputs, seeds=torch.arange(3) + 10 * i)
             assert (sampled.log_prob[:, 0, 0] <= greedy.log_prob[:, 0, 0] + TOLERANCE).all()
@@ -224,9 +229,9 @@ class PolicyConformance:
         with sdpa_kernel(SDPBackend.MATH):  # as on the simulated GPU
             expected = on_device(with_critic(policy).to(CPU), CPU, temperature)
         with simulated_gpu():
-            found = on_device(policy.to(GPU), GPU, temperature)
+            actual = on_device(policy.to(GPU), GPU, temperature)
             assert all(
-                torch.equal(value, expected[name]) for name, value in moved(found, CPU).items()
+                torch.equal(value, expected[name]) for name, value in moved(actual, CPU).items()
             )
 
     def test_gradients_reach_the_backbone_and_the_critic(self, policy: Policy) -> None:

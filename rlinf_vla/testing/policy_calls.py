@@ -108,20 +108,20 @@ def on_device(policy: Policy, device: torch.device, temperature: float) -> Tenso
         sample = act(policy, inputs, temperature, seeds)
         with torch.no_grad():
             packed = policy.pack(policy.encode(inputs)) if policy.split_unsupported is None else {}
-    found = {"actions": sample.actions, "log_prob": sample.log_prob, "value": sample.value}
+    tensors = {"actions": sample.actions, "log_prob": sample.log_prob, "value": sample.value}
     evaluated = policy.evaluate(inputs, sample.latent, temperature)
-    shown = policy.supervised_loss(policy.precompute(inputs), actions, noise(seeds))
+    loss = policy.supervised_loss(policy.precompute(inputs), actions, noise(seeds))
     (
-        evaluated.log_prob.sum() + evaluated.entropy.sum() + evaluated.value.sum() + shown.sum()
+        evaluated.log_prob.sum() + evaluated.entropy.sum() + evaluated.value.sum() + loss.sum()
     ).backward()
-    found |= {"entropy": evaluated.entropy, "again": evaluated.log_prob, "loss": shown}
-    found |= {
+    tensors |= {"entropy": evaluated.entropy, "again": evaluated.log_prob, "loss": loss}
+    tensors |= {
         f"gradient of {name}": weight.grad
         for name, weight in policy.named_parameters()
         if weight.grad is not None
     }
     policy.zero_grad()
-    return {name: value.detach() for name, value in (found | packed | sample.latent).items()}
+    return {name: value.detach() for name, value in (tensors | packed | sample.latent).items()}
 
 
 def assert_same_choice(found: ActionSample, expected: ActionSample, exact: bool = True) -> None:
@@ -143,14 +143,14 @@ def assert_same_choice(found: ActionSample, expected: ActionSample, exact: bool 
 
 def over_the_wire(tensors: Tensors) -> Tensors:
     """Return a copy of every tensor, made from its bytes."""
-    found = {}
+    copies = {}
     for name, value in tensors.items():
         assert value.is_contiguous(), name
         content = bytearray(value.cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
-        found[name] = (
+        copies[name] = (
             torch.frombuffer(content, dtype=torch.uint8).view(value.dtype).reshape(value.shape)
         )
-    return found
+    return copies
 
 
 def split(policy: Policy, blank: Policy, settings: Settings) -> Actor:

@@ -65,8 +65,12 @@ def moved(step: Played, index: Tensor | torch.device) -> Played:
     def of(value: Tensor) -> Tensor:
         return value.to(index) if isinstance(index, torch.device) else value[index]
 
-    def seen(given: Observation) -> Observation:
-        return given.to(index) if isinstance(index, torch.device) else rows_of(given, index)
+    def seen(observation: Observation) -> Observation:
+        return (
+            observation.to(index)
+            if isinstance(index, torch.device)
+            else rows_of(observation, index)
+        )
 
     before, actions, result = step
     flags = (result.reward, result.terminated, result.truncated, result.success, result.valid)
@@ -76,15 +80,15 @@ def moved(step: Played, index: Tensor | torch.device) -> Played:
 def tensors(step: Played) -> dict[str, Tensor]:
     """Return all tensors of a step by name."""
     before, actions, result = step
-    found = {
+    named_tensors = {
         name: getattr(result, name)
         for name in ("reward", "terminated", "truncated", "success", "valid")
     } | {"actions": actions}
-    for when, given in (("before", before), ("after", result.observation)):
-        found |= {f"{when} state": given.state} | {
-            f"{when} image {name}": image for name, image in given.images.items()
+    for when, observation in (("before", before), ("after", result.observation)):
+        named_tensors |= {f"{when} state": observation.state} | {
+            f"{when} image {name}": image for name, image in observation.images.items()
         }
-    return found
+    return named_tensors
 
 
 class RewardConformance:
@@ -133,28 +137,28 @@ class RewardConformance:
     @pytest.mark.parametrize("device", DEVICES)
     def test_shapes_types_and_device(self, config: Any, device: str) -> None:
         reward = self.create(config, device)
-        for place in {"cpu", device}:
-            result = reward(*moved(played(self.spec), torch.device(place)))
+        for target in {"cpu", device}:
+            result = reward(*moved(played(self.spec), torch.device(target)))
             shape = (len(LENGTHS), CHUNK)
             assert (result.reward.shape, result.reward.dtype, result.reward.device.type) == (
                 shape,
                 torch.float32,
-                place,
+                target,
             )
             assert (
                 result.terminated.shape,
                 result.terminated.dtype,
                 result.terminated.device.type,
-            ) == (shape, torch.bool, place)
+            ) == (shape, torch.bool, target)
             assert result.reward[result.valid].isfinite().all() and not result.reward.requires_grad
 
     def test_it_changes_nothing_but_reward_and_terminated(self, config: Any) -> None:
         step = played(self.spec)
         expected = tensors(step)
         result = self.create(config)(*step)
-        found = tensors((step[0], step[1], result))
+        actual = tensors((step[0], step[1], result))
         for name in expected.keys() - {"reward", "terminated"}:
-            assert torch.equal(found[name], expected[name]), name
+            assert torch.equal(actual[name], expected[name]), name
         assert result.observation.instruction == step[2].observation.instruction
 
     def test_its_arguments_stay_as_they_were(self, config: Any) -> None:
@@ -186,9 +190,9 @@ class RewardConformance:
                 success=result.success | ~result.valid,
                 reward=torch.where(result.valid, result.reward, 5.0),
             )
-            found = reward(before, other, garbage)
-            assert torch.equal(found.reward[result.valid], expected.reward[result.valid])
-            assert torch.equal(found.terminated & result.valid, expected.terminated & result.valid)
+            actual = reward(before, other, garbage)
+            assert torch.equal(actual.reward[result.valid], expected.reward[result.valid])
+            assert torch.equal(actual.terminated & result.valid, expected.terminated & result.valid)
 
     def test_it_is_deterministic(self, config: Any) -> None:
         reward = self.create(config)

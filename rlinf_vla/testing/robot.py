@@ -130,30 +130,32 @@ class RobotConformance(RobotMotion):
         """Each way by itself, with the sign that is told."""
         for direction in (FORWARD, BACK, DOWN):
             before = robot.observe()
-            told = self.move(robot, direction)
+            travel = self.move(robot, direction)
             assert robot.observe().commanded is not None
             after = self.wait_still(robot)
             moved = place(after) - place(before)
             way = one_action(robot, direction)
             way = way / np.linalg.norm(way)
             along = float(moved @ way)
-            assert 0.5 * told < along < 1.2 * told, f"told {told} along {direction}, moved {moved}"
-            assert np.linalg.norm(moved - along * way) < 0.25 * told
+            assert 0.5 * travel < along < 1.2 * travel, (
+                f"told {travel} along {direction}, moved {moved}"
+            )
+            assert np.linalg.norm(moved - along * way) < 0.25 * travel
             assert after.fault is None
 
     def test_the_gripper_closes_and_opens(self, robot: Robot) -> None:
-        for wanted in (0.0, 1.0):
-            self.move(robot, UP if wanted else DOWN, wanted)
+        for target in (0.0, 1.0):
+            self.move(robot, UP if target else DOWN, target)
             for opening in openings(robot, self.wait_still(robot)):
-                assert abs(opening - wanted) < 0.2, (
-                    f"told to open by {wanted:g}, a gripper is open by {opening}"
+                assert abs(opening - target) < 0.2, (
+                    f"told to open by {target:g}, a gripper is open by {opening}"
                 )
 
     def test_it_holds_when_targets_cease(self, robot: Robot) -> None:
         before = robot.observe()
-        told = self.move(robot, FORWARD)
+        travel = self.move(robot, FORWARD)
         after = self.wait_still(robot)
-        assert distance(before, after) < 1.2 * told and after.fault is None
+        assert distance(before, after) < 1.2 * travel and after.fault is None
 
     def test_a_malformed_target_moves_nothing(self, robot: Robot) -> None:
         """It is ignored, refused or a fault."""
@@ -176,10 +178,12 @@ class RobotConformance(RobotMotion):
         assert distance(before, after) < 0.1 * far, "the arm goes wherever it is told"
         assert (openings(robot, after) < 1.1).all()
         if after.fault is None:
-            found = robot.interventions()
-            assert found and all(
-                each.rule and math.isfinite(each.before) and math.isfinite(each.after)
-                for each in found
+            interventions = robot.interventions()
+            assert interventions and all(
+                intervention.rule
+                and math.isfinite(intervention.before)
+                and math.isfinite(intervention.after)
+                for intervention in interventions
             )
             assert robot.interventions() == [], "an intervention is reported once"
 
@@ -246,9 +250,9 @@ class RobotConformance(RobotMotion):
         if isinstance(robot, Timed):
             robot.timings()
             self.move(robot, FORWARD)
-            found = robot.timings()
-            assert any(found.values()) and all(
-                0 <= seconds < 10 for each in found.values() for seconds in each
+            timings = robot.timings()
+            assert any(timings.values()) and all(
+                0 <= seconds < 10 for samples in timings.values() for seconds in samples
             )
 
     def test_cameras_deliver_new_images(self, config: Any, robot: Robot) -> None:
@@ -286,8 +290,8 @@ class RobotConformance(RobotMotion):
     def test_check_moves_nothing(self, config: Any) -> None:
         before = self.seen(config)
         robot = self.plugin.make(config)
-        found = list(self.plugin.check(config))
+        findings = list(self.plugin.check(config))
         assert distance(self.seen(config), before) < 5 * scale(robot).still
-        for finding in [*found, *self.plugin.diagnose()]:
+        for finding in [*findings, *self.plugin.diagnose()]:
             assert isinstance(finding, Finding) and finding.name and "\n" not in finding.detail
-        assert found
+        assert findings

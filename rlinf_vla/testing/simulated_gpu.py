@@ -183,10 +183,10 @@ def _mapped(change: Callable[[Tensor], Any], value: Any) -> Any:
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, (tuple, list)):
-        changed = [_mapped(change, each) for each in value]
+        changed = [_mapped(change, element) for element in value]
         return changed if type(value) is list else type(value)(changed)
     if isinstance(value, dict):
-        return {name: _mapped(change, each) for name, each in value.items()}
+        return {name: _mapped(change, element) for name, element in value.items()}
     return value
 
 
@@ -199,7 +199,7 @@ def _run(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     tensors: list[Tensor] = []
     _mapped(tensors.append, (args, kwargs))
     here = [tensor for tensor in tensors if isinstance(tensor, GpuTensor)]
-    beside = [
+    on_cpu = [
         tensor
         for tensor in tensors
         if not isinstance(tensor, GpuTensor) and (tensor.dim() > 0 or function in FUSED)
@@ -207,14 +207,14 @@ def _run(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     named = kwargs.get("device")
     on_gpu = torch.device(named).type == GPU.type if named is not None else bool(here)
     indices = function in INDEXING and isinstance(args[0], GpuTensor)
-    if here and beside and function not in COPIES and not indices:
+    if here and on_cpu and function not in COPIES and not indices:
         shapes = ", ".join(
             f"{tuple(tensor.shape)} on {'the GPU' if isinstance(tensor, GpuTensor) else 'the CPU'}"
             for tensor in tensors
         )
         raise RuntimeError(f"{function} got tensors of different devices: {shapes}")
     if _Captured.active:
-        copies = bool(beside) or not on_gpu
+        copies = bool(on_cpu) or not on_gpu
         assert not copies, (
             f"{function} takes or makes a CPU tensor in a call that a CUDA graph records"
         )
@@ -231,12 +231,12 @@ def _run(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             "dtype", plain[0][0].dtype
         ):
             plain[1].pop("non_blocking", None)
-    found = function(*plain[0], **plain[1])
+    result = function(*plain[0], **plain[1])
     if function is aten.copy_.default:
         on_gpu = isinstance(args[0], GpuTensor)
     if not on_gpu:
-        return found
-    wrapped = _mapped(GpuTensor, found)
+        return result
+    wrapped = _mapped(GpuTensor, result)
     return return_and_correct_aliasing(function, args, kwargs, wrapped) if here else wrapped
 
 

@@ -108,14 +108,14 @@ class CounterWorld(VectorEnv):
 
     def reset_async(self, episodes: Episodes, mask: Tensor | None = None) -> None:
         size = self.spec.num_envs
-        wanted = [True] * size if mask is None else mask.tolist()
+        selected = [True] * size if mask is None else mask.tolist()
         tasks, seeds = episodes.task_id.tolist(), episodes.seed.tolist()
-        _require(len(wanted) == size, "mask", wanted)
+        _require(len(selected) == size, "mask", selected)
         _require(len(seeds) == size and all(0 <= seed < 2**32 for seed in seeds), "seed", seeds)
         _require(
             len(tasks) == size and all(0 <= task < len(GOALS) for task in tasks), "task_id", tasks
         )
-        _require(bool(self._counters) or all(wanted), "mask", wanted)
+        _require(bool(self._counters) or all(selected), "mask", selected)
 
         def reset() -> Observation:
             fresh = [
@@ -124,11 +124,13 @@ class CounterWorld(VectorEnv):
             ]
             self._counters = [
                 new if new_wanted else old
-                for new, old, new_wanted in zip(fresh, self._counters or fresh, wanted, strict=True)
+                for new, old, new_wanted in zip(
+                    fresh, self._counters or fresh, selected, strict=True
+                )
             ]
             self.played += [
                 (counter.task, counter.seed)
-                for counter, it_is in zip(fresh, wanted, strict=True)
+                for counter, it_is in zip(fresh, selected, strict=True)
                 if it_is
             ]
             return self._observe()
