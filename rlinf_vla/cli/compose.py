@@ -269,7 +269,7 @@ def explain(error: BaseException, arguments: Sequence[str]) -> str:
             key = getattr(cause, "full_key", None) or match[1] or match[2] or match[3]
             keys = recipes.keys()
             elsewhere = any(
-                f".{known}".endswith(f".{key}") for known in keys
+                f".{candidate}".endswith(f".{key}") for candidate in keys
             )  # with another algorithm or model, so not misspelt
             if elsewhere and not any(
                 re.match(rf"[+~]*([\w.]+\.)?{re.escape(key)}(=|$)", argument)

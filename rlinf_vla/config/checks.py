@@ -123,16 +123,14 @@ def _check_groups(recipe: Recipe, require: Callable[[bool, str], None]) -> None:
     batch = recipe.rollout.batch_size
     per_worker = num_envs // shards
     require(num_envs % shards == 0, f"env.num_envs={num_envs} is not a multiple of {name}={shards}")
-    environments = (
-        f"env.num_envs={num_envs}" if shards == 1 else f"env.num_envs / {name} = {per_worker}"
-    )
+    subject = f"env.num_envs={num_envs}" if shards == 1 else f"env.num_envs / {name} = {per_worker}"
     require(
         per_worker % depth == 0,
-        f"{environments} is not a multiple of rollout.pipeline_depth={depth}: groups must be equal",
+        f"{subject} is not a multiple of rollout.pipeline_depth={depth}: groups must be equal",
     )
     require(
         (per_worker // depth) % batch == 0 or batch >= per_worker // depth,
-        f"rollout.batch_size={batch} does not divide a group's {per_worker // depth} environments ({environments}, / rollout.pipeline_depth)",
+        f"rollout.batch_size={batch} does not divide a group's {per_worker // depth} environments ({subject}, / rollout.pipeline_depth)",
     )
 
 

@@ -156,11 +156,13 @@ class SweepRun:
                 document["episodes"]
             )
         chosen = []
-        for place, episodes in outcomes.items():
+        for indices, episodes in outcomes.items():
             first = sorted(episodes, key=lambda episode: (episode["success"], episode["seed"]))[
                 : self.recipe.evaluation.filmed
             ]
-            chosen += [Block(*place, tuple(episode["seed"] for episode in first))] if first else []
+            chosen += (
+                [Block(*indices, tuple(episode["seed"] for episode in first))] if first else []
+            )
         return chosen
 
     def _videos(self, block: Block) -> list[Path]:
@@ -192,8 +194,8 @@ class SweepRun:
             policies[self.sweep.policies[block.policy].name].update(document["policy"] or {})
         episodes = [episode for document in documents.values() for episode in document["episodes"]]
         suites = [
-            {"suite": suite.name, "tasks": list(suite.tasks)} | environments[place]
-            for place, suite in enumerate(self.sweep.suites)
+            {"suite": suite.name, "tasks": list(suite.tasks)} | environments[index]
+            for index, suite in enumerate(self.sweep.suites)
         ]
         lost = {
             "simulators": sum(document["lost_simulators"] for document in documents.values()),

@@ -90,13 +90,13 @@ class PolicyService:
             )
         return request
 
-    def _check_encode(self, wanted: Any, request: Request) -> None:
-        """Raise MessageError unless this backbone is ``wanted``, and an answer may be so large."""
+    def _check_encode(self, sha256: Any, request: Request) -> None:
+        """Raise MessageError unless this backbone is ``sha256``, and an answer may be so large."""
         if self._backbone is None:
             raise MessageError(
                 f"{ENCODE}: model {self.policy.name} {self.policy.split_unsupported}"
             )
-        if not isinstance(wanted, str) or wanted != self.metadata[SPLIT]["backbone"]:
+        if not isinstance(sha256, str) or sha256 != self.metadata[SPLIT]["backbone"]:
             raise MessageError(
                 f"{ENCODE}: the backbone here has another SHA-256 than the one that the head needs"
             )

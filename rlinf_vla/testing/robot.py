@@ -144,11 +144,11 @@ class RobotConformance(RobotMotion):
             assert after.fault is None
 
     def test_the_gripper_closes_and_opens(self, robot: Robot) -> None:
-        for target in (0.0, 1.0):
-            self.move(robot, UP if target else DOWN, target)
+        for aperture in (0.0, 1.0):
+            self.move(robot, UP if aperture else DOWN, aperture)
             for opening in openings(robot, self.wait_still(robot)):
-                assert abs(opening - target) < 0.2, (
-                    f"told to open by {target:g}, a gripper is open by {opening}"
+                assert abs(opening - aperture) < 0.2, (
+                    f"told to open by {aperture:g}, a gripper is open by {opening}"
                 )
 
     def test_it_holds_when_targets_cease(self, robot: Robot) -> None:
