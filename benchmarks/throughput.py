@@ -22,7 +22,7 @@ from rlinf_vla.planner.plan import Plan
 from rlinf_vla.planner.simulate import simulate
 from rlinf_vla.runtime import builders, recipes
 from rlinf_vla.runtime import open as runtimes
-from rlinf_vla.runtime.base import OnPolicyFlow
+from rlinf_vla.runtime.on_policy import OnPolicyFlow
 from rlinf_vla.telemetry.timeline import Timeline
 
 ROUNDS = 3

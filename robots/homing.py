@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 
@@ -61,10 +62,11 @@ def way_home(cell: Cell, joints: Vector) -> list[Vector]:
 
 def _between(begin: Place, end: Place, parts: int) -> list[Place]:
     """Return the places that divide the straight line into ``parts``, without its ends."""
-    return [
+    places: list[Any] = [
         tuple(along(a, b, part / parts) for a, b in zip(begin, end, strict=True))
         for part in range(1, parts)
-    ]  # type: ignore[misc]
+    ]
+    return places
 
 
 def _through(

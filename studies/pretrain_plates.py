@@ -150,9 +150,8 @@ def pretrain(policy: OpenVLAOFTPolicy, scenes: Scenes, tower_steps: int, steps: 
         return F.cross_entropy(head(policy.patches(of(chosen))), patches[chosen])
 
     def imitate(chosen: Tensor) -> Tensor:
-        return policy.supervised_loss(
-            of(chosen), chunks[chosen], None
-        ).mean()  # it draws no random numbers
+        no_noise: Any = None
+        return policy.supervised_loss(of(chosen), chunks[chosen], no_noise).mean()
 
     train(
         "towers",

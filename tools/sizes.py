@@ -83,7 +83,7 @@ def tokens_and_lines(text: str) -> tuple[int, int]:
     """Tokens of the code, and the lines that hold them; comments and docstrings are neither."""
     prose = set[int]()
     for node in ast.walk(ast.parse(text)):
-        if is_text(node):
+        if isinstance(node, ast.Expr) and is_text(node):
             prose.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     tokens = [
         token

@@ -74,9 +74,9 @@ class GpuTensor(Tensor):
         return self.value.tolist()
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:  # type: ignore[override]
+    ) -> Any:
         return _run(function, args, kwargs or {})
 
 
