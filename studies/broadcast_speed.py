@@ -18,7 +18,7 @@ import torch
 
 from rlinf_vla.runtime.ray.broadcast import Held, Inbox, Order, Outbox, Received
 from rlinf_vla.runtime.workers.base import node_address
-from rlinf_vla.runtime.workers.packed import Packed
+from rlinf_vla.runtime.workers.shards import Packed
 
 SIZES = ((1, 2), (16, 2), (128, 2), (128, 4))
 """(megabytes, workers)"""

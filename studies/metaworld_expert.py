@@ -1,6 +1,8 @@
 """Write the success of Meta-World's own policies per task as a Markdown page.
 
-Usage (``make metaworld-expert`` runs the sweep first): python studies/metaworld_expert.py RUN OUTPUT
+Usage (``make metaworld-expert`` runs the sweep first):
+
+    python studies/metaworld_expert.py RUN OUTPUT
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from rlinf_vla.runtime.ray.cluster import connect_cluster
 from rlinf_vla.runtime.ray.places import Role
 from rlinf_vla.runtime.ray.trainers import Trainers
 from rlinf_vla.runtime.workers.base import Builders
-from rlinf_vla.runtime.workers.packed import heavy_parts, light_part, light_trajectory
+from rlinf_vla.runtime.workers.shards import heavy_parts, light_part, light_trajectory
 from rlinf_vla.runtime.workers.trainer import TrainerWorker
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from rlinf_vla.training.trainer import Trainer

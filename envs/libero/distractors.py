@@ -177,8 +177,8 @@ class Distractors:
     ) -> Rectangles | None:
         """Put an object where it has room, and let it be seen and touched.
 
-        occupied: rectangles ``[K, 2, 2]`` to keep away from. Returns the object's own, or None without
-        room: then the object stays parked.
+        occupied: rectangles ``[K, 2, 2]`` to keep away from. Returns the object's own, or None
+        without room: then the object stays parked.
         """
         env = self._env
         position = self._positions[name]

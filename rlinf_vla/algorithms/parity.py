@@ -12,8 +12,8 @@ sampler; 64 to 128 calls), as means and 99 % quantiles over tokens:
   rounding can make them: up to 3.7 u and 31 u. The maximum was 148 u (0.6), so none is judged;
 * 1.5 times the temperature: from 63 u and 219 u on in bfloat16 with trained weights;
 * at full size, openvla-7b with random weights: 8.2 u and 19 u in bfloat16
-  (``studies/rehearse_full_size.py``). Errors of independent roundings grow as the square root of the
-  number of layers.
+  (``studies/rehearse_full_size.py``). Errors of independent roundings grow as the square root of
+  the number of layers.
 
 The bounds 12 u and 72 u leave a factor of 1.5. Up to ``REFUSED`` times as much is only a warning.
 In exact float32, where a wrong policy is off by a million u, they are ``SPARE`` times as large.

@@ -13,7 +13,7 @@ from rlinf_vla.core.protocols import EnvSpec
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.evaluation_episodes import EpisodeResult
 from rlinf_vla.rollout.faults import METRIC, Fault
-from rlinf_vla.runtime.workers.packed import Packed
+from rlinf_vla.runtime.workers.shards import Packed
 from rlinf_vla.telemetry.timeline import Timeline
 
 

@@ -24,9 +24,8 @@ from rlinf_vla.rollout.evaluation_episodes import EpisodeResult
 from rlinf_vla.rollout.transitions import faults_of_records, transition_metrics
 from rlinf_vla.runtime.base import BaseFlow
 from rlinf_vla.runtime.workers.base import WorkerInfo, Workers, add_spans
-from rlinf_vla.runtime.workers.packed import Packed
 from rlinf_vla.runtime.workers.rollout import evaluate_on
-from rlinf_vla.runtime.workers.shards import parts
+from rlinf_vla.runtime.workers.shards import Packed, parts
 from rlinf_vla.training.ranks import rank, summed, world_size
 from rlinf_vla.training.replay import AnyReplay, Replay, ShardedReplay, sample_mixed
 from rlinf_vla.training.trainer import Trainer

@@ -24,9 +24,15 @@ from rlinf_vla.rollout.evaluation_episodes import EpisodeResult
 from rlinf_vla.rollout.faults import faults_of
 from rlinf_vla.runtime.base import BaseFlow
 from rlinf_vla.runtime.workers.base import ShardLost, WorkerInfo, Workers, add_spans, fetched
-from rlinf_vla.runtime.workers.packed import Packed, light_trajectory, serial_of
 from rlinf_vla.runtime.workers.rollout import ShardDone, Weights, evaluate_on
-from rlinf_vla.runtime.workers.shards import Shards, Task, parts
+from rlinf_vla.runtime.workers.shards import (
+    Packed,
+    Shards,
+    Task,
+    light_trajectory,
+    parts,
+    serial_of,
+)
 from rlinf_vla.telemetry.timeline import trainer_track
 
 

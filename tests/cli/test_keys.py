@@ -394,8 +394,9 @@ def test_a_simulator_reads_its_options(name: str) -> None:
 
 @pytest.mark.parametrize("name", list(plugins.rewards()))
 def test_a_reward_reads_its_options(name: str) -> None:
-    config = plugins.rewards()[name].Config
-    source = Path(str(sys.modules[config.__module__].__file__))
+    plugin = plugins.rewards()[name]
+    config = plugin.Config
+    source = Path(str(sys.modules[type(plugin).__module__].__file__))
     found = said(source.parent.glob(f"*{source.name}"), {"config", "options"})
     assert unread(dict(declared(config)), {(config, each) for each in found}) == []
 

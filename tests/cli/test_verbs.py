@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from rlinf_vla.core.types import ActionEval, StepResult
-from rlinf_vla.runtime.base import BaseFlow
+from rlinf_vla.runtime.on_policy import OnPolicyFlow
 from rlinf_vla.runtime.on_policy_updater import OnPolicyUpdater
 from rlinf_vla.testing.toy_env import CounterWorld
 from rlinf_vla.testing.toy_policy import LinearPolicy
@@ -238,7 +238,7 @@ def test_a_run_that_died_before_its_first_checkpoint_starts_again(
 def test_a_run_saves_after_every_iteration_once_its_machine_will_leave(
     train: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(BaseFlow, "will_leave", lambda flow: flow.iteration >= 1)
+    monkeypatch.setattr(OnPolicyFlow, "will_leave", lambda flow: flow.iteration >= 1)
     run_dir = train("run", *QUICK, "iterations=4", "checkpoints.every=4", "checkpoints.keep=9")
     assert sorted(path.name for path in (run_dir / "checkpoints").iterdir()) == [
         f"step_{step:06d}" for step in (2, 3, 4)

@@ -10,8 +10,8 @@ from rlinf_vla.runtime.machines import broadcasts
 from rlinf_vla.runtime.ray.actors import WEIGHTS
 from rlinf_vla.runtime.ray.broadcast import TIMEOUT_S, Held, Order, Received
 from rlinf_vla.runtime.ray.pool import Pool
-from rlinf_vla.runtime.workers.packed import Packed
 from rlinf_vla.runtime.workers.rollout import Member, Weights
+from rlinf_vla.runtime.workers.shards import Packed
 
 
 class _Sent(NamedTuple):
@@ -30,8 +30,8 @@ class Publisher:
     """
 
     def __init__(self, pool: Pool, trainers: Any, split: bool = False, staleness: int = 0) -> None:
-        """``pool``: rollout workers. ``trainers``: ``Trainers``. ``split``: they hold the policy's head only. ``staleness``:
-        number of earlier versions that they may still load."""
+        """``pool``: rollout workers. ``trainers``: a ``Trainers``. ``split``: the workers hold the
+        policy's head only. ``staleness``: number of earlier versions that they may still load."""
         self._pool = pool
         self._trainers = trainers
         self._split = split

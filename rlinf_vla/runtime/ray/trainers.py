@@ -16,7 +16,7 @@ from rlinf_vla.runtime.ray.actors import HEALTH
 from rlinf_vla.runtime.ray.notices import leaving_nodes
 from rlinf_vla.runtime.ray.pool import Pool, WorkerLost, wait
 from rlinf_vla.runtime.workers.base import Progress, WorkerInfo
-from rlinf_vla.runtime.workers.packed import Packed
+from rlinf_vla.runtime.workers.shards import Packed
 
 if TYPE_CHECKING:
     from rlinf_vla.runtime.ray.publisher import Publisher
@@ -99,7 +99,7 @@ class Trainers:
         return ray.put(value)
 
     def heard(self, progress: Progress) -> AbstractContextManager[None]:
-        """Within the context, a trainer of this process would tell its progress; an actor cannot."""
+        """Within the context, a trainer of this process tells its progress; an actor cannot."""
         return nullcontext()
 
     def publisher(self, rollouts: Pool, split: bool = False, staleness: int = 0) -> Publisher:

@@ -11,7 +11,7 @@ from rlinf_vla.core.types import Tensors
 from rlinf_vla.data.from_dataset import dataset_transitions
 from rlinf_vla.runtime.off_policy import append_all, learn_from_replay, open_replays
 from rlinf_vla.runtime.workers.base import fetched
-from rlinf_vla.runtime.workers.packed import Packed
+from rlinf_vla.runtime.workers.shards import Packed
 from rlinf_vla.runtime.workers.trainer import TrainerWorker
 
 
@@ -27,8 +27,8 @@ class LearnerWorker(TrainerWorker):
         return [(store.total, len(store)) for store in self.replays]
 
     def append(self, number: int, acted: Packed, episode: Sequence[Any]) -> tuple[int, int]:
-        """Add an episode. ``episode``: its records, or a reference to them, which only one rank stores;
-        the others need ``acted``."""
+        """Add an episode. ``episode``: its records, or a reference to them, which only one rank
+        stores; the others need ``acted``."""
         store = self.replays[number]
         store.append((fetched(episode[0]) if store.stores_next else acted).tensors())
         return store.total, len(store)

@@ -24,8 +24,8 @@ from rlinf_vla.runtime.workers.base import (
     clock_offset,
     shifted,
 )
-from rlinf_vla.runtime.workers.packed import Packed
 from rlinf_vla.runtime.workers.rollout import RolloutWorker, Weights
+from rlinf_vla.runtime.workers.shards import Packed
 from rlinf_vla.runtime.workers.trainer import TrainerWorker
 from rlinf_vla.telemetry.timeline import Span, Timeline
 from rlinf_vla.training.lora import acting

@@ -10,18 +10,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from rlinf_vla.algorithms.base import DemonstrationConfig
-from rlinf_vla.algorithms.classifier import Frames
-from rlinf_vla.algorithms.sft import Demonstrations
 from rlinf_vla.core.protocols import Policy, RewardModel
 from rlinf_vla.core.types import Episodes, Inputs, Tensors, Trajectory
 from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.rollout.collector import collect, collect_episodes
-from rlinf_vla.rollout.demonstrations import collect_demonstrations, labelled_frames
 from rlinf_vla.rollout.evaluation_episodes import EpisodeResult, play_evaluation
 from rlinf_vla.rollout.reward_shaping import seen
-from rlinf_vla.rollout.split import FeatureServer, head_weights, load_head
-from rlinf_vla.rollout.transitions import ChunkRewards, record_transitions
 from rlinf_vla.runtime.workers.base import (
     Builders,
     Worker,
@@ -33,12 +27,16 @@ from rlinf_vla.runtime.workers.base import (
     put,
     shifted,
 )
-from rlinf_vla.runtime.workers.packed import Packed, heavy_parts, light_part
-from rlinf_vla.runtime.workers.shards import parts
+from rlinf_vla.runtime.workers.shards import Packed, heavy_parts, light_part, parts
 from rlinf_vla.telemetry.timeline import Span, Timeline
 from rlinf_vla.training.lora import merged_lora
 
 if TYPE_CHECKING:
+    from rlinf_vla.algorithms.base import DemonstrationConfig
+    from rlinf_vla.algorithms.classifier import Frames
+    from rlinf_vla.algorithms.sft import Demonstrations
+    from rlinf_vla.rollout.split import FeatureServer
+    from rlinf_vla.rollout.transitions import ChunkRewards
     from rlinf_vla.runtime.ray.broadcast import Inbox, Layout, Order, Received
 
 Member = tuple[str, int]
@@ -139,10 +137,14 @@ class FeatureWorker(PolicyWorker):
             self.server.forget()
 
     def wake(self) -> None:
+        from rlinf_vla.rollout.split import FeatureServer
+
         self.server = FeatureServer(self.policy, self.builders.settings.cuda_graphs)
 
     def head(self) -> Packed:
         """Return the weights of the action head, including those that never change."""
+        from rlinf_vla.rollout.split import head_weights
+
         if self.server is None:
             self.ready()
         self.unmerge()
@@ -180,6 +182,8 @@ class RolloutWorker(PolicyWorker):
             if self.features is None:
                 learner = builders.learner()
             else:
+                from rlinf_vla.rollout.split import load_head
+
                 learner = builders.head()
                 head = self._ask_features("head").tensors()
                 load_head(learner, head, builders.cluster.torch_device)
@@ -304,6 +308,8 @@ class RolloutWorker(PolicyWorker):
 
         Returns the fields of ``EpisodeRecords`` of each, and the spans of the rollout.
         """
+        from rlinf_vla.rollout.transitions import record_transitions
+
         timeline = Timeline()
         with self._acting(weights):
             found = record_transitions(
@@ -344,12 +350,16 @@ class RolloutWorker(PolicyWorker):
         ]
 
     def demonstrate(self, config: DemonstrationConfig) -> tuple[Demonstrations, float | None]:
+        from rlinf_vla.rollout.demonstrations import collect_demonstrations
+
         with self.builders.rollout_threads():
             return collect_demonstrations(
                 self.policy, self.groups, config, self.builders.settings.run_seed, self.progress
             )
 
     def label(self, config: DemonstrationConfig) -> Frames:
+        from rlinf_vla.rollout.demonstrations import labelled_frames
+
         with self.builders.rollout_threads():
             return labelled_frames(
                 self.model, self.groups, config, self.builders.settings.run_seed, self.progress

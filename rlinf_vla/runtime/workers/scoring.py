@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import torch
-
 from rlinf_vla.core.protocols import EnvSpec
 from rlinf_vla.core.types import Trajectory, flattened
 from rlinf_vla.rollout.reward_shaping import RewardShaper, relabel_rewards
-from rlinf_vla.runtime.on_policy_updater import OnPolicyUpdater
-from rlinf_vla.runtime.workers.base import Builders, Worker, WorkerInfo, off_the_gpu
-from rlinf_vla.runtime.workers.packed import ROW, HeavyParts, Packed
-from rlinf_vla.training.trainer import Trainer
+from rlinf_vla.runtime.workers.base import Worker, WorkerInfo, off_the_gpu
+from rlinf_vla.runtime.workers.shards import Packed, whole
+from rlinf_vla.runtime.workers.trainer import learning
 
 
 class RewardWorker(Worker):
@@ -61,21 +56,3 @@ class ReferenceWorker(Worker):
                     )
                 }
             )
-
-
-def learning(builders: Builders, trainer: Trainer) -> OnPolicyUpdater:
-    """Build the ``OnPolicyUpdater`` of a worker."""
-    return OnPolicyUpdater(
-        trainer,
-        builders.settings.run_seed,
-        builders.settings.temperature,
-        builders.cluster.reuse_frozen,
-    )
-
-
-def whole(calls: Trajectory, heavy: Packed) -> Trajectory:
-    """Join a light shard with its heavy part; ``[N]`` calls."""
-    parts = HeavyParts()
-    parts.add(0, heavy)
-    flat = flattened(calls)
-    return parts.complete(replace(flat, inputs={ROW: torch.arange(len(flat))}))

@@ -16,14 +16,13 @@ from rlinf_vla.algorithms.on_policy import Batch
 from rlinf_vla.algorithms.parity import Parity
 from rlinf_vla.config.cluster import CUDA
 from rlinf_vla.core.types import Tensors, Trajectory
-from rlinf_vla.rollout.split import head_weights
 from rlinf_vla.runtime.on_policy_updater import OnPolicyUpdater
-from rlinf_vla.runtime.workers.base import Worker, WorkerInfo, free_gpu, node_address
-from rlinf_vla.runtime.workers.packed import HeavyParts, Packed
-from rlinf_vla.runtime.workers.scoring import learning, whole
+from rlinf_vla.runtime.workers.base import Builders, Worker, WorkerInfo, free_gpu, node_address
+from rlinf_vla.runtime.workers.shards import HeavyParts, Packed, whole
 from rlinf_vla.telemetry.timeline import Span, trainer_track
 from rlinf_vla.training.checkpoint import begin_digests, load_checkpoint, save_checkpoint
 from rlinf_vla.training.lora import rounded_weights
+from rlinf_vla.training.trainer import Trainer
 
 if TYPE_CHECKING:
     from rlinf_vla.algorithms.classifier import Frames
@@ -119,7 +118,11 @@ class TrainerWorker(Worker):
         if self.builders.settings.rounded:
             everything = rounded_weights(self.policy, everything)
         packed = Packed.of(everything)
-        head = Packed.of(head_weights(self.policy, everything) if split else {})
+        head = Packed({})
+        if split:
+            from rlinf_vla.rollout.split import head_weights
+
+            head = Packed.of(head_weights(self.policy, everything))
         held = Held(packed.nbytes)
         if broadcast is not None:
             own = head if split else packed
@@ -195,3 +198,13 @@ class TrainerWorker(Worker):
             self.learning.parity,
             Span("update", trainer_track(self.place, self.ranks), started, time.time()),
         )
+
+
+def learning(builders: Builders, trainer: Trainer) -> OnPolicyUpdater:
+    """Build the ``OnPolicyUpdater`` of a worker."""
+    return OnPolicyUpdater(
+        trainer,
+        builders.settings.run_seed,
+        builders.settings.temperature,
+        builders.cluster.reuse_frozen,
+    )

@@ -26,7 +26,7 @@ from rlinf_vla.runtime.ray.broadcast import (
     WeightsBuffer,
     layout_of,
 )
-from rlinf_vla.runtime.workers.packed import Packed
+from rlinf_vla.runtime.workers.shards import Packed
 from tests.training.processes import forked
 
 HOST = "127.0.0.1"

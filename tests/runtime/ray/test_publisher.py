@@ -15,8 +15,8 @@ from torch import Tensor
 from rlinf_vla.runtime.ray import publisher
 from rlinf_vla.runtime.ray.broadcast import Order, Outbox
 from rlinf_vla.runtime.workers.base import node_address
-from rlinf_vla.runtime.workers.packed import Packed
 from rlinf_vla.runtime.workers.rollout import RolloutWorker, Weights
+from rlinf_vla.runtime.workers.shards import Packed
 from tests.runtime.ray.counting import (
     PPO_CONFIG,
     Recipe,

@@ -12,7 +12,7 @@ from torch import Tensor
 from rlinf_vla.core.types import Trajectory, flattened
 from rlinf_vla.planner import synthetic
 from rlinf_vla.rollout.actor import Settings
-from rlinf_vla.runtime.workers.packed import (
+from rlinf_vla.runtime.workers.shards import (
     HeavyParts,
     Packed,
     heavy_parts,
