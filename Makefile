@@ -14,7 +14,7 @@ export OMP_WAIT_POLICY ?= passive
 # Installed modules are compiled when first imported. Without this, where images set it, each process would compile PyTorch anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: docs release-check install install-all install-peers quickstart test test-all test-changed test-nightly test-order test-values portability lint type format prove-all prove-putonplate25 sft-putonplate25 prove-cost prove-deadline prove-gpu prove-plans gpu-packages rehearse-7b robot-demo robot-chaos robot-deadlines prove-franka prove-delay sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-rewordings libero-reference scene25-recordings mutants serve-clients lerobot metaworld metaworld-expert prove-metaworld prove-serve screenshots clean
+.PHONY: docs release-check install install-all install-peers quickstart test test-all test-changed test-nightly test-order test-values portability lint type format prove-all prove-putonplate25 sft-putonplate25 prove-cost prove-deadline prove-gpu prove-plans gpu-packages rehearse-7b robot-demo robot-chaos robot-deadlines prove-franka prove-delay sft-putonplate chaos cluster-test soak libero-all libero-pro libero-expert libero-rewordings libero-reference scene25-recordings mutants serve-clients lerobot timm metaworld metaworld-expert prove-metaworld prove-serve screenshots clean
 
 install: $(INSTALLED)
 
@@ -39,7 +39,7 @@ test-changed: install
 # What CI runs, in an environment with all extras.
 ALL_EXTRAS := maniskill,libero,genesis,newton,franka,ray,openpi,serve,browser,trackers,peers,docs,dev
 install-all:
-	$(MAKE) VENV=.venv-all EXTRAS=$(ALL_EXTRAS) install $(METAWORLD)
+	$(MAKE) VENV=.venv-all EXTRAS=$(ALL_EXTRAS) install $(METAWORLD) $(TIMM)
 
 # PAGE=docs/results/tests.md writes what was measured.
 test-all: install-all
@@ -304,6 +304,16 @@ $(LEROBOT): | install
 	touch $@
 
 # Meta-World for env.python, in an environment of its own: it wants MuJoCo 3.3.0, and LIBERO a later one. Its gymnasium lacks packaging.
+# timm and its torchvision in a folder of their own: where they are installed, transformers imports that torchvision, which fails
+# beside a torch without CUDA. tests/parity/test_timm.py adds the folder to the path of one process.
+TIMM := .venv-timm/.installed
+
+timm: $(TIMM)
+
+$(TIMM): | install
+	$(BIN)/uv pip install -q --no-deps --target .venv-timm timm torchvision
+	touch $@
+
 METAWORLD := .venv-metaworld/.installed
 
 metaworld: $(METAWORLD)

@@ -49,7 +49,8 @@ def _network(config: dict[str, Any], encoder: str) -> nn.Module:
         import timm
     except ImportError:
         raise UserError(
-            f"{encoder}: timm is not installed; it needs the torchvision that matches your torch: pip install timm"
+            f"{encoder}: timm is not installed; it brings the torchvision that matches your torch: "
+            'pip install "rlinf-vla[timm]"'
         ) from None
     name = encoder.removeprefix("timm:")
     if name not in timm.list_models():

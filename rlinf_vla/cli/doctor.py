@@ -68,6 +68,7 @@ def _checks() -> Iterator[Diagnosis]:
     yield torch_check()
     if torch.cuda.is_available():
         yield fused_kernels_check()
+    yield timm_check()
     free = shutil.disk_usage(Path.cwd()).free / 2**30
     yield Diagnosis(
         "disk",
@@ -92,6 +93,14 @@ def fused_kernels_check() -> Diagnosis:
         else "optional, liger-kernel is not installed: policy calls and updates take a fifth to a quarter more time"
     )
     return Diagnosis("fused kernels", installed, detail, 'pip install "rlinf-vla[cuda]"')
+
+
+def timm_check() -> Diagnosis:
+    installed = importlib.util.find_spec("timm") is not None
+    detail = "timm"
+    if not installed:
+        detail = "optional, timm is not installed: model.options.encoder=timm:NAME needs it"
+    return Diagnosis("timm", installed, detail, 'pip install "rlinf-vla[timm]"')
 
 
 def torch_check() -> Diagnosis:

@@ -73,20 +73,12 @@ class TestSoftPolicy(PolicyConformance):
         return again
 
 
-def test_a_timm_encoder() -> None:
-    pytest.importorskip("timm", reason="timm is not installed")
-    policy = compact(encoder="timm:resnet10t")
-    assert sum(p.numel() for p in policy.backbone.parameters()) > 4e6
-    with pytest.raises(UserError, match="timm has no model 'resnet11'"):
-        compact(encoder="timm:resnet11")
-
-
 def test_an_invalid_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="choose conv or timm:NAME"):
         compact(encoder="mlp")
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(
-        UserError, match="timm is not installed; it needs the torchvision that matches your torch"
+        UserError, match="timm is not installed; it brings the torchvision that matches your torch"
     ):
         compact(encoder="timm:resnet10t")
 
