@@ -65,6 +65,16 @@ class WeightsBuffer:
                 each for each in flat.split(max(1, bucket // dtype.itemsize)) if len(each)
             ]
 
+    def lend(self) -> None:
+        """Keep the memory until what the present stream does with it from now on has ended.
+
+        Without this, it would be free for the stream in which it was allocated as soon as nothing
+        refers to it.
+        """
+        for bucket in self.buckets:
+            if bucket.is_cuda:
+                bucket.record_stream(torch.cuda.current_stream())
+
     def fill(self, tensors: Tensors) -> None:
         for name, value in tensors.items():
             self.tensors[name].copy_(value)
@@ -103,6 +113,7 @@ class Membership:
             os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
         self._generation: int | None = None
         self._group: Any = None
+        self._stream: Any = None
 
     def broadcast(self, order: Order, rank: int, buffer: WeightsBuffer) -> None:
         """Send the buffer (rank 0) or receive into it; form the group first if it is a new one.
@@ -114,12 +125,28 @@ class Membership:
                 self.leave()
                 self._group = self._form(order, rank)
                 self._generation = order.generation
-            with _own_stream(self._device):
+            with self.stream():
                 for bucket in buffer.buckets:
                     self._group.broadcast(bucket.to(self._device), 0).wait()
         except RuntimeError:
             self.leave()
             raise
+
+    @contextmanager
+    def stream(self) -> Iterator[None]:
+        """On a GPU: do not queue behind the policy's work, and end when what was started has ended.
+
+        What is received must be allocated in it, too. Memory that another stream has freed may
+        still be read or written there.
+        """
+        if self._device == "cpu":
+            yield
+            return
+        if self._stream is None:
+            self._stream = torch.cuda.Stream()
+        with torch.cuda.stream(self._stream):
+            yield
+        self._stream.synchronize()
 
     def leave(self) -> None:
         """End the operations of the present group, if there is one."""
@@ -145,18 +172,6 @@ class Membership:
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = patience
         return dist.ProcessGroupNCCL(store, rank, order.size, options)
-
-
-@contextmanager
-def _own_stream(device: str) -> Iterator[None]:
-    """On a GPU: do not queue behind the policy's work, and end when what was started has ended."""
-    if device == "cpu":
-        yield
-        return
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        yield
-    stream.synchronize()
 
 
 @dataclass(frozen=True)
@@ -269,8 +284,9 @@ class Inbox:
             self._changed.notify_all()
         buffer = None
         try:
-            incoming = WeightsBuffer(layout, self._device)
-            self._membership.broadcast(order, rank, incoming)
+            with self._membership.stream():
+                incoming = WeightsBuffer(layout, self._device)
+                self._membership.broadcast(order, rank, incoming)
             buffer = incoming
         except RuntimeError:  # also out of memory
             pass
@@ -301,4 +317,7 @@ class Inbox:
                 lambda: self._receiving != version, max(0.0, self._deadline - time.monotonic())
             )
             buffer = self._arrived.pop(version, None)
-        return None if buffer is None else buffer.tensors
+        if buffer is None:
+            return None
+        buffer.lend()
+        return buffer.tensors

@@ -230,3 +230,54 @@ def test_the_time_in_which_a_worker_worked_is_overlap() -> None:
     assert found[0].seconds > 0 and found[0].overlapped == pytest.approx(found[0].seconds)
     before = inbox.busy.seconds(time.perf_counter())
     assert before > 0 and inbox.busy.seconds(time.perf_counter()) == before
+
+
+class Streams:
+    """Stands for those of CUDA: says which one is current, and which have ended their work."""
+
+    def __init__(self) -> None:
+        self.current: list[Any] = [None]
+        self.waited: list[Any] = []
+
+    def made(self) -> Any:
+        return Stream(self)
+
+    @contextmanager
+    def within(self, stream: Any) -> Iterator[None]:
+        self.current.append(stream)
+        yield
+        self.current.pop()
+
+
+class Stream:
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+
+    def synchronize(self) -> None:
+        self._streams.waited.append(self)
+
+
+def test_what_a_gpu_receives_is_allocated_in_the_stream_that_fills_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    streams = Streams()
+    allocated: list[Any] = []
+    filled: list[Any] = []
+
+    class Buffer(WeightsBuffer):
+        def __init__(self, layout: Any, device: str) -> None:
+            super().__init__(layout, "meta")
+            if device == "cuda":
+                allocated.append(streams.current[-1])
+
+    monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", "1")
+    monkeypatch.setattr(torch.cuda, "Stream", streams.made)
+    monkeypatch.setattr(torch.cuda, "stream", streams.within)
+    monkeypatch.setattr("rlinf_vla.runtime.ray.broadcast.WeightsBuffer", Buffer)
+    monkeypatch.setattr(Membership, "broadcast", lambda *_: filled.append(streams.current[-1]))
+    inbox = Inbox("cuda", HOST)
+    order = Order((HOST, 1), generation=1, size=2, version=3)
+    assert inbox.receive(1, order, layout_of(WEIGHTS), oldest=0).arrived
+    assert allocated == filled == streams.waited and allocated[0] is not None
+    taken = inbox.take(3)
+    assert taken is not None and taken.keys() == WEIGHTS.keys()
