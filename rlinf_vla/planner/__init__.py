@@ -2,6 +2,6 @@
 
 May enter: what tells plans apart; a plan never changes a result. Read: macro flow (graph) -> costs
 (profile; measured by measure, measure_rollout, synthetic) -> work, machines and plans (workload,
-cluster, plan) -> simulation (events, simulated_rollout, simulate, prediction) -> choice (choice,
+cluster, plan) -> simulation (events, simulate, prediction) -> choice (choice,
 search for the verb, monitor for a run).
 """

@@ -95,7 +95,7 @@ class Weights:
     merged: int
     """Copy of the adapted weights while adapters are merged into them, in main memory."""
     gradients: int
-    """In float32, also of weights in lower precision (``training/masters.py``)."""
+    """In float32, also of weights in lower precision (``training/trainer.py``)."""
     moments: int
     master: int
     """Exact float32 copies of trained weights in lower precision."""

@@ -22,7 +22,6 @@ from rlinf_vla.core.devices import CPU
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import Tensors
 from rlinf_vla.training import adapter_files
-from rlinf_vla.training.factors import multiply_in_input_dtype
 from rlinf_vla.training.ranks import copy_whole, is_sharded
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ def add_lora(policy: Policy, options: LoraOptions, seed: int) -> None:
 
     The adapters are those of ``options.adapter``, or new ones: factors A drawn by ``seed``, B
     zero, so that the policy is unchanged. They are float32, because small steps would be lost
-    otherwise (``factors.py``). Rank 0 trains all weights. Modules that are frozen or switched off
+    otherwise (``lora_layers.py``). Rank 0 trains all weights. Modules that are frozen or switched off
     stay so. Raises UserError if a setting would have no effect.
     """
     policy.merge_adapters = options.merge
@@ -161,6 +160,8 @@ def _inject(policy: Policy, config: LoraConfig, seed: int) -> None:
     from peft import inject_adapter_in_model
     from peft.tuners.tuners_utils import cast_adapter_dtype
 
+    from rlinf_vla.training import lora_layers
+
     backbone = policy.backbone
     full = [module for name, module in backbone.named_modules() if name in policy.full_modules]
     backbone.requires_grad_(False)
@@ -168,7 +169,7 @@ def _inject(policy: Policy, config: LoraConfig, seed: int) -> None:
         torch.manual_seed(seed)
         inject_adapter_in_model(config, backbone)
     cast_adapter_dtype(backbone, "default")
-    multiply_in_input_dtype(backbone)
+    lora_layers.multiply_in_input_dtype(backbone)
     for module in full:
         module.requires_grad_(True)
 

@@ -13,7 +13,7 @@ from rlinf_vla.benchmarks import roofline
 from rlinf_vla.benchmarks.roofline import Limits, limits_of, measured_limits
 from rlinf_vla.planner.accounting import kernels_of
 from rlinf_vla.planner.work import Work, counted, work
-from rlinf_vla.training.adapted_linear import AdaptedProduct
+from rlinf_vla.training.lora_layers import AdaptedProduct
 
 BATCH = 3
 LENGTH = 10

@@ -12,8 +12,7 @@ from peft.tuners.tuners_utils import cast_adapter_dtype
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlinf_vla.training.adapted_linear import AdaptedProduct
-from rlinf_vla.training.factors import multiply_in_input_dtype
+from rlinf_vla.training.lora_layers import AdaptedProduct, multiply_in_input_dtype
 
 RANK = 4
 SCALE = 2.0
