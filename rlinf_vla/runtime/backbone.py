@@ -73,7 +73,7 @@ def provenance(config: BackboneConfig) -> dict[str, Any]:
     ours = metadata_of(config).get(OURS)
     ours = ours if isinstance(ours, dict) else {}
     policy, split = (
-        found if isinstance(found := ours.get(name), dict) else {} for name in ("policy", SPLIT)
+        section if isinstance(section := ours.get(name), dict) else {} for name in ("policy", SPLIT)
     )
     return {"backbone": split.get("backbone"), "device": policy.get("device")}
 
@@ -87,13 +87,13 @@ def _divided(
     nothing, the head gets zeros.
     """
     own = policy.state_dict()
-    places = {_plain(name): name for name in own}
+    keys = {_plain(name): name for name in own}
     absent = [
         name
-        for name, place in places.items()
-        if name not in stored and own[place].is_meta and not is_lora(place)
+        for name, own_name in keys.items()
+        if name not in stored and own[own_name].is_meta and not is_lora(own_name)
     ]
-    if wrong := sorted(absent or stored.keys() - places.keys()):
+    if wrong := sorted(absent or stored.keys() - keys.keys()):
         raise UserError(
             f"{directory} does not fit its config.json: {wrong[0]} is {'missing' if absent else 'unexpected'}"
         )
@@ -101,20 +101,20 @@ def _divided(
     parts: dict[str, str] = {}
     for name in [
         *stored,
-        *(name for name in places if name not in stored),
+        *(name for name in keys if name not in stored),
     ]:  # stored ones in the order of their files
-        place = places[name]
-        value = stored[name]().to(own[place].dtype) if name in stored else own[place]
-        if value.shape != own[place].shape:
+        key = keys[name]
+        value = stored[name]().to(own[key].dtype) if name in stored else own[key]
+        if value.shape != own[key].shape:
             raise UserError(
-                f"{directory}: {name} has shape {list(value.shape)}, config.json says {list(own[place].shape)}"
+                f"{directory}: {name} has shape {list(value.shape)}, config.json says {list(own[key].shape)}"
             )
-        found = head_weights(policy, {place: value})
+        weights = head_weights(policy, {key: value})
         head |= {
-            place: torch.zeros_like(each, device=CPU) if each.is_meta else each
-            for place, each in found.items()
+            head_key: torch.zeros_like(tensor, device=CPU) if tensor.is_meta else tensor
+            for head_key, tensor in weights.items()
         }
-        if not found and not value.is_meta:
+        if not weights and not value.is_meta:
             parts[name] = fingerprint(name, value)
     return head, parts
 
@@ -176,8 +176,8 @@ class RemoteBackbone:
         self._parts = parts
         self._dtypes = dtypes
         self._trained: dict[str, str] = {}
-        said, self._described = self._checked(metadata, policy.name, options)
-        self._theirs = str(said.get("backbone"))
+        split, self._described = self._checked(metadata, policy.name, options)
+        self._theirs = str(split.get("backbone"))
         self._config = config
         self._same = pack(metadata[OURS])
         self._controls = False
@@ -207,9 +207,9 @@ class RemoteBackbone:
         theirs = theirs if isinstance(theirs, dict) else {}
         for name, value in unpack(pack(asdict(options))).items():
             if name not in APART and theirs.get(name) != value:
-                told = shown(str(theirs.get(name)))
+                their_value = shown(str(theirs.get(name)))
                 raise UserError(
-                    f"{self._url} has model.options.{name}={told}, here it is {value}: give both the same"
+                    f"{self._url} has model.options.{name}={their_value}, here it is {value}: give both the same"
                 )
         try:
             return split, read_description(split.get("features"))
@@ -247,8 +247,8 @@ class RemoteBackbone:
         head = head_weights(self._policy, weights)
         apart = {_plain(name): (name, value) for name, value in weights.items() if name not in head}
         self._trained = {
-            known: fingerprint(name, value.to(self._dtypes.get(known, value.dtype)))
-            for known, (name, value) in apart.items()
+            plain_name: fingerprint(name, value.to(self._dtypes.get(plain_name, value.dtype)))
+            for plain_name, (name, value) in apart.items()
         }
         return head
 
@@ -259,15 +259,15 @@ class RemoteBackbone:
         """Return the connection of this thread."""
         if not hasattr(self._thread, "connections"):
             self._thread.connections = Connections(
-                self._config, 1, lambda found: pack(found.get(OURS)) == self._same
+                self._config, 1, lambda metadata: pack(metadata.get(OURS)) == self._same
             )
             self._opened.append(self._thread.connections)
-        found: Connections = self._thread.connections
+        connections: Connections = self._thread.connections
         if self._controls:
-            found.begin_control()
-        return found
+            connections.begin_control()
+        return connections
 
 
 def _close(opened: list[Connections]) -> None:
-    for each in opened:
-        each.close()
+    for connections in opened:
+        connections.close()

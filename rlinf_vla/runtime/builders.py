@@ -85,14 +85,14 @@ def description(recipe: Recipe) -> Path:
     """Return the directory of the recipe's checkpoint; one of the Hub without its weights, if the
     model can be built from its other files."""
     is_described = getattr(model_of(recipe), "is_described", lambda directory: False)
-    found = asset_path(recipe.model.checkpoint, weights=False)
-    return found if is_described(found) else asset_path(recipe.model.checkpoint)
+    directory = asset_path(recipe.model.checkpoint, weights=False)
+    return directory if is_described(directory) else asset_path(recipe.model.checkpoint)
 
 
 def model_of(recipe: Recipe) -> type[Policy]:
     """Return the plug-in of the recipe's model. Raises UserError if it is not installed."""
-    found: type[Policy] = plugins.choose("model", recipe.model.name, plugins.models())
-    return found
+    plugin: type[Policy] = plugins.choose("model", recipe.model.name, plugins.models())
+    return plugin
 
 
 def _device(recipe: Recipe) -> str:
@@ -225,11 +225,11 @@ def require_fit(recipe: Recipe, policy: Policy) -> None:
     """Raise UserError if the policy does not fit the recipe's environments, as far as that is known
     before a simulator starts."""
     plugin = plugins.choose("env", recipe.env.name, plugins.envs())
-    known = (
+    env_spec = (
         plugin.outline(fitted(recipe.env, policy.spec)) if isinstance(plugin, HasOutline) else None
     )
-    if known is not None:
-        check_fit(policy, known)
+    if env_spec is not None:
+        check_fit(policy, env_spec)
 
 
 @contextmanager

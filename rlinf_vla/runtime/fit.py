@@ -47,9 +47,9 @@ def check_fit(policy: Policy, env: EnvSpec) -> None:
         )
     for name, size in spec.images.items():
         if name not in env.images:
-            shown = sorted(env.images) or "none"
+            image_names = sorted(env.images) or "none"
             raise UserError(
-                f"the policy needs image {name!r}, the environment has {shown}: set env.cameras or model.options.image"
+                f"the policy needs image {name!r}, the environment has {image_names}: set env.cameras or model.options.image"
             )
         height, width = env.images[name]
         if spec.bars is None and (height < size[0] or width < size[1]):
@@ -78,14 +78,14 @@ def check_meaning(policy: PolicySpec, env: EnvSpec) -> None:
             f"choose another env.control_mode, or {ANOTHER}"
         )
     for part, option in (("state", "env.state"), ("images", "env.flip")):
-        wanted, found = getattr(ours, part), getattr(theirs, part)
+        policy_value, env_value = getattr(ours, part), getattr(theirs, part)
         if (
-            None not in (wanted, found)
-            and wanted != found
+            None not in (policy_value, env_value)
+            and policy_value != env_value
             and (part == "images" or policy.state_dim)
         ):
             raise UserError(
-                f"the policy needs {part} as {wanted}, the environment gives {found}: {_change(policy, option, wanted)}"
+                f"the policy needs {part} as {policy_value}, the environment gives {env_value}: {_change(policy, option, policy_value)}"
             )
     if None not in (ours.gripper, theirs.gripper) and ours.gripper != theirs.gripper:
         raise UserError(
@@ -131,13 +131,13 @@ def _units(tool: ToolUnits) -> str:
 
 def remarks(policy: PolicySpec, env: EnvSpec) -> list[str]:
     """Return lines on the policy for the user: its own, and one per image that it resizes."""
-    found = list(policy.remarks)
+    lines = list(policy.remarks)
     for name, (height, width) in policy.images.items():
         if (seen := env.images[name]) != (height, width):
-            found.append(
+            lines.append(
                 f"image {name}: rendered at {seen[0]}x{seen[1]}, resized once, to the policy's {height}x{width}"
             )
-    return found
+    return lines
 
 
 def fitted(config: Any, policy: PolicySpec) -> Any:

@@ -26,12 +26,12 @@ def download(location: str, patterns: Sequence[str] = DATA) -> Path:
     Files are kept in Hugging Face's cache (HF_HOME), and only missing ones are downloaded. Without
     network, or with HF_HUB_OFFLINE=1, a complete directory in the cache is used. Raises UserError.
     """
-    found = re.fullmatch(f"hf://{REPOSITORY_AT}", location)
-    if found is None:
+    match = re.fullmatch(f"hf://{REPOSITORY_AT}", location)
+    if match is None:
         raise UserError(
             f"{location} names no repository: write hf://ORG/NAME or hf://ORG/NAME@REVISION"
         )
-    name, revision = found.groups()
+    name, revision = match.groups()
     from huggingface_hub import constants, errors, snapshot_download  # takes time to import
 
     copy = "copy the checkpoint's directory here from a machine that has it, and give its path"
@@ -119,8 +119,8 @@ def license_of(repository: str) -> str | None:
 
     with told(repository):
         card = HfApi().model_info(repository).card_data
-    found = card.get("license") if card is not None else None
-    return found if isinstance(found, str) else None
+    license_name = card.get("license") if card is not None else None
+    return license_name if isinstance(license_name, str) else None
 
 
 def upload(

@@ -99,20 +99,20 @@ def describe(config: ClusterConfig) -> Cluster:
         raise UserError(
             "cluster.device=fake_gpu needs machines with GPUs to imitate: set cluster.nodes, or use cluster=8gpu"
         )
-    found = tuple(config.nodes) or (this_machine(config.device == CUDA),)
-    if len({node.name for node in found}) < len(found):
+    nodes = tuple(config.nodes) or (this_machine(config.device == CUDA),)
+    if len({node.name for node in nodes}) < len(nodes):
         raise UserError(f"cluster={name}: two of cluster.nodes have the same name")
-    if gpu and not any(node.gpus for node in found):
+    if gpu and not any(node.gpus for node in nodes):
         raise UserError(
             f"cluster={name} needs GPUs (cluster.device={config.device}), but none of cluster.nodes has any: set their gpus"
         )
-    if all(node.spot for node in found):
+    if all(node.spot for node in nodes):
         raise UserError(
             f"cluster={name}: every machine is spot, but the trainer needs an on-demand one: set spot: false for one of cluster.nodes"
         )
     # spot nodes come last, so that trainers get the first places
-    kept = found if not gpu else tuple(node for node in found if node.gpus)
-    return Cluster(name, tuple(sorted(kept, key=lambda node: node.spot)))
+    usable_nodes = nodes if not gpu else tuple(node for node in nodes if node.gpus)
+    return Cluster(name, tuple(sorted(usable_nodes, key=lambda node: node.spot)))
 
 
 def assign(
@@ -162,12 +162,12 @@ def machines_of_ray(name: str, nodes: Sequence[Mapping[str, Any]]) -> Cluster:
         for node in nodes
         if node["Alive"]
     )
-    found = tuple(NodeConfig(address, gpus=gpus) for address, gpus in alive if gpus)
-    if not found:
+    gpu_nodes = tuple(NodeConfig(address, gpus=gpus) for address, gpus in alive if gpus)
+    if not gpu_nodes:
         raise UserError(
             "no node of the Ray cluster has a GPU (cluster.device=cuda): start Ray where PyTorch sees one"
         )
-    return Cluster(name, found)
+    return Cluster(name, gpu_nodes)
 
 
 def this_machine(gpu: bool) -> NodeConfig:

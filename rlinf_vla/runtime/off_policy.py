@@ -89,11 +89,11 @@ def open_replays(
 
 def append_all(store: AnyReplay, episodes: Iterable[EpisodeRecords]) -> list[bool]:
     """Add ``episodes`` to ``store`` one by one; return which of them succeeded."""
-    found = []
-    for each in episodes:
-        store.append(each.records)
-        found.append(each.success)
-    return found
+    successes = []
+    for episode in episodes:
+        store.append(episode.records)
+        successes.append(episode.success)
+    return successes
 
 
 def learn_from_replay(
@@ -111,9 +111,9 @@ def learn_from_replay(
     """
     sums, counts = defaultdict[str, float](float), defaultdict[str, int](int)
     config = algorithm.config
-    shown = replays[1]
+    demonstrations = replays[1]
     size = config.batch_size
-    share = config.demonstration_share if len(shown) else 0.0
+    share = config.demonstration_share if len(demonstrations) else 0.0
     for index in range(updates):
         # random numbers depend only on the update's index: a resumed run draws the same
         seed = ((run_seed * 1_000_003 + iteration) << 20) + index
@@ -286,8 +286,10 @@ class OffPolicyFlow(ReplayFlow):
         shards = [episodes] if self.rollouts.inline else parts(episodes, self.share)
         works = [(self.weights, shard, self.chunk_rewards, expert) for shard in shards]
         collected = []
-        for played, spans in self.rollouts.map("collect_transitions", works, progress):
-            collected += [EpisodeRecords(packed.tensors(), *outcome) for packed, *outcome in played]
+        for records, spans in self.rollouts.map("collect_transitions", works, progress):
+            collected += [
+                EpisodeRecords(packed.tensors(), *outcome) for packed, *outcome in records
+            ]
             add_spans(self.timeline, spans)
         return collected
 

@@ -132,13 +132,13 @@ class OnPolicyUpdater:
         Rounding depends on the size of a matrix product. So these equal the ones of the first
         minibatch's loss bit for bit, and its ratio is exactly 1.
         """
-        found = torch.empty_like(calls.log_prob)
+        log_prob = torch.empty_like(calls.log_prob)
         device = device_of(self.policy)
         for rows in epoch:
-            found[rows] = map_rows(
+            log_prob[rows] = map_rows(
                 self._evaluated, Rows(calls, rows), self.trainer.micro_batch_size, device, least=1
             )
-        return found
+        return log_prob
 
     def _evaluated(self, part: Trajectory) -> Tensor:
         return self.policy.evaluate(part.inputs, part.latent, self.temperature).log_prob
@@ -159,17 +159,19 @@ class OnPolicyUpdater:
         from rlinf_vla.rollout.noise import imitation_noise
 
         assert self.shown is not None
-        shown, size = self.shown, config.sft_batch_size
+        demonstrations, size = self.shown, config.sft_batch_size
         loss = partial(imitation_loss, noise=partial(imitation_noise, self.run_seed))
 
         def terms(index: int) -> list[ExtraLoss]:
             # demonstrations depend only on the minibatch's index: a resumed run draws the same ones
-            place = (iteration << 20) + first + index
-            generator = torch.Generator().manual_seed(self.run_seed * 1_000_003 + place)
-            batch = shown[torch.randint(len(shown), (size,), generator=generator)]
+            batch_number = (iteration << 20) + first + index
+            generator = torch.Generator().manual_seed(self.run_seed * 1_000_003 + batch_number)
+            batch = demonstrations[torch.randint(len(demonstrations), (size,), generator=generator)]
             return [
                 ExtraLoss(
-                    replace(batch, draws=place * size + torch.arange(size)), loss, config.sft_coef
+                    replace(batch, draws=batch_number * size + torch.arange(size)),
+                    loss,
+                    config.sft_coef,
                 )
             ]
 

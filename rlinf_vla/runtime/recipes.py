@@ -136,10 +136,10 @@ def _evaluated(*scripted: str, _root_: DictConfig) -> list[str]:
 def keys() -> list[str]:
     """Return every key that any recipe can have, sorted."""
     schemas = [
-        (f"{node}.", each)
+        (f"{node}.", schema)
         for kind, node in NODES.items()
-        for each in Configs(kind).values()
-        if is_dataclass(each)
+        for schema in Configs(kind).values()
+        if is_dataclass(schema)
     ]
     return sorted(_keys_below([("", Recipe), *schemas]))
 
@@ -156,25 +156,29 @@ def _keys_of_schema(schema: Any) -> list[str]:
 
 def unknown_key_hint(key: str) -> str:
     """Return the end of the message "KEY is not a key": the closest keys, or how to find them."""
-    known = keys()
-    if key in known:
+    known_keys = keys()
+    if key in known_keys:
         return " of the chosen env, model or algorithm: give recipe=NAME, which chooses all three"
     from rlinf_vla.config.suggestions import suggest_keys
 
-    found = suggest_keys(key, known)
-    return f"; did you mean {' or '.join(found)}?" if found else " (--cfg job shows all keys)"
+    suggestions = suggest_keys(key, known_keys)
+    return (
+        f"; did you mean {' or '.join(suggestions)}?"
+        if suggestions
+        else " (--cfg job shows all keys)"
+    )
 
 
 def _keys(node: DictConfig) -> list[str]:
-    found: list[str] = []
+    names: list[str] = []
     for name in map(str, node):
         child = None if OmegaConf.is_missing(node, name) else node._get_node(name)
-        found.append(name)
+        names.append(name)
         if (
             isinstance(child, DictConfig) and get_origin(child._metadata.ref_type) is not dict
         ):  # whose keys are the user's to choose
-            found += [f"{name}.{key}" for key in _keys(child)]
-    return found
+            names += [f"{name}.{key}" for key in _keys(child)]
+    return names
 
 
 def read_node(config: DictConfig, name: str) -> Any:
@@ -246,12 +250,12 @@ def _check_choices(recipe: Recipe) -> None:
 
 
 def _check_choice(group: str, node: Any, name: Any) -> None:
-    known = Configs(group)
-    if name not in known:
+    schemas = Configs(group)
+    if name not in schemas:
         raise UserError(
-            f"{group}.name={name} is not known{plugins.nearest(str(name), list(known))}: choose with {group}=NAME"
+            f"{group}.name={name} is not known{plugins.nearest(str(name), list(schemas))}: choose with {group}=NAME"
         )
-    if not isinstance(node, known[name]):
+    if not isinstance(node, schemas[name]):
         raise UserError(
             f"{group}.name={name} does not go with the other keys of {group}: choose with {group}={name}, which sets them too"
         )
@@ -288,6 +292,8 @@ def asset_path(location: str, weights: bool = True) -> Path:
         return path
     path = Path(str(files("rlinf_vla.assets"))) / location[len(ASSET) :]
     if not path.exists():
-        known = [child.name for child in path.parent.glob("[a-z]*") if child.is_dir()]
-        raise UserError(f"{location} is not in the package{plugins.nearest(path.name, known)}")
+        asset_names = [child.name for child in path.parent.glob("[a-z]*") if child.is_dir()]
+        raise UserError(
+            f"{location} is not in the package{plugins.nearest(path.name, asset_names)}"
+        )
     return path

@@ -119,9 +119,9 @@ def resolve_run(config: DictConfig, say: Callable[[str], None] = print) -> tuple
 
 def split(path: Path) -> tuple[Path, Path | None]:
     """Split ``path`` into run directory and checkpoint; None if it is the run directory itself."""
-    for each in (path.expanduser().absolute(), path.expanduser().resolve()):
-        if each.parent.name == CHECKPOINTS:
-            return each.parent.parent, each
+    for candidate in (path.expanduser().absolute(), path.expanduser().resolve()):
+        if candidate.parent.name == CHECKPOINTS:
+            return candidate.parent.parent, candidate
     return path.expanduser().absolute(), None
 
 
@@ -156,16 +156,18 @@ def _newest_of(runs: Path, say: Callable[[str], None]) -> Path | None:
 
     It need not be the newest run, because a failed start also leaves a directory.
     """
-    found = sorted(path.parent for path in runs.glob(f"*/{RECIPE}") if not is_sweep(path.parent))
+    directories = sorted(
+        path.parent for path in runs.glob(f"*/{RECIPE}") if not is_sweep(path.parent)
+    )
     written = {
         run: (checkpoint / COMPLETE).stat().st_mtime_ns
-        for run in found
+        for run in directories
         if (checkpoint := _newest(run))
     }
     if not written:
-        return found[-1] if found else None
+        return directories[-1] if directories else None
     chosen = max(written, key=lambda run: (written[run], run))
-    for run in found:
+    for run in directories:
         if run not in written and (run / RECIPE).stat().st_mtime_ns > written[chosen]:
             say(
                 f"resume=auto: {run} is newer but has no complete checkpoint: resuming {chosen} instead"
@@ -216,9 +218,7 @@ def for_sweep(config: DictConfig) -> Path:
     runs = RUNS / config.name
     earlier = sorted((path.parent for path in runs.glob(f"*/{RECIPE}")), reverse=True)
     unfinished = (
-        each
-        for each in earlier
-        if not (each / RESULT).exists() and _same(each, config, FREE_IN_SWEEPS)
+        run for run in earlier if not (run / RESULT).exists() and _same(run, config, FREE_IN_SWEEPS)
     )
     return next(unfinished, None) or _fresh(runs)
 
@@ -368,8 +368,8 @@ def _same(directory: Path, config: DictConfig, free: set[str]) -> bool:
 
 
 def _newest(directory: Path) -> Path | None:
-    found = complete_checkpoints(directory / CHECKPOINTS)
-    return found[-1] if found else None
+    checkpoints = complete_checkpoints(directory / CHECKPOINTS)
+    return checkpoints[-1] if checkpoints else None
 
 
 def _fresh(parent: Path) -> Path:
@@ -396,7 +396,7 @@ def _difference(directory: Path, config: DictConfig, free: set[str]) -> tuple[st
     both = before.keys() & now.keys()
     for key in sorted(before.keys() | now.keys(), key=lambda key: (key not in both, key)):
         if before.get(key) != now.get(key) and not any(
-            key == each or key.startswith(f"{each}.") for each in free
+            key == prefix or key.startswith(f"{prefix}.") for prefix in free
         ):
             fix = (
                 "restore its value"

@@ -24,16 +24,16 @@ def named(name: str) -> Path:
     """
     runs = all_runs()
     words = {run: (str(run.relative_to(RUNS)), run.name, run.parent.name) for run in runs}
-    found = [run for run in runs if name in words[run]]
-    found = found or [run for run in runs if any(word.startswith(name) for word in words[run])]
-    if not found:
+    matches = [run for run in runs if name in words[run]]
+    matches = matches or [run for run in runs if any(word.startswith(name) for word in words[run])]
+    if not matches:
         raise UserError(
             f"run={name}: no such directory, and no run in {RUNS}/ has a name that begins so (`rlinf-vla runs` lists them)"
         )
-    if len(found) > 1:
-        latest = sorted(found, key=lambda run: run.name, reverse=True)[:LISTED]
+    if len(matches) > 1:
+        latest = sorted(matches, key=lambda run: run.name, reverse=True)[:LISTED]
         listed = ", ".join(str(run.relative_to(RUNS)) for run in latest)
         raise UserError(
-            f"run={name} means {len(found)} runs, give one of them (newest first): {listed}{', ...' if len(found) > LISTED else ''}"
+            f"run={name} means {len(matches)} runs, give one of them (newest first): {listed}{', ...' if len(matches) > LISTED else ''}"
         )
-    return found[0]
+    return matches[0]

@@ -41,22 +41,22 @@ def with_overrides(
     command line ``settings``, which may set no other key. Raises UserError.
     """
     config = from_saved(values, where)
-    said = [setting.partition("=")[0] for setting in settings]
-    _forget(config, said)
+    keys = [setting.partition("=")[0] for setting in settings]
+    _forget(config, keys)
     try:
         merged = OmegaConf.merge(config, OmegaConf.from_dotlist(list(settings)))
     except (OmegaConfBaseException, YAMLError, ValueError, TypeError) as error:
         raise UserError(f"{' '.join(settings)}: {str(error).splitlines()[0]}") from None
     assert isinstance(merged, DictConfig)
     recipe = read(merged)
-    marked = [each for each in outside(recipe) if each[0].startswith(tuple(used))]
-    for key in said:
+    marked = [entry for entry in outside(recipe) if entry[0].startswith(tuple(used))]
+    for key in keys:
         if key not in [name for name, *_ in marked]:
-            known = ", ".join(name for name, *_ in marked) or "nothing"
+            names = ", ".join(name for name, *_ in marked) or "nothing"
             raise UserError(
-                f"{key} cannot be set: the recipe of {where} is used unchanged, the command line may set {known}"
+                f"{key} cannot be set: the recipe of {where} is used unchanged, the command line may set {names}"
             )
-    _refuse_unsaid(recipe, used, said, where)
+    _refuse_unsaid(recipe, used, keys, where)
     return recipe
 
 
@@ -72,17 +72,17 @@ def outside(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, bool]]:
             yield from outside(value, f"{key}.")
 
 
-def _forget(config: DictConfig, said: Sequence[str]) -> None:
+def _forget(config: DictConfig, keys: Sequence[str]) -> None:
     """Clear the file's dictionaries that the command line sets, which would otherwise be merged."""
     for key, value, _ in outside(OmegaConf.to_object(config)):
-        if key in said and isinstance(value, dict):
+        if key in keys and isinstance(value, dict):
             OmegaConf.update(config, key, {}, merge=False)
 
 
-def _refuse_unsaid(recipe: Recipe, used: Sequence[str], said: Sequence[str], where: str) -> None:
+def _refuse_unsaid(recipe: Recipe, used: Sequence[str], keys: Sequence[str], where: str) -> None:
     """Raise UserError if the file sets a key below ``used`` that only the command line may set."""
     for key, value, is_default in outside(recipe):
-        if key.startswith(tuple(used)) and not is_default and key not in said:
+        if key.startswith(tuple(used)) and not is_default and key not in keys:
             asked = "but a file must not choose programs, imports, paths or machines"
             again = f"+{key}={{...}}" if isinstance(value, dict) else f"{key}=..."
             raise UserError(
@@ -106,9 +106,9 @@ def choose_plan(location: str, settings: Sequence[str]) -> str:
             f"plan={location}: no such file (`rlinf-vla plan recipe=NAME output=FILE` writes one)"
         )
     config = from_saved(recipe_values(path), location)
-    said = _said(settings)
-    _forget(config, said)
-    _refuse_unsaid(OmegaConf.to_object(config), _used(said), said, location)  # type: ignore[arg-type]
+    keys = _said(settings)
+    _forget(config, keys)
+    _refuse_unsaid(OmegaConf.to_object(config), _used(keys), keys, location)  # type: ignore[arg-type]
     return _chosen(config)
 
 
@@ -121,12 +121,12 @@ def _said(settings: Sequence[str]) -> list[str]:
     return [setting.partition("=")[0].lstrip("+") for setting in settings]
 
 
-def _used(said: Sequence[str]) -> list[str]:
+def _used(keys: Sequence[str]) -> list[str]:
     """Return the nodes of a saved recipe that the command line does not choose again."""
     return [
         f"{node}."
         for node in ("env", "robot", "reward", "model", "algorithm", "rollout", "cluster", "serve")
-        if node not in said
+        if node not in keys
     ]
 
 
@@ -146,9 +146,9 @@ def recipe_of_run(location: str, verb: str, settings: Sequence[str]) -> DictConf
         print(f"run={location}: {Path(*directory.parts[-3:])}", file=sys.stderr)
     config = read_saved(directory)
     config.output = None
-    said = _said(settings)
-    _forget(config, said)
-    _refuse_unsaid(OmegaConf.to_object(config), _used(said), said, str(directory / RECIPE))  # type: ignore[arg-type]
+    keys = _said(settings)
+    _forget(config, keys)
+    _refuse_unsaid(OmegaConf.to_object(config), _used(keys), keys, str(directory / RECIPE))  # type: ignore[arg-type]
     there = str(directory)
     if verb == "train":
         config.run_dir, config.resume = (None, str(checkpoint)) if checkpoint else (there, "auto")
@@ -222,5 +222,9 @@ def _interpolates(node: Any) -> bool:
     )
 
 
-def _options(node: dict[str, Any], absent: str | None, kind: str, known: Mapping[str, Any]) -> Any:
-    return None if node["name"] == absent else plugins.choose(kind, node["name"], known).Config()
+def _options(
+    node: dict[str, Any], absent: str | None, kind: str, candidates: Mapping[str, Any]
+) -> Any:
+    return (
+        None if node["name"] == absent else plugins.choose(kind, node["name"], candidates).Config()
+    )

@@ -51,7 +51,9 @@ class WeightsBuffer:
         self.buckets: list[Tensor] = []
         for dtype in dict.fromkeys(dtype for dtype, _ in layout.values()):
             shapes = {
-                name: torch.Size(shape) for name, (each, shape) in layout.items() if each == dtype
+                name: torch.Size(shape)
+                for name, (tensor_dtype, shape) in layout.items()
+                if tensor_dtype == dtype
             }
             flat = torch.empty(
                 sum(shape.numel() for shape in shapes.values()), dtype=dtype, device=device
@@ -62,7 +64,7 @@ class WeightsBuffer:
                 for (name, shape), piece in zip(shapes.items(), pieces, strict=True)
             }
             self.buckets += [
-                each for each in flat.split(max(1, bucket // dtype.itemsize)) if len(each)
+                part for part in flat.split(max(1, bucket // dtype.itemsize)) if len(part)
             ]
 
     def lend(self) -> None:
@@ -162,7 +164,7 @@ class Membership:
         store = dist.PrefixStore(f"weights/{order.generation}", client)
         store.set(f"here/{rank}", "")
         store.wait(
-            [f"here/{each}" for each in range(order.size)], patience
+            [f"here/{member}" for member in range(order.size)], patience
         )  # NCCL would wait for ever for a lost member
         if self._device == "cpu":
             options = dist.ProcessGroupGloo._Options()

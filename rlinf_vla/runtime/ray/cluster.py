@@ -63,9 +63,9 @@ def connect_cluster(
         "job_config": job,
     }
     if address is None:
-        wanted = total(bundles_of(roles))
-        own = {name: amount for name, amount in wanted.items() if name not in RAYS_OWN}
-        cpus = max(os.cpu_count() or 1, int(-(-wanted.get("CPU", 0.0) // 1)))
+        resources = total(bundles_of(roles))
+        own = {name: amount for name, amount in resources.items() if name not in RAYS_OWN}
+        cpus = max(os.cpu_count() or 1, int(-(-resources.get("CPU", 0.0) // 1)))
         with _signals_left_to_us(), _all_visible() if fake_gpus else nullcontext():
             context = ray.init(
                 address="local",

@@ -13,5 +13,5 @@ def leaving_nodes() -> Collection[str]:
     """
     from ray._private.state import state  # Ray has no public function for it
 
-    found: dict[str, int] = state.get_draining_nodes()
-    return found.keys()
+    draining_nodes: dict[str, int] = state.get_draining_nodes()
+    return draining_nodes.keys()

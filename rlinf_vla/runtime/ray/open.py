@@ -109,8 +109,8 @@ def launch_workers(
             FeatureWorker
         )
         features = [
-            kind.options(**place).remote(builders["feature"], number)
-            for number, place in enumerate(places["feature"])
+            kind.options(**options).remote(builders["feature"], number)
+            for number, options in enumerate(places["feature"])
         ]
         for actor in features:
             stack.callback(ray.kill, actor)
@@ -127,9 +127,9 @@ def launch_workers(
             return actor.remote(builders[role], place, *backbone)
 
         def pool(kind: type, role: str) -> Pool:
-            found = Pool(role, partial(spawn, kind, role), roles[role].count, cluster, say)
-            stack.callback(found.close)
-            return found
+            workers = Pool(role, partial(spawn, kind, role), roles[role].count, cluster, say)
+            stack.callback(workers.close)
+            return workers
 
         rollouts = pool(RolloutWorker, "rollout")
         rewards, references = (

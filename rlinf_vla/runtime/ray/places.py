@@ -37,8 +37,8 @@ class Role(RoleConfig):
     @property
     def bundle(self) -> dict[str, float]:
         """Resources of one worker, without the GPU of its slot."""
-        wanted = {"CPU": self.cpus, "GPU": self.gpus, **self.resources}
-        return {name: amount for name, amount in wanted.items() if amount}
+        amounts = {"CPU": self.cpus, "GPU": self.gpus, **self.resources}
+        return {name: amount for name, amount in amounts.items() if amount}
 
     def one_more(self) -> Role:
         """Return the role of an additional worker: on any machine, with a GPU of its own if the
@@ -89,13 +89,13 @@ def roles_of(
         return roles
     rollouts, trainers = assign(config.placement, counts[ROLLOUT], counts[TRAINER], cluster)
     own = {ROLLOUT: rollouts, TRAINER: trainers}
-    found = {}
+    placed_roles = {}
     for name, role in roles.items():
         slots = own.get(BESIDE.get(name, name)) or rollouts
-        found[name] = replace(
+        placed_roles[name] = replace(
             role, slots=tuple(slots[number % len(slots)] for number in range(role.count))
         )
-    return found
+    return placed_roles
 
 
 def bundles_of(roles: Mapping[str, Role], cluster: Cluster | None = None) -> list[Bundle]:
@@ -109,8 +109,8 @@ def bundles_of(roles: Mapping[str, Role], cluster: Cluster | None = None) -> lis
         role = roles[name]
         for number in range(role.count):
             slot = role.slots[number] if role.slots else None
-            beside = TRAINER if name == FEATURE else name
-            key = slot or (beside, number % roles[beside].count)
+            host_role = TRAINER if name == FEATURE else name
+            key = slot or (host_role, number % roles[host_role].count)
             if key not in bundles:
                 labels = dict(cluster.each[slot.machine].labels) if slot and cluster else {}
                 bundles[key] = Bundle(slot, {"GPU": 1.0} if slot else {}, labels)
@@ -138,7 +138,7 @@ def reserve_places(
     from ray.util.placement_group import remove_placement_group
 
     bundles = bundles_of(roles, cluster)
-    found: dict[str, list[dict[str, Any]]] = {
+    worker_options: dict[str, list[dict[str, Any]]] = {
         name: [{} for _ in range(role.count)] for name, role in roles.items()
     }
     with ExitStack() as stack:
@@ -155,15 +155,15 @@ def reserve_places(
             group, options = request(here, roles, strategy)
             stack.callback(remove_placement_group, group)
             groups.append(group)
-            for (name, number), each in options.items():
-                found[name][number] = each
+            for (name, number), actor_options in options.items():
+                worker_options[name][number] = actor_options
         try:
             ray.get([group.ready() for group in groups], timeout=patience_s)
         except ray.exceptions.GetTimeoutError:
             raise UserError(
                 f"the cluster had no room within {patience_s:g} s for {_wanted(roles)}: lower cluster.*_workers"
             ) from None
-        yield found
+        yield worker_options
 
 
 def request(
@@ -178,15 +178,17 @@ def request(
     group = placement_group(
         [bundle.resources or {"CPU": 0.001} for bundle in bundles], strategy=strategy, **selectors
     )
-    found = {}
+    options = {}
     for index, bundle in enumerate(bundles):
-        place = PlacementGroupSchedulingStrategy(
+        scheduling = PlacementGroupSchedulingStrategy(
             placement_group=group, placement_group_bundle_index=index
         )
         for name, number in bundle.workers:
             shared = {"num_gpus": bundle.share} if bundle.slot else {}
-            found[name, number] = roles[name].options | shared | {"scheduling_strategy": place}
-    return group, found
+            options[name, number] = (
+                roles[name].options | shared | {"scheduling_strategy": scheduling}
+            )
+    return group, options
 
 
 def machines_for(config: ClusterConfig) -> Cluster | None:
@@ -227,10 +229,10 @@ def sum_of(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str,
 
 def total(bundles: Iterable[Bundle]) -> dict[str, float]:
     """Return the sum of the bundles' resources."""
-    found: dict[str, float] = {}
+    resources: dict[str, float] = {}
     for bundle in bundles:
-        found = sum_of(found, bundle.resources)
-    return found
+        resources = sum_of(resources, bundle.resources)
+    return resources
 
 
 def require_room(
@@ -239,22 +241,22 @@ def require_room(
     """Raise UserError at once for roles that can never fit the cluster's ``nodes``."""
     alive = [node for node in nodes if node["Alive"]]
     bundles = bundles_of(roles, cluster)
-    for name, wanted in sorted(total(bundles).items()):
+    for name, demand in sorted(total(bundles).items()):
         there = sum(node["Resources"].get(name, 0.0) for node in alive)
-        if wanted > there:
+        if demand > there:
             fix = "lower cluster.*_workers"
             if name not in RAYS_OWN:
-                fix = f"on the machine that has it, ray start --address=HOST:PORT --resources='{{\"{name}\": {wanted:g}}}'"
+                fix = f"on the machine that has it, ray start --address=HOST:PORT --resources='{{\"{name}\": {demand:g}}}'"
             raise UserError(
-                f"the cluster has {there:g} {name}, the plan wants {wanted:g} ({_wanted(roles)}): {fix}"
+                f"the cluster has {there:g} {name}, the plan wants {demand:g} ({_wanted(roles)}): {fix}"
             )
     for bundle in bundles:
         fits = [
             node
             for node in alive
             if all(
-                node["Resources"].get(each, 0.0) >= amount
-                for each, amount in bundle.resources.items()
+                node["Resources"].get(resource, 0.0) >= amount
+                for resource, amount in bundle.resources.items()
             )
         ]
         fits = [

@@ -135,7 +135,7 @@ class Pool:
             try:
                 refs = getattr(actor, method).options(num_returns=returns).remote(*arguments)
                 refs = refs if returns > 1 else [refs]
-                found = [*wait(actor, refs[:1], self.cluster, what), *refs[1:]]
+                results = [*wait(actor, refs[:1], self.cluster, what), *refs[1:]]
             except WorkerLost as loss:
                 self._turns.expect(1)
                 self._replace(place, actor, str(loss), ", its work is repeated")
@@ -144,7 +144,7 @@ class Pool:
                 self._turns.done(place, actor, finished=False)
                 raise
             self._turns.done(place, actor)
-            return found
+            return results
 
     def map(
         self, method: str, works: Sequence[tuple[Any, ...]], progress: Callable[[float], None]
@@ -216,10 +216,10 @@ class Pool:
             if self.error is not None or self._closing:
                 self._turns.expect(-1)
                 raise self.error or RuntimeError("the run is ending")
-            taken = self._turns.take(method, _LOOK)
-            if taken is None:
+            turn = self._turns.take(method, _LOOK)
+            if turn is None:
                 continue
-            place, actor = taken
+            place, actor = turn
             if not self._should_leave(place):
                 return place, actor
             self._turns.expect(1)
@@ -233,7 +233,7 @@ class Pool:
         return (
             bool(leaving)
             and present[place].node_id in leaving
-            and any(each.node_id not in leaving for each in present.values())
+            and any(info.node_id not in leaving for info in present.values())
         )
 
     def _replace(

@@ -80,13 +80,13 @@ class Publisher:
         ):
             return {}
         source = self._trainers.worker_info
-        found = {}
+        members = {}
         for place, info in sorted(self._pool.introduced.items()):
             shared = info.gpus and (info.node, info.gpus) == (source.node, source.gpus)
             member = (info.node, info.pid)
             if not shared and (member not in self._late or _answer(self._late[member]) is not None):
-                found[member] = self._pool.actors[place]
-        return found
+                members[member] = self._pool.actors[place]
+        return members
 
     def _broadcast(self, version: int, held: Held, members: dict[Member, Any]) -> None:
         if self._group != tuple(members):
@@ -126,12 +126,14 @@ class Publisher:
 
 
 def _metrics(arrived: Sequence[Received], receivers: int) -> dict[str, float]:
-    seconds = sum(each.seconds for each in arrived)
+    seconds = sum(result.seconds for result in arrived)
     return {
-        "weights/broadcast_s": max((each.seconds for each in arrived), default=0.0),
+        "weights/broadcast_s": max((result.seconds for result in arrived), default=0.0),
         "weights/received": float(len(arrived)),
         "weights/missed": float(receivers - len(arrived)),
-        "weights/overlap": sum(each.overlapped for each in arrived) / seconds if seconds else 0.0,
+        "weights/overlap": sum(result.overlapped for result in arrived) / seconds
+        if seconds
+        else 0.0,
     }
 
 

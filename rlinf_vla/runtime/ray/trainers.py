@@ -41,7 +41,7 @@ class Trainers:
         )
         introduced = self.call("ready", *meeting_point, *([len(actors)] if meeting_point else []))
         self.worker_info: WorkerInfo = introduced[0][0]
-        self._nodes = {each.node_id for (each,) in introduced}
+        self._nodes = {info.node_id for (info,) in introduced}
         self._patience = cluster
 
     def will_leave(self) -> bool:
@@ -63,8 +63,8 @@ class Trainers:
                 for actor in self.actors
             ]
         refs = refs if returns > 1 else [[ref] for ref in refs]
-        waiting = {rank: each[0] for rank, each in enumerate(refs)}
-        found = dict[int, list[Any]]()
+        waiting = {rank: rank_refs[0] for rank, rank_refs in enumerate(refs)}
+        results = dict[int, list[Any]]()
         try:
             while (
                 waiting
@@ -80,10 +80,10 @@ class Trainers:
                     list(waiting.values()),
                 )
                 if values:
-                    found[rank] = [*values, *refs[rank][1:]]
+                    results[rank] = [*values, *refs[rank][1:]]
                 else:
                     waiting[rank] = ref
-            return [found[rank] for rank in range(len(refs))]
+            return [results[rank] for rank in range(len(refs))]
         except WorkerLost as loss:
             raise TrainerLost(str(loss)) from loss
         except Exception as error:

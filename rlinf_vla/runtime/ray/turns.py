@@ -57,9 +57,11 @@ class Turns:
             worker = self._free.pop(place)
             self._busy[place] = method, self._clock()
             self._waiting -= 1
-            known = self._seconds.get(method, {})
+            durations = self._seconds.get(method, {})
             if self._waiting <= 0:
-                known |= {other: PATIENCE * known[other] for other in self._free if other in known}
+                durations |= {
+                    other: PATIENCE * durations[other] for other in self._free if other in durations
+                }
             return place, worker
 
     def done(self, place: int, worker: Any, finished: bool = True) -> None:
@@ -67,9 +69,9 @@ class Turns:
         with self._changed:
             method, started = self._busy.pop(place)
             if finished:
-                known = self._seconds.setdefault(method, {})
+                durations = self._seconds.setdefault(method, {})
                 seconds = self._clock() - started
-                known[place] = seconds + OLD * (known.get(place, seconds) - seconds)
+                durations[place] = seconds + OLD * (durations.get(place, seconds) - seconds)
             self._free[place] = worker
             self._changed.notify_all()
 
@@ -77,25 +79,25 @@ class Turns:
         """Forget a busy worker that is lost."""
         with self._changed:
             self._busy.pop(place, None)
-            for known in self._seconds.values():
-                known.pop(place, None)
+            for durations in self._seconds.values():
+                durations.pop(place, None)
             self._changed.notify_all()
 
     def _chosen(self, method: str) -> int | None:
         if not self._free:
             return None
-        known = self._seconds.get(method, {})
+        durations = self._seconds.get(method, {})
         now = self._clock()
-        if any(place not in known for place in (*self._free, *self._busy)):
+        if any(place not in durations for place in (*self._free, *self._busy)):
             return next(iter(self._free))
         ends = dict.fromkeys(self._free, 0.0) | {
             place: self._left(place, now) for place in self._busy
         }
         for _ in range(max(1, self._waiting)):
-            best = min(ends, key=lambda place: ends[place] + known[place])
+            best = min(ends, key=lambda place: ends[place] + durations[place])
             if best in self._free:
                 return best
-            ends[best] += known[best]
+            ends[best] += durations[best]
         return None
 
     def _left(self, place: int, now: float) -> float:

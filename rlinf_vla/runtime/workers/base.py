@@ -115,17 +115,17 @@ class Worker:
 
     def where(self) -> dict[str, Any]:
         """Return this worker's machine, process, GPUs that Ray gave it, and device of tensors."""
-        found = {
+        fields = {
             "node": node_address(),
             "node_id": node_id(),
             "pid": self.pid(),
             "gpus": list(gpus()),
         }
-        return found | {"device": self.builders.cluster.torch_device}
+        return fields | {"device": self.builders.cluster.torch_device}
 
-    def info(self, spec: PolicySpec | None = None, **known: Any) -> WorkerInfo:
-        """Return what this worker reports; ``known``: further fields."""
-        return WorkerInfo(self.pid(), node_address(), node_id(), spec, gpus=gpus(), **known)
+    def info(self, spec: PolicySpec | None = None, **fields: Any) -> WorkerInfo:
+        """Return what this worker reports; ``fields``: further fields."""
+        return WorkerInfo(self.pid(), node_address(), node_id(), spec, gpus=gpus(), **fields)
 
 
 def node_address() -> str:

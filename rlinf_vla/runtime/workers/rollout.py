@@ -312,7 +312,7 @@ class RolloutWorker(PolicyWorker):
 
         timeline = Timeline()
         with self._acting(weights):
-            found = record_transitions(
+            records = record_transitions(
                 self.policy,
                 self.actor,
                 self.rewarded,
@@ -323,8 +323,14 @@ class RolloutWorker(PolicyWorker):
                 self.progress,
             )
         return [
-            (Packed.of(each.records), each.success, each.steps, each.cost, each.fault)
-            for each in found
+            (
+                Packed.of(episode.records),
+                episode.success,
+                episode.steps,
+                episode.cost,
+                episode.fault,
+            )
+            for episode in records
         ], self._spans(timeline)
 
     @contextmanager
@@ -345,8 +351,8 @@ class RolloutWorker(PolicyWorker):
     def _spans(self, timeline: Timeline) -> list[Span]:
         """Return the spans under this worker's name, in seconds of ``time.time``."""
         return [
-            each._replace(track=f"rollout {self.place} {each.track}")
-            for each in shifted(timeline.spans(), clock_offset())
+            span._replace(track=f"rollout {self.place} {span.track}")
+            for span in shifted(timeline.spans(), clock_offset())
         ]
 
     def demonstrate(self, config: DemonstrationConfig) -> tuple[Demonstrations, float | None]:

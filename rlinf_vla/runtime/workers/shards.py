@@ -37,18 +37,18 @@ class Packed:
         host = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         return Packed(
             {
-                name: (each.view(torch.int16) if name in half else each).numpy()
-                for name, each in host.items()
+                name: (tensor.view(torch.int16) if name in half else tensor).numpy()
+                for name, tensor in host.items()
             },
             half,
         )
 
     def tensors(self) -> Tensors:
         """Return tensors that share the arrays' memory and must not be written to."""
-        found = {name: torch.from_numpy(array) for name, array in self.arrays.items()}
+        tensors = {name: torch.from_numpy(array) for name, array in self.arrays.items()}
         return {
-            name: each.view(torch.bfloat16) if name in self.bfloat16 else each
-            for name, each in found.items()
+            name: tensor.view(torch.bfloat16) if name in self.bfloat16 else tensor
+            for name, tensor in tensors.items()
         }
 
     @property
@@ -70,10 +70,10 @@ def heavy_parts(rollouts: Trajectory) -> tuple[Packed, Packed]:
     named = {
         f"{_INPUT}{name}": value for name, value in flat.inputs.items() if not name.startswith(SEEN)
     }
-    shown = {name: value for name, value in flat.inputs.items() if name.startswith(SEEN)}
+    reward_inputs = {name: value for name, value in flat.inputs.items() if name.startswith(SEEN)}
     return Packed.of(
         named | {f"{_LATENT}{name}": value for name, value in flat.latent.items()}
-    ), Packed.of(shown)
+    ), Packed.of(reward_inputs)
 
 
 def light_part(rollouts: Trajectory) -> Packed:
@@ -113,11 +113,11 @@ class StoredRows:
         serial = self._rows[index] >> 32
         row = self._rows[index] & 0xFFFFFFFF
         like = next(iter(self._shards.values()))
-        found = like.new_empty(len(row), *like.shape[1:])
+        values = like.new_empty(len(row), *like.shape[1:])
         for number in serial.unique().tolist():
             places = (serial == number).nonzero()[:, 0]
-            found[places] = self._shards[number][row[places]]
-        return found
+            values[places] = self._shards[number][row[places]]
+        return values
 
 
 class HeavyParts:
@@ -138,18 +138,18 @@ class HeavyParts:
         rows = calls.inputs[ROW]
         serials = (rows >> 32).unique().tolist()
         names = self._parts[serials[0]]
-        found: dict[str, Any] = {
+        columns: dict[str, Any] = {
             name: StoredRows({number: self._parts[number][name] for number in serials}, rows)
             for name in names
         }
         inputs = {
             name.removeprefix(_INPUT): value
-            for name, value in found.items()
+            for name, value in columns.items()
             if name.startswith(_INPUT)
         }
         latent = {
             name.removeprefix(_LATENT): value
-            for name, value in found.items()
+            for name, value in columns.items()
             if name.startswith(_LATENT)
         }
         return replace(calls, inputs=inputs, latent=latent)
@@ -203,7 +203,7 @@ class Shards:
 
     def _result(self, future: Future[Trajectory]) -> Trajectory:
         while True:
-            self._look(sum(each.done() for _, each in self.items) / len(self.items))
+            self._look(sum(item.done() for _, item in self.items) / len(self.items))
             try:
                 return future.result(timeout=_LOOK)
             except NotYet:

@@ -67,7 +67,7 @@ class TrainerWorker(Worker):
         self.algorithm = builders.algorithm()
         self.heavy = HeavyParts()
         weights, trained = (
-            sum(each.numel() for each in group)
+            sum(parameter.numel() for parameter in group)
             for group in (self.policy.parameters(), self.trainer.parameters.values())
         )
         self.described = self.info(self.policy.spec, weights=weights, trained=trained)
