@@ -32,9 +32,9 @@ _KINDS = (
     "float64",
 )
 _TYPES = [
-    each
+    dtype
     for kind in _KINDS
-    for each in (np.dtype(kind).newbyteorder("<"), np.dtype(kind).newbyteorder(">"))
+    for dtype in (np.dtype(kind).newbyteorder("<"), np.dtype(kind).newbyteorder(">"))
 ]
 DTYPES: dict[str, np.dtype[Any]] = {
     name: dtype for dtype in _TYPES for name in (dtype.str, dtype.name)
@@ -101,7 +101,7 @@ def pack(message: Any, text_keys: bool = False, png: bool = False) -> bytes:
             raise MessageError(
                 f"{type(value).__name__} cannot be sent: send numbers, strings, arrays, lists and maps"
             )
-        return fields if text_keys else {key.encode(): each for key, each in fields.items()}
+        return fields if text_keys else {key.encode(): field for key, field in fields.items()}
 
     try:
         packed: bytes = _msgpack().packb(message, default=encoded)
@@ -173,12 +173,12 @@ def json_unpack(text: str | bytes, limits: Limits = LIMITS) -> Any:
     if len(text) > limits.size:
         raise MessageError(f"the message has {len(text)} bytes: at most {limits.size} are accepted")
     try:
-        said = text.decode() if isinstance(text, bytes) else text
+        message = text.decode() if isinstance(text, bytes) else text
         if (
-            said.count(",") + said.count("[") + said.count("{") > limits.items
+            message.count(",") + message.count("[") + message.count("{") > limits.items
         ):  # also those in strings
             raise MessageError(f"the message has more than {limits.items} entries")
-        tree = json.loads(said, parse_constant=_no_constant)
+        tree = json.loads(message, parse_constant=_no_constant)
     except MessageError:
         raise
     except (ValueError, RecursionError) as error:
@@ -210,7 +210,7 @@ class _Reader:
         if isinstance(tree, bytes):
             return _text(tree)
         if isinstance(tree, list):
-            return [self.read(each, depth + 1) for each in tree]
+            return [self.read(child, depth + 1) for child in tree]
         if not isinstance(tree, dict):
             return tree
         fields = {_text(key): value for key, value in tree.items()}
@@ -238,14 +238,14 @@ class _Reader:
             raise MessageError("an array without data")
         self._allocate(math.prod(shape) * dtype.itemsize, len(data))
         if dtype.kind == "b":  # a byte other than 0 and 1 is no boolean
-            found = np.frombuffer(data, np.uint8) != 0
-            found.flags.writeable = False
+            array = np.frombuffer(data, np.uint8) != 0
+            array.flags.writeable = False
         else:
-            found = np.frombuffer(data, dtype)
+            array = np.frombuffer(data, dtype)
         if not dtype.isnative:
-            found = found.astype(dtype.newbyteorder("="))
-            found.flags.writeable = False
-        return found.reshape(shape)
+            array = array.astype(dtype.newbyteorder("="))
+            array.flags.writeable = False
+        return array.reshape(shape)
 
     def _json_array(self, fields: dict[str, Any]) -> NDArray[Any]:
         try:
@@ -270,10 +270,10 @@ class _Reader:
         ):
             raise MessageError("an image is raw, png or jpeg, of shape [H, W, 1, 3 or 4]")
         self._allocate(math.prod(shape))
-        found = read_image(data, math.prod(shape), (name.upper(),), shape[2])
-        if found.shape != shape:
+        image = read_image(data, math.prod(shape), (name.upper(),), shape[2])
+        if image.shape != shape:
             raise MessageError(f"an image of another size than its shape, {shape[0]}x{shape[1]}")
-        return found
+        return image
 
     def _shape(self, fields: dict[str, Any]) -> tuple[int, ...]:
         shape = fields.get("shape")
@@ -281,15 +281,15 @@ class _Reader:
             raise MessageError(
                 f"the shape of an array is a list of at most {self.limits.dims} numbers"
             )
-        if any(type(each) is not int or not 0 <= each <= self.limits.size for each in shape):
+        if any(type(size) is not int or not 0 <= size <= self.limits.size for size in shape):
             raise MessageError(
                 f"the shape of an array has a number that is not an integer from 0 to {self.limits.size}"
             )
         return tuple(shape)
 
-    def _allocate(self, size: int, given: int | None = None) -> None:
-        if given is not None and size != given:
-            raise MessageError(f"an array has {given} bytes, its shape and dtype need {size}")
+    def _allocate(self, size: int, byte_count: int | None = None) -> None:
+        if byte_count is not None and size != byte_count:
+            raise MessageError(f"an array has {byte_count} bytes, its shape and dtype need {size}")
         self._bytes += size
         if self._bytes > self.limits.size:
             raise MessageError(f"the arrays of the message have more than {self.limits.size} bytes")

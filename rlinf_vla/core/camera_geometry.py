@@ -58,9 +58,9 @@ class Calibrated(Protocol):
 
 def geometry(camera: object) -> dict[str, Any]:
     """Return what ``camera`` knows of ``intrinsics`` and ``mount``, as JSON values."""
-    known = (
+    fields = (
         {"intrinsics": camera.intrinsics, "mount": camera.mount}
         if isinstance(camera, Calibrated)
         else {}
     )
-    return {name: asdict(value) for name, value in known.items() if value is not None}
+    return {name: asdict(value) for name, value in fields.items() if value is not None}

@@ -65,7 +65,7 @@ def meta_tensors_as(device: str) -> Iterator[None]:
 
 def device_of(module: nn.Module) -> torch.device:
     """Return the device of a module's parameters; the CPU if it has none."""
-    return next((each.device for each in module.parameters()), CPU)
+    return next((parameter.device for parameter in module.parameters()), CPU)
 
 
 def moved(tensors: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
@@ -82,10 +82,10 @@ def moved(tensors: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]
             elsewhere.setdefault(value.device, {})[name] = value
     if not elsewhere:
         return tensors
-    found = dict(tensors)
+    result = dict(tensors)
     for source, values in elsewhere.items():
-        found |= _copied(values, source, device)
-    return found
+        result |= _copied(values, source, device)
+    return result
 
 
 def _copied(
@@ -104,5 +104,5 @@ def _copied(
     return {name: _part(there, ends[name], value) for name, value in tensors.items()}
 
 
-def _part(packed: Tensor, place: tuple[int, int], like: Tensor) -> Tensor:
-    return packed[slice(*place)].view(like.dtype).view(like.shape)
+def _part(packed: Tensor, span: tuple[int, int], like: Tensor) -> Tensor:
+    return packed[slice(*span)].view(like.dtype).view(like.shape)

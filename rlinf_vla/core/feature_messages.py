@@ -17,8 +17,8 @@ from rlinf_vla.core.types import Tensors
 _SENT = {torch.bfloat16: torch.int16}
 """dtypes that NumPy lacks -> the dtype in which their bits travel."""
 _DTYPES = {
-    str(each).removeprefix("torch."): each
-    for each in (
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
         torch.float32,
         torch.bfloat16,
         torch.float16,
@@ -55,10 +55,10 @@ def read_description(said: Any) -> dict[str, Described]:
     """Return the description of features, by name. Raises MessageError."""
     if not isinstance(said, dict) or not 1 <= len(said) <= LIMITS.arrays:
         raise MessageError(f"features are not described by a map of 1 to {LIMITS.arrays} entries")
-    found: dict[str, Described] = {}
-    for name, each in said.items():
+    descriptions: dict[str, Described] = {}
+    for name, entry in said.items():
         shape, dtype = (
-            (each.get("shape"), each.get("dtype")) if isinstance(each, dict) else (None, None)
+            (entry.get("shape"), entry.get("dtype")) if isinstance(entry, dict) else (None, None)
         )
         if (
             not isinstance(shape, list)
@@ -72,10 +72,10 @@ def read_description(said: Any) -> dict[str, Described]:
             raise MessageError(
                 f"a feature of dtype {str(dtype)[:20]!r}, known are {', '.join(_DTYPES)}"
             )
-        found[str(name)] = Described(_DTYPES[dtype], tuple(shape))
-    if sum(each.nbytes for each in found.values()) > LIMITS.size:
+        descriptions[str(name)] = Described(_DTYPES[dtype], tuple(shape))
+    if sum(feature.nbytes for feature in descriptions.values()) > LIMITS.size:
         raise MessageError(f"the features of a row take more than {LIMITS.size} bytes")
-    return found
+    return descriptions
 
 
 def as_arrays(features: Tensors) -> dict[str, NDArray[Any]]:
@@ -100,14 +100,14 @@ def read_features(said: Any, described: Mapping[str, Described], rows: int) -> T
         raise MessageError(
             f"features {names or 'without entries'}: {', '.join(described)} are expected"
         )
-    found: Tensors = {}
-    for name, each in described.items():
+    features: Tensors = {}
+    for name, feature in described.items():
         value = said[name]
-        sent = torch.empty(0, dtype=_SENT.get(each.dtype, each.dtype)).numpy().dtype
+        sent = torch.empty(0, dtype=_SENT.get(feature.dtype, feature.dtype)).numpy().dtype
         if (
             not isinstance(value, np.ndarray)
             or value.dtype != sent
-            or value.shape != (rows, *each.shape)
+            or value.shape != (rows, *feature.shape)
         ):
             kind = (
                 f"{value.dtype} {list(value.shape)}"
@@ -115,10 +115,10 @@ def read_features(said: Any, described: Mapping[str, Described], rows: int) -> T
                 else type(value).__name__
             )
             raise MessageError(
-                f"feature {name} is {kind}: {sent} {[rows, *each.shape]} is expected"
+                f"feature {name} is {kind}: {sent} {[rows, *feature.shape]} is expected"
             )
-        tensor = torch.from_numpy(value.copy()).view(each.dtype)
+        tensor = torch.from_numpy(value.copy()).view(feature.dtype)
         if tensor.is_floating_point() and not tensor.isfinite().all():
             raise MessageError(f"feature {name} holds a number that is not finite")
-        found[name] = tensor
-    return found
+        features[name] = tensor
+    return features

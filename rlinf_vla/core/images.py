@@ -55,8 +55,8 @@ def pillow_resized(images: Tensor, size: tuple[int, int], kernel: str) -> Tensor
         return torch.from_numpy(
             np.stack(
                 [
-                    np.asarray(Image.fromarray(each).resize(size[::-1], method))
-                    for each in images.numpy()
+                    np.asarray(Image.fromarray(image).resize(size[::-1], method))
+                    for image in images.numpy()
                 ]
             )
         )
@@ -122,17 +122,17 @@ def _pillow_weights(before: int, after: int, kernel: str, device: torch.device) 
     support, weight = {"bilinear": (1.0, _bilinear), "bicubic": (2.0, _bicubic)}[kernel]
     scale = before / after
     spread = max(scale, 1.0)
-    found = torch.zeros(after, before, dtype=torch.float64)
+    weights = torch.zeros(after, before, dtype=torch.float64)
     for row in range(after):
         centre = (row + 0.5) * scale
         first = max(int(centre - support * spread + 0.5), 0)
         last = min(int(centre + support * spread + 0.5), before)
-        values = [weight((place - centre + 0.5) * (1 / spread)) for place in range(first, last)]
+        values = [weight((column - centre + 0.5) * (1 / spread)) for column in range(first, last)]
         total = sum(values)
-        for place, value in enumerate(values, first):
+        for column, value in enumerate(values, first):
             exact = value / total * 2**_BITS
-            found[row, place] = int(exact - 0.5 if exact < 0 else exact + 0.5)
-    return found.to(device)
+            weights[row, column] = int(exact - 0.5 if exact < 0 else exact + 0.5)
+    return weights.to(device)
 
 
 def _bilinear(x: float) -> float:

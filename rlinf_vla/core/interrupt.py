@@ -88,12 +88,12 @@ def exit_at_once() -> None:
 
 def _handle(receive: Callable[[int, FrameType | None], None]) -> dict[signal.Signals, Any]:
     """Install ``receive`` and return the previous handlers; keep an ignored SIGHUP (``nohup``)."""
-    wanted = [
+    signals = [
         signum
         for signum in SIGNALS
         if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN
     ]
-    return {signum: signal.signal(signum, receive) for signum in wanted}
+    return {signum: signal.signal(signum, receive) for signum in signals}
 
 
 def _write(text: bytes) -> None:

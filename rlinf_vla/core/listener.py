@@ -44,11 +44,11 @@ class Listener:
 
     def _bound(self) -> socket.socket:
         self._path.unlink(missing_ok=True)
-        made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        made.bind(str(self._path))
-        _listen(made)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        listener.bind(str(self._path))
+        _listen(listener)
         self._file = self._path.stat()
-        return made
+        return listener
 
     @property
     def intact(self) -> bool:

@@ -27,16 +27,16 @@ def read_image(
     try:
         image = Image.open(io.BytesIO(data), formats=formats)  # decodes nothing yet
         width, height = image.size
-        found = (
+        pixels = (
             np.array(image.convert(MODES[channels])) if width * height * channels <= most else None
         )
     except Exception:  # Pillow raises OSError, SyntaxError, ValueError, struct.error ...
         raise MessageError("an image whose data is damaged") from None
-    if found is None:
+    if pixels is None:
         raise MessageError(f"an image of {height}x{width} pixels has more than {most} bytes")
-    found = found.reshape(height, width, channels)
-    found.flags.writeable = False
-    return found
+    pixels = pixels.reshape(height, width, channels)
+    pixels.flags.writeable = False
+    return pixels
 
 
 def write_png(image: NDArray[np.uint8]) -> bytes:

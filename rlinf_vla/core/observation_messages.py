@@ -23,15 +23,15 @@ LENGTH = 1024
 
 def as_bytes(instructions: list[str]) -> Tensor:
     """Return uint8 ``[B, LENGTH]``. Raises UserError for an instruction that is too long."""
-    found = torch.zeros(len(instructions), LENGTH, dtype=torch.uint8)
-    for row, instruction in zip(found, instructions, strict=True):
+    rows = torch.zeros(len(instructions), LENGTH, dtype=torch.uint8)
+    for row, instruction in zip(rows, instructions, strict=True):
         data = instruction.encode()
         if len(data) > LENGTH:
             raise UserError(
                 f"instruction {instruction[:40]!r}... has {len(data)} bytes, another process gets at most {LENGTH}: shorten it"
             )
         row[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else row[:0]
-    return found
+    return rows
 
 
 def as_text(row: Tensor) -> str:

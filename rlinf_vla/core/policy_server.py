@@ -74,12 +74,12 @@ class Connection:
             raise _refused(self.url, self._node, error) from None
         self._limit_sending()
         try:
-            found = self.receive()
-            if not isinstance(found, dict):
+            metadata = self.receive()
+            if not isinstance(metadata, dict):
                 raise Failure(
                     f"{self.url} does not begin with metadata, as a policy server does: check the path of {self._node}.url"
                 )
-            self.metadata: dict[str, Any] = found
+            self.metadata: dict[str, Any] = metadata
         except BaseException:
             self.close()
             raise
@@ -209,7 +209,7 @@ class Connections:
         raise Failure(f"the policy server {self.server.address} does not answer{attempts}: {lost}")
 
     def _ask(self, requests: Sequence[Any]) -> list[Any]:
-        self._open = [each for each in self._open if each.is_open]
+        self._open = [connection for connection in self._open if connection.is_open]
         while len(self._open) < len(requests):
             self._open.append(self._connect())
         for connection, request in zip(self._open, requests, strict=False):
@@ -224,15 +224,15 @@ class Connections:
 
     def _connect(self) -> Connection:
         try:
-            found = Connection(self.server, self._limit)
+            connection = Connection(self.server, self._limit)
         except UserError as error:  # the server accepted the same options at the beginning
             raise Failure(str(error)) from None
-        if not self._known(found.metadata):
-            found.close()
+        if not self._known(connection.metadata):
+            connection.close()
             raise Failure(
-                f"{found.url} now serves another policy than at the beginning: start again"
+                f"{connection.url} now serves another policy than at the beginning: start again"
             )
-        return found
+        return connection
 
     def close(self) -> None:
         """Close all connections; the next request opens new ones."""

@@ -52,7 +52,7 @@ def from_vector(vector: Sequence[float]) -> Quaternion:
 
 def to_vector(q: Sequence[float]) -> Triple:
     """Return the shortest rotation vector of a unit quaternion, of length at most pi."""
-    w, x, y, z = q if q[0] >= 0 else [-each for each in q]
+    w, x, y, z = q if q[0] >= 0 else [-component for component in q]
     sine = math.sqrt(x * x + y * y + z * z)
     scale = 2 * math.atan2(sine, w) / sine if sine > 1e-9 else 2.0
     return (x * scale, y * scale, z * scale)

@@ -10,10 +10,10 @@ from rlinf_vla.config.errors import UserError
 def listening_at(host: str, port: int, where: str) -> socket.socket:
     """Return a socket that listens. Raises UserError; ``where``: the address as given."""
     try:
-        found = socket.getaddrinfo(
+        addresses = socket.getaddrinfo(
             host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-        family, kind, number, _, address = found[0]
+        family, kind, number, _, address = addresses[0]
         listener = socket.socket(family, kind, number)
     except (OSError, UnicodeError) as error:
         raise UserError(

@@ -82,17 +82,17 @@ class Transitions:
     @staticmethod
     def cat(parts: Sequence[Transitions]) -> Transitions:
         """Join batches, either all whole or all of a rank; leave out those without rows here."""
-        filled = [each for each in parts if each.of_rank is None or len(each.of_rank.rows)]
+        filled = [part for part in parts if part.of_rank is None or len(part.of_rank.rows)]
         now, following = (
             mapped(lambda *xs: torch.cat(xs), *fields) if fields else {}
-            for fields in ([each.now for each in filled], [each.following for each in filled])
+            for fields in ([part.now for part in filled], [part.following for part in filled])
         )
-        if all(each.of_rank is None for each in parts):
+        if all(part.of_rank is None for part in parts):
             return Transitions(now, following)
         rows = list[Tensor]()
         size = 0
-        for each in parts:
-            assert each.of_rank is not None
-            rows.append(each.of_rank.rows + size)
-            size += each.of_rank.size
+        for part in parts:
+            assert part.of_rank is not None
+            rows.append(part.of_rank.rows + size)
+            size += part.of_rank.size
         return Transitions(now, following, RankRows(torch.cat(rows), size))

@@ -38,7 +38,7 @@ def mapped(function: Callable[..., Tensor], first: Any, *others: Any) -> Any:
         names = [field.name for field in fields(first)]  # type: ignore[arg-type]
         return type(first)(
             *(
-                mapped(function, *(getattr(each, name) for each in (first, *others)))
+                mapped(function, *(getattr(value, name) for value in (first, *others)))
                 for name in names
             )
         )
@@ -56,18 +56,18 @@ class Batched:
 
     def to(self, device: torch.device) -> Self:
         """Return the tensors on ``device``, moved in one copy."""
-        found = iter(
+        tensors = iter(
             moved(
                 {str(number): value for number, value in enumerate(self.tensors())}, device
             ).values()
         )
-        return mapped(lambda _: next(found), self)
+        return mapped(lambda _: next(tensors), self)
 
     def tensors(self) -> list[Tensor]:
         """Return all tensors, in the order of the fields."""
-        found: list[Tensor] = []
-        mapped(lambda x: found.append(x) or x, self)  # type: ignore[func-returns-value]
-        return found
+        tensors: list[Tensor] = []
+        mapped(lambda x: tensors.append(x) or x, self)  # type: ignore[func-returns-value]
+        return tensors
 
     @classmethod
     def cat(cls, parts: Sequence[Self], dim: int = 0) -> Self:
@@ -92,13 +92,13 @@ class Observation:
     def to(self, device: torch.device) -> Observation:
         """Return the observation on ``device``, moved in one copy."""
         kinds = {"image.": self.images, "jpeg.": self.jpeg}
-        found = moved(
+        tensors = moved(
             {"state": self.state}
-            | {kind + name: each for kind in kinds for name, each in kinds[kind].items()},
+            | {kind + name: tensor for kind in kinds for name, tensor in kinds[kind].items()},
             device,
         )
-        images, jpeg = ({name: found[kind + name] for name in kinds[kind]} for kind in kinds)
-        return Observation(images, found["state"], self.instruction, jpeg)
+        images, jpeg = ({name: tensors[kind + name] for name in kinds[kind]} for kind in kinds)
+        return Observation(images, tensors["state"], self.instruction, jpeg)
 
 
 MAX_TASKS = MAX_ATTEMPTS = 1 << 16
@@ -132,7 +132,7 @@ class Episodes(Batched):
             raise ValueError(
                 f"{attempts} attempts at an episode are too many: at most {MAX_ATTEMPTS} get distinct random numbers"
             )
-        task_id, seed = (each.repeat_interleave(attempts) for each in (self.task_id, self.seed))
+        task_id, seed = (column.repeat_interleave(attempts) for column in (self.task_id, self.seed))
         return Episodes(task_id, seed, torch.arange(len(seed), device=seed.device) % attempts)
 
     @staticmethod
@@ -180,11 +180,11 @@ class StepResult:
     @property
     def outcome(self) -> Tensors:
         """All but the observation, by name; without those that are None."""
-        found = {
+        values = {
             name: getattr(self, name)
             for name in ("reward", "terminated", "truncated", "success", "valid", "cost", "fault")
         }
-        return {name: value for name, value in found.items() if value is not None}
+        return {name: value for name, value in values.items() if value is not None}
 
     @property
     def failed(self) -> Tensor:
@@ -193,8 +193,8 @@ class StepResult:
 
     def outcome_to(self, device: torch.device) -> StepResult:
         """Return the result with all but the observation on ``device``, moved in one copy."""
-        found: dict[str, Any] = moved(self.outcome, device)
-        return replace(self, **found)
+        outcome: dict[str, Any] = moved(self.outcome, device)
+        return replace(self, **outcome)
 
 
 @dataclass(frozen=True)

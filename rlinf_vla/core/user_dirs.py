@@ -16,8 +16,10 @@ def state() -> Path:
     Without HOME the password database decides, so it is the same without a login. Raises
     RuntimeError if there is no home.
     """
-    given = Path(os.environ.get("XDG_STATE_HOME", "")).expanduser()
-    return (given if given.is_absolute() else Path("~/.local/state").expanduser()) / "rlinf-vla"
+    directory = Path(os.environ.get("XDG_STATE_HOME", "")).expanduser()
+    return (
+        directory if directory.is_absolute() else Path("~/.local/state").expanduser()
+    ) / "rlinf-vla"
 
 
 def user_name() -> str:

@@ -51,8 +51,8 @@ class EnvSpec:
     @property
     def motion(self) -> ToolUnits | None:
         """What 1 means in actions of docs/conventions.md, whatever the states are; None: others."""
-        known = self.convention
-        return self.tool or (known.tool if known.gripper == "open_positive" else None)
+        convention = self.convention
+        return self.tool or (convention.tool if convention.gripper == "open_positive" else None)
 
     @property
     def convention(self) -> Convention:

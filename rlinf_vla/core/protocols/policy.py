@@ -275,10 +275,10 @@ def precompute_frozen(
     result: dict[str, Tensor] = {}
     for index in wanted.split(rows):
         part = moved({name: value[index] for name, value in inputs.items()}, device_of(policy))
-        found = policy.precompute(part)
-        if found is part:
+        outputs = policy.precompute(part)
+        if outputs is part:
             return inputs
-        for name, value in moved(found, CPU).items():
+        for name, value in moved(outputs, CPU).items():
             result.setdefault(name, value.new_empty(len(first), *value.shape[1:]))[index] = value
     return result
 
