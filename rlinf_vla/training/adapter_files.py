@@ -114,32 +114,33 @@ def _checked(document: dict[str, Any], directory: Path) -> dict[str, Any]:
         raise UserError(
             f"model.lora.adapter={directory}: only plain LoRA is supported, not its {named}; merge this adapter with the tool that made it"
         )
-    given = {
+    arguments = {
         name: document.get(name)
         for name in checks
         if name in document or name in ("r", "target_modules")
     }
-    for name, value in given.items():
+    for name, value in arguments.items():
         if not checks[name](value):
-            wanted = {"r": f"a whole {str(RANK).removeprefix('a ')}", "lora_alpha": str(ALPHA)}.get(
-                name, "names of modules in a list"
-            )
-            shown = (
+            requirement = {
+                "r": f"a whole {str(RANK).removeprefix('a ')}",
+                "lora_alpha": str(ALPHA),
+            }.get(name, "names of modules in a list")
+            value_text = (
                 printable(str(value)[:60])
                 if isinstance(value, str | int | float)
                 else f"a {type(value).__name__}"
             )
             raise UserError(
-                f"{directory / CONFIG}: {name} is {shown}, {wanted} is supported: merge it with the tool that made it"
+                f"{directory / CONFIG}: {name} is {value_text}, {requirement} is supported: merge it with the tool that made it"
             )
-    return given
+    return arguments
 
 
 def _names(value: Any) -> bool:
     return (
         isinstance(value, list)
         and len(value) <= MOST_NAMES
-        and all(isinstance(each, str) and NAME.fullmatch(each) is not None for each in value)
+        and all(isinstance(name, str) and NAME.fullmatch(name) is not None for name in value)
     )
 
 
@@ -147,7 +148,7 @@ def _numbers(value: Any, allowed: Range) -> bool:
     return (
         isinstance(value, dict)
         and _names(list(value))
-        and all(allowed.allows(each) for each in value.values())
+        and all(allowed.allows(number) for number in value.values())
     )
 
 
@@ -161,12 +162,12 @@ def check_ranks(config: LoraConfig, directory: Path) -> None:
             f'`python -c "import torch; from safetensors.torch import save_file; {convert}"`'
         )
     with _reading(path, FIX), safe_open(path, "pt") as file:
-        found = {file.get_slice(name).get_shape()[0] for name in file.keys() if ".lora_A." in name}  # noqa: SIM118
+        ranks = {file.get_slice(name).get_shape()[0] for name in file.keys() if ".lora_A." in name}  # noqa: SIM118
     special = set((config.rank_pattern or {}).values())
-    said = {config.r, *special}
-    if found not in (said, special):  # the pattern may name all modules
+    config_ranks = {config.r, *special}
+    if ranks not in (config_ranks, special):  # the pattern may name all modules
         raise UserError(
-            f"{path} has factors of rank {sorted(found)}, {CONFIG} says {sorted(said)}: {FIX}"
+            f"{path} has factors of rank {sorted(ranks)}, {CONFIG} says {sorted(config_ranks)}: {FIX}"
         )
 
 
@@ -190,11 +191,11 @@ def read_tensors(path: Path, fix: str = FIX) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file. Raises UserError if it is damaged or a number is
     not finite."""
     with _reading(path, fix):
-        found = load_file(path)
-    for name, value in found.items():
+        tensors = load_file(path)
+    for name, value in tensors.items():
         if value.is_floating_point() and (problem := fault(value)) is not None:
             raise UserError(f"{path}: {name} {problem}")
-    return found
+    return tensors
 
 
 LAYERS = 16
@@ -214,7 +215,7 @@ def refuse_merged(backbone: nn.Module, directory: Path) -> None:
     from peft.tuners.lora import Linear
 
     layers: list[Any] = [module for module in backbone.modules() if isinstance(module, Linear)]
-    found: list[tuple[float, float]] = []
+    estimates: list[tuple[float, float]] = []
     for layer in layers[:: max(len(layers) // LAYERS, 1)]:
         weight = layer.get_base_layer().weight
         a = layer.lora_A["default"].weight
@@ -227,13 +228,15 @@ def refuse_merged(backbone: nn.Module, directory: Path) -> None:
         size = float(((b.T @ b) * (a @ a.T)).sum())
         if size > 0:
             share = float((b.T @ weight @ a.T).trace()) / size
-            found.append((share, float(weight.norm()) / (size * weight.numel()) ** 0.5))
-    if not found:
+            estimates.append((share, float(weight.norm()) / (size * weight.numel()) ** 0.5))
+    if not estimates:
         return
-    weights = [1 / max(noise, 1e-6) ** 2 for _, noise in found]
-    mean = sum(share * each for (share, _), each in zip(found, weights, strict=True)) / sum(weights)
-    near = sum(abs(share - 1) < CLOSE + 3 * noise for share, noise in found)
-    if abs(mean - 1) < CLOSE and sum(weights) ** -0.5 < CLEAR and near >= 0.75 * len(found):
+    weights = [1 / max(noise, 1e-6) ** 2 for _, noise in estimates]
+    mean = sum(
+        share * share_weight for (share, _), share_weight in zip(estimates, weights, strict=True)
+    ) / sum(weights)
+    near = sum(abs(share - 1) < CLOSE + 3 * noise for share, noise in estimates)
+    if abs(mean - 1) < CLOSE and sum(weights) ** -0.5 < CLEAR and near >= 0.75 * len(estimates):
         raise UserError(
             f"{directory}: the weights of model.checkpoint contain this adapter already, it would be applied twice: "
             "leave the adapter out, or choose the checkpoint that it was trained on"

@@ -92,10 +92,10 @@ def save_checkpoint(
         }
         (aside / COMPLETE).write_text(json.dumps(digests, indent=1) + "\n")
     logger.info("wrote %s, %d trained tensors", final, len(factors) + len(heads))
-    found = complete_checkpoints(directory)
-    after = found.index(final) + 1
+    checkpoints = complete_checkpoints(directory)
+    after = checkpoints.index(final) + 1
     for old in (
-        found[: max(0, after - keep)] + found[after:]
+        checkpoints[: max(0, after - keep)] + checkpoints[after:]
     ):  # later ones are of what a run left that resumed further back
         shutil.rmtree(old, ignore_errors=True)
         logger.debug("removed %s: checkpoints.keep=%d", old, keep)

@@ -47,7 +47,9 @@ def verify(checkpoint: Path) -> None:
         digests = read_json(checkpoint / COMPLETE)
         damaged = sorted((digests.keys() - present) | (read - digests.keys()))
         damaged = damaged or [
-            name for name, known in digests.items() if digest(checkpoint / name) != known
+            name
+            for name, expected_digest in digests.items()
+            if digest(checkpoint / name) != expected_digest
         ]
     except (OSError, ValueError, AttributeError):
         damaged = [COMPLETE]
@@ -62,12 +64,12 @@ def newest_sound(directory: Path, say: Callable[[str], None]) -> Path | None:
 
     ``say`` reports those that are left out. Raises UserError if all are damaged.
     """
-    found = complete_checkpoints(directory)
-    for number, checkpoint in enumerate(reversed(found), 1):
+    checkpoints = complete_checkpoints(directory)
+    for number, checkpoint in enumerate(reversed(checkpoints), 1):
         try:
             verify(checkpoint)
         except UserError as error:
-            if number == len(found):
+            if number == len(checkpoints):
                 raise
             say(f"{error}")
         else:

@@ -87,15 +87,15 @@ def add_lora(policy: Policy, options: LoraOptions, seed: int) -> None:
         if name and _is_frozen(module) and not _inside(name.rpartition(".")[0], closed)
     ]
     targets = options.targets or list(policy.lora_targets)
-    found = {
+    matching_names = {
         target: [name for name in modules if f".{name}".endswith(f".{target}")]
         for target in targets
     }
-    _check_targets(policy, options, found, closed, switched)
+    _check_targets(policy, options, matching_names, closed, switched)
     excluded = [
         root
         for root in closed
-        if any(_inside(name, [root]) for matches in found.values() for name in matches)
+        if any(_inside(name, [root]) for matches in matching_names.values() for name in matches)
     ]
     config = LoraConfig(
         r=options.rank,
@@ -133,20 +133,22 @@ def _is_frozen(module: nn.Module) -> bool:
 def _check_targets(
     policy: Policy,
     options: LoraOptions,
-    found: Mapping[str, list[str]],
+    matching_names: Mapping[str, list[str]],
     closed: list[str],
     switched: list[str],
 ) -> None:
     open_ = {
         target: [name for name in names if not _inside(name, closed)]
-        for target, names in found.items()
+        for target, names in matching_names.items()
     }
     for target in options.targets:
-        if not found[target]:
+        if not matching_names[target]:
             raise UserError(
                 f"model.lora.targets: no backbone module's name ends in {target!r}; the default is {list(policy.lora_targets)}"
             )
-        if not open_[target] and not any(_inside(name, switched) for name in found[target]):
+        if not open_[target] and not any(
+            _inside(name, switched) for name in matching_names[target]
+        ):
             raise UserError(
                 f"model.lora.targets: {target!r} is only in modules that are frozen or full: remove it"
             )

@@ -83,14 +83,14 @@ def minibatches(count: int, epochs: int, size: int, seed: int, groups: int = 1) 
     takes every W-th row, with ``groups`` a multiple of W, gets the same rows in each epoch.
     """
     generator = torch.Generator().manual_seed(seed)
-    found = list[Tensor]()
+    batches = list[Tensor]()
     for _ in range(epochs):
         order = torch.empty(count, dtype=torch.int64)
         for group in range(min(groups, count)):
             rows = torch.arange(group, count, groups)
             order[group::groups] = rows[torch.randperm(len(rows), generator=generator)]
-        found += order.split(size)
-    return found
+        batches += order.split(size)
+    return batches
 
 
 def micro_batches(
@@ -128,11 +128,11 @@ def map_rows(
     """Apply a row-wise ``function`` to all rows ``[N, ...]``, ``size`` at a time, on ``device``.
     The ranks share the work, and each gets the whole result, on the CPU. Passes of fewer than
     ``least`` rows are filled up."""
-    found = [
+    outputs = [
         function(_tall(part, least))[: len(part) if counted else 0]
         for part, counted in micro_batches(batch, size, device)
     ]
-    own = torch.cat(found)
+    own = torch.cat(outputs)
     if world_size() == 1:
         return own.cpu()
     padded = own.new_zeros(math.ceil(len(batch) / world_size()), *own.shape[1:])
@@ -216,7 +216,7 @@ def buckets(tensors: Iterable[Tensor], size: int) -> Iterator[list[Tensor]]:
     filling: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors:
         group = filling.setdefault(tensor.dtype, [])
-        if group and sum(each.nbytes for each in group) + tensor.nbytes > size:
+        if group and sum(member.nbytes for member in group) + tensor.nbytes > size:
             yield group
             filling[tensor.dtype] = group = []
         group.append(tensor)
@@ -290,7 +290,7 @@ def gather_full(
     """
     if not any(map(is_sharded, (*tensors.values(), *wholes.values()))):
         return dict(tensors)
-    found: Tensors = {}
+    result: Tensors = {}
     for name, tensor in tensors.items():
         sharded: Any = shard_like(wholes[name], tensor) if name in wholes else tensor
         whole = (
@@ -299,8 +299,8 @@ def gather_full(
             else tensor
         )
         if rank() == 0:
-            found[name] = whole.cpu()
-    return found
+            result[name] = whole.cpu()
+    return result
 
 
 def clip_shards(pieces: Iterable[nn.Parameter], limit: float) -> Tensor:

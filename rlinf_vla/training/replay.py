@@ -100,17 +100,17 @@ class Records:
                 shutil.rmtree(path)
 
     def gather(self, index: NDArray[np.int64], names: list[str] | None = None) -> Tensors:
-        numbers, rows = (each.tolist() for each in np.divmod(index, SEGMENT))
+        numbers, rows = (array.tolist() for array in np.divmod(index, SEGMENT))
         segments = [self._segment(number) for number in numbers]
-        found = {}
+        tensors = {}
         for name in names or list(self._layout):
             dtype, shape = self._layout[name]
             values = np.empty((len(index), *shape), dtype)
             # one by one: in a large replay, most segments hold one or two records of a batch
-            for place, (segment, row) in enumerate(zip(segments, rows, strict=True)):
-                values[place] = segment[name][row]
-            found[name] = torch.from_numpy(values)
-        return found
+            for position, (segment, row) in enumerate(zip(segments, rows, strict=True)):
+                values[position] = segment[name][row]
+            tensors[name] = torch.from_numpy(values)
+        return tensors
 
     def _segment(self, number: int, create: bool = False) -> dict[str, NDArray[Any]]:
         if number not in self._segments:
@@ -291,15 +291,15 @@ def sample_mixed(
     """
     counts = [round(share * batch) for share in shares[1:]]
     counts = [batch - sum(counts), *counts]
-    found = Transitions.cat(
+    transitions = Transitions.cat(
         [
             store.sample(count, generator)
             for store, count in zip(stores, counts, strict=True)
             if count
         ]
     )
-    if found.of_rank is None or len(found.of_rank.rows):
-        return found
+    if transitions.of_rank is None or len(transitions.of_rank.rows):
+        return transitions
     record = stores[0].newest()
     return Transitions(
         record, record, RankRows(torch.zeros(1, dtype=torch.int64), batch, counts=False)

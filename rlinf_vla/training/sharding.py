@@ -69,7 +69,7 @@ def shard(policy: Learner) -> None:
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
     mesh = init_device_mesh(device_of(policy).type, (world_size(),))
-    place = _by_dtype(policy, mesh)
+    placement = _by_dtype(policy, mesh)
     # sums over ranks in bfloat16 would be rounded once per rank
     precision = MixedPrecisionPolicy(
         reduce_dtype=reduce(torch.promote_types, _trained_dtypes(policy), torch.float32)
@@ -80,7 +80,7 @@ def shard(policy: Learner) -> None:
             module,
             mesh=mesh,
             reshard_after_forward=True,
-            shard_placement_fn=place,
+            shard_placement_fn=placement,
             mp_policy=precision,
         )
     for module in policy.modules():

@@ -352,8 +352,8 @@ class Trainer:
                     name: value if name == _STEP and not _fused(optimizer) else value.to(device)
                     for name, value in slots.items()
                 }
-        for kept in self._kept.values():
-            kept |= {name: value.to(device) for name, value in kept.items()}
+        for weights in self._kept.values():
+            weights |= {name: value.to(device) for name, value in weights.items()}
 
     def weights(self) -> Tensors:
         """Return the trainable weights by name.
@@ -408,10 +408,10 @@ class Trainer:
         }
         self.target.load_state_dict(averages)
         owner = {
-            each: optimizer
+            parameter: optimizer
             for optimizer in self.optimizers.values()
             for group in optimizer.param_groups
-            for each in group["params"]
+            for parameter in group["params"]
         }
         self._masters.reset()
         for key, value in tensors.items():
