@@ -44,7 +44,7 @@ def rows_chosen(where: Tensor, new: Observation, old: Observation) -> Observatio
 
     kinds = ((new.images, old.images), (new.jpeg, old.jpeg))
     images, jpeg = (
-        {name: pick(each, before[name]) for name, each in kind.items()} for kind, before in kinds
+        {name: pick(value, before[name]) for name, value in kind.items()} for kind, before in kinds
     )
     instruction = [
         a if chosen else b
@@ -111,13 +111,13 @@ class Actor:
             f"{COUNTER}seed": episodes.seed,
             f"{COUNTER}step": step,
         }
-        found = moved(self._in_blocks(self._act, moved(inputs | counters, self.device)), CPU)
+        outputs = moved(self._in_blocks(self._act, moved(inputs | counters, self.device)), CPU)
         latent = {
             name.removeprefix(_LATENT): value
-            for name, value in found.items()
+            for name, value in outputs.items()
             if name.startswith(_LATENT)
         }
-        return ActionSample(found["actions"], latent, found["log_prob"], found["value"])
+        return ActionSample(outputs["actions"], latent, outputs["log_prob"], outputs["value"])
 
     @torch.no_grad()
     def act_onto(
@@ -129,7 +129,7 @@ class Actor:
         """
         assert isinstance(self.policy, RealTimeChunking)
         settings = self.settings
-        given = moved(
+        tensors = moved(
             {
                 "task": noise_task(episodes),
                 "seed": episodes.seed,
@@ -138,12 +138,12 @@ class Actor:
             },
             self.device,
         )
-        noise = CounterNoise(settings.run_seed, given["task"], given["seed"], given["step"])
+        noise = CounterNoise(settings.run_seed, tensors["task"], tensors["seed"], tensors["step"])
         return self.policy.act_with_prefix(
             self._features(self._fetched(inputs)),
             noise,
             settings.temperature,
-            given["actions"],
+            tensors["actions"],
             frozen,
         )
 
@@ -153,9 +153,9 @@ class Actor:
         ``wanted``: bool ``[B]``, of at least one row.
         """
         rows = whole_blocks(wanted, self.settings.batch_size)
-        found = torch.zeros(len(wanted))
-        found[rows] = self.values(self.prepare(rows_of(obs, rows)))
-        return torch.where(wanted, found, 0)
+        values = torch.zeros(len(wanted))
+        values[rows] = self.values(self.prepare(rows_of(obs, rows)))
+        return torch.where(wanted, values, 0)
 
     def values(self, inputs: Inputs) -> Tensor:
         """Return the critic's estimate of all rows, float32 ``[B]``, on the CPU."""
@@ -187,11 +187,13 @@ class Actor:
             return block
         counters = {name: value for name, value in block.items() if name.startswith(COUNTER)}
         inputs = {name: value for name, value in block.items() if name not in counters}
-        found = self._encode(moved(inputs, CPU))
+        features = self._encode(moved(inputs, CPU))
         self.requests = self.requests + 1
         self.sent = self.sent + nbytes(inputs)
-        self.received = self.received + nbytes(found)
-        return {name: value.clone() for name, value in moved(found, self.device).items()} | counters
+        self.received = self.received + nbytes(features)
+        return {
+            name: value.clone() for name, value in moved(features, self.device).items()
+        } | counters
 
     def _features(self, inputs: Tensors) -> Any:
         return self.policy.encode(inputs) if self._encode is None else self.policy.unpack(inputs)
@@ -201,8 +203,8 @@ class Actor:
         inputs = {name: value for name, value in tensors.items() if not name.startswith(COUNTER)}
         noise = CounterNoise(self.settings.run_seed, *counters)
         sample = self.policy.act(self._features(inputs), noise, self.settings.temperature)
-        found = {"actions": sample.actions, "log_prob": sample.log_prob, "value": sample.value}
-        return found | {f"{_LATENT}{name}": value for name, value in sample.latent.items()}
+        outputs = {"actions": sample.actions, "log_prob": sample.log_prob, "value": sample.value}
+        return outputs | {f"{_LATENT}{name}": value for name, value in sample.latent.items()}
 
     def _value_block(self, tensors: Tensors) -> Tensors:
         return {"value": self.policy.value(self._features(tensors))}

@@ -96,10 +96,10 @@ def collect_episodes(
     order: list[Tensor] = []
 
     def on_call(env: VectorEnv, call: Call, index: Tensor) -> None:
-        wanted = index >= 0
+        mask = index >= 0
         row = _row(call, policy_version, beside)
-        parts.append(row[wanted])
-        order.append((index[wanted] << 32) + call.step[wanted])
+        parts.append(row[mask])
+        order.append((index[mask] << 32) + call.step[mask])
 
     play_episodes(lambda _: actor, groups, episodes, on_call, spans, progress)
     calls = Trajectory.cat(parts, dim=0)

@@ -79,7 +79,7 @@ def _measured(location: str, control_hz: float) -> tuple[int, ...]:
             f"rollout.deadline.measured={location} counts no inference: take the file of a longer run"
         )
     ordered = [ticks for ticks, count in sorted(counts.items()) for _ in range(count)]
-    return tuple(math.ceil(scale * ordered[place * total // 100]) for place in range(100))
+    return tuple(math.ceil(scale * ordered[percent * total // 100]) for percent in range(100))
 
 
 class DeadlineEnv(WrappedEnv):
@@ -119,7 +119,7 @@ class DeadlineEnv(WrappedEnv):
             episodes if mask is None else Episodes.where(fresh, episodes, self._episodes)
         )
         self._delay, self._step = (
-            torch.where(fresh, 0, each) for each in (self._delay, self._step)
+            torch.where(fresh, 0, tensor) for tensor in (self._delay, self._step)
         )
         self._gripper = torch.where(fresh, OPEN, self._gripper)
         self._env.reset_async(episodes, mask)
@@ -132,17 +132,17 @@ class DeadlineEnv(WrappedEnv):
         return self._late
 
     def step_async(self, actions: Tensor, skip_ended: bool = False) -> None:
-        given = actions.cpu()
+        cpu_actions = actions.cpu()
         horizon = self._deadline.horizon
         delay, dropped = self._drawn()
-        place = self._delay[:, None] + torch.arange(horizon)
-        asked = given[torch.arange(len(given))[:, None], place]
+        indices = self._delay[:, None] + torch.arange(horizon)
+        asked = cpu_actions[torch.arange(len(cpu_actions))[:, None], indices]
         held = torch.zeros_like(asked)
         held[..., -1] = self._gripper[:, None]
         self._actions = torch.where(dropped[:, None, None], held, asked)
         self._gripper = self._actions[:, -1, -1]
-        self._place = place
-        self._shape = given.shape[:2]
+        self._place = indices
+        self._shape = cpu_actions.shape[:2]
         self._next = delay
         self._cuts = sorted({*(horizon - delay).tolist(), horizon} - {0})
         self._skip = skip_ended
@@ -168,10 +168,10 @@ class DeadlineEnv(WrappedEnv):
             seen = rows_chosen((look == cut) | ended, result.observation, seen)
         self._now = result.observation
         self._late = seen
-        told = self._spread(parts)
-        self._step = self._step + told.valid.sum(1).cpu()
+        chunk_result = self._spread(parts)
+        self._step = self._step + chunk_result.valid.sum(1).cpu()
         self._delay = self._next
-        return told
+        return chunk_result
 
     def _part(self, number: int) -> Tensor:
         """Return the actions between two cuts, on the environment's device."""
@@ -181,12 +181,12 @@ class DeadlineEnv(WrappedEnv):
     def _spread(self, parts: Sequence[dict[str, Tensor]]) -> StepResult:
         """Return one result with the outcome of each action at its place in the chunk."""
         rows = torch.arange(len(self._place))[:, None]
-        found = dict[str, Tensor]()
+        fields = dict[str, Tensor]()
         for name in parts[0]:
-            value = torch.cat([each[name] for each in parts], 1)
-            found[name] = torch.zeros(self._shape, dtype=value.dtype)
-            found[name][rows, self._place[:, : value.shape[1]]] = value
-        return StepResult(self._late, **found).outcome_to(self.spec.device)
+            value = torch.cat([part[name] for part in parts], 1)
+            fields[name] = torch.zeros(self._shape, dtype=value.dtype)
+            fields[name][rows, self._place[:, : value.shape[1]]] = value
+        return StepResult(self._late, **fields).outcome_to(self.spec.device)
 
     def _drawn(self) -> tuple[Tensor, Tensor]:
         """Draw the delays of the inferences that come next, and whether the chunks of these calls

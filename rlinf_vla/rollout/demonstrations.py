@@ -71,9 +71,9 @@ def collect_demonstrations(
 
     play_expert(partial(prepared, policy), groups, config, run_seed, on_call, progress)
     ended = outcomes.all()
-    episodes = [(seen, each[LABEL]) for seen, each in zip(inputs.all(), ended, strict=True)]
+    episodes = [(seen, outcome[LABEL]) for seen, outcome in zip(inputs.all(), ended, strict=True)]
     return Demonstrations.of(episodes, policy.horizon), sum(
-        bool(each[form.SUCCESS][-1]) for each in ended
+        bool(outcome[form.SUCCESS][-1]) for outcome in ended
     ) / len(ended)
 
 
@@ -100,10 +100,10 @@ def labelled_frames(
 
     play_expert(lambda obs: {}, groups, config, run_seed, on_call, progress)
     seen = inputs.all()
-    success = [each[form.SUCCESS] for each in outcomes.all()]
-    numbers = torch.cat([torch.full((len(each),), number) for number, each in enumerate(success)])
+    success = [outcome[form.SUCCESS] for outcome in outcomes.all()]
+    numbers = torch.cat([torch.full((len(flags),), number) for number, flags in enumerate(success)])
     return Frames(
-        {name: torch.cat([each[name] for each in seen]) for name in seen[0]},
+        {name: torch.cat([episode_inputs[name] for episode_inputs in seen]) for name in seen[0]},
         torch.cat(success),
         numbers,
     )
@@ -135,12 +135,12 @@ class RecordedEpisode:
         """Read what ``write`` wrote. Raises UserError if it is damaged."""
         try:
             with np.load(path, allow_pickle=False) as file:
-                found = {key: file[key] for key in file.files}
+                arrays = {key: file[key] for key in file.files}
             return cls(
-                found,
-                str(found.pop("instruction")),
-                bool(found.pop("success")),
-                bool(found.pop("cut")),
+                arrays,
+                str(arrays.pop("instruction")),
+                bool(arrays.pop("success")),
+                bool(arrays.pop("cut")),
             )
         except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
             raise UserError(

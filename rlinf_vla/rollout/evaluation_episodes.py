@@ -65,7 +65,7 @@ def play_evaluation(
         groups,
         listed,
         spans,
-        lambda place: numbers[place] < filmed,
+        lambda index: numbers[index] < filmed,
         progress,
         probe,
     )
@@ -85,7 +85,7 @@ def play_episode_list(
     groups: Sequence[VectorEnv],
     listed: Episodes,
     spans: Spans,
-    filmed: Callable[[int], bool] = lambda place: False,
+    filmed: Callable[[int], bool] = lambda index: False,
     progress: Callable[[float], None] = lambda fraction: None,
     probe: str | None = None,
 ) -> list[EpisodeResult]:

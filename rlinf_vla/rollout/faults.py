@@ -78,7 +78,7 @@ class GuardedEnv(WrappedEnv):
         last = going & (going.cumsum(1) == going.sum(1, keepdim=True))
         fault = (last * reason[:, None]).to(torch.uint8)
         failed = fault > 0
-        found = replace(
+        cut_result = replace(
             result,
             observation=observation,
             reward=torch.where(going & finite_reward & ~failed, result.reward, 0),
@@ -89,8 +89,8 @@ class GuardedEnv(WrappedEnv):
             fault=fault,
         )
         self._cut = self._cut | failed.any(1)
-        self._count(found)
-        return found
+        self._count(cut_result)
+        return cut_result
 
     def _finite(self, observation: Observation) -> tuple[Observation, Tensor]:
         """Return the observation with the last finite state of each row, and which rows are new."""

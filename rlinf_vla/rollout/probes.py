@@ -37,12 +37,14 @@ def shuffled(instruction: str, episode: Episodes) -> str:
     draw = CounterNoise(
         0, episode.task_id.cpu(), episode.seed.cpu(), torch.zeros(1, dtype=torch.int64), WORD_ORDER
     )
-    found = (
-        [words[place] for place in draw.words(len(words))[0].argsort(stable=True).tolist()]
+    shuffled_words = (
+        [words[index] for index in draw.words(len(words))[0].argsort(stable=True).tolist()]
         if words
         else []
     )
-    return " ".join(found[1:] + found[:1] if found == words else found)
+    return " ".join(
+        shuffled_words[1:] + shuffled_words[:1] if shuffled_words == words else shuffled_words
+    )
 
 
 class ProbedEnv(WrappedEnv):
@@ -84,7 +86,7 @@ class ProbedEnv(WrappedEnv):
             return replace(
                 observation,
                 instruction=[
-                    shuffled(*each) for each in zip(observation.instruction, rows, strict=True)
+                    shuffled(*pair) for pair in zip(observation.instruction, rows, strict=True)
                 ],
             )
         kinds = (observation.images, observation.jpeg)

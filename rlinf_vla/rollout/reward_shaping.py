@@ -93,14 +93,14 @@ def seen(call: Call) -> Tensors:
 
     Raises UserError for an instruction that is too long.
     """
-    found = {"actions": call.sample.actions}
+    tensors = {"actions": call.sample.actions}
     for when, observation in (("before", call.observation), ("after", call.result.observation)):
-        found |= {f"{when}.image.{name}": value for name, value in observation.images.items()}
-        found |= {
+        tensors |= {f"{when}.image.{name}": value for name, value in observation.images.items()}
+        tensors |= {
             f"{when}.state": observation.state,
             f"{when}.instruction": as_bytes(observation.instruction).to(observation.state.device),
         }
-    return {f"{SEEN}{name}": value for name, value in found.items()}
+    return {f"{SEEN}{name}": value for name, value in tensors.items()}
 
 
 def relabel_rewards(
@@ -111,34 +111,34 @@ def relabel_rewards(
     They equal the online rewards. Raises UserError if the reward would terminate an episode, and
     Failure if it is not finite.
     """
-    found = []
+    rewards = []
     for start in range(0, len(calls), rows):
         index = torch.arange(start, start + rows).clamp(
             max=len(calls) - 1
         )  # pad to the size of an environment group
         part = calls[index]
-        shown = {name.removeprefix(SEEN): value[index] for name, value in seen.items()}
+        tensors = {name.removeprefix(SEEN): value[index] for name, value in seen.items()}
         own = StepResult(
-            _observation(shown, "after"),
+            _observation(tensors, "after"),
             part.reward,
             part.terminated,
             part.truncated,
             part.success,
             part.valid,
         )
-        result = reward_shaper(_observation(shown, "before"), shown["actions"], own)
+        result = reward_shaper(_observation(tensors, "before"), tensors["actions"], own)
         if bool(((result.terminated != part.terminated) & part.valid).any()):
             raise UserError(
                 "this reward terminates episodes, which a reward worker cannot do: set cluster.reward_workers=0"
             )
-        found.append(result.reward[: len(calls) - start])
-    return torch.cat(found)
+        rewards.append(result.reward[: len(calls) - start])
+    return torch.cat(rewards)
 
 
-def _observation(shown: Tensors, when: str) -> Observation:
+def _observation(tensors: Tensors, when: str) -> Observation:
     image = f"{when}.image."
-    instructions = [as_text(row) for row in shown[f"{when}.instruction"]]
+    instructions = [as_text(row) for row in tensors[f"{when}.instruction"]]
     images = {
-        name.removeprefix(image): value for name, value in shown.items() if name.startswith(image)
+        name.removeprefix(image): value for name, value in tensors.items() if name.startswith(image)
     }
-    return Observation(images, shown[f"{when}.state"], instructions)
+    return Observation(images, tensors[f"{when}.state"], instructions)

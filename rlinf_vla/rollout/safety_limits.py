@@ -26,28 +26,28 @@ def limited(
     to move its target by ``unit_m`` times the translation. As in ``robots/safety.py``, the target
     is first moved to the wall of the workspace, then the way there is shortened.
     """
-    found = actions.clone()
+    result = actions.clone()
     count = torch.zeros(actions.shape[:2], device=actions.device)
     box = torch.tensor(list(config.workspace), device=actions.device).view(-1, 3)
-    for place in range(actions.shape[1]):
-        wanted = move = actions[:, place, :3].clamp(-1, 1)  # as simulators do
+    for step in range(actions.shape[1]):
+        full_move = move = actions[:, step, :3].clamp(-1, 1)  # as simulators do
         if len(box):
             inside = (tool + unit_m * move).clamp(box[0], box[1])
             move, changed = _where_changed(((inside - tool) / unit_m).clamp(-1, 1), move)
-            count[:, place] += changed
+            count[:, step] += changed
         if config.translation is not None:
             move, changed = _where_changed(_shortened(move, config.translation), move)
-            count[:, place] += changed
+            count[:, step] += changed
         if config.rotation is not None:
-            turn = actions[:, place, 3:6].clamp(-1, 1)
+            turn = actions[:, step, 3:6].clamp(-1, 1)
             turned, changed = _where_changed(_shortened(turn, config.rotation), turn)
-            count[:, place] += changed
-            found[:, place, 3:6] = torch.where(changed[:, None], turned, actions[:, place, 3:6])
-        found[:, place, :3] = torch.where(
-            (move != wanted).any(1, keepdim=True), move, actions[:, place, :3]
+            count[:, step] += changed
+            result[:, step, 3:6] = torch.where(changed[:, None], turned, actions[:, step, 3:6])
+        result[:, step, :3] = torch.where(
+            (move != full_move).any(1, keepdim=True), move, actions[:, step, :3]
         )
         tool = tool + unit_m * move if len(box) else tool
-    return found, count
+    return result, count
 
 
 def _shortened(vectors: Tensor, longest: float) -> Tensor:

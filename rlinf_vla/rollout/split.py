@@ -40,13 +40,13 @@ def head_weights(policy: Policy, weights: Mapping[str, Tensor]) -> Tensors:
     A rollout worker needs those of ``policy.state_dict()`` once, and those of the trainable weights
     after every update.
     """
-    found = {
+    result = {
         name: value
         for name, value in weights.items()
         if not name.startswith(_BACKBONE) or _acts(policy, name[len(_BACKBONE) :])
     }
     rows = {f"{_BACKBONE}{name}": rows for name, rows in (policy.head_rows or {}).items()}
-    return {name: value[rows[name]] if name in rows else value for name, value in found.items()}
+    return {name: value[rows[name]] if name in rows else value for name, value in result.items()}
 
 
 def strip_to_head(policy: Policy) -> None:
@@ -62,10 +62,10 @@ def strip_to_head(policy: Policy) -> None:
     for name, rows in (policy.head_rows or {}).items():
         if name in weights:
             module, _, last = name.rpartition(".")
-            kept = torch.nn.Parameter(
+            parameter = torch.nn.Parameter(
                 weights[name].detach()[rows].clone(), weights[name].requires_grad
             )
-            setattr(policy.backbone.get_submodule(module), last, kept)
+            setattr(policy.backbone.get_submodule(module), last, parameter)
 
 
 def _acts(policy: Policy, name: str) -> bool:
@@ -104,8 +104,8 @@ class FeatureServer:
         copies = {
             name: value.clone() for name, value in moved(inputs, self._device).items()
         }  # see Actor._in_blocks
-        found = moved(self._packed(copies), CPU)
-        return {name: value.contiguous() for name, value in found.items()}
+        features = moved(self._packed(copies), CPU)
+        return {name: value.contiguous() for name, value in features.items()}
 
     def _pack(self, inputs: Tensors) -> Tensors:
         return self.policy.pack(self.policy.encode(inputs))

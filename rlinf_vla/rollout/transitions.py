@@ -42,8 +42,8 @@ def record_transitions(
         raise UserError(
             f"expert demonstrations are single actions, not chunks of {policy.spec.chunk}: use a policy with chunk 1"
         )
-    kept = EpisodeRows(len(episodes))
-    found = [EpisodeRecords({}, False, 0) for _ in range(len(episodes))]
+    episode_rows = EpisodeRows(len(episodes))
+    records = [EpisodeRecords({}, False, 0) for _ in range(len(episodes))]
 
     @torch.no_grad()
     def on_call(env: VectorEnv, call: Call, index: Tensor) -> None:
@@ -65,7 +65,7 @@ def record_transitions(
             ACTED: torch.ones_like(terminated),
             COST: rewards(cost, result.valid)[0],
         }
-        kept.add(index, seen | outcome)
+        episode_rows.add(index, seen | outcome)
         cut = done & ~terminated
         if bool(cut.any()):
             rows = whole_blocks(cut, actor.settings.batch_size)
@@ -74,27 +74,29 @@ def record_transitions(
                 prepared(policy, rows_of(result.observation, rows)),
                 actor.settings.batch_size,
             )
-            kept.add(
+            episode_rows.add(
                 index[rows],
                 last | {name: torch.zeros_like(value[rows]) for name, value in outcome.items()},
                 cut[rows],
             )
         for slot, number in enumerate(index.tolist()):
             if number >= 0:
-                found[number].success |= bool((result.success & result.valid)[slot].any())
-                found[number].steps += int(result.valid[slot].sum())
+                records[number].success |= bool((result.success & result.valid)[slot].any())
+                records[number].steps += int(result.valid[slot].sum())
                 if result.fault is not None:
-                    found[number].fault = max(found[number].fault, int(result.fault[slot].max()))
+                    records[number].fault = max(
+                        records[number].fault, int(result.fault[slot].max())
+                    )
                 if result.cost is not None:
-                    found[number].cost = (found[number].cost or 0.0) + float(cost[slot].sum())
+                    records[number].cost = (records[number].cost or 0.0) + float(cost[slot].sum())
 
     actor_of = (
         partial(ExpertActor, prepare=partial(prepared, policy)) if expert else lambda env: actor
     )
     play_episodes(actor_of, groups, episodes, on_call, spans, progress)
-    for recorded, rows in zip(found, kept.all(), strict=True):
+    for recorded, rows in zip(records, episode_rows.all(), strict=True):
         recorded.records = rows
-    return found
+    return records
 
 
 def faults_of_records(
@@ -102,21 +104,21 @@ def faults_of_records(
 ) -> list[Fault]:
     """Return the ``episodes`` that were cut, of which ``found`` are the records."""
     return [
-        Fault(tasks[task], seed, each.steps, FAULTS[each.fault])
-        for task, seed, each in zip(
+        Fault(tasks[task], seed, record.steps, FAULTS[record.fault])
+        for task, seed, record in zip(
             episodes.task_id.tolist(), episodes.seed.tolist(), found, strict=True
         )
-        if each.fault
+        if record.fault
     ]
 
 
 def transition_metrics(episodes: Sequence[EpisodeRecords]) -> dict[str, float]:
     count = len(episodes)
-    costs = [each.cost for each in episodes if each.cost is not None]
+    costs = [episode.cost for episode in episodes if episode.cost is not None]
     return ({EPISODE_COST: sum(costs) / len(costs)} if costs else {}) | {
         "rollout/episodes": float(count),
-        "rollout/success_once": sum(each.success for each in episodes) / count,
-        "rollout/episode_len": sum(each.steps for each in episodes) / count,
-        "rollout/reward_mean": sum(float(each.records[REWARD].sum()) for each in episodes)
-        / sum(each.steps for each in episodes),
+        "rollout/success_once": sum(episode.success for episode in episodes) / count,
+        "rollout/episode_len": sum(episode.steps for episode in episodes) / count,
+        "rollout/reward_mean": sum(float(episode.records[REWARD].sum()) for episode in episodes)
+        / sum(episode.steps for episode in episodes),
     }
