@@ -138,11 +138,11 @@ def standardise(values: Tensor, mask: Tensor, eps: float = 1e-8) -> Tensor:
     The result is zero outside ``mask``, and everywhere if the entries in ``mask`` are all equal.
     """
     count = mask.sum().clamp(min=1)
-    kept = torch.where(mask, values, 0)
-    mean = kept.sum() / count
-    variance = torch.where(mask, (kept - mean) ** 2, 0).sum() / count
+    masked_values = torch.where(mask, values, 0)
+    mean = masked_values.sum() / count
+    variance = torch.where(mask, (masked_values - mean) ** 2, 0).sum() / count
     flat = all_equal(values[mask], torch.zeros_like(values[mask], dtype=torch.int64)).any()
-    return torch.where(mask & ~flat, (kept - mean) / (variance + eps).sqrt(), 0)
+    return torch.where(mask & ~flat, (masked_values - mean) / (variance + eps).sqrt(), 0)
 
 
 def explained_variance(prediction: Tensor, target: Tensor, mask: Tensor) -> float:

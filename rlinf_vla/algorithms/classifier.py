@@ -104,10 +104,10 @@ class ClassifierTraining(Supervised):
         held_out = frames.episode > last_learnt
         rows = (~held_out).nonzero()[:, 0], held_out.nonzero()[:, 0]
         for part, name in zip(rows, ("for training", "held out"), strict=True):
-            shown = int(frames.success[part].sum())
-            if shown in (0, len(part)):
+            successes = int(frames.success[part].sum())
+            if successes in (0, len(part)):
                 raise UserError(
-                    f"{shown} of {len(part)} frames {name} show success, and both classes are needed: "
+                    f"{successes} of {len(part)} frames {name} show success, and both classes are needed: "
                     "raise algorithm.demonstrations.episodes"
                 )
         return rows

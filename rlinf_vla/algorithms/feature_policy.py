@@ -115,11 +115,13 @@ class FeaturePolicy(Policy):
     def encode(self, inputs: Inputs) -> Features:
         if FEATURES in inputs:
             return Features(inputs[FEATURES])
-        found = self.base.encode(inputs)
-        pooled = self.base.pooled(found)
+        features = self.base.encode(inputs)
+        pooled = self.base.pooled(features)
         if self.refine:
-            pooled = torch.cat([pooled, self.base.act(found, None, 0.0).actions.flatten(1)], dim=1)
-        return Features(pooled, found)
+            pooled = torch.cat(
+                [pooled, self.base.act(features, None, 0.0).actions.flatten(1)], dim=1
+            )
+        return Features(pooled, features)
 
     def pooled(self, features: Features) -> Tensor:
         return features.pooled

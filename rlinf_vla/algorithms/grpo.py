@@ -111,11 +111,11 @@ class GRPO(OnPolicy):
 
     def iteration(self, flow: Flow) -> None:
         waiting: list[Trajectory] = []
-        wanted = self.config.episodes // self.config.group_size
+        group_count = self.config.episodes // self.config.group_size
         drawn = informative = 0
         far_enough = False
         for draw in range(1 + self.config.resample):
-            rollouts = flow.collect_groups(wanted - informative, self.config.group_size, draw)
+            rollouts = flow.collect_groups(group_count - informative, self.config.group_size, draw)
             for group in groups_of(self.prepared(flow, rollouts)):
                 drawn += 1
                 teaches = bool(self.informative(group).any())
@@ -126,7 +126,7 @@ class GRPO(OnPolicy):
                 if len(waiting) == self.config.groups_per_step:
                     far_enough = far_enough or self._learn(flow, waiting)
                     waiting = []
-            if informative == wanted:
+            if informative == group_count:
                 break
         flow.log({"grpo/groups": float(drawn), "grpo/frac_informative": informative / drawn})
         if waiting and not far_enough:

@@ -68,14 +68,14 @@ class HGDAgger(Algorithm):
 
     def iteration(self, flow: Flow) -> None:
         config = self.config
-        shown = (
+        demonstrations = (
             flow.demonstrate(config.demonstrations)
             if config.demonstrations.dataset is not None
             else None
         )
         corrections = flow.correct(config.episodes)
-        if shown is not None or corrections is not None:
-            flow.aggregate(self.batches(shown, corrections, flow))
+        if demonstrations is not None or corrections is not None:
+            flow.aggregate(self.batches(demonstrations, corrections, flow))
         flow.publish()
 
     def batches(
@@ -90,7 +90,7 @@ class HGDAgger(Algorithm):
         else:
             corrected = round(config.correction_share * size)
             parts = [(corrections, corrected), (shown, size - corrected)]
-        found = []
+        batches = []
         for update in range(config.updates):
             drawn = [
                 part[torch.randint(len(part), (count,), generator=generator)]
@@ -98,5 +98,5 @@ class HGDAgger(Algorithm):
                 if part is not None and count
             ]
             first = (flow.iteration * config.updates + update) * size
-            found.append(replace(Demonstrations.cat(drawn), draws=first + torch.arange(size)))
-        return found
+            batches.append(replace(Demonstrations.cat(drawn), draws=first + torch.arange(size)))
+        return batches

@@ -165,12 +165,12 @@ class OffPolicy(CostLimited):
         self, batch: Transitions, records: Tensors, generator: torch.Generator, device: torch.device
     ) -> Tensors:
         """Return the inputs in ``records`` of ``batch`` on ``device``, images shifted at random."""
-        found = {
+        inputs = {
             name: value.to(device)
             for name, value in records.items()
             if name not in (ACTION, REWARD, DISCOUNT, ACTED, COST)
         }
-        return shift_images(found, self.config.shift, generator, batch)
+        return shift_images(inputs, self.config.shift, generator, batch)
 
 
 def critic_loss(values: Tensor, target: Tensor) -> Tensor:

@@ -247,8 +247,8 @@ class OnPolicy(CostLimited):
         new = policy.evaluate(calls.inputs, calls.latent, self.temperature)
         mask = losses.element_mask(calls.valid, new.log_prob.shape[-1], config.granularity)
         log_prob, old, proximal, reference = (
-            None if each is None else losses.elements(each, calls.valid, config.granularity)
-            for each in (new.log_prob, calls.log_prob, batch.proximal, calls.reference)
+            None if tensor is None else losses.elements(tensor, calls.valid, config.granularity)
+            for tensor in (new.log_prob, calls.log_prob, batch.proximal, calls.reference)
         )
         assert log_prob is not None and old is not None
         actor, statistics = losses.policy_loss(

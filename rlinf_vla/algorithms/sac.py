@@ -82,14 +82,14 @@ class SAC(OffPolicy):
         super().__init__(config, temperature, iterations)
 
     def wrap(self, policy: Policy, seed: int) -> SACPolicy:
-        found = with_fresh_heads(
+        sac_policy = with_fresh_heads(
             policy,
             self.config.frozen_backbone,
             seed,
             lambda features: SACPolicy(policy, features, self.config),
         )
-        assert isinstance(found, SACPolicy)
-        return found
+        assert isinstance(sac_policy, SACPolicy)
+        return sac_policy
 
     def optimizers(self, parameters: Mapping[str, Tensor]) -> dict[str, Optimizer]:
         """Return those of the actor, of alpha and of all else: critics and encoder."""
@@ -105,8 +105,8 @@ class SAC(OffPolicy):
                 ].append(value)
         rates = {"critic": self.config.value_learning_rate}
         return {
-            name: Adam(found, lr=rates.get(name, self.config.learning_rate), fused=True)
-            for name, found in groups.items()
+            name: Adam(group, lr=rates.get(name, self.config.learning_rate), fused=True)
+            for name, group in groups.items()
         }
 
     def target_entropy(self, policy: SACPolicy) -> float:
@@ -155,13 +155,13 @@ class SAC(OffPolicy):
             target = soft_target(
                 reward, discount, values, next_log_prob, alpha, config.backup_entropy
             )
-        found = policy.critics(policy.standard(features), action)
-        loss = batch.part(critic_loss(found, target))
+        estimates = policy.critics(policy.standard(features), action)
+        loss = batch.part(critic_loss(estimates, target))
         trainer.descend("critic", loss)
         trainer.average(config.target_rate)
         metrics = {
             "critic/vf_loss": loss,
-            "critic/value_mean": batch.part(found.mean()),
+            "critic/value_mean": batch.part(estimates.mean()),
             "critic/target_mean": batch.part(target.mean()),
         }
         if with_actor:

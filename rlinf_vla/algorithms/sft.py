@@ -56,8 +56,13 @@ class Demonstrations(Batched):
     @staticmethod
     def of(episodes: Sequence[tuple[Inputs, Tensor]], horizon: int) -> Demonstrations:
         """Concatenate ``episodes``: inputs ``[L, ...]`` and actions ``[L, D]`` of each."""
-        inputs = {name: torch.cat([each[name] for each, _ in episodes]) for name in episodes[0][0]}
-        actions = torch.cat([action_chunks(each, horizon) for _, each in episodes])
+        inputs = {
+            name: torch.cat([episode_inputs[name] for episode_inputs, _ in episodes])
+            for name in episodes[0][0]
+        }
+        actions = torch.cat(
+            [action_chunks(episode_actions, horizon) for _, episode_actions in episodes]
+        )
         return Demonstrations(inputs, actions, torch.arange(len(actions)))
 
     @property
@@ -117,9 +122,11 @@ class SFT(Supervised):
     config: SFTConfig
 
     def iteration(self, flow: Flow) -> None:
-        shown = flow.demonstrate(self.config.demonstrations)
+        demonstrations = flow.demonstrate(self.config.demonstrations)
         size = self.config.batch_size
-        batch = shown[torch.randint(len(shown), (size,), generator=flow.generator())]
+        batch = demonstrations[
+            torch.randint(len(demonstrations), (size,), generator=flow.generator())
+        ]
         batch = replace(batch, draws=flow.iteration * size + torch.arange(size))
         rate = warmup_cosine(
             flow.iteration, self.config.warmup_steps, self.config.decay_steps or self.iterations
