@@ -37,8 +37,8 @@ def add_lora(policy: Policy, options: LoraOptions, seed: int) -> None:
 
     The adapters are those of ``options.adapter``, or new ones: factors A drawn by ``seed``, B
     zero, so that the policy is unchanged. They are float32, because small steps would be lost
-    otherwise (``lora_layers.py``). Rank 0 trains all weights. Modules that are frozen or switched off
-    stay so. Raises UserError if a setting would have no effect.
+    otherwise (``lora_layers.py``). Rank 0 trains all weights. Modules that are frozen or switched
+    off stay so. Raises UserError if a setting would have no effect.
     """
     policy.merge_adapters = options.merge
     switched_off = {

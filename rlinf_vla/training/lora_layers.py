@@ -1,4 +1,4 @@
-"""LoRA layers that are faster than peft's: factors in the input's dtype, and products that accumulate.
+"""LoRA layers that are faster than peft's: factors in the input's dtype, products that accumulate.
 
 peft casts the input of a float32 factor to float32: on a bfloat16 network a copy of every adapted
 layer's input, twice its size, kept for the backward pass, and a product without bfloat16 units. A

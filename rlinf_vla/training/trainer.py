@@ -55,9 +55,9 @@ class Masters:
     """The tensors that optimisers step on: float32 masters, or the weights if precise enough.
 
     A bfloat16 number has 8 significant bits, so a change of less than about 1/500 of a weight is
-    rounded away; a step of Adam at a learning rate of 1e-5 changes hardly any weight. So the optimiser
-    steps on float32 copies, as in mixed-precision training (Micikevicius et al. 2018, arXiv 1710.03740,
-    section 3.1), and the policy computes with their rounding.
+    rounded away; a step of Adam at a learning rate of 1e-5 changes hardly any weight. So the
+    optimiser steps on float32 copies, as in mixed-precision training (Micikevicius et al. 2018,
+    arXiv 1710.03740, section 3.1), and the policy computes with their rounding.
     """
 
     def __init__(
