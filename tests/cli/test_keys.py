@@ -294,7 +294,10 @@ def test_the_engine_reads_its_keys(
     seen |= {(ServeConfig, name) for name in said(iter(serving), {"config", "serve"})}
     # the run on Ray ended before it started a worker
     workers = ROOT / "rlinf_vla" / "runtime" / "ray"
-    seen |= {(ClusterConfig, name) for name in said(workers.glob("*.py"), {"cluster"})}
+    flow = ROOT / "rlinf_vla" / "runtime" / "on_policy.py"
+    seen |= {
+        (ClusterConfig, name) for name in said(iter([flow, *workers.glob("*.py")]), {"cluster"})
+    }
     of_role = said(iter([workers / "places.py"]), {"self", "role"})
     seen |= {(node, name) for node in (RoleConfig, RobotRoleConfig) for name in of_role}
     on_ray = ROOT / "rlinf_vla" / "realworld" / "ray_link.py"
