@@ -34,6 +34,7 @@ MOST_REPEATED = 12
 """Failures of one run. More are no chance, and are not repeated."""
 WORKERS = min(8, len(os.sched_getaffinity(0)))
 """Each needs 2 GB of memory."""
+LONGEST = 40
 COMPLETE = (0, 1, 5)
 """Exit codes of pytest after all of its tests, or none, have run."""
 
@@ -196,8 +197,24 @@ def table(ran: Sequence[Ran]) -> list[str]:
     return ["           minutes   cases  CPU-seconds", *chain.from_iterable(map(times, ran))]
 
 
+def longest(found: Found) -> list[str]:
+    """The files whose tests took most minutes one after the other, of which a worker runs each."""
+    files: dict[str, list[str]] = {}
+    for name in found.cpu_s:
+        files.setdefault(file_of(name), []).append(name)
+    rows = [
+        (sum(found.seconds[name] for name in tests) / 60, sum(found.cpu_s[name] for name in tests))
+        for tests in files.values()
+    ]
+    ordered = sorted(zip(rows, files, strict=True), reverse=True)[:LONGEST]
+    return [
+        "the longest files, in minutes and CPU-seconds:",
+        *(f"  {minutes:6.2f} {cpu_s:7.0f}  {file}" for (minutes, cpu_s), file in ordered),
+    ]
+
+
 def summary(ran: Sequence[Ran], verdict: Verdict, first: Found) -> list[str]:
-    lines = ["", *table(ran), *dearest(first)]
+    lines = ["", *table(ran), *dearest(first), *longest(first)]
     for name in verdict.flaky:
         lines += [
             f"FLAKY {name} failed, and passed when repeated alone. The failure:",

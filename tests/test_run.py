@@ -89,6 +89,13 @@ def test_what_no_repetition_changes_fails_the_run() -> None:
     assert not run.judge(Found(refused=["a skip"]), Found(), "").passed
 
 
+def test_the_longest_files_are_named_in_order() -> None:
+    seconds = {"a.py::one": 30.0, "a.py::two": 60.0, "b.py::one": 120.0}
+    found = Found(cpu_s=dict.fromkeys(seconds, 1.0), seconds=seconds)
+    _, *lines = run.longest(found)
+    assert [line.split() for line in lines] == [["2.00", "1", "b.py"], ["1.50", "2", "a.py"]]
+
+
 def test_the_dearest_are_named_if_one_is_above_the_budget() -> None:
     assert dearest(Found(cpu_s={"a": BUDGET_S})) == []
     lines = dearest(Found(cpu_s={"a": BUDGET_S, "b": 2 * BUDGET_S}))
