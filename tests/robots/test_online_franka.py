@@ -26,7 +26,6 @@ LENIENT = (
         "robot.frozen_s=5",
         "control.max_observation_age_s=3",
         "control.max_misses=100",
-        "record.video=false",
     ),
     *("cluster=laptop", "session.learner_nice=0", "env.episode_limit=200"),
 )
@@ -48,6 +47,7 @@ def test_two_demonstrations_an_iteration_and_an_evaluation(
                 cell,
                 "output=data",
                 "algorithm.demonstrations=2",
+                "record.video=false",
                 *LENIENT,
             ]
         )
