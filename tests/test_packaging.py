@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import tomllib
 import venv
 import zipfile
@@ -137,6 +138,7 @@ def test_written_packages_pass_their_tests_in_a_fresh_environment(
         "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}",
         "VIRTUAL_ENV": str(tmp_path / "venv"),
         "TMPDIR": str(tmp_path),
+        "RAY_TMPDIR": tempfile.gettempdir(),  # its sockets have short paths
     }
 
     def command(*words: str, cwd: Path = tmp_path) -> str:
