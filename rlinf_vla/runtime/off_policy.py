@@ -87,7 +87,7 @@ def open_replays(
     return online, opened("demonstrations", EVERYTHING, state.get("demonstrations", 0))
 
 
-def append_all(store: AnyReplay, episodes: Iterable[EpisodeRecords]) -> list[bool]:
+def append_all(store: AnyReplay | TrainersReplay, episodes: Iterable[EpisodeRecords]) -> list[bool]:
     """Add ``episodes`` to ``store`` one by one; return which of them succeeded."""
     successes = []
     for episode in episodes:
@@ -172,11 +172,7 @@ class ReplayFlow(BaseFlow):
 
     def show(self, episodes: int) -> list[bool]:
         """Add demonstrations to ``shown``; return which of them succeeded."""
-        successes = []
-        for episode in self._demonstrations(episodes):
-            self.shown.append(episode.records)
-            successes.append(episode.success)
-        return successes
+        return append_all(self.shown, self._demonstrations(episodes))
 
     def _show_dataset(self) -> list[bool]:
         """Add the episodes of ``config.dataset``, which the trainers read."""
