@@ -11,6 +11,7 @@ import base64
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
@@ -57,7 +58,7 @@ def within(memory: Tensor, spec: SimulatorSpec, slots: int) -> Frames:
     shapes = observation_shapes(spec, slots)
     views = {}
     for name, offset in placed(shapes)[0].items():
-        dtype = torch.float32 if name == "state" else torch.uint8
+        dtype = getattr(torch, np.dtype(shapes[name][0]).name)
         shape = torch.Size(shapes[name][1])
         views[name] = (
             memory[offset : offset + shape.numel() * dtype.itemsize].view(dtype).view(shape)

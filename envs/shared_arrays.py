@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlinf_vla.core import features
 from rlinf_vla.core.jpeg import round_trip
 
 _ALIGNMENT = 64
@@ -44,7 +45,10 @@ Shapes = dict[str, tuple[Any, tuple[int, ...]]]
 def observation_shapes(spec: SimulatorSpec, slots: int) -> Shapes:
     """Shapes of ``state``, ``images/NAME`` and ``jpeg/NAME``, for all slots."""
     images: Shapes = {
-        f"{kind}/{name}": (np.uint8, (slots, *size, 3))
+        f"{kind}/{name}": (
+            np.dtype(features.camera(name).dtype),
+            (slots, *features.picture(name, tuple(size))),
+        )
         for kind in ("images", "jpeg")
         for name, size in spec.images.items()
     }

@@ -32,6 +32,7 @@ class ManiSkillConfig:
         axis of the robot's base; gripper 1 opens and -1 closes.
     image_size: height and width of the image ``base`` in pixels; null: the published 640 x 480 of
         tasks before a photograph (bridge tasks and PutOnPlateInScene25).
+    depth: also show ``base_depth``, the distances that the camera of ``base`` measures.
     state: the robot's state. ``tool``: pose of the tool and the last gripper joint, 8 numbers.
         ``qpos``: all joints (rad, m), as RLinf's policies for ManiSkill expect.
     version: of PutOnPlateInScene25: ``rlinf`` starts with objects in the air, ``rl4vla`` after they
@@ -62,6 +63,7 @@ class ManiSkillConfig:
     backend: Annotated[str, OneOf(*BACKENDS)] = "auto"
     control_mode: Name = "pd_ee_delta_pos"
     image_size: Optional[ImageSize] = 64  # noqa: UP045
+    depth: bool = False
     state: Annotated[str, OneOf(*STATES)] = "tool"
     version: Annotated[str, OneOf(*VERSIONS)] = "rlinf"
     camera: Annotated[str, OneOf(*CAMERAS)] = "close"

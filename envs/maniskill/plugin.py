@@ -128,7 +128,7 @@ def simulator_options(config: ManiSkillConfig) -> dict[str, Any]:
         "control_mode": config.control_mode,
         "reward": None if entry.bridge and entry.scene25 is None else config.reward,
         "success_ends": config.success_ends,
-        "image": picture_size(config),
+        "images": pictures(config),
         "state": config.state,
         "instruction": entry.instruction,
     }
@@ -148,6 +148,10 @@ def require_choices(config: ManiSkillConfig, entry: TaskEntry) -> None:
         raise UserError(
             f"env.image_size=null is the size of a photograph, which env.task={config.task} does not have: choose a number"
         )
+    if config.depth and entry.bridge:
+        raise UserError(
+            f"env.depth=true: env.task={config.task} is before a photograph, which has no distances"
+        )
     if config.version != VERSIONS[0] and entry.scene25 is None:
         raise UserError(
             f"env.version={config.version} is of the tasks PutOnPlateInScene25, not of env.task={config.task}"
@@ -157,6 +161,12 @@ def require_choices(config: ManiSkillConfig, entry: TaskEntry) -> None:
 def picture_size(config: ManiSkillConfig) -> list[int]:
     """Height and width of the image, pixels."""
     return list(PHOTOGRAPH) if config.image_size is None else [config.image_size] * 2
+
+
+def pictures(config: ManiSkillConfig) -> dict[str, list[int]]:
+    """Height and width of the picture of each camera, pixels."""
+    size = picture_size(config)
+    return {"base": size, "base_depth": size} if config.depth else {"base": size}
 
 
 def scene25_options(config: ManiSkillConfig, entry: TaskEntry) -> dict[str, str] | None:
@@ -191,7 +201,7 @@ def outline(config: ManiSkillConfig) -> SimulatorSpec | None:
         action_dim=action_dim,
         state_dim=joints if config.state == "qpos" else STATE_DIM,
         control_hz=entry.control_hz,
-        images={"base": picture_size(config)},
+        images=pictures(config),
         picture=[PICTURE_SIZE] * 2,
         **meaning(config.state, list(tool)),
         instructions=instructions,

@@ -37,7 +37,7 @@ def make(options: dict[str, Any], num_envs: int, sim_backend: str, render_backen
     fast_paths.install_shared()
     sensors: dict[str, Any] = {}
     if not options["bridge"]:  # bridge tasks overlay a photograph of fixed size
-        height, width = options["image"]
+        height, width = options["images"]["base"]
         sensors = {"width": width, "height": height, "shader_pack": "minimal"}
     if options["close_view"]:
         eye, target, fov = options["close_view"]
@@ -55,7 +55,7 @@ def make(options: dict[str, Any], num_envs: int, sim_backend: str, render_backen
         env: Any = gymnasium.make(
             options["gym_id"],
             num_envs=num_envs,
-            obs_mode="rgb+segmentation" if options["bridge"] else "rgb",
+            obs_mode=_modes(options),
             control_mode=options["control_mode"],
             reward_mode=reward_mode,
             render_mode="rgb_array",
@@ -76,6 +76,13 @@ def make(options: dict[str, Any], num_envs: int, sim_backend: str, render_backen
     # Steps and resets now render nothing; _get_obs_sensor_data still uses obs_mode_struct.
     env._obs_mode = "none"
     return env
+
+
+def _modes(options: dict[str, Any]) -> str:
+    """What ManiSkill renders."""
+    if options["bridge"]:
+        return "rgb+segmentation"
+    return "rgb+depth" if "base_depth" in options["images"] else "rgb"
 
 
 def rotation_signs(env: Any) -> NDArray[np.float32]:
@@ -190,7 +197,7 @@ class ManiSkillEnv:
             action_dim=len(self._signs),
             state_dim=self.state().shape[1],
             control_hz=float(self.env.control_freq),
-            images={"base": self.options["image"]},
+            images=self.options["images"],
             picture=[PICTURE_SIZE] * 2,
             **meaning(self.options["state"], tool_units(self.env)),
             instructions=instructions,
@@ -232,9 +239,13 @@ class ManiSkillEnv:
         return reward.float(), terminated, success
 
     def observe(self, rows: list[int]) -> tuple[Tensor, dict[str, Tensor]]:
-        """State float32 ``[R, D]`` and image uint8 ``[R, H, W, 3]`` of ``R`` rows."""
-        image = self.env._get_obs_sensor_data()[self.options["camera"]]["rgb"]
-        return self.state()[rows], {"base": image.to(self.env.device)[rows]}
+        """State float32 ``[R, D]`` and images ``[R, H, W, channels]`` of ``R`` rows."""
+        sensor = self.env._get_obs_sensor_data()[self.options["camera"]]
+        textures = {"base": "rgb", "base_depth": "depth"}
+        return self.state()[rows], {
+            name: sensor[textures[name]].to(self.env.device)[rows]
+            for name in self.options["images"]
+        }
 
     def expert(self) -> Tensor:
         return expert_actions(self.env)
@@ -274,13 +285,13 @@ class ManiSkillSimulator:
 
     def observe(self, slot: int) -> Seen:
         state, images = self.slots[slot].observe([0])
-        image = images["base"][0].numpy()
+        shown = {name: picture[0].numpy() for name, picture in images.items()}
         (height, width) = self.spec.images["base"]
-        if image.shape[:2] != (height, width):
+        if shown["base"].shape[:2] != (height, width):
             import cv2
 
-            image = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA)
-        return Seen(state[0].numpy(), {"base": image})
+            shown["base"] = cv2.resize(shown["base"], (width, height), interpolation=cv2.INTER_AREA)
+        return Seen(state[0].numpy(), shown)
 
     def expert(self, slot: int) -> NDArray[np.float32]:
         return self.slots[slot].expert()[0].numpy()

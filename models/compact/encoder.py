@@ -10,9 +10,13 @@ from torch import Tensor, nn
 
 from rlinf_vla.config.errors import UserError
 
+FAR_MM = 2000
+"""Distances from here on are not told apart."""
+
 
 class ImageEncoder(nn.Module):
-    """Encode uint8 ``[B, H, W, 3]`` as ``[B, width]`` in (-1, 1)."""
+    """Encode a picture as ``[B, width]`` in (-1, 1): colours uint8 ``[B, H, W, 3]``, or distances
+    int16 ``[B, H, W, 1]`` as a grey picture."""
 
     def __init__(self, config: dict[str, Any], encoder: str) -> None:
         """``config``: image_sizes, width; for conv patch, channels. ``encoder``: conv or timm:NAME.
@@ -30,7 +34,9 @@ class ImageEncoder(nn.Module):
         )
 
     def forward(self, image: Tensor) -> Tensor:
-        return self.project(self.network(image.permute(0, 3, 1, 2).float() / 255 - 0.5))
+        brightest = 255 if image.dtype == torch.uint8 else FAR_MM
+        shades = (image.permute(0, 3, 1, 2).float() / brightest).clamp(max=1)
+        return self.project(self.network(shades.expand(-1, 3, -1, -1) - 0.5))
 
 
 def _network(config: dict[str, Any], encoder: str) -> nn.Module:

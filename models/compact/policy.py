@@ -52,6 +52,7 @@ class CompactPolicy(PretrainedPolicy):
     """
 
     name: ClassVar[str] = "compact"
+    sees_depth: ClassVar[bool] = True
     Config: ClassVar[type] = CompactOptions
     built_from: ClassVar[tuple[str, ...]] = (files.CONFIG,)
     lora_targets: ClassVar[tuple[str, ...]] = CompactOptions.lora_targets

@@ -3,13 +3,41 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from rlinf_vla.core import features
 from rlinf_vla.core.jpeg import round_trip
+
+FARTHEST_MM = 4000
+"""Distances of random pictures are below it."""
+
+
+def blank(cameras: Mapping[str, tuple[int, int]], rows: int) -> dict[str, Tensor]:
+    """Return pictures ``[rows, H, W, channels]`` of zeros. ``cameras``: name -> (height, width)."""
+    return {
+        name: torch.zeros(
+            rows, *features.picture(name, size), dtype=getattr(torch, features.camera(name).dtype)
+        )
+        for name, size in cameras.items()
+    }
+
+
+def noise(
+    cameras: Mapping[str, tuple[int, int]], rows: int, generator: torch.Generator
+) -> dict[str, Tensor]:
+    """Return pictures as ``blank`` with random values, on the CPU."""
+    pictures = {}
+    for name, zeros in blank(cameras, rows).items():
+        above = 256 if zeros.dtype == torch.uint8 else FARTHEST_MM
+        pictures[name] = torch.randint(
+            0, above, zeros.shape, generator=generator, dtype=zeros.dtype
+        )
+    return pictures
 
 
 def through_jpeg(images: Tensor) -> Tensor:
@@ -22,11 +50,15 @@ def through_jpeg(images: Tensor) -> Tensor:
 def resized(images: Tensor, size: tuple[int, int]) -> Tensor:
     """Resize uint8 ``[B, H, W, 3]`` to uint8 ``[B, *size, 3]``; the aspect ratio may change.
 
-    Bilinear with antialiasing, equal to Pillow's up to rounding.
+    Bilinear with antialiasing, equal to Pillow's up to rounding. Distances, int16 ``[B, H, W, 1]``,
+    are those of the nearest pixels: a mean of two surfaces is no surface.
     """
     if images.shape[1:3] == size:
         return images
     planes = images.permute(0, 3, 1, 2)
+    if images.dtype != torch.uint8:
+        nearest = interpolate(planes.float(), size, mode="nearest-exact")
+        return nearest.to(images.dtype).permute(0, 2, 3, 1).contiguous()
     planes = (
         planes if planes.device.type == "cpu" else planes.float()
     )  # only the CPU interpolates uint8

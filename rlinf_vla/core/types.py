@@ -78,7 +78,7 @@ class Batched:
 class Observation:
     """One observation of ``B`` environments.
 
-    images: name -> uint8 ``[B, H, W, 3]``, RGB, upright.
+    images: name -> ``[B, H, W, channels]``, as ``core/features.py`` says of the camera's name.
     state: float32 ``[B, S]``, proprioception in SI units.
     instruction: ``B`` strings.
     jpeg: images of some cameras once more, after a JPEG round trip (``core/jpeg.py``).

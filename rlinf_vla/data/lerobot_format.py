@@ -15,6 +15,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.features import FEATURES, camera
 from rlinf_vla.core.protocols import EnvSpec, ImageSize
 
 VERSION = "v3.0"
@@ -137,7 +139,15 @@ INDICES = {
 def recorded_features(
     spec: EnvSpec, video: bool, more: Mapping[str, Feature] | None = None
 ) -> dict[str, Feature]:
-    """Return state, action, ``more``, outcome and cameras; ``video``: cameras are not images."""
+    """Return state, action, ``more``, outcome and cameras; ``video``: cameras are not images.
+
+    Raises UserError for a camera that shows no colours.
+    """
+    for name in spec.images:
+        if camera(name) is not FEATURES["colour"]:
+            raise UserError(
+                f"image {name}: a LeRobotDataset is written of colours alone, leave this camera out"
+            )
     scalar, flag = Feature("float32", (1,)), Feature("bool", (1,))
     features = {
         STATE: Feature("float32", (spec.state_dim,)),

@@ -11,6 +11,7 @@ from rlinf_vla.algorithms.feature_policy import ACTOR_OUTPUT
 from rlinf_vla.algorithms.on_policy import Batch, OnPolicy
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.devices import CPU, moved
+from rlinf_vla.core.images import noise
 from rlinf_vla.core.protocols import Policy, PolicySpec
 from rlinf_vla.core.transitions import ACTED, ACTION, COST, DISCOUNT, REWARD
 from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Observation, Trajectory
@@ -26,12 +27,7 @@ INSTRUCTION = "put the red cube on the plate"
 def observation(spec: PolicySpec, batch: int) -> Observation:
     """Return random images and states of the sizes in ``spec``, on the CPU."""
     generator = torch.Generator().manual_seed(0)
-    images = {
-        name: torch.randint(
-            0, 256, (batch, height, width, 3), generator=generator, dtype=torch.uint8
-        )
-        for name, (height, width) in spec.images.items()
-    }
+    images = noise(spec.images, batch, generator)
     return Observation(
         images, torch.randn(batch, spec.state_dim, generator=generator), [INSTRUCTION] * batch
     )

@@ -15,6 +15,7 @@ from rlinf_vla.config.recipe import INTERACTIVE, Recipe, RewardConfig
 from rlinf_vla.config.robot import BY_SCRIPT, NO_OPERATOR, ROBOT, ControlConfig
 from rlinf_vla.core import plugins
 from rlinf_vla.core.action_space import ActionSpace, ToolSpace
+from rlinf_vla.core.images import blank
 from rlinf_vla.core.protocols import EnvSpec, Policy, PolicySpec, ToolUnits
 from rlinf_vla.core.robot import Action, Camera, CellError, Operator, Robot, RobotSpec, Scene
 from rlinf_vla.core.types import Episodes, Observation
@@ -92,10 +93,8 @@ class Inference:
     def warm_up(self, state_size: int) -> None:
         """Run the policy on zeros, so that kernels are loaded before the robot is connected."""
         spec = self._policy.spec
-        images = {
-            name: torch.zeros(1, *size, 3, dtype=torch.uint8) for name, size in spec.images.items()
-        }
-        inputs = self._actor.prepare(Observation(images, torch.zeros(1, state_size), ["nothing"]))
+        empty = Observation(blank(spec.images, 1), torch.zeros(1, state_size), ["nothing"])
+        inputs = self._actor.prepare(empty)
         for _ in range(WARMUP):
             self._actor.act(inputs, self._actor.episode, torch.zeros(1, dtype=torch.int64))
 

@@ -8,6 +8,7 @@ from math import isclose
 from typing import Any
 
 from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.features import FEATURES, camera
 from rlinf_vla.core.protocols import EnvSpec, Policy, PolicySpec, ToolUnits, VectorEnv
 
 GRIPPERS = {
@@ -50,6 +51,10 @@ def check_fit(policy: Policy, env: EnvSpec) -> None:
             image_names = sorted(env.images) or "none"
             raise UserError(
                 f"the policy needs image {name!r}, the environment has {image_names}: set env.cameras or model.options.image"
+            )
+        if camera(name) is FEATURES["depth"] and not policy.sees_depth:
+            raise UserError(
+                f"image {name!r} shows distances, which model={policy.name} cannot read: leave it out"
             )
         height, width = env.images[name]
         if spec.bars is None and (height < size[0] or width < size[1]):

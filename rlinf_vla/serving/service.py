@@ -20,6 +20,7 @@ from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.array_messages import LIMITS, MessageError
 from rlinf_vla.core.devices import device_of
 from rlinf_vla.core.feature_messages import as_arrays, description
+from rlinf_vla.core.images import blank
 from rlinf_vla.core.io import digest_of
 from rlinf_vla.core.protocols import Policy, RealTimeChunking
 from rlinf_vla.core.types import Episodes, Inputs, Observation, Tensors
@@ -228,10 +229,7 @@ class PolicyService:
     def warm_up(self) -> None:
         """Act once on empty observations, of one row and of the most rows."""
         for rows in sorted({1, self.defaults.most_rows}):
-            images = {
-                name: torch.zeros(rows, *size, 3, dtype=torch.uint8)
-                for name, size in self.spec.images.items()
-            }
+            images = blank(self.spec.images, rows)
             empty = Observation(images, torch.zeros(rows, self.spec.state_dim), ["nothing"] * rows)
             counts = torch.zeros(rows, dtype=torch.int64)
             episodes = Episodes.first_attempts(counts, counts)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rlinf_vla.core.devices import device_of
+from rlinf_vla.core.images import noise as random_pictures
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Observation, Tensors
 from rlinf_vla.rollout.actor import Actor, Settings
@@ -29,12 +30,7 @@ def observations(policy: Policy, batch: int, seed: int = 0) -> Observation:
     """Return random images and states, on the policy's device, with instructions of different
     lengths, which all differ if the policy sees nothing else."""
     generator = torch.Generator().manual_seed(seed)
-    images = {
-        name: torch.randint(
-            0, 256, (batch, height, width, 3), generator=generator, dtype=torch.uint8
-        )
-        for name, (height, width) in policy.spec.images.items()
-    }
+    images = random_pictures(policy.spec.images, batch, generator)
     state = torch.randn(batch, policy.spec.state_dim, generator=generator)
     texts = [INSTRUCTIONS[i % len(INSTRUCTIONS)] for i in range(batch)]
     return Observation(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.images import noise
 from rlinf_vla.core.protocols import EnvSpec, Reward, RewardModel, RewardPlugin
 from rlinf_vla.core.types import Observation, StepResult
 from rlinf_vla.rollout.actor import rows_of
@@ -28,12 +29,7 @@ Played = tuple[Observation, Tensor, StepResult]
 
 def observation(spec: EnvSpec, generator: torch.Generator) -> Observation:
     """Return a random observation of each row."""
-    images = {
-        name: torch.randint(
-            0, 256, (len(LENGTHS), *size, 3), generator=generator, dtype=torch.uint8
-        )
-        for name, size in spec.images.items()
-    }
+    images = noise(spec.images, len(LENGTHS), generator)
     state = torch.randn(len(LENGTHS), spec.state_dim, generator=generator)
     return Observation(
         images, state, [f"put block {row} on the plate" for row in range(len(LENGTHS))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -79,6 +80,23 @@ class TestPushCube(VectorEnvConformance):
         after = env.step(up_and_closed).observation.state
         assert (after[:, 2] > state[:, 2] + 0.01).all()
         assert (after[:, 7] < 0.02).all()
+
+
+@pytest.mark.slow
+def test_the_camera_also_measures_distances() -> None:
+    config = ManiSkillConfig(num_envs=NUM_ENVS, processes=1, depth=True, backend="cpu")
+    (env,) = plugin.create(config, 1)
+    try:
+        assert outlined(plugin, env, config)
+        images = env.reset(episodes(1, 2, 3)).images
+    finally:
+        env.close()
+    distance = images["base_depth"]
+    assert (distance.dtype, distance.shape) == (torch.int16, (NUM_ENVS, 64, 64, 1))
+    eye, target, _ = TASKS["PushCube"].close_view
+    middle = distance[:, 28:36, 28:36].float().mean(dim=(1, 2, 3))
+    assert middle.tolist() == pytest.approx([1000 * math.dist(eye, target)] * NUM_ENVS, rel=0.1)
+    assert images["base"].dtype == torch.uint8
 
 
 class TestPutOnPlate25(VectorEnvConformance):

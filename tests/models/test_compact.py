@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from rlinf_vla.algorithms.sac import SAC, SACConfig, SACPolicy
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.protocols import Policy
+from rlinf_vla.models.compact.encoder import ImageEncoder
 from rlinf_vla.models.compact.options import CompactOptions
 from rlinf_vla.models.compact.policy import CompactPolicy
 from rlinf_vla.testing.policy import PolicyConformance
@@ -71,6 +73,21 @@ class TestSoftPolicy(PolicyConformance):
         }
         again.load_state_dict(heads, strict=False)
         return again
+
+
+SMALL = {"image_sizes": [16, 16], "width": 8, "patch": 4, "channels": [8, 8]}
+
+
+def test_distances_are_seen_up_to_two_metres() -> None:
+    encoder = ImageEncoder(SMALL, "conv").eval()
+
+    def seen(millimetres: int) -> Tensor:
+        return encoder(torch.full((1, 16, 16, 1), millimetres, dtype=torch.int16))
+
+    assert not torch.equal(seen(400), seen(500))
+    assert torch.equal(seen(2000), seen(3000))
+    grey = torch.full((1, 16, 16, 3), 255, dtype=torch.uint8)
+    torch.testing.assert_close(seen(2000), encoder(grey))
 
 
 def test_an_invalid_encoder(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from rlinf_vla.algorithms.sac import SACConfig
+from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.protocols import EnvSpec
 from rlinf_vla.core.robot import ACKNOWLEDGE, PAUSE, RESUME
 from rlinf_vla.core.transitions import ACTED, ACTION, DISCOUNT, REWARD
@@ -123,3 +124,9 @@ def test_a_replay_restarts_after_a_fault_on_the_operators_command() -> None:
         RESUME,
     ]
     assert 4 < len(toy.robot.commands) - len(actions) < 2 * len(actions), "it was interrupted twice"
+
+
+def test_a_dataset_has_no_distances() -> None:
+    spec = replace(SPEC, images={"base": (8, 8), "base_depth": (8, 8)})
+    with pytest.raises(UserError, match="image base_depth: a LeRobotDataset is written of colours"):
+        recorded_features(spec, video=False)

@@ -19,6 +19,9 @@ BRIDGE, PANDA = ToolUnits(1.0, 1.0), ToolUnits(0.1, 0.1)
 
 
 class Policy:
+    name = "any"
+    sees_depth = False
+
     def __init__(self, convention: Convention | None = None, **others: Any) -> None:
         self.spec = replace(POLICY, convention=convention or Convention(), **others)
         self.told: tuple[str, ...] = ()
@@ -140,6 +143,17 @@ def test_a_state_of_another_size_is_refused() -> None:
     assert "the policy's state has 9 numbers, the environment's 8" in refusal(
         Policy(state_dim=9), env()
     )
+
+
+def test_distances_are_shown_only_to_a_policy_that_reads_them() -> None:
+    cameras = {"base": (224, 224), "base_depth": (224, 224)}
+    policy = Policy(images=cameras)
+    spec = replace(env(), images=cameras)
+    assert "image 'base_depth' shows distances, which model=any cannot read" in refusal(
+        policy, spec
+    )
+    policy.sees_depth = True
+    check_fit(policy, spec)  # type: ignore[arg-type]
 
 
 def test_small_images_are_enlarged_only_by_a_policy_with_bars() -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rlinf_vla.core.devices import CPU, device_of, moved
+from rlinf_vla.core.images import blank
 from rlinf_vla.core.types import ActionEval, ActionSample, Inputs, Observation, Tensors
 
 from .convention import Convention
@@ -111,6 +112,8 @@ class Policy(nn.Module):
     """Weights of the head of which only these rows are used, unless they have adapters."""
     noise_dim: int | None = None
     """Dimension of the noise that ``act_from_noise`` takes; None: it is unsupported."""
+    sees_depth: ClassVar[bool] = False
+    """Whether its images may be distances (``core/features.py``)."""
     learns: ClassVar[bool] = True
     """False: its weights are elsewhere. It has no parameters, only acts, and is not loaded from
     ``model.checkpoint``."""
@@ -194,10 +197,7 @@ class Policy(nn.Module):
     def pooled_width(self) -> int:
         """``F`` of ``pooled``, found by encoding an empty observation."""
         empty = Observation(
-            {
-                name: torch.zeros(1, *size, 3, dtype=torch.uint8)
-                for name, size in self.spec.images.items()
-            },
+            blank(self.spec.images, 1),
             torch.zeros(1, self.spec.state_dim),
             ["nothing"],
         )
