@@ -126,6 +126,15 @@ def printed(program: str, word: str, *arguments: str) -> list[Path]:
     return [Path(name) for name in output.rpartition(word)[2].split()]
 
 
+def executed() -> list[str]:
+    """Files of the engine of which a training run executes functions until its first checkpoint."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = printed(EXECUTED, "EXECUTED ", str(ROOT), str(Path(folder, "run")))
+    return sorted(
+        str(path.relative_to(ROOT)) for path in files if ROOT / "rlinf_vla" in path.parents
+    )
+
+
 def engine_of(root: Path) -> list[Path]:
     return [
         path for path in sorted((root / "rlinf_vla").rglob("*.py")) if "testing" not in path.parts
@@ -160,11 +169,9 @@ def main() -> None:
     print(row("all packages", loaded))
     print(row("the engine", [path for path in loaded if ROOT / "rlinf_vla" in path.parents]))
     if arguments.run:
-        with tempfile.TemporaryDirectory() as folder:
-            run = printed(EXECUTED, "EXECUTED ", str(ROOT), str(Path(folder, "run")))
-        inside = [str(path.relative_to(ROOT)) for path in run if ROOT / "rlinf_vla" in path.parents]
-        print(f"\n{len(inside)} files of the engine are executed until the first checkpoint:")
-        print(json.dumps(inside, indent=1))
+        files = executed()
+        print(f"\n{len(files)} files of the engine are executed until the first checkpoint:")
+        print(json.dumps(files, indent=1))
 
 
 if __name__ == "__main__":
