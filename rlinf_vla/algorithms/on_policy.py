@@ -28,8 +28,8 @@ from rlinf_vla.config.recipe import ON_POLICY
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import Batched, Rollouts, Trajectory
 
-ENTROPY_COEF = "entropy_coef"
-"""Its name in metrics and checkpoints."""
+ENTROPY_COEF, LEARNING_RATE = "entropy_coef", "learning_rate"
+"""Their names in metrics and checkpoints."""
 
 
 @dataclass
@@ -98,6 +98,11 @@ class OnPolicyConfig(CostConfig):
     target_kl: Positive | None = 0.08
     """Stop an iteration's updates once a minibatch's approximate KL exceeds this; null: never."""
     learning_rate: LearningRate = 1e-4
+    learning_rate_end: Probability = 1.0
+    """Share of all learning rates that is left in the last iteration; a straight line leads to it.
+
+    CleanRL's ``anneal_lr`` leaves 1 / iterations.
+    """
     adam_beta2: Annotated[float, Range(0, 1, below=True)] = 0.95
     """Adam's beta2; beta1 is 0.9."""
     adam_eps: Annotated[float, Range(0, 1, above=True)] = 1e-8
@@ -168,6 +173,8 @@ class OnPolicy(CostLimited):
 
     entropy_coef: float
     """Coefficient of the entropy in this iteration."""
+    rate: float
+    """Share of the learning rates in this iteration."""
     value_coef = 0.0
     value_clip: float | None = None
     value_huber: float | None = None
@@ -192,22 +199,31 @@ class OnPolicy(CostLimited):
             )
 
     def state(self) -> dict[str, Any]:
-        scheduled = self.config.entropy_coef_end is not None
-        return super().state() | ({ENTROPY_COEF: self.entropy_coef} if scheduled else {})
+        state = super().state()
+        if self.config.entropy_coef_end is not None:
+            state[ENTROPY_COEF] = self.entropy_coef
+        if self.config.learning_rate_end < 1:
+            state[LEARNING_RATE] = self.rate
+        return state
 
     def restore(self, state: Mapping[str, Any]) -> None:
         super().restore(state)
         self.entropy_coef = float(state.get(ENTROPY_COEF, self.config.entropy_coef))
+        self.rate = float(state.get(LEARNING_RATE, 1.0))
 
     def schedule(self, iteration: int) -> dict[str, float]:
-        """Set the coefficients of an iteration; return those that change in the run as metrics."""
-        first = self.config.entropy_coef
-        last = self.config.entropy_coef_end
-        if last is None:
-            return {}
-        share = min(1.0, iteration / max(1, self.iterations - 1))
-        self.entropy_coef = first + share * (last - first)
-        return {f"actor/{ENTROPY_COEF}": self.entropy_coef}
+        """Set what changes from iteration to iteration; return it as metrics."""
+        config = self.config
+        done = min(1.0, iteration / max(1, self.iterations - 1))
+        metrics = {}
+        if config.entropy_coef_end is not None:
+            change = config.entropy_coef_end - config.entropy_coef
+            self.entropy_coef = config.entropy_coef + done * change
+            metrics[f"actor/{ENTROPY_COEF}"] = self.entropy_coef
+        if config.learning_rate_end < 1:
+            self.rate = 1 + done * (config.learning_rate_end - 1)
+            metrics[f"actor/{LEARNING_RATE}"] = self.rate * config.learning_rate
+        return metrics
 
     @property
     def keeps_reference(self) -> bool:

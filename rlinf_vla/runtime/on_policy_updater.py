@@ -104,6 +104,7 @@ class OnPolicyUpdater:
             parts,
             enough=algorithm.enough,
             critic_only=value_only,
+            learning_rate_scale=algorithm.rate,
             beside=self._cotraining(config, iteration, first)
             if config.sft_coef and not value_only
             else lambda index: (),

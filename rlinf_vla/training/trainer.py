@@ -295,6 +295,7 @@ class Trainer:
         minibatches: Sequence[Tensor],
         enough: Callable[[dict[str, float]], bool] = lambda metrics: False,
         critic_only: bool = False,
+        learning_rate_scale: float = 1.0,
         beside: Callable[[int], Sequence[ExtraLoss]] = lambda index: (),
         progress: Callable[[float], None] = lambda fraction: None,
     ) -> dict[str, float]:
@@ -308,7 +309,9 @@ class Trainer:
         steps = 0
         with self._frozen_actor() if critic_only else nullcontext():
             for index, rows in enumerate(minibatches):
-                metrics = self.step(ranks.Rows(batch, rows), loss, beside=beside(index))
+                metrics = self.step(
+                    ranks.Rows(batch, rows), loss, learning_rate_scale, beside(index)
+                )
                 steps += bool(metrics)
                 for name, value in metrics.items():
                     sums[name] += value

@@ -145,6 +145,15 @@ def test_ppo_losses(
     assert 0 < clipfrac < 1, "some ratios are clipped and some are not"
 
 
+@pytest.mark.parametrize("num_iterations", [1, 7, 100])
+def test_annealed_learning_rate(num_iterations: int) -> None:
+    """``frac = 1.0 - (iteration - 1.0) / args.num_iterations``, iterations from 1 on."""
+    algorithm = PPO(PPOConfig(learning_rate_end=1 / num_iterations), 1.0, num_iterations)
+    for iteration in range(1, num_iterations + 1):
+        algorithm.schedule(iteration - 1)
+        assert algorithm.rate == pytest.approx(1.0 - (iteration - 1.0) / num_iterations)
+
+
 def normal(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 

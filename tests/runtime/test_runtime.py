@@ -131,6 +131,29 @@ def test_co_training_with_demonstrations() -> None:
         assert torch.equal(value, policy_of(resumed).state_dict()[name])
 
 
+def test_an_iteration_learns_with_its_share_of_the_learning_rate() -> None:
+    """The last one has none left: its updates change nothing."""
+    config = replace(CONFIG, learning_rate_end=0.0)
+    policy = LinearPolicy(LinearOptions(chunk=2))
+    subject = on_policy_flow(
+        policy,
+        groups(4, 2),
+        Trainer(policy, OptimizerConfig(0.05, 0.01, 0.5), 100),
+        Settings(0, 1.0, 2),
+        PPO(config, 1.0, 2),
+    )
+    algorithm = PPO(config, 1.0, 2)
+    states = [{name: value.clone() for name, value in policy.state_dict().items()}]
+    for iteration in range(2):
+        subject.begin(iteration)
+        algorithm.iteration(subject)
+        states.append({name: value.clone() for name, value in policy.state_dict().items()})
+    start, middle, end = states
+    assert any(not torch.equal(value, start[name]) for name, value in middle.items())
+    assert all(torch.equal(value, middle[name]) for name, value in end.items())
+    assert subject.metrics["actor/learning_rate"] == 0 and subject.metrics["actor/updates"] > 0
+
+
 def test_rollouts_have_the_version_of_their_policy() -> None:
     subject = flow()
     subject.policy_version = 7

@@ -49,6 +49,7 @@ PPO_CONFIG = PPOConfig(
     kl_coef=0.05,
     entropy_coef=0.05,
     entropy_coef_end=0.0,
+    learning_rate_end=0.2,
 )
 GRPO_CONFIG = GRPOConfig(episodes=24, group_size=4, groups_per_step=2, target_kl=None, resample=1)
 CLUSTER = ClusterConfig(
