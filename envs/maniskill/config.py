@@ -37,9 +37,9 @@ class ManiSkillConfig:
         ``qpos``: all joints (rad, m), as RLinf's policies for ManiSkill expect.
     version: of PutOnPlateInScene25: ``rlinf`` starts with objects in the air, ``rl4vla`` after they
         came to rest; the textures of its Vision tasks differ, too.
-    camera: ``close`` views the middle of the table from 0.5 m, so that a 4 cm cube covers 4 or 5 of
-        64 pixels; ``stock`` is the task's own camera, also used by tasks whose objects lie
-        elsewhere.
+    camera: ``close`` views the middle of the table from about 0.7 m, so that a 4 cm cube covers 4
+        or 5 of 64 pixels; ``stock`` is the task's own camera, also used by tasks whose objects
+        lie elsewhere.
     robot_visuals: ``low_poly`` renders collision meshes and a smaller floor, many times faster on a
         CPU and with bit-identical physics; ``stock`` renders the full meshes.
     reward: reward of a control step. ``sparse``: 1 on success, -1 on failure, else 0. ``dense`` and

@@ -5,7 +5,10 @@ The name of a camera says what it shows: ``base_depth`` shows distances, ``base`
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
+
+from rlinf_vla.config.errors import UserError
 
 
 class Feature(NamedTuple):
@@ -33,3 +36,12 @@ def picture(name: str, size: tuple[int, ...]) -> tuple[int, int, int]:
     """Return the shape of a camera's picture, of ``size`` (height, width)."""
     height, width = size
     return height, width, int(camera(name).shape[-1])
+
+
+def require_colours(cameras: Iterable[str], what: str) -> None:
+    """Raise UserError if a camera shows anything else, for ``what``, which has only colours."""
+    for name in cameras:
+        if camera(name) is not FEATURES["colour"]:
+            raise UserError(
+                f"image {name!r} shows distances, {what} has only colours: leave this camera out"
+            )

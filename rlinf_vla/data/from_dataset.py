@@ -17,6 +17,7 @@ from rlinf_vla.algorithms.off_policy import OffPolicyConfig
 from rlinf_vla.algorithms.sft import Demonstrations
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.devices import CPU, moved
+from rlinf_vla.core.features import require_colours
 from rlinf_vla.core.protocols import (
     EnvSpec,
     Learner,
@@ -212,6 +213,7 @@ class _Source:
         ):
             if size:
                 self._require_numbers(column, size, f"the policy's {what} {size} dimensions")
+        require_colours(policy.spec.images, "a LeRobotDataset")
         called = {name: name for name in policy.spec.images}
         for camera in cameras:
             name, _, of_dataset = camera.partition(":")

@@ -15,8 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rlinf_vla.config.errors import UserError
-from rlinf_vla.core.features import FEATURES, camera
+from rlinf_vla.core.features import require_colours
 from rlinf_vla.core.protocols import EnvSpec, ImageSize
 
 VERSION = "v3.0"
@@ -143,11 +142,7 @@ def recorded_features(
 
     Raises UserError for a camera that shows no colours.
     """
-    for name in spec.images:
-        if camera(name) is not FEATURES["colour"]:
-            raise UserError(
-                f"image {name}: a LeRobotDataset is written of colours alone, leave this camera out"
-            )
+    require_colours(spec.images, "a LeRobotDataset written here")
     scalar, flag = Feature("float32", (1,)), Feature("bool", (1,))
     features = {
         STATE: Feature("float32", (spec.state_dim,)),

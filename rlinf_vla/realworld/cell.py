@@ -15,6 +15,7 @@ from rlinf_vla.config.recipe import INTERACTIVE, Recipe, RewardConfig
 from rlinf_vla.config.robot import BY_SCRIPT, NO_OPERATOR, ROBOT, ControlConfig
 from rlinf_vla.core import plugins
 from rlinf_vla.core.action_space import ActionSpace, ToolSpace
+from rlinf_vla.core.features import require_colours
 from rlinf_vla.core.images import blank
 from rlinf_vla.core.protocols import EnvSpec, Policy, PolicySpec, ToolUnits
 from rlinf_vla.core.robot import Action, Camera, CellError, Operator, Robot, RobotSpec, Scene
@@ -194,6 +195,7 @@ def open_cell(
     check(recipe)
     policy = builders.build_initial(recipe)
     assert isinstance(policy, Policy)
+    require_colours(policy.spec.images, "a robot's camera")
     robot = plugin.make(recipe.robot)
     cameras = plugin.cameras(recipe.robot)
     scene = plugin.scene(recipe.robot)

@@ -20,6 +20,7 @@ from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.array_messages import LIMITS, MessageError
 from rlinf_vla.core.devices import device_of
 from rlinf_vla.core.feature_messages import as_arrays, description
+from rlinf_vla.core.features import require_colours
 from rlinf_vla.core.images import blank
 from rlinf_vla.core.io import digest_of
 from rlinf_vla.core.protocols import Policy, RealTimeChunking
@@ -57,7 +58,11 @@ class PolicyService:
     """A policy ready to act, in the thread that opened it."""
 
     def __init__(self, recipe: Recipe, policy: Policy, metadata: dict[str, Any]) -> None:
-        """``metadata``: what a client may know of the policy, in plain values."""
+        """``metadata``: what a client may know of the policy, in plain values.
+
+        Raises UserError for a policy that sees distances.
+        """
+        require_colours(policy.spec.images, "a client's message")
         self.recipe = recipe
         self.policy = policy
         self.spec = policy.spec

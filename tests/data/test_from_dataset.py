@@ -383,6 +383,11 @@ def spec(policy: Sees, **changes: Any) -> Sees:
             "the policy's image 'base' is 64x128 pixels, observation.images.base of .* only 64x64",
         ),
         (
+            {"images": {"base_depth": (64, 64)}},
+            {"cameras": ["base_depth:base"]},
+            "image 'base_depth' shows distances, a LeRobotDataset has only colours: leave this camera out",
+        ),
+        (
             {},
             {"cameras": ["front:base"]},
             r"'front:base' must be POLICY_CAMERA:DATASET_CAMERA, the former one of \['base'\]",

@@ -128,5 +128,7 @@ def test_a_replay_restarts_after_a_fault_on_the_operators_command() -> None:
 
 def test_a_dataset_has_no_distances() -> None:
     spec = replace(SPEC, images={"base": (8, 8), "base_depth": (8, 8)})
-    with pytest.raises(UserError, match="image base_depth: a LeRobotDataset is written of colours"):
+    with pytest.raises(
+        UserError, match="'base_depth' shows distances, a LeRobotDataset written here"
+    ):
         recorded_features(spec, video=False)

@@ -141,6 +141,13 @@ def test_committed_actions_need_a_policy_that_continues_them(recipe: Recipe) -> 
         service.request(native(committed=np.zeros((1, 2, 4), np.float32)), NATIVE, 0, 0)
 
 
+def test_a_policy_that_sees_distances_is_not_served(recipe: Recipe) -> None:
+    with opened(recipe) as service:
+        service.policy.spec = replace(SPEC, images={"base_depth": (64, 64)})
+        with pytest.raises(UserError, match="'base_depth' shows distances, a client's message has"):
+            PolicyService(recipe, service.policy, {})
+
+
 def test_metadata_names_the_weights_and_no_path(recipe: Recipe) -> None:
     with opened(recipe) as service:
         metadata = service.metadata
