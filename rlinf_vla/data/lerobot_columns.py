@@ -160,7 +160,9 @@ def read_table(
         )
     names = None if columns is None else [name for name in schema.names if name in columns]
     with _readable(path):
-        return pq.read_table(path, columns=names, filters=filters, partitioning=None)
+        table = pq.read_table(path, columns=names, filters=filters, partitioning=None)
+        table.validate(full=True)  # of texts that they are UTF-8
+    return table
 
 
 def opened(path: Path) -> tuple[pq.FileMetaData, pa.Schema]:
@@ -179,5 +181,5 @@ def _readable(path: Path) -> Iterator[None]:
     except (pa.ArrowException, OSError, MemoryError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(
-            f"{path} cannot be read ({reason}): it was cut short, copy the dataset again"
+            f"{path} cannot be read ({reason}): it was cut short or changed, copy the dataset again"
         ) from None

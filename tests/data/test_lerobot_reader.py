@@ -86,6 +86,12 @@ def edit_table(path: Path, change: Callable[[pa.Table], pa.Table]) -> None:
     pq.write_table(change(pq.read_table(path)), path)
 
 
+def with_binary(table: pa.Table, name: str) -> pa.Table:
+    """Bytes that are not UTF-8, in a column of lists of texts."""
+    values = pa.array([[b"\x80"]] * len(table)).cast(pa.list_(pa.string()), safe=False)
+    return table.set_column(table.schema.get_field_index(name), name, values)
+
+
 def cut(path: Path, share: float) -> None:
     content = path.read_bytes()
     path.write_bytes(content[: int(len(content) * share)])
@@ -180,6 +186,10 @@ ACCIDENTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "half the episodes": (
         lambda d: cut(d / EPISODES, 0.5),
         "file-000.parquet cannot be read .*: it was cut short",
+    ),
+    "a task that is no text": (
+        lambda d: edit_table(d / EPISODES, lambda t: with_binary(t, "tasks")),
+        "file-000.parquet cannot be read .*UTF8.*: it was cut short or changed",
     ),
     "half a video": (lambda d: cut(d / VIDEO, 0.5), "file-000.mp4 (cannot be decoded|ends before)"),
     "no video at all": (lambda d: (d / VIDEO).write_bytes(b""), "file-000.mp4 cannot be decoded"),
