@@ -184,7 +184,6 @@ def train(kit: Kit, name: str, *keys: str) -> int:
         *keys,
         "iterations=2",
         "evaluation.before_and_after=false",
-        "record.video=false",
         f"run_dir={run}",
     ]
     code = cli.run([*words, *(SMALL if kit.tiny else ())])
