@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,8 @@ from rlinf_vla.training.lora import (
     save_adapter,
     stored_adapter,
 )
-from rlinf_vla.training.ranks import gather_full, rank
+from rlinf_vla.training.ranks import Spread, gather_full, rank
+from rlinf_vla.training.tensor_files import opened, write_parts
 from rlinf_vla.training.trainer import Trainer
 
 EARLIER, MODEL = "version_{}.safetensors", "model"
@@ -65,23 +67,52 @@ def save_checkpoint(
         if isinstance(policy, Policy) and any(map(is_lora, trainer.parameters))
         else None
     )
-    factors = gather_full(adapter_state(backbone)) if backbone is not None else {}
-    heads = gather_full(
+    factors = gather_full(Spread(adapter_state(backbone))) if backbone is not None else {}
+    heads = Spread(
         {name: p.detach() for name, p in trainer.parameters.items() if not is_lora(name)}
     )
-    moments = trainer.state()
+    spreads = {HEADS: heads, OPTIMIZER: trainer.spread_state()}
+    parts = {name: spread.parts() for name, spread in spreads.items()}
+    try:
+        if rank() == 0:
+            _write(final, policy, factors, spreads, parts, state, earlier or {})
+    finally:  # no rank may wait for another's, also if the disk of rank 0 is full
+        for _ in chain(*parts.values()):
+            pass
     if rank() != 0:
         return final
-    for partial in directory.glob(f".{PREFIX}*"):  # of processes that were killed while they wrote
+    logger.info("wrote %s, %d trained tensors", final, len(factors) + len(heads.tensors))
+    checkpoints = complete_checkpoints(directory)
+    after = checkpoints.index(final) + 1
+    for old in (
+        checkpoints[: max(0, after - keep)] + checkpoints[after:]
+    ):  # later ones are of what a run left that resumed further back
+        shutil.rmtree(old, ignore_errors=True)
+        logger.debug("removed %s: checkpoints.keep=%d", old, keep)
+    return final
+
+
+def _write(
+    final: Path,
+    policy: Learner,
+    factors: Tensors,
+    spreads: Mapping[str, Spread],
+    parts: Mapping[str, Iterator[tuple[str, Tensor]]],
+    state: dict[str, Any],
+    earlier: Mapping[int, Tensors],
+) -> None:
+    """Write the directory ``final``; see ``save_checkpoint``."""
+    # of processes that were killed while they wrote
+    for partial in final.parent.glob(f".{PREFIX}*"):
         shutil.rmtree(partial, ignore_errors=True)
     with replacing_directory(final) as aside:
-        if backbone is not None:
-            save_adapter(backbone, factors, aside / ADAPTER)
-        versions = {
-            EARLIER.format(version): tensors for version, tensors in (earlier or {}).items()
-        }
-        for name, tensors in ({HEADS: heads, OPTIMIZER: moments} | versions).items():
-            write_tensors(tensors, aside / name)
+        if factors:
+            assert isinstance(policy, Policy)
+            save_adapter(policy.backbone, factors, aside / ADAPTER)
+        for name, spread in spreads.items():
+            write_parts(spread, parts[name], aside / name)
+        for version, tensors in earlier.items():
+            write_tensors(tensors, aside / EARLIER.format(version))
         origin = _origin(policy)
         model = {} if origin is None else {MODEL: origin.digests()}
         (aside / STATE).write_text(json.dumps(state | model, indent=1) + "\n")
@@ -91,15 +122,6 @@ def save_checkpoint(
             if path.is_file()
         }
         (aside / COMPLETE).write_text(json.dumps(digests, indent=1) + "\n")
-    logger.info("wrote %s, %d trained tensors", final, len(factors) + len(heads))
-    checkpoints = complete_checkpoints(directory)
-    after = checkpoints.index(final) + 1
-    for old in (
-        checkpoints[: max(0, after - keep)] + checkpoints[after:]
-    ):  # later ones are of what a run left that resumed further back
-        shutil.rmtree(old, ignore_errors=True)
-        logger.debug("removed %s: checkpoints.keep=%d", old, keep)
-    return final
 
 
 def load_checkpoint(
@@ -131,14 +153,16 @@ def load_checkpoint(
             for name, p in policy.named_parameters()
             if p.requires_grad and not is_lora(name)
         }
-        copy_all(load_file(checkpoint / HEADS), own, checkpoint)
+        with opened(checkpoint / HEADS) as heads:
+            copy_all(heads, own, checkpoint)
     if trainer is not None:
         if not (checkpoint / OPTIMIZER).exists():
             raise UserError(
                 f"{checkpoint} was shared without its optimiser state: start a new run from it, with checkpoint={checkpoint}"
             )
         try:
-            trainer.load_state(load_file(checkpoint / OPTIMIZER))
+            with opened(checkpoint / OPTIMIZER) as tensors:
+                trainer.load_state(tensors)
         except (KeyError, RuntimeError):
             message = "has the optimiser state of another algorithm or version: start again with resume=never"
             raise UserError(f"{checkpoint} {message}") from None

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -279,28 +279,57 @@ def shard_like(whole: Tensor, piece: Tensor) -> Tensor:
     )
 
 
-def gather_full(
-    tensors: Mapping[str, Tensor], wholes: Mapping[str, Tensor] = MappingProxyType({})
-) -> Tensors:
+@dataclass(frozen=True)
+class Spread:
+    """Named tensors that may be sharded over the ranks.
+
+    ``wholes``: for a tensor that is this rank's piece, a tensor sharded in the same way. All ranks
+    have the same names.
+    """
+
+    tensors: Mapping[str, Tensor]
+    wholes: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def is_sharded(self) -> bool:
+        return any(map(is_sharded, (*self.tensors.values(), *self.wholes.values())))
+
+    def described(self) -> dict[str, tuple[torch.dtype, torch.Size]]:
+        """Return dtype and whole shape of each tensor, those with the longest numbers first."""
+        described = {
+            name: (tensor.dtype, self.wholes.get(name, tensor).shape)
+            for name, tensor in self.tensors.items()
+        }
+        return dict(sorted(described.items(), key=lambda item: (-item[1][0].itemsize, item[0])))
+
+    def parts(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors, whole, one after the other, in the order of ``described``.
+
+        If any is sharded, rank 0 gets them on the CPU and others get empty tensors, and all ranks
+        must take all. Pieces that were moved off the ranks' device are moved back one at a time.
+        """
+        gathers = self.is_sharded
+        for name in self.described():
+            yield name, self._gathered(name) if gathers else self.tensors[name]
+
+    def _gathered(self, name: str) -> Tensor:
+        whole = self.tensors[name]
+        sharded: Any = shard_like(self.wholes[name], whole) if name in self.wholes else whole
+        if is_sharded(sharded):
+            whole = sharded.to(sharded.device_mesh.device_type).full_tensor()
+        return whole.cpu() if rank() == 0 else torch.empty(0)
+
+
+def gather_full(spread: Spread) -> Tensors:
     """Return the tensors unchanged if none is sharded; else gather them on rank 0.
 
     Then rank 0 gets whole tensors on the CPU, other ranks an empty dict, and all ranks must call
-    it. ``wholes``: for a tensor that is this rank's piece, a tensor sharded in the same way. Pieces
-    that were moved off the ranks' device are moved back one at a time.
+    it.
     """
-    if not any(map(is_sharded, (*tensors.values(), *wholes.values()))):
-        return dict(tensors)
-    result: Tensors = {}
-    for name, tensor in tensors.items():
-        sharded: Any = shard_like(wholes[name], tensor) if name in wholes else tensor
-        whole = (
-            sharded.to(sharded.device_mesh.device_type).full_tensor()
-            if is_sharded(sharded)
-            else tensor
-        )
-        if rank() == 0:
-            result[name] = whole.cpu()
-    return result
+    if not spread.is_sharded:
+        return dict(spread.tensors)
+    wholes = dict(spread.parts())
+    return {name: wholes[name] for name in spread.tensors} if rank() == 0 else {}
 
 
 def clip_shards(pieces: Iterable[nn.Parameter], limit: float) -> Tensor:

@@ -365,7 +365,7 @@ class Trainer:
         empty dict.
         """
         return ranks.gather_full(
-            {name: parameter.detach() for name, parameter in self.parameters.items()}
+            ranks.Spread({name: parameter.detach() for name, parameter in self.parameters.items()})
         )
 
     def acting_weights(self) -> Tensors:
@@ -377,10 +377,13 @@ class Trainer:
         }
 
     def state(self) -> Tensors:
+        """Return all of ``spread_state``. If sharded, see ``weights``."""
+        return ranks.gather_full(self.spread_state())
+
+    def spread_state(self) -> ranks.Spread:
         """Return Adam's state as ``<parameter>.exp_avg`` and so on, and the averages ``target.*``.
 
         A weight of lower precision than float32 has its float32 master as ``<parameter>.master``.
-        If sharded, see ``weights``.
         """
         slots = {
             f"{name}.{slot}": value
@@ -394,20 +397,18 @@ class Trainer:
             for key in slots
             if not key.endswith("." + _STEP)
         }
-        return ranks.gather_full(slots, wholes) | {
-            _TARGET + name: value for name, value in self.target.state_dict().items()
-        }
+        averages = {_TARGET + name: value for name, value in self.target.state_dict().items()}
+        return ranks.Spread(slots | averages, wholes)
 
-    def load_state(self, tensors: Tensors) -> None:
-        """Restore what ``state`` returned on rank 0; every rank gets the whole of it.
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore what ``state`` returned on rank 0; every rank reads the whole of it, one tensor
+        after the other.
 
         The weights are loaded before; masters that ``tensors`` lacks become equal to them. Raises
         KeyError or RuntimeError if it belongs to another network or other optimisers.
         """
         averages = {
-            key.removeprefix(_TARGET): value
-            for key, value in tensors.items()
-            if key.startswith(_TARGET)
+            key.removeprefix(_TARGET): tensors[key] for key in tensors if key.startswith(_TARGET)
         }
         self.target.load_state_dict(averages)
         owner = {
@@ -417,18 +418,20 @@ class Trainer:
             for parameter in group["params"]
         }
         self._masters.reset()
-        for key, value in tensors.items():
-            if not key.startswith(_TARGET):
-                name, slot = key.rsplit(".", 1)
-                trained = self.trained[name]
-                if slot == _MASTER:
-                    trained.data.copy_(ranks.local_copy(self.parameters[name], value))
-                    continue
-                if slot == _STEP:
-                    stored = value.to(trained.device if _fused(owner[trained]) else CPU, copy=True)
-                else:
-                    stored = ranks.local_copy(self.parameters[name], value).to(trained.dtype)
-                owner[trained].state[trained][slot] = stored
+        for key in tensors:
+            if key.startswith(_TARGET):
+                continue
+            name, slot = key.rsplit(".", 1)
+            trained = self.trained[name]
+            value = tensors[key]
+            if slot == _MASTER:
+                trained.data.copy_(ranks.local_copy(self.parameters[name], value))
+                continue
+            if slot == _STEP:
+                stored = value.to(trained.device if _fused(owner[trained]) else CPU, copy=True)
+            else:
+                stored = ranks.local_copy(self.parameters[name], value).to(trained.dtype)
+            owner[trained].state[trained][slot] = stored
 
 
 def _fused(optimizer: Optimizer) -> bool:

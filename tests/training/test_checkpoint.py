@@ -30,6 +30,8 @@ from rlinf_vla.training import checkpoint as checkpoints
 from rlinf_vla.training.checkpoint import load_checkpoint, load_heads, save_checkpoint, save_heads
 from rlinf_vla.training.checkpoint_files import complete_checkpoints, newest_sound, verify
 from rlinf_vla.training.lora import add_lora
+from rlinf_vla.training.ranks import Spread
+from rlinf_vla.training.tensor_files import write_parts
 from rlinf_vla.training.trainer import Trainer
 from tests.models.tiny_openvla import smaller_config, smaller_directory, tiny
 from tests.training.processes import in_process
@@ -223,14 +225,19 @@ def failing(monkeypatch: pytest.MonkeyPatch, at: int, fail: Callable[[], None]) 
     """The ``at``-th file of weights is written half before ``fail``; after the last one, ``fail`` precedes COMPLETE."""
     count = [0]
 
-    def save_half(tensors: dict[str, Tensor], path: Path) -> None:
-        save_file(tensors, path)
-        if count[0] == at:
-            Path(path).write_bytes(Path(path).read_bytes()[:50])
-            fail()
-        count[0] += 1
+    def half(write: Callable[..., None]) -> Callable[..., None]:
+        def write_half(*arguments: Any) -> None:
+            write(*arguments)
+            path = arguments[-1]
+            if count[0] == at:
+                Path(path).write_bytes(Path(path).read_bytes()[:50])
+                fail()
+            count[0] += 1
 
-    monkeypatch.setattr(adapter_files, "save_file", save_half)
+        return write_half
+
+    monkeypatch.setattr(adapter_files, "save_file", half(save_file))
+    monkeypatch.setattr(checkpoints, "write_parts", half(write_parts))
     if at == WRITES:
         monkeypatch.setattr(checkpoints, "digest", lambda path: fail())
 
@@ -387,8 +394,8 @@ def test_the_optimiser_state_of_another_algorithm_is_refused(
     model: Path, tmp_path: Path, name: str
 ) -> None:
     class Another(Trainer):
-        def state(self) -> dict[str, Tensor]:
-            return {name: torch.zeros(1)}
+        def spread_state(self) -> Spread:
+            return Spread({name: torch.zeros(1)})
 
     policy, _ = build(model)
     checkpoint = save(tmp_path, policy, Another(policy, OptimizerConfig(1e-2, 1e-2, 1.0), 3), 1)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 import copy
+import errno
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,9 @@ from rlinf_vla.algorithms.base import OptimizerConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import LoraOptions
 from rlinf_vla.core.protocols import Policy
+from rlinf_vla.features.planner import synthetic
 from rlinf_vla.models.openvla.oft import OpenVLAOFTPolicy
 from rlinf_vla.models.openvla.options import OpenVLAOFTOptions
-from rlinf_vla.planner import synthetic
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.testing.policy_calls import with_critic
 from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
@@ -95,6 +96,30 @@ def test_a_run_resumes_with_another_number_of_ranks(
         for kind in ("weights", "state"):
             same(read[kind], saved[kind])
             same(end[kind], expected[kind], 1e-5)
+
+
+def test_a_full_disk_leaves_no_rank_waiting(
+    fresh: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 says so, and the others have given all of their parts."""
+
+    def full(spread: object, parts: Iterator[object], path: Path) -> None:
+        next(parts)
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    def save(rank: int) -> str:
+        policy = copy.deepcopy(fresh)
+        trainer = make("sharded", 3, policy, OptimizerConfig(3e-4, 3e-4, 1.0))
+        learn(policy, trainer, range(1))
+        monkeypatch.setattr("rlinf_vla.training.checkpoint.write_parts", full)
+        try:
+            save_checkpoint(tmp_path / "run", policy, trainer, {"iteration": 1}, 1)
+        except OSError as error:
+            return str(error.strerror)
+        return "given"
+
+    assert on_ranks(save, tmp_path) == ["No space left on device", "given"]
+    assert not any((tmp_path / "run").glob("*/COMPLETE"))
 
 
 # methods that work
