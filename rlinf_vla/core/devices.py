@@ -18,6 +18,8 @@ from torch import Tensor, nn
 CPU = torch.device("cpu")
 _fused_kernels = True
 _meta_tensors_as = "meta"
+MEMORY = "memory/"
+"""Beginning of the names of metrics that are peaks."""
 _ALIGNMENT = 64
 """Bytes; as of a fresh allocation, because the last bit of some results depends on it."""
 
@@ -106,3 +108,22 @@ def _copied(
 
 def _part(packed: Tensor, span: tuple[int, int], like: Tensor) -> Tensor:
     return packed[slice(*span)].view(like.dtype).view(like.shape)
+
+
+@contextmanager
+def measured_memory(device: torch.device) -> Iterator[dict[str, float]]:
+    """Yield a dictionary that gets the peaks of PyTorch's memory on ``device`` in this context.
+
+    It stays empty on a CPU. ``reserved`` is what the allocator took from the GPU; each of its
+    retries means that it was nearly full.
+    """
+    peaks: dict[str, float] = {}
+    if device.type != "cuda":
+        yield peaks
+        return
+    torch.cuda.reset_peak_memory_stats(device)
+    yield peaks
+    statistics = torch.cuda.memory_stats(device)
+    peaks[f"{MEMORY}update_gb"] = statistics["active_bytes.all.peak"] / 1e9
+    peaks[f"{MEMORY}reserved_gb"] = statistics["reserved_bytes.all.peak"] / 1e9
+    peaks[f"{MEMORY}allocation_retries"] = float(statistics["num_alloc_retries"])

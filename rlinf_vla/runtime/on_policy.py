@@ -16,6 +16,7 @@ from typing import Any
 
 from rlinf_vla.algorithms.on_policy import Batch, OnPolicy
 from rlinf_vla.config.cluster import streams
+from rlinf_vla.core.devices import MEMORY
 from rlinf_vla.core.types import Rollouts, Tensors, Trajectory, gather
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.collector import episode_metrics, rollout_calls, rollout_metrics
@@ -234,14 +235,17 @@ class OnPolicyFlow(BaseFlow):
             self.log({"rollout/staleness": ages.mean().item()})
 
     def log_update(self, metrics: dict[str, float]) -> None:
-        """Log the means over all optimiser steps of the iteration."""
+        """Log the means over all optimiser steps of the iteration, and the peaks of memory."""
         steps = metrics["actor/updates"]
         before = self._updates
         self._updates = self._updates + steps
         if before:
             share = steps / max(self._updates, 1)
+            earlier = {name: self.metrics.get(name, value) for name, value in metrics.items()}
             metrics = {
-                name: share * value + (1 - share) * self.metrics.get(name, value)
+                name: max(value, earlier[name])
+                if name.startswith(MEMORY)
+                else share * value + (1 - share) * earlier[name]
                 for name, value in metrics.items()
             }
         self.log(metrics | {"actor/updates": self._updates})

@@ -1,7 +1,8 @@
 """Log a run's metrics: one JSON line per step in ``metrics.jsonl``, and the same in its trackers.
 
 Names follow verl: ``actor/...``, ``critic/...``, ``rollout/...``, ``timing_s/...`` (seconds),
-``throughput/...`` (per second), and ``eval/success_once`` (a fraction).
+``throughput/...`` (per second), and ``eval/success_once`` (a fraction). ``memory/...`` are peaks of
+the first trainer's GPU during updates.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlinf_vla.core.devices import CPU, device_of, moved
+from rlinf_vla.core.devices import CPU, device_of, measured_memory, moved
 from rlinf_vla.testing.simulated_gpu import GPU, GpuTensor, captured, simulated_gpu
 
 DTYPES = [torch.uint8, torch.bool, torch.int64, torch.float32, torch.bfloat16, torch.float64]
@@ -114,3 +114,22 @@ def test_what_a_cuda_graph_cannot_record_is_refused(call) -> None:  # type: igno
         call(x)
         with captured(), pytest.raises(AssertionError):
             call(x)
+
+
+def test_peaks_of_memory_are_those_of_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = {"active_bytes.all.peak": 7e9, "reserved_bytes.all.peak": 9e9, "num_alloc_retries": 2}
+    forgotten: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", forgotten.append)
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: now)
+    gpu = torch.device("cuda", 1)
+    with measured_memory(gpu) as peaks:
+        assert forgotten == [gpu]
+        now["active_bytes.all.peak"] = 8e9
+    assert peaks == {
+        "memory/update_gb": 8.0,
+        "memory/reserved_gb": 9.0,
+        "memory/allocation_retries": 2.0,
+    }
+    with measured_memory(CPU) as nothing:
+        pass
+    assert nothing == {} and forgotten == [gpu]

@@ -154,6 +154,15 @@ def test_an_iteration_learns_with_its_share_of_the_learning_rate() -> None:
     assert subject.metrics["actor/learning_rate"] == 0 and subject.metrics["actor/updates"] > 0
 
 
+def test_updates_of_an_iteration_are_logged_as_means_and_peaks() -> None:
+    subject = flow()
+    subject.begin(0)
+    subject.log_update({"actor/updates": 1.0, "actor/loss": 3.0, "memory/update_gb": 5.0})
+    subject.log_update({"actor/updates": 2.0, "actor/loss": 6.0, "memory/update_gb": 4.0})
+    assert subject.metrics["actor/updates"] == 3
+    assert subject.metrics["actor/loss"] == 5 and subject.metrics["memory/update_gb"] == 5
+
+
 def test_rollouts_have_the_version_of_their_policy() -> None:
     subject = flow()
     subject.policy_version = 7

@@ -51,8 +51,8 @@ class LearnerWorker(TrainerWorker):
     def learn(self, updates: int, iteration: int, algorithm: dict[str, Any]) -> dict[str, float]:
         """``algorithm``: the state of the driver's, which adapts it."""
         self.algorithm.restore(algorithm)
-        with self.builders.update_threads():
-            return learn_from_replay(
+        with self.updating() as memory:
+            metrics = learn_from_replay(
                 self.trainer,
                 self.algorithm,
                 self.replays,
@@ -61,6 +61,7 @@ class LearnerWorker(TrainerWorker):
                 iteration,
                 self.progress,
             )
+        return metrics | memory
 
     def acting_weights(self) -> Tensors:
         return self.trainer.acting_weights()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property
@@ -15,6 +16,7 @@ from torch import Tensor
 from rlinf_vla.algorithms.on_policy import Batch
 from rlinf_vla.algorithms.parity import Parity
 from rlinf_vla.config.cluster import CUDA
+from rlinf_vla.core.devices import device_of, measured_memory
 from rlinf_vla.core.types import Tensors, Trajectory
 from rlinf_vla.runtime.on_policy_updater import OnPolicyUpdater
 from rlinf_vla.runtime.workers.base import Builders, Worker, WorkerInfo, free_gpu, node_address
@@ -157,6 +159,13 @@ class TrainerWorker(Worker):
                 }
             )
 
+    @contextmanager
+    def updating(self) -> Iterator[dict[str, float]]:
+        """Update in the context, with its threads; yield the metrics of its memory."""
+        memory = measured_memory(device_of(self.trainer.policy))
+        with self.builders.update_threads(), memory as peaks:
+            yield peaks
+
     def show(self, demonstrations: Demonstrations) -> None:
         """Set the demonstrations for the imitation loss of updates."""
         self.learning.shown = demonstrations
@@ -165,8 +174,9 @@ class TrainerWorker(Worker):
         """Take one optimiser step on ``batch``; return its metrics."""
         from rlinf_vla.runtime.supervised import supervised_step
 
-        with self.builders.update_threads():
-            return supervised_step(self.trainer, self.builders.settings.run_seed, batch, rate)
+        with self.updating() as memory:
+            metrics = supervised_step(self.trainer, self.builders.settings.run_seed, batch, rate)
+        return metrics | memory
 
     def success_logits(self, frames: Frames) -> Tensor:
         from rlinf_vla.runtime.supervised import success_logits
@@ -188,13 +198,13 @@ class TrainerWorker(Worker):
         """
         started = time.time()
         self.algorithm.restore(algorithm)
-        with self.builders.update_threads():
+        with self.updating() as memory:
             batch = replace(batch, calls=self.heavy.complete(batch.calls))
             metrics = self.learning.update(
                 batch, self.algorithm, value_only, iteration, version, self.progress
             )
         return (
-            metrics,
+            metrics | memory,
             self.learning.parity,
             Span("update", trainer_track(self.place, self.ranks), started, time.time()),
         )
