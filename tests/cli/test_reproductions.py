@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -115,14 +115,14 @@ OF_EACH_KIND = {
     ),
 }
 """One for each preset and kind of model; the others differ in suite, repository and numbers."""
-ON_A_GPU = {"repro_rlinf_oft_ppo", "repro_simplevla_10", "repro_pirl_pi05_maniskill_noise"}
-"""One for each kind of model and simulator."""
+ON_A_GPU = {"repro_rlinf_oft_ppo"}
+"""tests/cli/test_simulated_gpu.py has the other kinds of models."""
 
 
-def marked(often: set[str]) -> list[Any]:
-    """Names of recipes that train; those that are not run ``often`` are run nightly."""
+def marked(often: Iterable[str], names: Iterable[str] = TRAINED) -> list[Any]:
+    """Names of recipes; those that are not run ``often`` are run nightly."""
     return [
-        pytest.param(name, marks=() if name in often else pytest.mark.nightly) for name in TRAINED
+        pytest.param(name, marks=() if name in often else pytest.mark.nightly) for name in names
     ]
 
 
@@ -182,7 +182,7 @@ def test_the_page_of_what_is_assumed_is_current() -> None:
     assert PAGE.read_text() == page(), "python -m tests.stand_ins"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", marked({*OF_EACH_KIND, *ONE_TASK}, NAMES))
 def test_a_dry_run_says_that_it_fits(
     rlinf_vla: CommandLine, name: str, hub: Hub, tmp_path: Path
 ) -> None:
@@ -196,7 +196,12 @@ def test_a_dry_run_says_that_it_fits(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["repro_rl4vla_ppo", "repro_rlinf_libero_130_grpo", "repro_pirl_pi05_maniskill_noise"]
+    "name",
+    [
+        "repro_rl4vla_ppo",
+        pytest.param("repro_rlinf_libero_130_grpo", marks=pytest.mark.nightly),
+        "repro_pirl_pi05_maniskill_noise",
+    ],
 )
 def test_a_dry_run_finds_a_plan(
     rlinf_vla: CommandLine, name: str, hub: Hub, tmp_path: Path

@@ -277,7 +277,13 @@ def test_other_verbs_take_the_recipe_too(
 # the contents of a run's recipe, and overrides on top of it
 
 
-@pytest.mark.parametrize("name", list(list_command.recipe_names()))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.nightly if name.startswith("repro_") else ())
+        for name in list_command.recipe_names()
+    ],
+)
 def test_every_recipe_is_saved_completely(name: str, tmp_path: Path) -> None:
     before = compose.load(
         "train",

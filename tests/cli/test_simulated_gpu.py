@@ -249,9 +249,9 @@ def test_a_run_on_a_gpu_is_the_run_on_the_cpu(
 @pytest.mark.parametrize(
     "run",
     [
-        "ppo of openvla",
+        pytest.param("ppo of openvla", marks=pytest.mark.nightly),
         "ppo of openvla in full in bfloat16",
-        "ppo of pi0 in bfloat16",
+        pytest.param("ppo of pi0 in bfloat16", marks=pytest.mark.nightly),
         "sac of compact",
     ],
 )
@@ -265,7 +265,13 @@ def test_a_run_on_a_gpu_resumes(rlinf_vla: CommandLine, package: Path, gpu: None
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "run", ["ppo of openvla", "ppo of pi0", "sac of compact", "sft of openvla"]
+    "run",
+    [
+        pytest.param("ppo of openvla", marks=pytest.mark.nightly),
+        "ppo of pi0",
+        "sac of compact",
+        pytest.param("sft of openvla", marks=pytest.mark.nightly),
+    ],
 )
 def test_a_simulator_on_the_gpu(
     rlinf_vla: CommandLine, package: Path, gpu: None, monkeypatch: pytest.MonkeyPatch, run: str
