@@ -281,7 +281,7 @@ soak: install
 CLIENTS := .venv-openpi-client/.installed .venv-vla-eval/.installed
 
 serve-clients: install $(CLIENTS)
-	$(BIN)/python -m pytest -n 0 -rs -m '' tests/serving/test_official_clients.py
+	$(BIN)/python -m pytest -n 0 -rs -m '' tests/features/serving/test_official_clients.py
 
 .venv-openpi-client/.installed: PACKAGES := openpi-client==0.1.2 "numpy<2" typing-extensions
 .venv-vla-eval/.installed: PACKAGES := vla-eval==0.8.0

@@ -21,18 +21,18 @@ from omegaconf import DictConfig
 
 from rlinf_vla.benchmarks import harness, served_control
 from rlinf_vla.benchmarks.synthetic_cell import SPACE, SyntheticCamera, SyntheticRobot
-from rlinf_vla.cli import serve
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.config.robot import inference_budget, timing
 from rlinf_vla.core.protocols import Policy
-from rlinf_vla.planner.synthetic import INSTRUCTION
-from rlinf_vla.realworld.clock import Clock
-from rlinf_vla.realworld.control_actor import ControlActor, require_fit
-from rlinf_vla.realworld.control_loop import ControlLoop
-from rlinf_vla.realworld.inference import Chunk, InferenceWorker, Request
-from rlinf_vla.realworld.loop_statistics import LoopStatistics
-from rlinf_vla.realworld.sensing import Sensors
-from rlinf_vla.realworld.tool_target import tracked_target
+from rlinf_vla.features.planner.synthetic import INSTRUCTION
+from rlinf_vla.features.realworld.clock import Clock
+from rlinf_vla.features.realworld.control_actor import ControlActor, require_fit
+from rlinf_vla.features.realworld.control_loop import ControlLoop
+from rlinf_vla.features.realworld.inference import Chunk, InferenceWorker, Request
+from rlinf_vla.features.realworld.loop_statistics import LoopStatistics
+from rlinf_vla.features.realworld.sensing import Sensors
+from rlinf_vla.features.realworld.tool_target import tracked_target
+from rlinf_vla.features.serving import command
 from rlinf_vla.runtime import builders, recipes
 from rlinf_vla.telemetry.control_timing import control_table
 from rlinf_vla.training.lora import acting
@@ -142,7 +142,7 @@ def without_server(recipe: Recipe) -> str | None:
     """Return why the policy cannot be served here, or None."""
     if recipe.model.name == served_control.REMOTE:
         return "model=remote is on one already"
-    missing = [name for name in serve.PACKAGES if find_spec(name) is None]
+    missing = [name for name in command.PACKAGES if find_spec(name) is None]
     return f"{', '.join(missing)} not installed" if missing else None
 
 

@@ -24,8 +24,8 @@ from omegaconf import DictConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.types import Episodes
-from rlinf_vla.planner.memory import MemoryModel, weights_of
-from rlinf_vla.planner.synthetic import observation, synthetic_batch
+from rlinf_vla.features.planner.memory import MemoryModel, weights_of
+from rlinf_vla.features.planner.synthetic import observation, synthetic_batch
 from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.runtime import builders, recipes
 from rlinf_vla.telemetry.measurement import peak_growth

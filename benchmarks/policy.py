@@ -17,8 +17,8 @@ from rlinf_vla.benchmarks import harness
 from rlinf_vla.benchmarks.roofline import Limits, Reached, limits_of
 from rlinf_vla.core.protocols import Policy, prepared
 from rlinf_vla.core.types import Episodes, Observation
-from rlinf_vla.planner import synthetic
-from rlinf_vla.planner.work import work
+from rlinf_vla.features.planner import synthetic
+from rlinf_vla.features.planner.work import work
 from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.runtime import builders, recipes
 from rlinf_vla.telemetry.measurement import time_interleaved

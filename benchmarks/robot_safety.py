@@ -18,7 +18,7 @@ import numpy as np
 
 from rlinf_vla.benchmarks import robot_safety_trials as trials
 from rlinf_vla.benchmarks.robot_safety_trials import Follower
-from rlinf_vla.core.robot import ToolTarget
+from rlinf_vla.features.realworld.robot import ToolTarget
 from rlinf_vla.robots.cell import Cell
 from rlinf_vla.robots.cell_file import CELLS, load
 from rlinf_vla.robots.safety import SafetyFilter

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlinf_vla.core import rotations
-from rlinf_vla.core.robot import ToolPose, ToolState, ToolTarget, Vector
+from rlinf_vla.features.realworld.robot import ToolPose, ToolState, ToolTarget, Vector
 from rlinf_vla.robots import kinematics
 from rlinf_vla.robots.cell import Cell
 from rlinf_vla.robots.safety import SafetyFilter

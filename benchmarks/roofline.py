@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from rlinf_vla.planner.devices import DEVICES
-from rlinf_vla.planner.work import Work
+from rlinf_vla.features.planner.devices import DEVICES
+from rlinf_vla.features.planner.work import Work
 from rlinf_vla.runtime.machines import gpu_type
 from rlinf_vla.telemetry.measurement import time_interleaved
 

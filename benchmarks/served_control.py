@@ -31,11 +31,11 @@ from rlinf_vla.core import plugins
 from rlinf_vla.core.channel import Channel, ChannelClosed
 from rlinf_vla.core.child_process import Child
 from rlinf_vla.core.protocols import Policy, RealTimeChunking
-from rlinf_vla.planner.synthetic import INSTRUCTION
-from rlinf_vla.realworld.clock import Clock
-from rlinf_vla.realworld.control_actor import ControlActor
-from rlinf_vla.realworld.control_loop import ControlLoop
-from rlinf_vla.realworld.inference import InferenceWorker
+from rlinf_vla.features.planner.synthetic import INSTRUCTION
+from rlinf_vla.features.realworld.clock import Clock
+from rlinf_vla.features.realworld.control_actor import ControlActor
+from rlinf_vla.features.realworld.control_loop import ControlLoop
+from rlinf_vla.features.realworld.inference import InferenceWorker
 from rlinf_vla.runtime import builders, recipes, run_directory
 from rlinf_vla.runtime.saved_recipe import read_saved
 
@@ -201,8 +201,8 @@ def main(directory: Path) -> None:
     """Serve the recipe in ``directory``; say the port to the parent process when it is ready."""
     parent = Channel.to_parent()
     parent.exit_with_peer()
-    from rlinf_vla.serving.server import listening, run
-    from rlinf_vla.serving.service import opened
+    from rlinf_vla.features.serving.server import listening, run
+    from rlinf_vla.features.serving.service import opened
 
     recipe = recipes.read(read_saved(directory))
     with listening(recipe.serve) as listener:

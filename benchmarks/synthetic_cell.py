@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from rlinf_vla.core.action_space import ToolSpace
-from rlinf_vla.core.robot import (
+from rlinf_vla.features.realworld.action_space import ToolSpace
+from rlinf_vla.features.realworld.clock import Clock
+from rlinf_vla.features.realworld.robot import (
     Frame,
     Intervention,
     RobotError,
@@ -19,7 +20,6 @@ from rlinf_vla.core.robot import (
     ToolState,
     ToolTarget,
 )
-from rlinf_vla.realworld.clock import Clock
 
 REST = ToolPose(np.array([0.45, 0.0, 0.3]), np.array([0.0, 1.0, 0.0, 0.0]))
 

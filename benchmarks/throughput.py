@@ -16,10 +16,10 @@ from rlinf_vla.algorithms.ppo import PPOConfig
 from rlinf_vla.benchmarks import harness
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import ON_POLICY, Recipe
-from rlinf_vla.planner import search as planning
-from rlinf_vla.planner.choice import TIE_TOLERANCE, divides, least_rollout_seconds
-from rlinf_vla.planner.plan import Plan
-from rlinf_vla.planner.simulate import simulate
+from rlinf_vla.features.planner import search as planning
+from rlinf_vla.features.planner.choice import TIE_TOLERANCE, divides, least_rollout_seconds
+from rlinf_vla.features.planner.plan import Plan
+from rlinf_vla.features.planner.simulate import simulate
 from rlinf_vla.runtime import builders, recipes
 from rlinf_vla.runtime import open as runtimes
 from rlinf_vla.runtime.on_policy import OnPolicyFlow

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlinf_vla.benchmarks import roofline
-from rlinf_vla.planner import work as counting
+from rlinf_vla.features.planner import work as counting
 from rlinf_vla.telemetry.measurement import nbytes, peak_growth, time_interleaved
 
 

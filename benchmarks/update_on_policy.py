@@ -21,10 +21,10 @@ from rlinf_vla.config.cluster import ClusterConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.protocols import Policy, precompute_frozen
-from rlinf_vla.planner import work as counting
-from rlinf_vla.planner.accounting import kernels_of
-from rlinf_vla.planner.memory import MemoryModel
-from rlinf_vla.planner.synthetic import synthetic_batch, with_frozen_weights
+from rlinf_vla.features.planner import work as counting
+from rlinf_vla.features.planner.accounting import kernels_of
+from rlinf_vla.features.planner.memory import MemoryModel
+from rlinf_vla.features.planner.synthetic import synthetic_batch, with_frozen_weights
 from rlinf_vla.runtime import builders
 from rlinf_vla.runtime.on_policy_updater import OnPolicyUpdater
 from rlinf_vla.telemetry.measurement import nbytes, saved_for_backward

@@ -19,8 +19,8 @@ from rlinf_vla.benchmarks.update_measurements import UpdateMeasurements, Work, m
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.transitions import ACTION, Transitions
 from rlinf_vla.core.types import Tensors
-from rlinf_vla.planner import synthetic
-from rlinf_vla.planner.work import work
+from rlinf_vla.features.planner import synthetic
+from rlinf_vla.features.planner.work import work
 from rlinf_vla.runtime import builders
 from rlinf_vla.telemetry.measurement import nbytes, saved_for_backward
 from rlinf_vla.training.replay import Replay

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlinf_vla.core import features
 from rlinf_vla.core.jpeg import round_trip
+from rlinf_vla.core.observation_features import camera, picture
 
 _ALIGNMENT = 64
 
@@ -46,8 +46,8 @@ def observation_shapes(spec: SimulatorSpec, slots: int) -> Shapes:
     """Shapes of ``state``, ``images/NAME`` and ``jpeg/NAME``, for all slots."""
     images: Shapes = {
         f"{kind}/{name}": (
-            np.dtype(features.camera(name).dtype),
-            (slots, *features.picture(name, tuple(size))),
+            np.dtype(camera(name).dtype),
+            (slots, *picture(name, tuple(size))),
         )
         for kind in ("images", "jpeg")
         for name, size in spec.images.items()

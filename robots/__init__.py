@@ -1,4 +1,6 @@
-"""Robot arms, real and simulated, and operator devices (plug-ins of ``core/robot.py``).
+"""Robot arms, real and simulated, and operator devices: plug-ins.
+
+What they offer is defined in ``features/realworld/robot.py``.
 
 May enter: what moves, limits or simulates an arm; drivers are imported only where they are used.
 Read ``franka``, then the limits: ``cell``, ``safety`` with ``admission``, ``smoothing``,

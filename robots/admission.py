@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlinf_vla.core.robot import ToolState, ToolTarget, Vector
 from rlinf_vla.core.rotations import Triple
+from rlinf_vla.features.realworld.robot import ToolState, ToolTarget, Vector
 
 from . import kinematics
 from .cell import Cell

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlinf_vla.core.robot import CellError
+from rlinf_vla.features.realworld.robot import CellError
 
 from .smoothing import Windows
 

@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from rlinf_vla.core.channel import ChannelClosed
-from rlinf_vla.core.robot import POLICY, Intervention, RobotError, RobotSpec, RobotState, Target
+from rlinf_vla.features.realworld.robot import (
+    POLICY,
+    Intervention,
+    RobotError,
+    RobotSpec,
+    RobotState,
+    Target,
+)
 
 from .child_process import ChildProcess
 from .runtime_folder import STATE, Latch

@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rlinf_vla.core.channel import Channel, ChannelClosed
-from rlinf_vla.core.listener import Listener
-from rlinf_vla.core.robot import (
+from rlinf_vla.features.realworld.listener import Listener
+from rlinf_vla.features.realworld.robot import (
     POLICY,
     STOPPED_BY,
     CellError,

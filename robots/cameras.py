@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlinf_vla.core.camera_geometry import Intrinsics, Mount, geometry
-from rlinf_vla.core.robot import Camera, CameraError, Finding, Frame
+from rlinf_vla.features.realworld.camera_geometry import Intrinsics, Mount, geometry
+from rlinf_vla.features.realworld.robot import Camera, CameraError, Finding, Frame
 
 from .extra import INSTALL, LIBUSB
 from .real_cell import CameraConfig

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlinf_vla.core import rotations
-from rlinf_vla.core.action_space import ToolSpace
-from rlinf_vla.core.camera_geometry import Mount
-from rlinf_vla.core.robot import CellError, RobotSpec, ToolPose
+from rlinf_vla.features.realworld.action_space import ToolSpace
+from rlinf_vla.features.realworld.camera_geometry import Mount
+from rlinf_vla.features.realworld.robot import CellError, RobotSpec, ToolPose
 
 from . import kinematics
 from .arm_cell import SLOWEST_STOP_S, ArmCell, check_timing, number, unbounded

@@ -9,8 +9,8 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlinf_vla.core.camera_geometry import PARENTS, Mount
-from rlinf_vla.core.robot import CellError
+from rlinf_vla.features.realworld.camera_geometry import PARENTS, Mount
+from rlinf_vla.features.realworld.robot import CellError
 
 from . import cell, joint_cell
 from .arm_cell import ArmCell

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from rlinf_vla.core import bootstrap, child_process
 from rlinf_vla.core.channel import Channel, ChannelClosed
-from rlinf_vla.core.robot import RobotError
+from rlinf_vla.features.realworld.robot import RobotError
 
 from .extra import INSTALL
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from rlinf_vla.core.robot import Intervention, RobotState, Target
+from rlinf_vla.features.realworld.robot import Intervention, RobotState, Target
 
 from .arm_cell import ArmCell
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from rlinf_vla.core import rotations
-from rlinf_vla.core.robot import ToolTarget
 from rlinf_vla.core.rotations import Quaternion, Triple
+from rlinf_vla.features.realworld.robot import ToolTarget
 
 from .cell import Cell
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rlinf_vla.core.robot import RobotError, Vector
+from rlinf_vla.features.realworld.robot import RobotError, Vector
 
 from . import kinematics
 from .cell import Cell

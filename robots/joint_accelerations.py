@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlinf_vla.core.robot import Vector
+from rlinf_vla.features.realworld.robot import Vector
 
 from . import kinematics
 from .smoothing import Windows

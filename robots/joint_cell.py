@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rlinf_vla.core.action_space import JointSpace
-from rlinf_vla.core.robot import CellError, RobotSpec
+from rlinf_vla.features.realworld.action_space import JointSpace
+from rlinf_vla.features.realworld.robot import CellError, RobotSpec
 
 from .arm_cell import SLOWEST_STOP_S, ArmCell, check_timing, number, unbounded
 from .smoothing import Windows

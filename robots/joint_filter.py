@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlinf_vla.core.robot import JointTarget, RobotError, RobotState, Vector
+from rlinf_vla.features.realworld.robot import JointTarget, RobotError, RobotState, Vector
 
 from .command_filter import CommandFilter
 from .joint_cell import JointCell

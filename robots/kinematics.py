@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlinf_vla.core import rotations
-from rlinf_vla.core.robot import ToolPose, Vector
 from rlinf_vla.core.rotations import Triple
+from rlinf_vla.features.realworld.robot import ToolPose, Vector
 
 LOWER = np.array([-2.7437, -1.7837, -2.9007, -3.0421, -2.8065, 0.5445, -3.0159])
 UPPER = np.array([2.7437, 1.7837, 2.9007, -0.1518, 2.8065, 4.5169, 3.0159])

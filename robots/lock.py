@@ -8,7 +8,7 @@ import socket
 import time
 from pathlib import Path
 
-from rlinf_vla.core.robot import RobotError
+from rlinf_vla.features.realworld.robot import RobotError
 
 from .runtime_folder import LOCK, STATE, abstract_address, leads_to
 

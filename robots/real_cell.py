@@ -7,7 +7,7 @@ from typing import Annotated, Any, Optional, cast
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import Name, Range, Seconds, check_values
-from rlinf_vla.core.robot import Action, RobotState
+from rlinf_vla.features.realworld.robot import Action, RobotState
 
 
 @dataclass

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 from rlinf_vla.config.errors import printable
 from rlinf_vla.core import user_dirs
 from rlinf_vla.core.io import write_text
-from rlinf_vla.core.robot import RobotError
+from rlinf_vla.features.realworld.robot import RobotError
 
 Work = Callable[[], object]
 Disk = Callable[[Work], None]

@@ -18,7 +18,7 @@ import math
 
 import numpy as np
 
-from rlinf_vla.core.robot import RobotError, ToolState, ToolTarget
+from rlinf_vla.features.realworld.robot import RobotError, ToolState, ToolTarget
 
 from .admission import Admission, Start
 from .cell import Cell

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import Any, Protocol
 
-from rlinf_vla.core.robot import (
+from rlinf_vla.features.realworld.robot import (
     POLICY,
     Intervention,
     RobotError,

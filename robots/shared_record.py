@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rlinf_vla.core.robot import Frame
+from rlinf_vla.features.realworld.robot import Frame
 
 MEMORY = Path("/dev/shm")  # noqa: S108  (mkstemp makes the files)
 """File system in memory: writing to a mapped page of a file on disk may block."""

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rlinf_vla.core.robot import Vector
+from rlinf_vla.features.realworld.robot import Vector
 
 _SLACK = 0.98
 """Fraction of the rotation limits that is used: finite differences are not derivatives."""

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from rlinf_vla.core import rotations
-from rlinf_vla.core.robot import ToolState
+from rlinf_vla.features.realworld.robot import ToolState
 
 from . import kinematics
 from .cell import Cell

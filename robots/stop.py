@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlinf_vla.core.listener import ask
-from rlinf_vla.core.robot import STOPPED_BY, RobotError
 from rlinf_vla.core.user_dirs import user_name
+from rlinf_vla.features.realworld.listener import ask
+from rlinf_vla.features.realworld.robot import STOPPED_BY, RobotError
 
 from . import runtime_folder
 

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from rlinf_vla.core import rotations
-from rlinf_vla.core.robot import ToolPose, ToolTarget
 from rlinf_vla.core.rotations import Triple
+from rlinf_vla.features.realworld.robot import ToolPose, ToolTarget
 
 from .cell import Cell
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from rlinf_vla.core.array_messages import json_pack, pack
+from rlinf_vla.features.serving.array_messages import json_pack, pack
 
 UPGRADE = (
     "GET {path} HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"

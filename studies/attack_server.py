@@ -27,8 +27,8 @@ import numpy as np
 import psutil
 from attack_frames import FRAMES, REQUESTS, connected, frame, observation, seeded, upgraded, vanish
 
-from rlinf_vla.core.array_messages import pack, unpack
 from rlinf_vla.core.io import write_text
+from rlinf_vla.features.serving.array_messages import pack, unpack
 
 ROOT = Path(__file__).parents[1]
 SERVE = [

@@ -14,8 +14,8 @@ import argparse
 import numpy as np
 from numpy.typing import NDArray
 
-from rlinf_vla.evaluation import aggregate
-from rlinf_vla.evaluation.aggregate import (
+from rlinf_vla.features.sweeps import aggregate
+from rlinf_vla.features.sweeps.aggregate import (
     Interval,
     Outcomes,
     hierarchical_difference,

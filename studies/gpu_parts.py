@@ -30,8 +30,8 @@ from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.devices import set_fused_kernels
 from rlinf_vla.core.protocols import Policy, prepared
 from rlinf_vla.core.types import Episodes
-from rlinf_vla.planner.memory import MemoryModel, weights_of
-from rlinf_vla.planner.synthetic import observation, synthetic_batch, with_frozen_weights
+from rlinf_vla.features.planner.memory import MemoryModel, weights_of
+from rlinf_vla.features.planner.synthetic import observation, synthetic_batch, with_frozen_weights
 from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.runtime import builders
 from rlinf_vla.runtime.on_policy_updater import OnPolicyUpdater

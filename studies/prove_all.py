@@ -27,9 +27,9 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from rlinf_vla.evaluation.aggregate import Outcomes, hierarchical_difference, success
-from rlinf_vla.evaluation.compare import RATE
 from rlinf_vla.evaluation.statistics import task_of
+from rlinf_vla.features.sweeps.aggregate import Outcomes, hierarchical_difference, success
+from rlinf_vla.features.sweeps.compare import RATE
 from rlinf_vla.telemetry.environment import fingerprint
 from rlinf_vla.telemetry.page import machine_line
 from rlinf_vla.telemetry.run_files import read_run

@@ -31,9 +31,9 @@ from safetensors.torch import load_file
 
 from rlinf_vla.cli.compose import load
 from rlinf_vla.core.steps import step_name
-from rlinf_vla.planner.plan import Plan
-from rlinf_vla.planner.search import plan_problem, write_plan
-from rlinf_vla.planner.simulate import simulate
+from rlinf_vla.features.planner.plan import Plan
+from rlinf_vla.features.planner.search import plan_problem, write_plan
+from rlinf_vla.features.planner.simulate import simulate
 from rlinf_vla.runtime import recipes
 from rlinf_vla.runtime.machines import assign, describe
 from rlinf_vla.telemetry.environment import fingerprint

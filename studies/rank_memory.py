@@ -25,7 +25,7 @@ from rlinf_vla.algorithms.on_policy import Batch
 from rlinf_vla.algorithms.ppo import PPO, PPOConfig
 from rlinf_vla.config.cluster import ClusterConfig
 from rlinf_vla.core.types import Trajectory
-from rlinf_vla.planner import synthetic
+from rlinf_vla.features.planner import synthetic
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.runtime.ray.actors import HEALTH
 from rlinf_vla.runtime.ray.cluster import connect_cluster

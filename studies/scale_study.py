@@ -17,15 +17,15 @@ from rlinf_vla.cli import compose
 from rlinf_vla.config.cluster import NodeConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
-from rlinf_vla.planner.choice import choose
-from rlinf_vla.planner.devices import ASSUMED, Assumptions
-from rlinf_vla.planner.graph import trace
-from rlinf_vla.planner.memory import MemoryModel
-from rlinf_vla.planner.plan import Problem
-from rlinf_vla.planner.prediction import Prediction
-from rlinf_vla.planner.profile import Cost
-from rlinf_vla.planner.published import CountedWork, published
-from rlinf_vla.planner.search import workload
+from rlinf_vla.features.planner.choice import choose
+from rlinf_vla.features.planner.devices import ASSUMED, Assumptions
+from rlinf_vla.features.planner.graph import trace
+from rlinf_vla.features.planner.memory import MemoryModel
+from rlinf_vla.features.planner.plan import Problem
+from rlinf_vla.features.planner.prediction import Prediction
+from rlinf_vla.features.planner.profile import Cost
+from rlinf_vla.features.planner.published import CountedWork, published
+from rlinf_vla.features.planner.search import workload
 from rlinf_vla.runtime import builders, recipes
 from rlinf_vla.runtime.machines import Cluster
 
@@ -325,7 +325,7 @@ def main() -> None:
 PREFACE = """
 **PREDICTED from published numbers. Nothing on this page was measured on a GPU.** `python
 studies/scale_study.py` counts the work of the official networks without weights, divides it by
-published rates of an H100 SXM and by the assumptions in `rlinf_vla/planner/devices.py`, and
+published rates of an H100 SXM and by the assumptions in `features/planner/devices.py`, and
 simulates the plan that is predicted to be fastest ([plan.md](../plan.md)). Machines have 8 GPUs,
 128 cores and one link of 400 Gbit/s. *Plan* has rollout workers + trainer ranks, and is the one for
 constant total work. *Waits for*: the longest parts of the critical path. Efficiencies are relative

@@ -20,27 +20,37 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tests.lanes import named, read_with  # noqa: E402
-from tests.sources import DATA, FOR_PLUGINS, MAY_IMPORT, PLUGIN_PACKAGES, nodes, rooms, text  # noqa: E402
+from tests.sources import (  # noqa: E402  # noqa: E402
+    DATA,
+    FEATURES,
+    FOR_PLUGINS,
+    FOR_SOME,
+    MAY_IMPORT,
+    PLUGIN_PACKAGES,
+    nodes,
+    rooms,
+    text,
+)
 
 ALWAYS = ("tests/test_structure.py", "tests/test_documentation.py", "tests/test_mutants.py")
 """They read the files of the repository."""
 LOADED = {*PLUGIN_PACKAGES, *DATA, "benchmarks"}
 """What is found through entry points or by name."""
-LOADERS = {"runtime", "cli"}
-"""Rooms whose code loads plug-ins and recipes."""
+LOADS = {"runtime": LOADED | {"serving"}, "cli": LOADED | set(FEATURES)}
+"""What the code of a room finds so: plug-ins and recipes, a policy server's backbone, and verbs."""
 COMMON = {"pyproject.toml", "constraints.txt", "Makefile"}
 """With tests/conftest.py and the files that it imports: every test depends on them."""
 
 
 def below(room: str) -> set[str]:
     """A room and all that its code may run."""
-    found = {room} | (FOR_PLUGINS if room in PLUGIN_PACKAGES else set())
+    found = {room} | (FOR_PLUGINS | FOR_SOME.get(room, set()) if room in PLUGIN_PACKAGES else set())
     pending = list(found)
     for each in pending:
         lower = MAY_IMPORT.get(each, set()) - found
         found |= lower
         pending += lower
-    return found | LOADED if found & LOADERS else found
+    return found.union(*(LOADS[each] for each in found & LOADS.keys()))
 
 
 @functools.cache
@@ -56,7 +66,7 @@ def mentioned(path: Path) -> frozenset[str]:
         room
         for each in texts
         if isinstance(each, str)
-        for room in re.findall(r"\brlinf_vla\.(\w+)", each)
+        for room in re.findall(r"\brlinf_vla\.(?:features\.)?(\w+)", each)
     }
     return frozenset(
         found | {"cli" for each in texts if isinstance(each, str) and "rlinf-vla" in each}
@@ -107,7 +117,7 @@ def changed(commit: str) -> list[str]:
 def room_of(name: str) -> str | None:
     """Where a changed file of the code or of its data belongs."""
     parts = Path(name).parts
-    if parts[0] == "rlinf_vla":
+    if parts[0] in ("rlinf_vla", "features"):
         return parts[1].removesuffix(".py") if len(parts) > 1 else None
     return parts[0] if parts[0] in LOADED else None
 

@@ -50,7 +50,7 @@ def named(path: Path) -> set[str]:
 def processes_of_the_code() -> frozenset[str]:
     """Modules of the code that themselves import what starts processes or opens sockets."""
     found = set()
-    for path in modules("rlinf_vla", "benchmarks", *PLUGIN_PACKAGES):
+    for path in modules("rlinf_vla", "features", "benchmarks", *PLUGIN_PACKAGES):
         if {name.partition(".")[0] for name in imported(path)} & {
             "subprocess",
             "multiprocessing",

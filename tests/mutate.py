@@ -29,7 +29,7 @@ from queue import Queue
 
 ROOT = Path(__file__).resolve().parents[1]
 LIST = Path(__file__).with_suffix("").with_name("mutants")
-CODE = ("rlinf_vla", "benchmarks", "models", "envs", "rewards", "robots")
+CODE = ("rlinf_vla", "features", "benchmarks", "models", "envs", "rewards", "robots")
 """The copied packages; all but the first are installed inside the first."""
 LINKED = ("recipes", "assets", "docs", "README.md", "Makefile", "constraints.txt")
 KILLED = 1

@@ -41,7 +41,7 @@ ALLOWED = {
     "LEROBOT_PYTHON names no Python": "lerobot wants Python 3.12 and another torch",
     "beside the checkout": "recordings of published environments are not in the repository",
     "gymnasium-robotics is not installed": "it fails on the MuJoCo of the extras (docs/metaworld.md)",
-    "Chromium is not installed": "no package of Python brings it; apt-get install chromium, then tests/view/test_browser.py runs",
+    "Chromium is not installed": "no package of Python brings it; apt-get install chromium, then tests/features/view/test_browser.py runs",
     "zsh is not installed": "its completion is tested where it is: apt-get install zsh",
     "fish is not installed": "its completion is tested where it is: apt-get install fish",
     "make timm": "timm brings a torchvision, which breaks transformers beside a torch without CUDA; make test-all makes it",

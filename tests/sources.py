@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PLUGIN_PACKAGES = ("models", "envs", "rewards", "robots")
 DATA = ("recipes", "assets")
+FEATURES = ("planner", "realworld", "serving", "sweeps", "view")
+"""Rooms beside the trainer, in ``features``."""
 FOR_PLUGINS = {"config", "core"}
-"""Rooms of the engine that a plug-in package may import."""
+"""Rooms that a plug-in package may import."""
+FOR_SOME = {"robots": {"realworld"}, "models": {"serving"}}
+"""More rooms for these: what a robot is, and the client of a policy server for ``models/remote``."""
 
 BASE = {"config", "core"}
 PLAYING = {"rollout", "training", "telemetry"}
@@ -25,17 +29,17 @@ MAY_IMPORT = {
     "rollout": BASE | {"algorithms", "data"},
     "runtime": BASE | {"algorithms", "data"} | PLAYING,
     "evaluation": BASE | {"algorithms", "runtime"} | PLAYING,
+    "cli": BASE | {"algorithms", "data", "evaluation", "runtime"} | PLAYING,
     "planner": BASE | {"algorithms", "runtime"} | PLAYING,
+    "realworld": BASE | {"algorithms", "cli", "data", "evaluation", "runtime"} | PLAYING,
     "serving": BASE | {"algorithms", "runtime"} | PLAYING,
-    "realworld": BASE | {"algorithms", "data", "evaluation", "runtime"} | PLAYING,
-    "view": BASE | {"data", "evaluation", "runtime", "telemetry"},
-    "cli": BASE
-    | {"algorithms", "data", "evaluation", "planner", "realworld", "runtime", "serving", "view"}
-    | PLAYING,
-    "testing": BASE | {"algorithms", "cli", "rollout", "telemetry"},
+    "sweeps": BASE | {"algorithms", "evaluation", "runtime"} | PLAYING,
+    "view": BASE | {"data", "evaluation", "runtime", "sweeps", "telemetry"},
+    "testing": BASE | {"algorithms", "cli", "realworld", "rollout", "telemetry"},
 }
-"""cli -> {planner, realworld, serving, view} -> evaluation -> runtime -> {rollout, training, telemetry} -> {data} ->
-algorithms -> core -> config, and never back up. Lazy and TYPE_CHECKING imports count. Nothing imports testing."""
+"""{cli, planner, serving, view -> sweeps} -> evaluation -> runtime -> {rollout, training, telemetry} -> {data} ->
+algorithms -> core -> config, and never back up; realworld may import cli. Lazy and TYPE_CHECKING imports count. Nothing
+imports testing. The trainer finds features by entry points (``runtime/hooks.py``, ``cli/verbs.py``)."""
 
 
 def modules(*folders: str) -> list[Path]:
@@ -63,7 +67,7 @@ def nodes(path: Path) -> tuple[ast.AST, ...]:
 def package_of(path: Path) -> tuple[str, ...]:
     """The package that a module is installed in."""
     parts = path.relative_to(ROOT).parent.parts if path.is_relative_to(ROOT) else ()
-    inside = parts and parts[0] in (*PLUGIN_PACKAGES, "benchmarks")
+    inside = parts and parts[0] in (*PLUGIN_PACKAGES, "features", "benchmarks")
     return ("rlinf_vla", *parts) if inside else parts
 
 
@@ -104,9 +108,13 @@ def absolute_names(path: Path) -> Iterator[str]:
 
 def rooms(path: Path) -> set[str]:
     """The parts of the project that a module imports."""
-    return {name.split(".")[1] for name in imported(path) if name.startswith("rlinf_vla.")}
+    return {_room_of(name.split(".")) for name in imported(path) if name.startswith("rlinf_vla.")}
 
 
 def room(path: Path) -> str:
-    """The part of the engine to which a module belongs."""
-    return path.relative_to(ROOT / "rlinf_vla").parts[0].removesuffix(".py")
+    """The part of the trainer, or the feature, to which a module belongs."""
+    return _room_of((*package_of(path), path.stem))
+
+
+def _room_of(name: Sequence[str]) -> str:
+    return name[2] if name[1] == "features" and len(name) > 2 else name[1]

@@ -19,19 +19,19 @@ def test_a_room_sees_what_it_may_import(room: str) -> None:
     ("change", "seen", "unseen"),
     [
         (
-            "rlinf_vla/planner/simulate.py",
-            "tests/planner/test_simulate.py",
-            "tests/robots/test_pace.py",
+            "features/planner/simulate.py",
+            "tests/features/planner/test_simulate.py",
+            "tests/features/view/test_pages.py",
         ),
         (
-            "rlinf_vla/planner/simulate.py",
+            "features/planner/simulate.py",
             "tests/cli/test_plan_command.py",
             "tests/algorithms/test_losses.py",
         ),
         (
-            "rlinf_vla/serving/app.py",
-            "tests/serving/test_protocols.py",
-            "tests/planner/test_simulate.py",
+            "features/serving/app.py",
+            "tests/features/serving/test_protocols.py",
+            "tests/rollout/test_noise.py",
         ),
         ("rlinf_vla/core/io.py", "tests/robots/test_pace.py", "tests/config/imagined.py"),
         ("models/pi0/policy.py", "tests/cli/test_presets.py", "tests/algorithms/test_losses.py"),
@@ -45,14 +45,22 @@ def test_a_room_sees_what_it_may_import(room: str) -> None:
             "tests/training/test_sharding.py",
             "tests/training/test_lora.py",
         ),
-        ("tests/cli/conftest.py", "tests/cli/test_keys.py", "tests/planner/test_simulate.py"),
+        (
+            "tests/cli/conftest.py",
+            "tests/cli/test_keys.py",
+            "tests/features/planner/test_simulate.py",
+        ),
         (
             "tests/parity/fixtures/some.npz",
             "tests/parity/test_pi0.py",
-            "tests/planner/test_simulate.py",
+            "tests/features/planner/test_simulate.py",
         ),
-        ("studies/prove_all.py", "tests/test_prove_all.py", "tests/planner/test_simulate.py"),
-        ("docs/index.md", "tests/test_documentation.py", "tests/planner/test_simulate.py"),
+        (
+            "studies/prove_all.py",
+            "tests/test_prove_all.py",
+            "tests/features/planner/test_simulate.py",
+        ),
+        ("docs/index.md", "tests/test_documentation.py", "tests/features/planner/test_simulate.py"),
     ],
 )
 def test_a_change_is_seen_from_above_only(change: str, seen: str, unseen: str) -> None:

@@ -14,9 +14,11 @@ from types import ModuleType
 import pytest
 
 from rlinf_vla.cli import compose
-from rlinf_vla.cli.verbs import VERBS
+from rlinf_vla.cli.verbs import verbs
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.runtime import recipes
+
+VERBS = verbs()
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])

@@ -33,7 +33,7 @@ def test_this_file_is_pure() -> None:
         ("import signal", lanes.MACHINE, False),
         ("import threading", lanes.MACHINE, False),
         ("import time\ntime.sleep(1)", lanes.MACHINE, False),
-        ("from rlinf_vla.realworld.clock import Clock\nClock()", lanes.MACHINE, False),
+        ("from rlinf_vla.features.realworld.clock import Clock\nClock()", lanes.MACHINE, False),
     ],
 )
 def test_a_lane_follows_from_the_source(

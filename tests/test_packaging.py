@@ -21,7 +21,17 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[1]
-SOURCES = ("rlinf_vla", "benchmarks", "models", "envs", "rewards", "robots", "recipes", "assets")
+SOURCES = (
+    "rlinf_vla",
+    "features",
+    "benchmarks",
+    "models",
+    "envs",
+    "rewards",
+    "robots",
+    "recipes",
+    "assets",
+)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +68,7 @@ def packaged(folder: str) -> set[str]:
     return {
         str(path.relative_to(ROOT))
         for path in (ROOT / folder).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
+        if path.is_file() and "__pycache__" not in path.parts and path.name != "README.md"
     }
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from rlinf_vla.cli import compose
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
-from rlinf_vla.planner.budget import Setting, budget
-from rlinf_vla.planner.memory import MemoryModel
-from rlinf_vla.planner.micro_batches import choose, least
+from rlinf_vla.features.planner.budget import Setting, budget
+from rlinf_vla.features.planner.memory import MemoryModel
+from rlinf_vla.features.planner.micro_batches import choose, least
 from rlinf_vla.runtime import recipes
 
 ROOT = Path(__file__).parents[1]

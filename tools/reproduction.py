@@ -17,10 +17,10 @@ from rlinf_vla.cli import compose
 from rlinf_vla.cli.list import recipe_names
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.steps import step_name
-from rlinf_vla.evaluation.published import tables
-from rlinf_vla.planner.choice import choose
-from rlinf_vla.planner.prediction import Prediction
-from rlinf_vla.planner.search import plan_problem
+from rlinf_vla.features.planner.choice import choose
+from rlinf_vla.features.planner.prediction import Prediction
+from rlinf_vla.features.planner.search import plan_problem
+from rlinf_vla.features.sweeps.published import tables
 from rlinf_vla.runtime import recipes
 
 ROOT = Path(__file__).parents[1]

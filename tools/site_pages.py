@@ -5,6 +5,7 @@
   does not exist ends the build.
 * ``results/index.md`` lists the pages of measurements.
 * ``reference/configuration/`` documents every key of a recipe (``configuration.py``).
+* The pages of the API are made from ``build/sources``, where ``features/`` is in its package.
 """
 
 from __future__ import annotations
@@ -38,6 +39,16 @@ LANGUAGES = {
     ".xml": "xml",
 }
 UNSEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
+
+
+def on_startup(command: str, dirty: bool) -> None:
+    """Link the sources of the package."""
+    sources = ROOT / "build" / "sources" / "rlinf_vla"
+    sources.mkdir(parents=True, exist_ok=True)
+    for path in (*(ROOT / "rlinf_vla").iterdir(), ROOT / "features"):
+        link = sources / path.name
+        if not link.is_symlink():
+            link.symlink_to(path)
 
 
 def on_config(config: Any) -> Any:

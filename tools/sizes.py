@@ -19,7 +19,16 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-OTHERS = ("models", "envs", "robots", "rewards", "benchmarks", "tools", "studies", "tests")
+OTHERS = (
+    "models",
+    "envs",
+    "robots",
+    "rewards",
+    "benchmarks",
+    "tools",
+    "studies",
+    "tests",
+)
 NO_TOKENS = {
     tokenize.COMMENT,
     tokenize.NL,
@@ -149,11 +158,12 @@ def main() -> None:
     parser.add_argument("--code", type=Path, default=ROOT, help="the tree whose files are counted")
     arguments = parser.parse_args()
     root = arguments.code
-    rooms = sorted(
+    rooms = [
         path
-        for path in (root / "rlinf_vla").iterdir()
+        for parent in (root / "rlinf_vla", root / "features")
+        for path in sorted(parent.iterdir() if parent.exists() else ())
         if path.is_dir() and path.name != "__pycache__"
-    )
+    ]
     print("| room | statements | files | lines | tokens a line | parallel assignments per 1,000 |")
     print("|---|---|---|---|---|---|")
     for folder in [*rooms, *(root / name for name in OTHERS if (root / name).exists())]:

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from rlinf_vla.config.errors import Failure, UserError
-from rlinf_vla.core import observation_keys
 from rlinf_vla.core.images import padded
-from rlinf_vla.core.observation_keys import ObservationKeys
 from rlinf_vla.core.observation_messages import as_bytes, as_text
-from rlinf_vla.core.policy_server import Connections, shown
 from rlinf_vla.core.protocols import Convention, Noise, PolicySpec
 from rlinf_vla.core.types import Inputs, Observation
+from rlinf_vla.features.serving import observation_keys
+from rlinf_vla.features.serving.observation_keys import ObservationKeys
+from rlinf_vla.features.serving.policy_server import Connections, shown
 
 from ..cards import LIBERO_CONVENTION
 from .answers import checked

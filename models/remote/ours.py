@@ -8,11 +8,11 @@ from typing import Any
 from torch import Tensor
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.core.array_messages import pack
 from rlinf_vla.core.observation_messages import observation_message, raw_inputs
-from rlinf_vla.core.policy_server import Connections
 from rlinf_vla.core.protocols import KeyedNoise, Noise, PolicySpec
 from rlinf_vla.core.types import MAX_TASKS, Inputs, Observation
+from rlinf_vla.features.serving.array_messages import pack
+from rlinf_vla.features.serving.policy_server import Connections
 
 from .answers import checked
 from .description import spec_of

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.observation_messages import as_bytes
-from rlinf_vla.core.policy_server import metadata_of
 from rlinf_vla.core.protocols import Noise, Policy, PolicySpec
 from rlinf_vla.core.types import ActionEval, ActionSample, Inputs, Observation
+from rlinf_vla.features.serving.policy_server import metadata_of
 
 from . import ours
 from .foreign import ForeignServer

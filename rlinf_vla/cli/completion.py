@@ -13,8 +13,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from rlinf_vla.cli.help import EVERY, HELP
-from rlinf_vla.cli.verbs import PLUGINS, VERBS
+from rlinf_vla.cli.help import EVERY
+from rlinf_vla.cli.verbs import PLUGINS, verbs
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core import plugins
@@ -78,23 +78,29 @@ def candidates(words: Sequence[str]) -> list[str]:
 
 def _known(before: Sequence[str], current: str) -> Iterator[str]:
     verb = before[0] if before else ""
-    if verb not in VERBS:
+    known = verbs()
+    if verb not in known:
         if not before:
-            yield from (*VERBS, "--help", "--version")
+            yield from (*known, "--help", "--version")
         return
+    described = known[verb]
     key, equals, _ = current.partition("=")
     if current.startswith("-"):
         yield from (
             "--help",
-            *(name.split()[0] for name, _ in (*HELP[verb].options, EVERY) if name.startswith("-")),
+            *(
+                name.split()[0]
+                for name, _ in (*described.help.options, EVERY)
+                if name.startswith("-")
+            ),
         )
     elif equals:
         yield from (f"{key}={value}" for value in _values(key))
     else:
-        yield from VERBS[verb].words if len(before) == 1 or verb == "list" else ()
+        yield from described.words if len(before) == 1 or verb == "list" else ()
         if verb in ("runs", "view", "push"):
             yield from _runs()
-        if VERBS[verb].keys:
+        if described.keys:
             yield from (f"{choice}=" for choice in (*CHOICES, "run"))
             yield from (f"{name}=" for name in keys(Recipe))
 

@@ -20,7 +20,7 @@ from hydra.errors import OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rlinf_vla.cli.verbs import VERBS
+from rlinf_vla.cli.verbs import verbs
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.runtime import recipes
 
@@ -96,7 +96,7 @@ def refuse_nodes_of_other_verbs(verb: str, arguments: Sequence[str]) -> None:
     for word in arguments:
         node = re.split(r"[.=]", word, maxsplit=1)[0]
         readers = READERS.get(node, (verb,))
-        if verb in VERBS and verb not in readers:
+        if verb not in readers and verb in verbs():
             raise UserError(
                 f"{word} has no effect: {node} is for rlinf-vla {' and '.join(readers)}, leave it out of {verb}"
             )

@@ -8,21 +8,13 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.config.robot import ROBOT
-from rlinf_vla.evaluation import sweep
 from rlinf_vla.evaluation.evaluate import evaluate, headline
-from rlinf_vla.runtime import builders, run_directory, wrapped_envs
+from rlinf_vla.runtime import builders, hooks, run_directory, wrapped_envs
 from rlinf_vla.runtime.fit import remarks
 from rlinf_vla.runtime.open import play_in_process
 from rlinf_vla.telemetry.console import stages
 from rlinf_vla.training.checkpoint import load_checkpoint
-
-
-def read(config: DictConfig) -> tuple[Recipe, Path | None]:
-    """Return the recipe and its checkpoint."""
-    recipe = run_directory.read(config)
-    return recipe, Path(recipe.checkpoint) if recipe.checkpoint else None
 
 
 def run(config: DictConfig) -> dict[str, Any]:
@@ -32,11 +24,12 @@ def run(config: DictConfig) -> dict[str, Any]:
 
     ``sweep.policies`` selects a sweep, and ``env=robot`` an evaluation on the robot.
     """
-    recipe, checkpoint = read(config)
+    recipe = run_directory.read(config)
+    checkpoint = Path(recipe.checkpoint) if recipe.checkpoint else None
     if checkpoint is not None:
         builders.require_weights(recipe, f"no use for checkpoint={checkpoint}")
     if recipe.sweep.policies:
-        return sweep.run(recipe, config)
+        return hooks.sweep()(recipe, config)
     # without a checkpoint of a run, the recipe's initial model is evaluated
     name = checkpoint.name if checkpoint else "start"
     source = str(checkpoint or recipe.model.checkpoint)
@@ -44,12 +37,11 @@ def run(config: DictConfig) -> dict[str, Any]:
     with ExitStack() as stack:
         progress = stack.enter_context(stages())
         if recipe.env.name == ROBOT:
-            from rlinf_vla.realworld.episode import EVALUATION
-            from rlinf_vla.realworld.runtime import playing_at_robot
-
             directory = run_directory.for_evaluation(config, checkpoint)
             control = run_directory.evaluation_file(directory, f"{name}_control")
-            play, rate = stack.enter_context(playing_at_robot(recipe, config, EVALUATION, control))
+            play, rate = stack.enter_context(
+                hooks.robot().playing_at_robot(recipe, config, control)
+            )
             where = f"at {recipe.robot.name}"
         else:
             groups = stack.enter_context(

@@ -18,14 +18,13 @@ from importlib import import_module
 from typing import Any
 
 from rlinf_vla import __version__
-from rlinf_vla.cli.verbs import UNCOMPOSED_BENCHES, VERBS
+from rlinf_vla.cli.verbs import TRAINERS, verbs
 from rlinf_vla.config.errors import Failure, UserError, printable
-from rlinf_vla.core import child_process
+from rlinf_vla.core import child_process, plugins
 from rlinf_vla.core.interrupt import Interrupted, exit_at_once, raise_at_once
 
 HELP = ("-h", "--help")
 DRY_RUN, JSON, LOG_LEVEL = "--dry-run", "--json", "--log-level"
-DRY = {"train": "cli.dry_run", "eval": "cli.dry_eval"}
 LOG_LEVELS = ("debug", "info", "warning", "error")
 WITH_DOCUMENT = ("eval", "plan")
 """Verbs with a recipe whose result JSON prints; verbs without one read the option themselves."""
@@ -149,36 +148,36 @@ def _dispatch(arguments: Sequence[str]) -> int:
         print(__version__)
         return 0
     verb, *rest = arguments
-    if verb not in VERBS:
-        from rlinf_vla.core.plugins import nearest
-
+    known = TRAINERS if verb in TRAINERS else verbs()
+    if verb not in known:
         raise UserError(
-            f"{verb!r} is not a verb{nearest(verb, list(VERBS))} (verbs: {', '.join(VERBS)})"
+            f"{verb!r} is not a verb{plugins.nearest(verb, list(known))} (verbs: {', '.join(known)})"
         )
     if set(HELP) & set(rest) and "--" not in rest:
         from rlinf_vla.cli.help import help_of
 
         print(help_of(verb))
         return 0
-    module, composed = VERBS[verb].module, VERBS[verb].composed
-    if verb == "bench":
-        benches = VERBS[verb].words
-        if not rest or rest[0] not in benches:
+    chosen = known[verb]
+    module = chosen.module
+    composed = chosen.composed
+    if chosen.programs:
+        if not rest or rest[0] not in chosen.words:
             raise UserError(
-                f"bench needs a benchmark ({', '.join(benches)}): rlinf-vla bench rollout recipe=NAME"
+                f"{verb} needs one of {', '.join(chosen.words)}: rlinf-vla {verb} {chosen.help.examples[0]}"
             )
-        bench = rest.pop(0)
-        verb = f"bench_{bench}"
-        module = f"{module}.{bench}"
-        composed = bench not in UNCOMPOSED_BENCHES
-    if verb in DRY and DRY_RUN in rest:
+        word = rest.pop(0)
+        verb = f"{verb}_{word}"
+        module = f"{module}.{word}"
+        composed = word not in chosen.uncomposed
+    dry = DRY_RUN in rest and verb in plugins.dry_runs()
+    if dry:
         if JSON in rest:
             raise UserError(f"{DRY_RUN} prints no document: leave {JSON} out")
         rest.remove(DRY_RUN)
-        module = DRY[verb]
 
     def begin(argument: Any) -> Any:
-        command: Callable[..., Any] = import_module(f"rlinf_vla.{module}").run
+        command: Callable[..., Any] = plugins.dry_runs()[verb] if dry else import_module(module).run
         raise_at_once()
         return command(argument)
 

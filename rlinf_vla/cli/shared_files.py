@@ -20,11 +20,10 @@ from safetensors import SafetensorError, safe_open
 from rlinf_vla.config.checks import NO_MODEL
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import flat
-from rlinf_vla.core.io import digest
+from rlinf_vla.core.io import digest, read_document
 from rlinf_vla.core.steps import step_of
 from rlinf_vla.data import lerobot_format as form
 from rlinf_vla.data.lerobot_reader import LeRobotReader
-from rlinf_vla.evaluation.results import read_json
 from rlinf_vla.runtime.recipes import ASSET, HUB
 from rlinf_vla.runtime.run_directory import CHECKPOINTS, RECIPE, saved_recipe
 from rlinf_vla.runtime.saved_recipe import from_saved, outside
@@ -130,16 +129,16 @@ def of_run(directory: Path, checkpoint: Path, base: str | None) -> Shared:
         base,
         checkpoint.name,
     )
-    version = read_json(checkpoint / STATE, "choose another checkpoint").get("policy_version")
+    version = read_document(checkpoint / STATE, "choose another checkpoint").get("policy_version")
     for path in sorted((directory / "evaluation").glob("*.json")):
         if path.stem not in ("before", "after") and step_of(path.stem) is None:
             continue
-        document = read_json(path, "delete it")
+        document = read_document(path, "delete it")
         if path.stem == "before" or document.get("policy_version") == version:
             shared.evaluations[path.stem] = document = without_private(document)
             shared.files[f"evaluation/{path.name}"] = _json(document)
     if (directory / ENVIRONMENT).exists():
-        shared.environment = without_private(read_json(directory / ENVIRONMENT, "delete it"))
+        shared.environment = without_private(read_document(directory / ENVIRONMENT, "delete it"))
         shared.files[ENVIRONMENT] = _json(shared.environment)
     shared.files[RECIPE] = OmegaConf.to_yaml(OmegaConf.create(recipe)).encode()
     return shared
@@ -154,7 +153,7 @@ def of_model(directory: Path, base: str | None) -> Shared:
         )
     shared = Shared(MODEL, files, base=base)
     if (directory / MANIFEST).exists():
-        manifest = read_json(directory / MANIFEST, "delete it")
+        manifest = read_document(directory / MANIFEST, "delete it")
         recipe, shared.left_out = _recipe(manifest["recipe"], str(directory / MANIFEST))
         start = str(recipe["model"].get("checkpoint"))
         shared.base = base or (_repository(start) if start.startswith(HUB) else None)
@@ -167,7 +166,7 @@ def of_model(directory: Path, base: str | None) -> Shared:
 def of_dataset(directory: Path) -> Shared:
     """Return a LeRobotDataset. Raises UserError unless it is whole."""
     LeRobotReader(directory)
-    info = read_json(directory / form.INFO, "copy the dataset again")
+    info = read_document(directory / form.INFO, "copy the dataset again")
     if info["data_path"] != form.DATA_PATH or info.get("video_path") not in (None, form.VIDEO_PATH):
         raise UserError(
             f"{directory / form.INFO}: data_path and video_path are not those of LeRobotDataset {form.VERSION}"
@@ -208,7 +207,7 @@ def _content(path: Path) -> bytes | Path:
         _check_tensors(path)
     if path.suffix != ".json" or path.name in VOCABULARIES:
         return path
-    before = read_json(path, "copy it again")
+    before = read_document(path, "copy it again")
     after = without_private(before)
     return path if after == before else _json(after)
 

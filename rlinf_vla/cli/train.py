@@ -6,7 +6,7 @@ import math
 import time
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
@@ -16,7 +16,7 @@ from rlinf_vla.config.cluster import CUDA, GIVEN
 from rlinf_vla.config.recipe import SUPERVISED, Recipe
 from rlinf_vla.config.robot import ROBOT
 from rlinf_vla.core.interrupt import deferred_signals
-from rlinf_vla.runtime import builders, run_directory
+from rlinf_vla.runtime import builders, hooks, run_directory
 from rlinf_vla.runtime.base import Restart, Runtime, Say
 from rlinf_vla.runtime.open import open_runtime
 from rlinf_vla.telemetry.console import TrainingConsole
@@ -26,8 +26,7 @@ from rlinf_vla.telemetry.timeline import PREDICTED
 from rlinf_vla.training.checkpoint_files import newest_sound
 
 if TYPE_CHECKING:
-    from rlinf_vla.planner.memory import MemoryModel
-    from rlinf_vla.planner.monitor import PlanMonitor
+    from rlinf_vla.runtime.hooks import Monitor
 
 
 def run(config: DictConfig) -> None:
@@ -37,9 +36,7 @@ def run(config: DictConfig) -> None:
     directory, checkpoint = run_directory.resolve_run(config)
     preview = None
     if recipe.cluster.device == CUDA:
-        from rlinf_vla.cli.dry_run import choose_rows
-
-        recipe, preview = choose_rows(config, directory if checkpoint else None)
+        recipe, preview = hooks.planner().choose_rows(config, directory if checkpoint else None)
     recipe, monitor = _planned(recipe, preview.model if preview else None)
     if preview is not None:
         preview.show(recipe)
@@ -51,7 +48,7 @@ def run(config: DictConfig) -> None:
 
 
 def _train(
-    recipe: Recipe, directory: Path, checkpoint: Path | None, monitor: PlanMonitor | None
+    recipe: Recipe, directory: Path, checkpoint: Path | None, monitor: Monitor | None
 ) -> None:
     algorithm = builders.build_algorithm(recipe)
     started = time.monotonic()
@@ -90,13 +87,11 @@ def _train(
     print(f"report: {builders.relative(directory / 'report.html')}")
 
 
-def _planned(recipe: Recipe, model: MemoryModel | None) -> tuple[Recipe, PlanMonitor | None]:
+def _planned(recipe: Recipe, model: Any) -> tuple[Recipe, Monitor | None]:
     """Return the recipe under its plan, and a monitor if the recipe asks for a prediction."""
     if recipe.cluster.plan == GIVEN and recipe.profile is None:
         return recipe, None
-    from rlinf_vla.planner.monitor import planned
-
-    return planned(recipe, print, model)
+    return hooks.planner().planned(recipe, print, model)
 
 
 def _open_runtime(
@@ -104,12 +99,7 @@ def _open_runtime(
 ) -> AbstractContextManager[Runtime]:
     if recipe.env.name != ROBOT:
         return open_runtime(recipe, directory, checkpoint, say)
-    from rlinf_vla.realworld.cell import require_demonstrator
-    from rlinf_vla.realworld.runtime import at_robot
-
-    if checkpoint is None:
-        require_demonstrator(recipe)
-    return at_robot(recipe, directory, checkpoint, say)
+    return hooks.robot().at_robot(recipe, directory, checkpoint, say)
 
 
 def _attempt(
@@ -118,7 +108,7 @@ def _attempt(
     directory: Path,
     checkpoint: Path | None,
     console: TrainingConsole,
-    monitor: PlanMonitor | None,
+    monitor: Monitor | None,
 ) -> TrainingRun:
     """Train from ``checkpoint`` to the end. Raises Restart."""
     (directory / PREDICTED).unlink(missing_ok=True)  # of another plan

@@ -28,7 +28,7 @@ from rlinf_vla.training.checkpoint import load_checkpoint
 from rlinf_vla.training.checkpoint_files import ADAPTER, STATE, complete_checkpoints
 
 if TYPE_CHECKING:
-    from rlinf_vla.planner.monitor import PlanMonitor
+    from rlinf_vla.runtime.hooks import Monitor
 
 BEFORE, AFTER = "before", "after"
 FAULTS = "faults.jsonl"
@@ -45,7 +45,7 @@ class TrainingRun:
     runtime: Runtime
     console: TrainingConsole
     metrics: MetricsLog
-    monitor: PlanMonitor | None
+    monitor: Monitor | None
 
     @property
     def flow(self) -> Any:

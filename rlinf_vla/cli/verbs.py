@@ -1,86 +1,211 @@
-"""The verbs of the command line: what each is for, where its code is, and which words it takes.
+"""The verbs of the command line.
 
-The rest of a verb's help is in ``help.py``.
+Those of features beside the trainer are found by entry points of ``rlinf_vla.verbs``.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from rlinf_vla.core import plugins
+from rlinf_vla.core.verb import (
+    DATA,
+    EXTEND,
+    FOLDER,
+    JSON,
+    MACHINE,
+    RECIPE,
+    RUN,
+    SEE,
+    TRAIN,
+    WITH_RECIPE,
+    Help,
+    Verb,
+)
 
-
-class Verb(NamedTuple):
-    """``use``: what a user wants, the heading in the overview. ``module``: in ``rlinf_vla``.
-
-    ``composed``: Hydra composes its recipe, and its module gets the configuration; otherwise it
-    gets the words. ``keys``: it takes keys of a recipe. ``words``: from which its first word is
-    chosen; the module of a word of ``bench`` has that name.
-    """
-
-    use: str
-    purpose: str
-    module: str
-    composed: bool = False
-    keys: bool = False
-    words: tuple[str, ...] = ()
-
-
-def _with_recipe(use: str, purpose: str, module: str, words: tuple[str, ...] = ()) -> Verb:
-    return Verb(use, purpose, module, composed=True, keys=True, words=words)
-
-
-TRAIN = "Train and evaluate"
-DATA = "Use a policy, make data"
-SEE = "See what there is"
-MACHINE = "This machine, a cluster"
-EXTEND = "Extend, set up"
 LISTS = ("recipes", "presets", "models", "envs", "tasks", "rewards", "robots")
-BENCHES = ("rollout", "throughput", "policy", "update", "control", "load", "memory", "env", "soak")
-ROBOT_VERBS = ("check", "home", "stop", "acknowledge", "run", "record", "replay")
 PLUGINS = ("model", "env", "reward", "robot", "algorithm")
 
-VERBS = {
-    "train": _with_recipe(
-        TRAIN, "reinforcement learning, imitation, success classifiers", "cli.train"
-    ),
-    "eval": _with_recipe(
-        TRAIN, "success rate on fixed episodes, or a sweep over policies", "cli.eval"
-    ),
-    "verify": Verb(
-        TRAIN, "repeat part of an evaluation and compare the outcomes", "evaluation.verify"
-    ),
-    "compare": Verb(TRAIN, "compare recorded evaluations", "evaluation.compare"),
-    "serve": _with_recipe(DATA, "serve a policy over websockets and HTTP", "cli.serve"),
-    "export": _with_recipe(
-        DATA, "merge a checkpoint into the model's official layout", "cli.export"
-    ),
-    "push": Verb(DATA, "share a checkpoint, model or dataset on the Hugging Face Hub", "cli.push"),
-    "pull": Verb(DATA, "download and check what was shared", "cli.pull"),
-    "record": _with_recipe(DATA, "record a LeRobotDataset from a scripted expert", "cli.record"),
-    "robot": Verb(
-        DATA,
-        "control an arm: check, home, stop, run, record, replay",
-        "cli.robot",
+TRAINERS = {
+    "train": Verb(
+        TRAIN,
+        "reinforcement learning, imitation, success classifiers",
+        "rlinf_vla.cli.train",
+        Help(
+            WITH_RECIPE,
+            (*RECIPE, ("--dry-run", "print plan and memory of each device; load nothing")),
+            (
+                "recipe=maniskill_ppo",
+                "run=maniskill_ppo/20261101-100000",
+                "recipe=maniskill_ppo cluster=1gpu --dry-run",
+            ),
+            "run=RUN continues the run from its newest checkpoint.",
+        ),
+        composed=True,
         keys=True,
-        words=ROBOT_VERBS,
     ),
-    "list": Verb(SEE, "list what is installed", "cli.list", words=LISTS),
-    "config": Verb(SEE, "show a recipe and where each value comes from", "cli.config", keys=True),
-    "runs": Verb(
-        SEE, "list, compare and prune runs", "cli.runs", words=("list", "compare", "prune")
+    "eval": Verb(
+        TRAIN,
+        "success rate on fixed episodes, or a sweep over policies",
+        "rlinf_vla.cli.eval",
+        Help(
+            WITH_RECIPE,
+            (*RECIPE, ("--dry-run", "print what would be played; load nothing"), *JSON),
+            (
+                "run=RUN",
+                "recipe=maniskill_eval episodes=50",
+                "run=RUN/checkpoints/step_000030 --json",
+            ),
+            "run=RUN evaluates its newest checkpoint; sweep.policies makes a sweep.",
+        ),
+        composed=True,
+        keys=True,
     ),
-    "view": Verb(SEE, "a local web page of a run, a sweep or a dataset", "view.command"),
-    "doctor": Verb(MACHINE, "check this machine and fix what can be fixed", "cli.doctor"),
-    "plan": _with_recipe(
-        MACHINE, "predict the fastest placement on a cluster and its speed", "planner.search"
+    "export": Verb(
+        DATA,
+        "merge a checkpoint into the model's official layout",
+        "rlinf_vla.cli.export",
+        Help(
+            ("run=RUN output=DIR [KEY=VALUE ...] [OPTIONS]",),
+            (*RECIPE, ("output=DIR", "new directory of the merged model")),
+            (
+                "run=RUN output=merged",
+                "run=RUN/checkpoints/step_000030 output=merged",
+                "run=RUN output=merged output_dtype=bfloat16",
+            ),
+        ),
+        composed=True,
+        keys=True,
     ),
-    "bench": _with_recipe(MACHINE, "measure this machine", "benchmarks", BENCHES),
-    "new": Verb(EXTEND, "write a plug-in package to start from", "cli.new", words=PLUGINS),
+    "push": Verb(
+        DATA,
+        "share a checkpoint, model or dataset on the Hugging Face Hub",
+        "rlinf_vla.cli.push",
+        Help(
+            ("{RUN|CHECKPOINT|MODEL|DATASET} ORG/NAME [OPTIONS]",),
+            (
+                ("RUN", "directory of a run, or its name in runs/: its newest checkpoint"),
+                ("CHECKPOINT", "RUN/checkpoints/step_N"),
+                ("MODEL", "directory that export wrote"),
+                ("DATASET", "directory of a LeRobotDataset"),
+                (
+                    "--license KEY",
+                    "licence of what is shared; a model: that of its base model's card, if left out",
+                ),
+                (
+                    "--base-model ORG/NAME",
+                    "where the initial model is, if the recipe names a directory",
+                ),
+                ("--dataset ORG/NAME", "a dataset that the model was trained on; may be repeated"),
+                ("--private", "make the new repository private"),
+                (
+                    "--revision BRANCH",
+                    "commit to this branch of a repository that may exist (main, or a new one)",
+                ),
+                ("--dry-run", "list the files and show the card; send nothing"),
+            ),
+            (
+                "maniskill_ppo/20261101 me/push --dry-run",
+                "RUN me/push --license mit --private",
+                "pushes me/pushes --license cc-by-4.0",
+            ),
+            "Optimiser state, replay, pickles, code and paths of this machine are never sent.",
+        ),
+    ),
+    "pull": Verb(
+        DATA,
+        "download and check what was shared",
+        "rlinf_vla.cli.pull",
+        Help(
+            ("ORG/NAME[@REVISION] DIRECTORY",),
+            (("REVISION", "branch, tag or commit (main)"), ("DIRECTORY", "new or empty")),
+            ("me/push push", "me/push@v2 push", "lerobot/pusht pusht"),
+            "Downloads data only, never code, and refuses what is damaged.",
+        ),
+    ),
+    "record": Verb(
+        DATA,
+        "record a LeRobotDataset from a scripted expert",
+        "rlinf_vla.cli.record",
+        Help(
+            ("recipe=NAME output=DIR [KEY=VALUE ...] [OPTIONS]",),
+            (*RECIPE, ("output=DIR", "directory of the new LeRobotDataset")),
+            (
+                "recipe=maniskill_sft output=pushes",
+                "recipe=maniskill_sft output=images record.video=false",
+                "recipe=libero_sft output=all record.failures=true",
+            ),
+        ),
+        composed=True,
+        keys=True,
+    ),
+    "list": Verb(
+        SEE,
+        "list what is installed",
+        "rlinf_vla.cli.list",
+        Help(
+            (f"[{'|'.join(LISTS)}] ... [--json]",),
+            JSON,
+            ("", "recipes presets", "tasks --json"),
+        ),
+        words=LISTS,
+    ),
+    "config": Verb(
+        SEE,
+        "show a recipe and where each value comes from",
+        "rlinf_vla.cli.config",
+        Help(
+            ("[KEY ...] {recipe=NAME|run=RUN} [KEY=VALUE ...] [--json]",),
+            (("KEY", "show only this key or node, or those of this name"), *RUN, *FOLDER, *JSON),
+            (
+                "recipe=maniskill_ppo",
+                "algorithm recipe=maniskill_ppo preset=rl4vla",
+                "run=RUN --json",
+            ),
+            "Of several files that set a key, the last one counts and is shown.",
+        ),
+        keys=True,
+    ),
+    "doctor": Verb(
+        MACHINE,
+        "check this machine and fix what can be fixed",
+        "rlinf_vla.cli.doctor",
+        Help(
+            ("[--fix|--json]",),
+            (("--fix", "repair what can be repaired"), *JSON),
+            ("", "--fix", "--json"),
+            "Exit code: 1 while a required check fails.",
+        ),
+    ),
+    "new": Verb(
+        EXTEND,
+        "write a plug-in package to start from",
+        "rlinf_vla.cli.new",
+        Help(
+            (f"{{{'|'.join(PLUGINS)}}} NAME",),
+            (("NAME", "name of the plug-in, its package and the new folder"),),
+            ("env my_env", "algorithm my_ppo", "robot my_arm"),
+        ),
+        words=PLUGINS,
+    ),
     "completion": Verb(
         EXTEND,
         "print a script that completes command lines in a shell",
-        "cli.completion",
+        "rlinf_vla.cli.completion",
+        Help(
+            ("{bash|zsh|fish}",),
+            (
+                ("bash", "eval the output in ~/.bashrc"),
+                ("zsh", "eval the output in ~/.zshrc, after compinit"),
+                ("fish", "write the output into ~/.config/fish/completions/rlinf-vla.fish"),
+            ),
+            ("bash", "zsh", "fish"),
+            "Completes verbs, options, recipes and other choices, runs, and keys.",
+        ),
         words=("bash", "zsh", "fish"),
     ),
 }
-UNCOMPOSED_BENCHES = ("env", "soak")
-"""They compare several simulators, so they have no recipe."""
+"""Verbs of the trainer itself."""
+
+
+def verbs() -> dict[str, Verb]:
+    """Return all verbs by name."""
+    return TRAINERS | dict(plugins.verbs())

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from rlinf_vla.core import features
 from rlinf_vla.core.jpeg import round_trip
+from rlinf_vla.core.observation_features import camera, picture
 
 FARTHEST_MM = 4000
 """Distances of random pictures are below it."""
@@ -20,9 +20,7 @@ FARTHEST_MM = 4000
 def blank(cameras: Mapping[str, tuple[int, int]], rows: int) -> dict[str, Tensor]:
     """Return pictures ``[rows, H, W, channels]`` of zeros. ``cameras``: name -> (height, width)."""
     return {
-        name: torch.zeros(
-            rows, *features.picture(name, size), dtype=getattr(torch, features.camera(name).dtype)
-        )
+        name: torch.zeros(rows, *picture(name, size), dtype=getattr(torch, camera(name).dtype))
         for name, size in cameras.items()
     }
 

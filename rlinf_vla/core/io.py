@@ -84,6 +84,16 @@ def read_json(path: Path, most: int = 256 << 20) -> Any:
     return parse_json(_read_text(path, most))
 
 
+def read_document(path: Path, wanted: str) -> Any:
+    """Return the JSON value of a given file. Raises UserError; ``wanted``: what to give."""
+    try:
+        return parse_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}): {wanted}") from None
+    except ValueError:
+        raise UserError(f"{path} is damaged (no JSON): take another copy of it") from None
+
+
 def read_yaml(path: Path, most: int = 1 << 18, deepest: int = 32) -> Any:
     """Return the values of a saved recipe, which may be untrusted, with interpolations as they are.
 

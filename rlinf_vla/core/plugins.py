@@ -17,7 +17,6 @@ from rlinf_vla.config.errors import UserError
 
 if TYPE_CHECKING:  # PyTorch takes a second to import, and `rlinf-vla list` needs none
     from rlinf_vla.core.protocols import EnvPlugin, Policy, RewardPlugin
-    from rlinf_vla.core.robot import OperatorPlugin, RobotPlugin
 
 
 logger = logging.getLogger(__name__)
@@ -41,7 +40,8 @@ def rewards() -> Mapping[str, RewardPlugin]:
     return Installed("rlinf_vla.rewards")
 
 
-def robots() -> Mapping[str, RobotPlugin]:
+def robots() -> Mapping[str, Any]:
+    """Return name -> ``features.realworld.robot.RobotPlugin``."""
     return Installed("rlinf_vla.robots")
 
 
@@ -50,8 +50,30 @@ def algorithms() -> Mapping[str, Any]:
     return Installed("rlinf_vla.algorithms")
 
 
-def operators() -> Mapping[str, OperatorPlugin]:
+def operators() -> Mapping[str, Any]:
+    """Return name -> ``features.realworld.robot.OperatorPlugin``."""
     return Installed("rlinf_vla.operators")
+
+
+def verbs() -> Mapping[str, Any]:
+    """Return name -> ``cli.verbs.Verb`` of the features beside the trainer."""
+    return Installed("rlinf_vla.verbs")
+
+
+def dry_runs() -> Mapping[str, Any]:
+    """Return verb -> what runs it with ``--dry-run``."""
+    return Installed("rlinf_vla.dry_runs")
+
+
+def hook(name: str) -> Any:
+    """Return what a feature does for the trainer (``runtime/hooks.py``).
+
+    Raises UserError if its entry point is missing.
+    """
+    hooks = Installed("rlinf_vla.hooks")
+    if name not in hooks:
+        raise UserError(f"the entry point {name} of rlinf-vla is missing: install it once more")
+    return hooks[name]
 
 
 class Installed(Mapping[str, Any]):

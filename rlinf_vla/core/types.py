@@ -78,7 +78,8 @@ class Batched:
 class Observation:
     """One observation of ``B`` environments.
 
-    images: name -> ``[B, H, W, channels]``, as ``core/features.py`` says of the camera's name.
+    images: name -> ``[B, H, W, channels]``, as ``core/observation_features.py`` says of the
+        camera's name.
     state: float32 ``[B, S]``, proprioception in SI units.
     instruction: ``B`` strings.
     jpeg: images of some cameras once more, after a JPEG round trip (``core/jpeg.py``).

@@ -17,7 +17,7 @@ from rlinf_vla.algorithms.off_policy import OffPolicyConfig
 from rlinf_vla.algorithms.sft import Demonstrations
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.devices import CPU, moved
-from rlinf_vla.core.features import require_colours
+from rlinf_vla.core.observation_features import require_colours
 from rlinf_vla.core.protocols import (
     EnvSpec,
     Learner,

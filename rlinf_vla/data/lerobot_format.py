@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rlinf_vla.core.features import require_colours
+from rlinf_vla.core.observation_features import require_colours
 from rlinf_vla.core.protocols import EnvSpec, ImageSize
 
 VERSION = "v3.0"

@@ -46,9 +46,11 @@ def build_policy(recipe: Recipe, lora: bool = True) -> Policy:
         return outline(recipe)
     device = _device(recipe)
     if recipe.rollout.backbone.url is not None:
-        from rlinf_vla.runtime.backbone import open_head
+        from rlinf_vla.runtime import hooks
 
-        head = open_head(recipe, model, asset_path(recipe.model.checkpoint), device)
+        head = hooks.backbones().open_head(
+            recipe, model, asset_path(recipe.model.checkpoint), device
+        )
         load_heads(head, asset_path(recipe.model.checkpoint))
         return head
     with torch.random.fork_rng(devices=[]):
@@ -287,3 +289,12 @@ def new_directory(output: str) -> Path:
 def relative(path: Path) -> Path:
     """Return the path relative to the current directory if it is below it."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def missing_simulator(recipe: Recipe) -> str | None:
+    """Return a line on the recipe's simulator if it is not installed, neither here nor for
+    ``env.python``; None if it is there or not known to be missing."""
+    diagnoses = plugins.choose("env", recipe.env.name, plugins.envs()).diagnose()[:1]
+    if not diagnoses or diagnoses[0].ok or getattr(recipe.env, "python", None) is not None:
+        return None
+    return f"env={recipe.env.name}: {diagnoses[0].detail.removeprefix('optional: ')}: {diagnoses[0].fix}"

@@ -8,7 +8,7 @@ from math import isclose
 from typing import Any
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.core.features import FEATURES, camera
+from rlinf_vla.core.observation_features import FEATURES, camera
 from rlinf_vla.core.protocols import EnvSpec, Policy, PolicySpec, ToolUnits, VectorEnv
 
 GRIPPERS = {

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.core import features
+from rlinf_vla.core.observation_features import camera, picture
 from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.core.types import Episodes, Observation, StepResult
 
@@ -123,8 +123,8 @@ class VectorEnvConformance:
             assert seen.images.keys() == spec.images.keys()
             for name, image in seen.images.items():
                 assert (image.dtype, image.shape) == (
-                    getattr(torch, features.camera(name).dtype),
-                    (NUM_ENVS, *features.picture(name, spec.images[name])),
+                    getattr(torch, camera(name).dtype),
+                    (NUM_ENVS, *picture(name, spec.images[name])),
                 )
             assert (seen.state.dtype, seen.state.shape) == (
                 torch.float32,

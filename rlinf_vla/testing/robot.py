@@ -1,4 +1,4 @@
-"""Conformance suite of a robot plug-in: what every ``core.robot.RobotPlugin`` must do.
+"""Conformance suite of a robot plug-in: what every ``RobotPlugin`` must do.
 
 The suite moves the arm, so it refuses a plug-in that is not simulated. The plug-in of a real arm is
 tested with a driver that needs no arm, declared as simulated.
@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.core.action_space import JointSpace, ToolSpace
-from rlinf_vla.core.robot import (
+from rlinf_vla.features.realworld.action_space import JointSpace, ToolSpace
+from rlinf_vla.features.realworld.robot import (
     CellError,
     Finding,
     Robot,

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from rlinf_vla.core.action_space import JointSpace, ToolSpace
-from rlinf_vla.core.robot import (
+from rlinf_vla.features.realworld.action_space import JointSpace, ToolSpace
+from rlinf_vla.features.realworld.robot import (
     JointTarget,
     Robot,
     RobotPlugin,

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rlinf_vla.core.robot import Camera, Finding, RobotError
 from rlinf_vla.core.rotations import Triple
+from rlinf_vla.features.realworld.robot import Camera, Finding, RobotError
 
 from .. import kinematics
 from ..cameras import check_camera

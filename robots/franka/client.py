@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rlinf_vla.core.robot import Target, ToolState, ToolTarget
+from rlinf_vla.features.realworld.robot import Target, ToolState, ToolTarget
 
 from .. import cell_file
 from ..arm_client import ArmClient

@@ -14,7 +14,7 @@ from typing import Any
 import franky
 import numpy as np
 
-from rlinf_vla.core.robot import RobotError, ToolPose, Vector
+from rlinf_vla.features.realworld.robot import RobotError, ToolPose, Vector
 
 from ..cell import Cell
 from ..command_filter import LATEST

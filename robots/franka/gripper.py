@@ -8,7 +8,7 @@ from typing import Any
 
 import franky
 
-from rlinf_vla.core.robot import RobotError
+from rlinf_vla.features.realworld.robot import RobotError
 
 from ..cell import Cell
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from rlinf_vla.core.robot import ToolPose, ToolState, ToolTarget, Vector
 from rlinf_vla.core.rotations import Quaternion
+from rlinf_vla.features.realworld.robot import ToolPose, ToolState, ToolTarget, Vector
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlinf_vla.core.robot import Camera, Finding, Scene
+from rlinf_vla.features.realworld.robot import Camera, Finding, Scene
 
 from .. import cell_file, runtime_folder, stop
 from ..cell import Cell

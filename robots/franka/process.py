@@ -9,7 +9,7 @@ from importlib.metadata import version
 from typing import Any
 
 from rlinf_vla.core.channel import Channel
-from rlinf_vla.core.robot import RobotState, ToolState, ToolTarget
+from rlinf_vla.features.realworld.robot import RobotState, ToolState, ToolTarget
 
 from .. import cell_file
 from ..arm_process import ArmProcess, main

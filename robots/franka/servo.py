@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlinf_vla.core.robot import RobotState, Target, ToolState, ToolTarget
+from rlinf_vla.features.realworld.robot import RobotState, Target, ToolState, ToolTarget
 
 from .. import kinematics
 from ..cell import Cell

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from rlinf_vla.core.robot import Camera, Finding, RobotError
+from rlinf_vla.features.realworld.robot import Camera, Finding, RobotError
 
 from ..cameras import check_camera
 from ..pace import LEAST_S

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from rlinf_vla.core.robot import RobotError, RobotState, Vector
+from rlinf_vla.features.realworld.robot import RobotError, RobotState, Vector
 
 from ..joint_cell import JointCell
 from ..servo import NETWORK

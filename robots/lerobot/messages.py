@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlinf_vla.core.robot import JointTarget, RobotState, Target, Vector
+from rlinf_vla.features.realworld.robot import JointTarget, RobotState, Target, Vector
 
 _FAULT_BYTES = 2000
 

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rlinf_vla.core.robot import Camera, Finding, Scene
+from rlinf_vla.features.realworld.robot import Camera, Finding, Scene
 
 from .. import cell_file, runtime_folder, stop
 from ..joint_cell import JointCell

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlinf_vla.core.robot import JointTarget, RobotState, Target
+from rlinf_vla.features.realworld.robot import JointTarget, RobotState, Target
 
 from ..joint_cell import JointCell
 from ..joint_filter import JointFilter

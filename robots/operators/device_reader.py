@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rlinf_vla.core.robot import PAUSE, Action, Operator, RobotError
+from rlinf_vla.features.realworld.robot import PAUSE, Action, Operator, RobotError
 
 STILL = 0.05
 """Dead zone, as a fraction of full deflection; below it the operator does not act."""

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlinf_vla.core.robot import (
+from rlinf_vla.features.realworld.robot import (
     ACKNOWLEDGE,
     FAILURE,
     PAUSE,

@@ -15,7 +15,7 @@ import time
 import tty
 from collections.abc import Iterator
 
-from rlinf_vla.core.robot import (
+from rlinf_vla.features.realworld.robot import (
     ACKNOWLEDGE,
     FAILURE,
     PAUSE,

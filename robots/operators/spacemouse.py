@@ -14,7 +14,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlinf_vla.core.robot import PAUSE, SUCCESS, Operator, RobotError
+from rlinf_vla.features.realworld.robot import PAUSE, SUCCESS, Operator, RobotError
 
 from . import keyboard
 from .device_reader import RELEASED, Device, DeviceReader, Event

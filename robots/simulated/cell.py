@@ -19,7 +19,7 @@ import numpy as np
 from franky_sim.simulation_server import LocalHostnames
 
 from rlinf_vla.core.channel import Channel, ChannelClosed
-from rlinf_vla.core.listener import Listener
+from rlinf_vla.features.realworld.listener import Listener
 
 from ..child_process import serve
 from ..shared_record import SharedRecord

@@ -9,8 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from rlinf_vla.core.listener import ask
-from rlinf_vla.core.robot import RobotError
+from rlinf_vla.features.realworld.listener import ask
+from rlinf_vla.features.realworld.robot import RobotError
 
 from ..child_process import ChildProcess, NotInstalled
 from ..shared_record import SharedRecord

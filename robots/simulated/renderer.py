@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlinf_vla.core.channel import Channel, ChannelClosed
-from rlinf_vla.core.listener import Listener
-from rlinf_vla.core.robot import Frame
+from rlinf_vla.features.realworld.listener import Listener
+from rlinf_vla.features.realworld.robot import Frame
 
 from ..child_process import serve
 from ..shared_record import FrameRecord, SharedRecord

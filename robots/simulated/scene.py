@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlinf_vla.core.camera_geometry import Intrinsics
+from rlinf_vla.features.realworld.camera_geometry import Intrinsics
 
 HOME = (0.0, -0.7854, 0.0, -2.3562, 0.0, 1.5708, 0.7854)
 """Initial joints."""

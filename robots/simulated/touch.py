@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlinf_vla.core.action_space import ToolSpace
-from rlinf_vla.core.robot import Action, RobotState, ToolState, Vector
+from rlinf_vla.features.realworld.action_space import ToolSpace
+from rlinf_vla.features.realworld.robot import Action, RobotState, ToolState, Vector
 
 from .client import SimulatedCell
 from .scene import CUBE_M

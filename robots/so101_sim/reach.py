@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from rlinf_vla.core.action_space import JointSpace
-from rlinf_vla.core.robot import Action, RobotState, Vector
+from rlinf_vla.features.realworld.action_space import JointSpace
+from rlinf_vla.features.realworld.robot import Action, RobotState, Vector
 
 from . import scene
 from .client import SimulatedSO101

@@ -20,11 +20,11 @@ from rlinf_vla.config.recipe import LoraOptions
 from rlinf_vla.core.devices import set_tf32
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import Trajectory
+from rlinf_vla.features.planner import synthetic
 from rlinf_vla.models.openvla.oft import OpenVLAOFTOptions, OpenVLAOFTPolicy
 from rlinf_vla.models.openvla.policy import OpenVLAOptions, OpenVLAPolicy
 from rlinf_vla.models.pi0.options import Pi0Options
 from rlinf_vla.models.pi0.policy import Pi0Policy
-from rlinf_vla.planner import synthetic
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.training.lora import add_lora, merged_lora
 

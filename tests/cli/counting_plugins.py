@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlinf_vla.core.protocols import Suite, VectorEnv
+from rlinf_vla.core.verb import Help, Verb
 from rlinf_vla.envs.processes import SimulatorPool
 from rlinf_vla.envs.vector_env import ProcessVectorEnv
 from rlinf_vla.testing.toy_env import GOALS, CounterConfig, CounterPlugin
@@ -16,6 +17,9 @@ counter_processes = tests.cli.counting_plugins:in_processes
 
 [rlinf_vla.models]
 linear = rlinf_vla.testing.toy_policy:LinearPolicy
+
+[rlinf_vla.verbs]
+count = tests.cli.counting_plugins:COUNT
 """
 
 
@@ -53,6 +57,20 @@ class CountingInProcesses(CounterPlugin):
             for _ in range(groups)
         ]
         return [ProcessVectorEnv(pool, ("Low",)) for pool in pools]
+
+
+COUNT = Verb(
+    "Count",
+    "count the words",
+    "tests.cli.counting_plugins",
+    Help(("WORD ...",), (("WORD", "to be counted"),), ("a", "a b", "a b c")),
+)
+
+
+def run(words: list[str]) -> int:
+    """The verb ``count``."""
+    print(len(words))
+    return 0
 
 
 plugin = CountingInSuites()

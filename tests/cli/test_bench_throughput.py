@@ -13,7 +13,7 @@ from rlinf_vla.config.cluster import IN_PROCESS
 from rlinf_vla.runtime import recipes
 from rlinf_vla.telemetry.timeline import Timeline
 from tests.cli.conftest import CommandLine, Counting
-from tests.planner.made_up import profile
+from tests.features.planner.made_up import profile
 
 
 def test_plans_are_measured_and_compared(

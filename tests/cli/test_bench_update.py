@@ -15,8 +15,8 @@ from rlinf_vla.algorithms.feature_policy import Critics
 from rlinf_vla.benchmarks import update_on_policy, update_soft
 from rlinf_vla.cli import compose
 from rlinf_vla.core.types import Inputs
-from rlinf_vla.planner.synthetic import synthetic_batch, with_frozen_weights
-from rlinf_vla.planner.work import work
+from rlinf_vla.features.planner.synthetic import synthetic_batch, with_frozen_weights
+from rlinf_vla.features.planner.work import work
 from rlinf_vla.runtime import builders, recipes
 from rlinf_vla.runtime.on_policy_updater import OnPolicyUpdater
 from rlinf_vla.testing.toy_policy import LinearPolicy

@@ -10,9 +10,9 @@ import pytest
 
 from rlinf_vla.config.errors import Failure
 from rlinf_vla.core.child_process import Child
-from rlinf_vla.evaluation import block_workers
-from rlinf_vla.evaluation.block_workers import BlockWorkers
-from rlinf_vla.evaluation.blocks import Block, Job
+from rlinf_vla.features.sweeps import block_workers
+from rlinf_vla.features.sweeps.block_workers import BlockWorkers
+from rlinf_vla.features.sweeps.blocks import Block, Job
 
 WORKER = """
 import sys

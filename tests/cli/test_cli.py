@@ -20,15 +20,17 @@ from safetensors import SafetensorError
 from rlinf_vla import __version__
 from rlinf_vla.cli import compose, train
 from rlinf_vla.cli import list as list_command
-from rlinf_vla.cli.help import HELP
-from rlinf_vla.cli.verbs import VERBS
+from rlinf_vla.cli.verbs import verbs
 from rlinf_vla.config.errors import Failure, UserError
 from rlinf_vla.core import plugins
 from rlinf_vla.core.interrupt import Interrupted
 from rlinf_vla.core.protocols import Diagnosis
-from rlinf_vla.runtime import recipes
+from rlinf_vla.runtime import hooks, recipes
 from tests.cli.conftest import CommandLine, Counting
+from tests.cli.counting_plugins import announce
 from tests.unread import unread
+
+VERBS = verbs()
 
 PPO = "recipe=maniskill_ppo"
 RECIPES = list(list_command.recipe_names())
@@ -181,17 +183,31 @@ def test_help_of_a_verb(
     assert usage < options < examples and found.out[examples:].count(f"  rlinf-vla {verb}") == 3
 
 
-def test_every_verb_has_a_help_and_a_module() -> None:
-    assert sorted(VERBS) == sorted(HELP)
+def test_every_verb_has_a_module() -> None:
     modules = [
-        f"{verb.module}.{word}"
-        for name, verb in VERBS.items()
-        for word in (verb.words if name == "bench" else ())
+        f"{verb.module}.{word}" for verb in VERBS.values() if verb.programs for word in verb.words
     ]
-    modules += [verb.module for name, verb in VERBS.items() if name != "bench"]
-    assert [
-        module for module in modules if importlib.util.find_spec(f"rlinf_vla.{module}") is None
-    ] == []
+    modules += [verb.module for verb in VERBS.values() if not verb.programs]
+    assert [module for module in modules if importlib.util.find_spec(module) is None] == []
+
+
+def test_a_package_brings_a_verb(
+    rlinf_vla: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    announce(tmp_path / "package")
+    monkeypatch.syspath_prepend(tmp_path / "package")
+    assert rlinf_vla("count", "a", "b").out == "2\n"
+    assert "  rlinf-vla count a b c\n" in rlinf_vla("count", "--help").out
+    assert "\nCount:\n  count       count the words\n" in rlinf_vla().out
+    assert "did you mean count?" in rlinf_vla("cuont").complaint
+
+
+def test_a_missing_entry_point_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "Installed", lambda group: {})
+    with pytest.raises(
+        UserError, match=r"the entry point sweep .* is missing: install it once more"
+    ):
+        hooks.sweep()
 
 
 # recipes and keys
@@ -608,12 +624,12 @@ def test_a_verb_without_json(rlinf_vla: CommandLine, trained: list[DictConfig]) 
 
 
 def test_bench_requires_a_name(rlinf_vla: CommandLine) -> None:
-    assert "bench rollout recipe=NAME" in rlinf_vla("bench").complaint
+    assert "rlinf-vla bench rollout recipe=maniskill_ppo" in rlinf_vla("bench").complaint
     assert (
-        "(rollout, throughput, policy, update, control, load, memory, env, soak)"
+        "rollout, throughput, policy, update, control, load, memory, env, soak"
         in rlinf_vla("bench", "polcy", PPO).complaint
     )
-    assert "bench rollout recipe=NAME" in rlinf_vla("bench", PPO).complaint
+    assert "rlinf-vla bench rollout recipe=maniskill_ppo" in rlinf_vla("bench", PPO).complaint
     assert "env=maniskill[,NAME ...]" in rlinf_vla("bench", "env").complaint
     assert "did you mean env=maniskill" in rlinf_vla("bench", "env", "env=maniskil").complaint
     assert (

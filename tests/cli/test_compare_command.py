@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from rlinf_vla.evaluation.results import FORMAT
 from rlinf_vla.evaluation.statistics import paired_episodes
+from rlinf_vla.features.sweeps.results import FORMAT
 from tests.cli.conftest import CommandLine
 
 Record = Callable[..., str]

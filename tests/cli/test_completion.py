@@ -12,9 +12,11 @@ import pytest
 
 from rlinf_vla.cli import completion
 from rlinf_vla.cli import list as list_command
-from rlinf_vla.cli.runs import VERBS as OF_RUNS
-from rlinf_vla.cli.verbs import VERBS
+from rlinf_vla.cli.verbs import verbs
+from rlinf_vla.features.sweeps.runs import VERBS as OF_RUNS
 from tests.cli.conftest import CommandLine
+
+VERBS = verbs()
 
 
 @pytest.mark.parametrize(
@@ -109,9 +111,7 @@ def test_a_shell_completes(tmp_path: Path, shell: str, line: str, found: str) ->
 
 
 def test_runs_and_view_start_without_pytorch() -> None:
-    program = (
-        "import sys, rlinf_vla.cli.runs, rlinf_vla.view.command; sys.exit('torch' in sys.modules)"
-    )
+    program = "import sys, rlinf_vla.features.sweeps.runs, rlinf_vla.features.view.command; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=250)
 
 

@@ -11,8 +11,8 @@ import pytest
 from tests.cli.conftest import CommandLine, Counting
 from tests.cli.counting_plugins import announce
 from tests.cli.runs import assert_same_files, checkpoint, metrics
+from tests.features.planner.made_up import profile
 from tests.forked import Forked
-from tests.planner.made_up import profile
 
 ROOT = Path(__file__).parents[2]
 LIMITS = ("env.tool_m=0.1", "rollout.limits.translation=1.0")

@@ -25,7 +25,7 @@ from rlinf_vla.runtime import recipes
 from rlinf_vla.runtime.recipes import Configs
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from tests.cli.conftest import CommandLine, Counting
-from tests.planner.made_up import profile
+from tests.features.planner.made_up import profile
 
 pytestmark = pytest.mark.machine  # a run on Ray looks for its server
 
@@ -266,14 +266,13 @@ def test_the_engine_reads_its_keys(
         for name in said(iter([ROOT / "rlinf_vla" / "runtime" / "run_directory.py"]), {"config"})
     }
     # robots are driven in real time
-    loop = (ROOT / "rlinf_vla" / name for name in ("config/robot.py", "realworld/control_loop.py"))
+    realworld = ROOT / "features" / "realworld"
+    loop = iter([ROOT / "rlinf_vla" / "config" / "robot.py", realworld / "control_loop.py"])
     seen |= {(ControlConfig, name) for name in said(loop, {"config", "_config"})}
     seen |= {
         (Recipe, name) for name in said(iter([ROOT / "benchmarks" / "control.py"]), {"recipe"})
     }
-    beside = [
-        ROOT / "rlinf_vla" / "realworld" / f"{name}.py" for name in ("cell", "player", "runtime")
-    ]
+    beside = [realworld / f"{name}.py" for name in ("cell", "player", "runtime")]
     seen |= {
         (SessionConfig, name) for name in said(iter(beside), {"settings", "session", "_settings"})
     }
@@ -289,7 +288,7 @@ def test_the_engine_reads_its_keys(
     }
     serving = [
         ROOT / "rlinf_vla" / "config" / "serve.py",
-        *(ROOT / "rlinf_vla" / "serving").glob("*.py"),
+        *(ROOT / "features" / "serving").glob("*.py"),
     ]
     seen |= {(ServeConfig, name) for name in said(iter(serving), {"config", "serve"})}
     # the run on Ray ended before it started a worker
@@ -300,21 +299,11 @@ def test_the_engine_reads_its_keys(
     }
     of_role = said(iter([workers / "places.py"]), {"self", "role"})
     seen |= {(node, name) for node in (RoleConfig, RobotRoleConfig) for name in of_role}
-    on_ray = ROOT / "rlinf_vla" / "realworld" / "ray_link.py"
+    on_ray = realworld / "ray_link.py"
     seen |= {(RolesConfig, name) for name in said(iter([on_ray]), {"roles"})}
     seen |= {(RobotRoleConfig, name) for name in said(iter([on_ray]), {"own"})}
     # a server runs until a signal comes
-    serving = [
-        *(ROOT / "rlinf_vla" / "serving").glob("*.py"),
-        ROOT / "rlinf_vla" / "config" / "serve.py",
-    ]
-    seen |= {(ServeConfig, name) for name in said(iter(serving), {"config", "serve"})} | {
-        (Recipe, "serve")
-    }
-    seen |= {
-        (ServeConfig, name)
-        for name in said(iter([ROOT / "rlinf_vla" / "cli" / "serve.py"]), {"serve"})
-    }
+    seen.add((Recipe, "serve"))
     # a head needs such a server
     seen |= {(BackboneConfig, name) for name in of_an_address()}
     seen.add((Recipe, "preset"))  # read only by the schema's check, as all of its keys
@@ -325,9 +314,10 @@ def test_the_engine_reads_its_keys(
 def of_an_address() -> set[str]:
     """The keys of a policy server's address that the client reads."""
     files = (
-        ROOT / "rlinf_vla" / name for name in ("core/policy_server.py", "config/policy_server.py")
+        ROOT / "features" / "serving" / "policy_server.py",
+        ROOT / "rlinf_vla" / "config" / "policy_server.py",
     )
-    return said(files, {"server", "self"})
+    return said(iter(files), {"server", "self"})
 
 
 ASSETS = {

@@ -15,10 +15,16 @@ import pytest
 import torch
 
 from rlinf_vla.data.lerobot_reader import LeRobotReader
-from rlinf_vla.realworld.client import LocalRobotLink, RobotClient
-from rlinf_vla.realworld.episode import DEMONSTRATION, EVALUATION, TRAINING, Job, RobotEpisode
-from rlinf_vla.realworld.process import SESSION_OVER, UNDER_WAY
-from rlinf_vla.realworld.recorder import LOST, recover_episode
+from rlinf_vla.features.realworld.client import LocalRobotLink, RobotClient
+from rlinf_vla.features.realworld.episode import (
+    DEMONSTRATION,
+    EVALUATION,
+    TRAINING,
+    Job,
+    RobotEpisode,
+)
+from rlinf_vla.features.realworld.process import SESSION_OVER, UNDER_WAY
+from rlinf_vla.features.realworld.recorder import LOST, recover_episode
 from rlinf_vla.runtime.run_directory import EPISODES
 from rlinf_vla.telemetry.metrics import read_metrics
 from tests.cli.conftest import CommandLine

@@ -13,10 +13,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlinf_vla.realworld.client import LocalRobotLink, RobotClient
-from rlinf_vla.realworld.episode import DEMONSTRATION, EVALUATION, TRAINING, Job, RobotEpisode
-from rlinf_vla.realworld.process import LEARNER_GONE
-from rlinf_vla.realworld.ray_link import RayLink, RemoteRobotActor, robot_on_ray
+from rlinf_vla.features.realworld.client import LocalRobotLink, RobotClient
+from rlinf_vla.features.realworld.episode import (
+    DEMONSTRATION,
+    EVALUATION,
+    TRAINING,
+    Job,
+    RobotEpisode,
+)
+from rlinf_vla.features.realworld.process import LEARNER_GONE
+from rlinf_vla.features.realworld.ray_link import RayLink, RemoteRobotActor, robot_on_ray
 from rlinf_vla.runtime import recipes
 from rlinf_vla.runtime.run_directory import EPISODES
 from rlinf_vla.runtime.saved_recipe import read_saved

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from tests.cli.conftest import COUNTING, CommandLine, Counting
 from tests.cli.counting_plugins import announce
 from tests.cli.runs import assert_same_files
+from tests.features.planner.made_up import profile
 from tests.forked import Forked
-from tests.planner.made_up import profile
 
 ROOT = Path(__file__).parents[2]
 ENTRY_POINTS = (

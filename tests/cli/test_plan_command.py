@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from rlinf_vla.cli import compose
-from rlinf_vla.planner import profiles as command
-from rlinf_vla.planner import search
-from rlinf_vla.planner.plan import Plan
-from rlinf_vla.planner.profile import Profile, read_profile
+from rlinf_vla.features.planner import profiles as command
+from rlinf_vla.features.planner import search
+from rlinf_vla.features.planner.plan import Plan
+from rlinf_vla.features.planner.profile import Profile, read_profile
 from rlinf_vla.runtime import recipes
 from rlinf_vla.runtime.machines import this_machine
 from tests.cli.conftest import CommandLine, Counting
-from tests.planner.made_up import on_gpu, profile
+from tests.features.planner.made_up import on_gpu, profile
 
 COUNTED = {"chunk": 2, "episode_limit": 6}
 """What the profile of counter world must contain."""

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_vla.planner import monitor as plan_monitor
-from rlinf_vla.planner.plan import Plan
+from rlinf_vla.features.planner import monitor as plan_monitor
+from rlinf_vla.features.planner.plan import Plan
 from rlinf_vla.telemetry.metrics import read_metrics
 from tests.cli.conftest import CommandLine, Counting
-from tests.planner.made_up import profile
+from tests.features.planner.made_up import profile
 
 QUICK = ("run_dir=run", "episodes=2", "evaluation.before_and_after=false", "iterations=4")
 

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_vla.cli import compose, dry_run
+from rlinf_vla.cli import compose
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.envs.libero.plugin import Libero
 from rlinf_vla.envs.maniskill.plugin import ManiSkill
+from rlinf_vla.features.planner import dry_run
 from rlinf_vla.runtime import hub
 from rlinf_vla.runtime.run_directory import saved_recipe
 from tests.cli.conftest import CommandLine, Counting

@@ -14,9 +14,9 @@ from typing import Any, Dict  # noqa: UP035
 import pytest
 
 from rlinf_vla.cli import main as cli
-from rlinf_vla.cli import robot
 from rlinf_vla.core import plugins
-from rlinf_vla.core.robot import CellError, Finding, RobotError
+from rlinf_vla.features.realworld import command
+from rlinf_vla.features.realworld.robot import CellError, Finding, RobotError
 
 
 @dataclass
@@ -164,7 +164,7 @@ def test_a_stop_imports_little(chosen: list[str], tmp_path: Path) -> None:
 def test_a_latched_fault_is_acknowledged(
     made_up: MadeUp, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(robot, "RECOVERY_S", 0.3)
+    monkeypatch.setattr(command, "RECOVERY_S", 0.3)
     words = ["robot", "acknowledge", "operator=Ada", "robot=made_up", "robot.host=left"]
     assert cli.run([*words, "robot.latched=a reflex"]) == 0
     assert capsys.readouterr().out == "a reflex: acknowledged by Ada\n"

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from rlinf_vla.cli import compose
-from rlinf_vla.cli.runs import age, megabytes
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.evaluation.statistics import summary
+from rlinf_vla.features.sweeps.runs import age, megabytes
 from rlinf_vla.runtime import run_names
 from rlinf_vla.runtime.run_directory import held, save_recipe
 from tests.cli.conftest import CommandLine

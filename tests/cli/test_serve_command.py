@@ -18,9 +18,9 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from rlinf_vla.cli import serve
-from rlinf_vla.core.array_messages import pack, unpack
 from rlinf_vla.core.types import Episodes, Observation
+from rlinf_vla.features.serving import command
+from rlinf_vla.features.serving.array_messages import pack, unpack
 from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.runtime import builders, recipes
 from rlinf_vla.runtime.saved_recipe import read_saved
@@ -131,9 +131,9 @@ def test_mistakes_are_one_line(
             *counting.arguments("serve", "counting_ppo", "cluster=laptop", *overrides)
         ).complaint
 
-    monkeypatch.setattr(serve, "PACKAGES", ("starlettt", "uvicornn"))
+    monkeypatch.setattr(command, "PACKAGES", ("starlettt", "uvicornn"))
     assert complaint() == "serve needs starlettt, uvicornn: pip install 'rlinf-vla[serve]'"
-    monkeypatch.setattr(serve, "PACKAGES", ())
+    monkeypatch.setattr(command, "PACKAGES", ())
     assert complaint("serve.host=0.0.0.0").startswith(
         "serve.host=0.0.0.0 can be reached from other machines: set serve.token_env=NAME"
     )
@@ -151,7 +151,7 @@ def test_mistakes_are_one_line(
 def test_a_policy_on_another_server_is_not_served(
     rlinf_vla: CommandLine, counting: Counting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serve, "PACKAGES", ())
+    monkeypatch.setattr(command, "PACKAGES", ())
     monkeypatch.setattr(LinearPolicy, "learns", False)
     found = rlinf_vla(*counting.arguments("serve", "counting_ppo", "cluster=laptop"))
     assert found.complaint.startswith(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,8 +19,8 @@ import pytest
 import torch
 
 from rlinf_vla.core import plugins
-from rlinf_vla.evaluation.block_player import BlockPlayer
-from rlinf_vla.evaluation.results import COLUMNS
+from rlinf_vla.features.sweeps.block_player import BlockPlayer
+from rlinf_vla.features.sweeps.results import COLUMNS
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from rlinf_vla.training import lora
 from tests.cli.conftest import CommandLine, Counting
@@ -130,6 +131,8 @@ def test_videos_show_failures_first(sweep: Eval) -> None:
                 for path in (directory / "videos").glob(f"00_{part:03d}_{task:03d}_*.mp4")
             )
             assert filmed == sorted((failed + won)[:2])
+    captions = re.findall(r"<b>random.</b> (\w+), seed \d", (directory / "report.html").read_text())
+    assert captions == ["Low", "High"] * 4, "one of each suite and task before any second one"
 
 
 def test_probes_are_columns_beside_their_policy(sweep: Eval, rlinf_vla: CommandLine) -> None:
@@ -680,7 +683,7 @@ WAITING = """
 import sys, time
 from pathlib import Path
 
-if "rlinf_vla.evaluation.block_workers" in sys.orig_argv:
+if "rlinf_vla.features.sweeps.block_workers" in sys.orig_argv:
     replace = Path.replace
 
     def once_it_may(self, target):
@@ -733,7 +736,7 @@ def test_a_killed_parallel_sweep_resumes(
 def test_a_worker_that_always_dies_ends_the_sweep(
     spawned: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
-    dying = "import os, sys\nif 'rlinf_vla.evaluation.block_workers' in sys.orig_argv:\n    os._exit(9)\n"
+    dying = "import os, sys\nif 'rlinf_vla.features.sweeps.block_workers' in sys.orig_argv:\n    os._exit(9)\n"
     (tmp_path / "package" / "sitecustomize.py").write_text(dying)
     process = spawned("run_dir=out", "sweep.policies=[expert]", "episodes=2", "sweep.parallel=2")
     said = process.communicate(timeout=280)[0]

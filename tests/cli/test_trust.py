@@ -15,7 +15,7 @@ from rlinf_vla.cli import compose
 from rlinf_vla.config.errors import UserError, printable
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core import plugins
-from rlinf_vla.evaluation.results import FORMAT
+from rlinf_vla.features.sweeps.results import FORMAT
 from rlinf_vla.runtime import recipes
 from rlinf_vla.runtime.saved_recipe import outside, to_plain, with_overrides
 from tests.cli.conftest import CommandLine

@@ -12,7 +12,8 @@ from hydra.core.global_hydra import GlobalHydra
 
 from rlinf_vla.benchmarks.synthetic_cell import REST, SyntheticCamera, SyntheticRobot
 from rlinf_vla.cli import compose
-from rlinf_vla.core.robot import (
+from rlinf_vla.features.realworld.clock import Clock
+from rlinf_vla.features.realworld.robot import (
     Camera,
     Finding,
     Intervention,
@@ -23,9 +24,8 @@ from rlinf_vla.core.robot import (
     ToolPose,
     ToolTarget,
 )
-from rlinf_vla.realworld.clock import Clock
 from rlinf_vla.runtime import recipes, run_directory
-from tests.realworld.toy_cell import ToyScene
+from tests.features.realworld.toy_cell import ToyScene
 
 ENTRY_POINTS = """[rlinf_vla.robots]
 toy = tests.cli.toy_robot:plugin

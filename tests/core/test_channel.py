@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_vla.core import listener as listening
 from rlinf_vla.core.channel import PACKET, Channel, ChannelClosed
-from rlinf_vla.core.listener import CALLERS, IDLE_S, Listener, ask
+from rlinf_vla.features.realworld import listener as listening
+from rlinf_vla.features.realworld.listener import CALLERS, IDLE_S, Listener, ask
 
 
 def test_messages_arrive_complete_and_in_order(pair: tuple[Channel, Channel]) -> None:

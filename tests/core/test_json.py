@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.core.io import parse_json
-from rlinf_vla.evaluation.results import read_json
-from rlinf_vla.planner.profile import read_profile
+from rlinf_vla.core.io import parse_json, read_document
+from rlinf_vla.features.planner.profile import read_profile
 from rlinf_vla.training.checkpoint_files import verify
 
 DEEP = ("[" * 100_000, "[" * 100_000 + "]" * 100_000, '{"a":' * 100_000)
@@ -25,7 +24,7 @@ def test_deeply_nested_json_is_a_value_error(text: str) -> None:
 
 
 def recorded(path: Path) -> Any:
-    return read_json(path, "give another")
+    return read_document(path, "give another")
 
 
 def complete(path: Path) -> None:

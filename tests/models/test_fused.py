@@ -11,13 +11,13 @@ from torch import Tensor
 
 from rlinf_vla.cli import compose
 from rlinf_vla.core.devices import meta_tensors_as, set_fused_kernels
+from rlinf_vla.features.planner.accounting import Allocations
+from rlinf_vla.features.planner.memory import MemoryModel
 from rlinf_vla.models import flow_network, fused
 from rlinf_vla.models.flow_network import few_queries_attention, rotations
 from rlinf_vla.models.openvla.policy import OpenVLAPolicy
 from rlinf_vla.models.pi0.policy import Pi0Options, Pi0Policy
 from rlinf_vla.models.rotation import rotate
-from rlinf_vla.planner.accounting import Allocations
-from rlinf_vla.planner.memory import MemoryModel
 from rlinf_vla.runtime import recipes
 from rlinf_vla.testing.policy_calls import observations
 from tests.models.tiny_openvla import ASSETS, tiny

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 
 from rlinf_vla.config.checks import NO_MODEL
 from rlinf_vla.config.errors import Failure, UserError
-from rlinf_vla.core import policy_server
 from rlinf_vla.core.images import padded
-from rlinf_vla.core.policy_server import Connection
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import Observation
+from rlinf_vla.features.serving import policy_server
+from rlinf_vla.features.serving.policy_server import Connection
 from rlinf_vla.models.cards import LIBERO_CONVENTION
 from rlinf_vla.models.remote.options import RemoteOptions
 from rlinf_vla.models.remote.policy import RemotePolicy
@@ -212,7 +212,7 @@ def dropping(times: int) -> Callable[[dict[str, Any]], Any]:
 
 
 def test_a_lost_connection_is_made_again_so_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlinf_vla.core.policy_server.FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr("rlinf_vla.features.serving.policy_server.FIRST_PAUSE_S", 0.0)
     server = PolicyServer(dropping(2))
     with serving(server) as url:
         policy = remote(url, retries=2, connections=1)

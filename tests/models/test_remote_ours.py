@@ -251,7 +251,7 @@ def test_whatever_a_server_says_ends_in_a_spec_or_in_one_line(
 
 
 def test_a_busy_server_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlinf_vla.core.policy_server.FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr("rlinf_vla.features.serving.policy_server.FIRST_PAUSE_S", 0.0)
     replies: list[Any] = ["busy: 64 requests are waiting"] * 2
     server = PolicyServer(
         lambda message: replies.pop() if replies else answer(message), metadata(), closing=1013

@@ -16,6 +16,7 @@ import torch
 from rlinf_vla.config.recipe import LoraOptions
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import Episodes
+from rlinf_vla.features.planner import synthetic
 from rlinf_vla.models.compact.options import CompactOptions
 from rlinf_vla.models.compact.policy import CompactPolicy
 from rlinf_vla.models.openvla.oft import OpenVLAOFTPolicy
@@ -23,7 +24,6 @@ from rlinf_vla.models.openvla.options import OpenVLAOFTOptions, OpenVLAOptions
 from rlinf_vla.models.openvla.policy import OpenVLAPolicy
 from rlinf_vla.models.pi0.options import Pi0Options
 from rlinf_vla.models.pi0.policy import Pi0Policy
-from rlinf_vla.planner import synthetic
 from rlinf_vla.rollout.actor import Settings, nbytes
 from rlinf_vla.rollout.split import head_weights
 from rlinf_vla.testing.policy_calls import observations, split

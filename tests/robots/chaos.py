@@ -19,12 +19,19 @@ from typing import Any
 import numpy as np
 
 from rlinf_vla.config.robot import ControlConfig, SessionConfig
-from rlinf_vla.core.robot import ACKNOWLEDGE, CONTACTS, Action, Camera, Robot, RobotState
-from rlinf_vla.realworld.clock import Clock
-from rlinf_vla.realworld.episode import TRAINING, Job, RobotEpisode
-from rlinf_vla.realworld.inference import Chunk, Infer, InferenceWorker, Request
-from rlinf_vla.realworld.operator_session import Cell
-from rlinf_vla.realworld.player import RobotPlayer
+from rlinf_vla.features.realworld.clock import Clock
+from rlinf_vla.features.realworld.episode import TRAINING, Job, RobotEpisode
+from rlinf_vla.features.realworld.inference import Chunk, Infer, InferenceWorker, Request
+from rlinf_vla.features.realworld.operator_session import Cell
+from rlinf_vla.features.realworld.player import RobotPlayer
+from rlinf_vla.features.realworld.robot import (
+    ACKNOWLEDGE,
+    CONTACTS,
+    Action,
+    Camera,
+    Robot,
+    RobotState,
+)
 from rlinf_vla.robots.cell import Cell as Limits
 
 ROUNDS = int(os.environ.get("ROBOT_CHAOS", "0"))

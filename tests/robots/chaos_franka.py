@@ -10,8 +10,8 @@ from chaos import STRICT, CameraLimits, Chaos
 from franka_session import CELL_YAML, STILL_RAD_S, clear_latch
 from trajectory import Trajectory
 
-from rlinf_vla.realworld.clock import Clock
-from rlinf_vla.realworld.inference import Chunk, Infer, InferenceWorker, Request
+from rlinf_vla.features.realworld.clock import Clock
+from rlinf_vla.features.realworld.inference import Chunk, Infer, InferenceWorker, Request
 from rlinf_vla.robots.franka.plugin import franka_sim, read_cell
 from rlinf_vla.robots.simulated.client import SimulatedCell
 

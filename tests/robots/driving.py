@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from obedient import CELL
 
-from rlinf_vla.core.robot import ToolPose, ToolTarget
+from rlinf_vla.features.realworld.robot import ToolPose, ToolTarget
 from rlinf_vla.robots.franka.client import FrankaRobot
 
 

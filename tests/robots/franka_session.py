@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rlinf_vla.core.robot import RobotState, ToolPose, ToolTarget
+from rlinf_vla.features.realworld.robot import RobotState, ToolPose, ToolTarget
 from rlinf_vla.robots.franka import messages
 from rlinf_vla.robots.franka.plugin import franka_sim
 from rlinf_vla.robots.runtime_folder import JOURNAL, LOCK, STATE, Latch

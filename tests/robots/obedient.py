@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlinf_vla.core.robot import Intervention, RobotError, RobotState, ToolPose, ToolTarget, Vector
+from rlinf_vla.features.realworld.robot import (
+    Intervention,
+    RobotError,
+    RobotState,
+    ToolPose,
+    ToolTarget,
+    Vector,
+)
 from rlinf_vla.robots import cell_file
 from rlinf_vla.robots.cell import Cell
 from rlinf_vla.robots.franka.messages import Measured
@@ -16,7 +23,7 @@ from rlinf_vla.robots.franka.servo import Servo
 from rlinf_vla.robots.runtime_folder import Journal, Latch
 
 if TYPE_CHECKING:
-    from tests.realworld.virtual_time import VirtualClock
+    from tests.features.realworld.virtual_time import VirtualClock
 
 CELL = cell_file.load(cell_file.CELLS / "franka_sim.yaml", Cell)
 

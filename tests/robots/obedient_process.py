@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from obedient import CELL, ObedientArm, ObedientGripper, joints_of
 
-from rlinf_vla.core.robot import ToolPose, Vector
+from rlinf_vla.features.realworld.robot import ToolPose, Vector
 from rlinf_vla.robots.franka.messages import Measured
 
 

@@ -20,8 +20,8 @@ from franka_session import is_driven, wait_until
 from obedient import CELL
 
 from rlinf_vla.core.channel import Channel
-from rlinf_vla.core.listener import ask
-from rlinf_vla.core.robot import RobotError, ToolPose, ToolTarget
+from rlinf_vla.features.realworld.listener import ask
+from rlinf_vla.features.realworld.robot import RobotError, ToolPose, ToolTarget
 from rlinf_vla.robots import stop
 from rlinf_vla.robots.child_process import ENDING_SIGNALS
 from rlinf_vla.robots.franka.client import FrankaRobot

@@ -21,9 +21,9 @@ from obedient import CELL
 from rlinf_vla.cli import compose
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core import rotations
-from rlinf_vla.core.camera_geometry import Intrinsics, geometry
-from rlinf_vla.core.robot import Camera, CameraError, Frame
-from rlinf_vla.realworld.sensing import ResizedCamera
+from rlinf_vla.features.realworld.camera_geometry import Intrinsics, geometry
+from rlinf_vla.features.realworld.robot import Camera, CameraError, Frame
+from rlinf_vla.features.realworld.sensing import ResizedCamera
 from rlinf_vla.robots import cameras, kinematics
 from rlinf_vla.robots.cameras import (
     DRIVERS,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rlinf_vla.core.robot import CellError
+from rlinf_vla.features.realworld.robot import CellError
 from rlinf_vla.robots import cell_file
 from rlinf_vla.robots.cell import Cell
 

@@ -12,10 +12,10 @@ from chaos import CHUNK, FAULTS, ROUNDS, SERVER_FAULTS, CameraLimits, Chaos
 from obedient import CELL, VirtualFranka
 
 from rlinf_vla.config.errors import Failure
-from rlinf_vla.core.robot import Frame
-from rlinf_vla.realworld.inference import Chunk, Request
+from rlinf_vla.features.realworld.inference import Chunk, Request
+from rlinf_vla.features.realworld.robot import Frame
 from rlinf_vla.robots.cameras import FrameMonitor
-from tests.realworld.virtual_time import ScheduledInference, VirtualClock
+from tests.features.realworld.virtual_time import ScheduledInference, VirtualClock
 
 CAMERAS = CameraLimits(max_age_s=0.4, frozen_s=1.0)
 INFERENCE_S, SILENT_S = 0.02, 5.0

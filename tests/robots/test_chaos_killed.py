@@ -25,9 +25,9 @@ from franka_session import (
 )
 from trajectory import Trajectory
 
-from rlinf_vla.realworld.episode import RobotEpisode
-from rlinf_vla.realworld.process import LEARNER_GONE, UNDER_WAY
-from rlinf_vla.realworld.recorder import recover_episode
+from rlinf_vla.features.realworld.episode import RobotEpisode
+from rlinf_vla.features.realworld.process import LEARNER_GONE, UNDER_WAY
+from rlinf_vla.features.realworld.recorder import recover_episode
 from rlinf_vla.robots.franka.plugin import read_cell
 from rlinf_vla.robots.simulated.client import SimulatedCell
 from rlinf_vla.runtime.run_directory import EPISODES

@@ -24,12 +24,12 @@ from franka_session import wait_until
 from wire import Wire
 
 from rlinf_vla.config.checks import NO_MODEL
-from rlinf_vla.core.policy_server import metadata_of
+from rlinf_vla.features.realworld.clock import Clock
+from rlinf_vla.features.realworld.control_actor import ControlActor
+from rlinf_vla.features.realworld.inference import Chunk, Request
+from rlinf_vla.features.serving.policy_server import metadata_of
 from rlinf_vla.models.remote.options import RemoteOptions
 from rlinf_vla.models.remote.policy import RemotePolicy
-from rlinf_vla.realworld.clock import Clock
-from rlinf_vla.realworld.control_actor import ControlActor
-from rlinf_vla.realworld.inference import Chunk, Request
 from rlinf_vla.robots.simulated.client import SimulatedCell
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.testing.toy_policy import LinearOptions

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_vla.core.robot import RobotError
+from rlinf_vla.features.realworld.robot import RobotError
 from rlinf_vla.robots import cell_file
 from rlinf_vla.robots.cell import Cell
 from rlinf_vla.robots.franka.client import FrankaRobot

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rlinf_vla.core import rotations
-from rlinf_vla.core.robot import ToolPose, ToolTarget
+from rlinf_vla.features.realworld.robot import ToolPose, ToolTarget
 from rlinf_vla.robots import cell_file
 from rlinf_vla.robots.cell import Cell
 from rlinf_vla.robots.command_gate import CommandGate

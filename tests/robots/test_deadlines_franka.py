@@ -16,9 +16,9 @@ from franka_session import Session
 from trajectory import Trajectory
 
 from rlinf_vla.config.robot import ControlConfig
-from rlinf_vla.realworld.clock import Clock
-from rlinf_vla.realworld.control_loop import FINISHED, ControlLoop, Step
-from rlinf_vla.realworld.inference import Chunk, InferenceWorker, Request
+from rlinf_vla.features.realworld.clock import Clock
+from rlinf_vla.features.realworld.control_loop import FINISHED, ControlLoop, Step
+from rlinf_vla.features.realworld.inference import Chunk, InferenceWorker, Request
 from rlinf_vla.robots.kinematics import FrankaKinematics
 from rlinf_vla.robots.simulated.client import SimulatedCell
 from rlinf_vla.robots.simulated.scene import SimulatorState

@@ -15,8 +15,8 @@ import pytest
 from franka_session import CELL_YAML, Session, journal, wait_until
 from trajectory import Trajectory
 
-from rlinf_vla.core.listener import ask
-from rlinf_vla.core.robot import RobotError, ToolPose, ToolTarget
+from rlinf_vla.features.realworld.listener import ask
+from rlinf_vla.features.realworld.robot import RobotError, ToolPose, ToolTarget
 from rlinf_vla.robots.franka import messages
 from rlinf_vla.robots.franka.plugin import franka, franka_sim
 from rlinf_vla.robots.runtime_folder import ORDERS, STATE

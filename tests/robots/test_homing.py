@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from obedient import CELL
 
-from rlinf_vla.core.robot import RobotError, ToolPose
+from rlinf_vla.features.realworld.robot import RobotError, ToolPose
 from rlinf_vla.robots.homing import LIFT_M, TOLERANCE_M, way_home
 from rlinf_vla.robots.workspace import BOX
 

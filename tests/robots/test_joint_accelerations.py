@@ -11,7 +11,7 @@ from test_joint_limits import model
 
 from rlinf_vla.benchmarks import robot_safety_trials as trials
 from rlinf_vla.core import rotations
-from rlinf_vla.core.robot import ToolTarget
+from rlinf_vla.features.realworld.robot import ToolTarget
 from rlinf_vla.robots import joint_accelerations
 from rlinf_vla.robots.admission import SINGULAR
 from rlinf_vla.robots.cell import Cell

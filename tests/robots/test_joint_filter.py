@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_vla.core.robot import CellError, JointTarget, RobotError, RobotState
+from rlinf_vla.features.realworld.robot import CellError, JointTarget, RobotError, RobotState
 from rlinf_vla.robots import cell_file
 from rlinf_vla.robots.joint_cell import JointCell
 from rlinf_vla.robots.joint_filter import JointFilter, JointGate

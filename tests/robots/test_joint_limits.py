@@ -14,7 +14,7 @@ from obedient import CELL
 
 from rlinf_vla.benchmarks import robot_safety_trials as safety_trials
 from rlinf_vla.benchmarks.robot_safety_trials import Follower
-from rlinf_vla.core.robot import ToolPose, ToolTarget
+from rlinf_vla.features.realworld.robot import ToolPose, ToolTarget
 from rlinf_vla.robots import kinematics
 from rlinf_vla.robots.admission import OWN_SHARE
 from rlinf_vla.robots.franka.reflexes import MARGIN, joint_thresholds

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlinf_vla.core.robot import JointTarget, RobotState, Vector
+from rlinf_vla.features.realworld.robot import JointTarget, RobotState, Vector
 from rlinf_vla.robots import cell_file
 from rlinf_vla.robots.joint_cell import JointCell
 from rlinf_vla.robots.lerobot.servo import JointServo

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlinf_vla.core.robot import RobotError, RobotState
+from rlinf_vla.features.realworld.robot import RobotError, RobotState
 from rlinf_vla.robots import cell_file
 from rlinf_vla.robots.joint_cell import JointCell
 from rlinf_vla.robots.lerobot import driver, messages

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rlinf_vla.core import rotations
-from rlinf_vla.core.robot import Vector
+from rlinf_vla.features.realworld.robot import Vector
 from rlinf_vla.robots.franka.messages import measure, sign_of
 
 DOWN = (0.0, 1.0, 0.0, 0.0)

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_vla.core.robot import (
+from rlinf_vla.features.realworld.robot import (
     ACKNOWLEDGE,
     FAILURE,
     PAUSE,

@@ -11,7 +11,7 @@ from franka_session import CELL_YAML, wait_until
 from test_joint_limits import model
 
 from rlinf_vla.core.child_process import Child
-from rlinf_vla.core.robot import ToolPose, ToolTarget
+from rlinf_vla.features.realworld.robot import ToolPose, ToolTarget
 from rlinf_vla.robots import kinematics
 from rlinf_vla.robots.franka.plugin import franka_sim
 from tests.skips import NOT_INSTALLED

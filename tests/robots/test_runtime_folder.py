@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_vla.cli import robot
 from rlinf_vla.core import user_dirs
-from rlinf_vla.core.listener import Listener
-from rlinf_vla.core.robot import RobotError
+from rlinf_vla.features.realworld import command
+from rlinf_vla.features.realworld.listener import Listener
+from rlinf_vla.features.realworld.robot import RobotError
 from rlinf_vla.robots import runtime_folder, stop
 from rlinf_vla.robots.franka.plugin import franka, franka_sim
 from rlinf_vla.robots.lock import Lock
@@ -294,7 +294,7 @@ def test_an_arm_has_one_folder_whatever_the_machine_is_called(
 def test_an_order_to_all_reaches_an_arm_once(state: Path) -> None:
     """A second acknowledgement would clear the next fault."""
     with answering(runtime_folder.of_arm("172.16.0.2")) as heard:
-        assert robot.run(["acknowledge", "operator=Ada"]) == 0
+        assert command.run(["acknowledge", "operator=Ada"]) == 0
     assert heard == [{"acknowledge": "Ada"}]
 
 

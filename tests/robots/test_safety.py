@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rlinf_vla.benchmarks import robot_safety_trials as safety_trials
 from rlinf_vla.benchmarks.robot_safety_trials import Follower, usage
 from rlinf_vla.core import rotations
-from rlinf_vla.core.robot import RobotError, RobotState, ToolPose, ToolTarget
+from rlinf_vla.features.realworld.robot import RobotError, RobotState, ToolPose, ToolTarget
 from rlinf_vla.robots import cell_file, kinematics
 from rlinf_vla.robots.cell import Cell
 from rlinf_vla.robots.safety import SafetyFilter

@@ -11,7 +11,7 @@ import pytest
 from rlinf_vla.benchmarks import robot_safety_trials as safety_trials
 from rlinf_vla.benchmarks.robot_safety_trials import Follower
 from rlinf_vla.core import rotations
-from rlinf_vla.core.robot import RobotError, ToolPose, ToolTarget
+from rlinf_vla.features.realworld.robot import RobotError, ToolPose, ToolTarget
 from rlinf_vla.robots import cell_file
 from rlinf_vla.robots.cell import Cell
 from rlinf_vla.robots.command_gate import CommandGate

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from obedient import CELL, ObedientArm, ObedientGripper
 
-from rlinf_vla.core.robot import RobotState, ToolPose, ToolTarget
+from rlinf_vla.features.realworld.robot import RobotState, ToolPose, ToolTarget
 from rlinf_vla.robots.franka.messages import pack, unpack
 from rlinf_vla.robots.franka.servo import Servo
 from rlinf_vla.robots.runtime_folder import Journal, Latch

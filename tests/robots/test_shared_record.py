@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_vla.core.robot import Frame, ToolPose, ToolState, ToolTarget
+from rlinf_vla.features.realworld.robot import Frame, ToolPose, ToolState, ToolTarget
 from rlinf_vla.robots import shared_record
 from rlinf_vla.robots.franka import messages
 from rlinf_vla.robots.shared_record import FrameRecord, SharedRecord

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlinf_vla.core.robot import JointTarget, RobotError, RobotState
+from rlinf_vla.features.realworld.robot import JointTarget, RobotError, RobotState
 from rlinf_vla.robots.lerobot.client import LeRobotRobot
 from rlinf_vla.robots.lerobot.plugin import so101_sim
 from rlinf_vla.robots.so101_sim.client import SimulatedSO101

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rlinf_vla.core.robot import RobotState
+from rlinf_vla.features.realworld.robot import RobotState
 from rlinf_vla.robots import cell_file
 from rlinf_vla.robots.joint_cell import JointCell
 from tests.skips import NOT_INSTALLED

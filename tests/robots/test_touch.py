@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rlinf_vla.core.action_space import ToolSpace
-from rlinf_vla.core.robot import ToolPose, ToolState
+from rlinf_vla.features.realworld.action_space import ToolSpace
+from rlinf_vla.features.realworld.robot import ToolPose, ToolState
 from rlinf_vla.robots.simulated.scene import SimulatorState
 from rlinf_vla.robots.simulated.touch import COLUMN_M, NEAR_M, X_M, Y_M, Touch, TouchAround
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rlinf_vla.core.robot import RobotError
+from rlinf_vla.features.realworld.robot import RobotError
 from rlinf_vla.robots.simulated.client import SimulatedCell
 from rlinf_vla.robots.simulated.scene import SimulatorState
 

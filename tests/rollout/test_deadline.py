@@ -18,11 +18,11 @@ from rlinf_vla.config.recipe import DeadlineConfig
 from rlinf_vla.config.robot import ControlConfig
 from rlinf_vla.core.protocols import EnvSpec, ToolUnits, VectorEnv
 from rlinf_vla.core.types import Episodes, Observation, StepResult
-from rlinf_vla.realworld.inference import Chunk, Request
+from rlinf_vla.features.realworld.inference import Chunk, Request
 from rlinf_vla.rollout.deadline import OPEN, Deadline, DeadlineEnv, deadline_of
 from rlinf_vla.rollout.reward_shaping import RewardedEnv, RewardShaper
 from rlinf_vla.testing.toy_env import CounterWorld
-from tests.realworld.control import Cell
+from tests.features.realworld.control import Cell
 from tests.rollout.walk import Walk
 
 SEEDS = (3, 11, 40)

@@ -12,7 +12,7 @@ from rlinf_vla.algorithms.advantages import chunk_rewards
 from rlinf_vla.algorithms.grpo import GRPO, GRPOConfig
 from rlinf_vla.algorithms.parity import parity_errors
 from rlinf_vla.algorithms.sac import SAC, SACConfig
-from rlinf_vla.planner import synthetic
+from rlinf_vla.features.planner import synthetic
 from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.rollout.collector import collect
 from rlinf_vla.rollout.episodes import training_episodes

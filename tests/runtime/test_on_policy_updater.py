@@ -18,8 +18,8 @@ from rlinf_vla.algorithms.sft import Demonstrations
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.protocols import Noise
 from rlinf_vla.core.types import Inputs, Trajectory
+from rlinf_vla.features.planner import synthetic
 from rlinf_vla.models.openvla.policy import OpenVLAOptions, OpenVLAPolicy
-from rlinf_vla.planner import synthetic
 from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.rollout.collector import collect
 from rlinf_vla.runtime.on_policy_updater import OnPolicyUpdater

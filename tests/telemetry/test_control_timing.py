@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rlinf_vla.realworld.loop_statistics import ACCEPTED, HELD, POLICY, LoopStatistics
+from rlinf_vla.features.realworld.loop_statistics import ACCEPTED, HELD, POLICY, LoopStatistics
 from rlinf_vla.telemetry.control_timing import control_table, summary
 from rlinf_vla.telemetry.report import write_report
 

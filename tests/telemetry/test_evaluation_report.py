@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from rlinf_vla.evaluation.results import tables
 from rlinf_vla.evaluation.video import write_video
+from rlinf_vla.features.sweeps.results import tables
 from rlinf_vla.telemetry import page
 from rlinf_vla.telemetry.evaluation_report import (
     Film,

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from rlinf_vla.benchmarks import roofline
 from rlinf_vla.benchmarks.roofline import Limits, limits_of, measured_limits
-from rlinf_vla.planner.accounting import kernels_of
-from rlinf_vla.planner.work import Work, counted, work
+from rlinf_vla.features.planner.accounting import kernels_of
+from rlinf_vla.features.planner.work import Work, counted, work
 from rlinf_vla.training.lora_layers import AdaptedProduct
 
 BATCH = 3

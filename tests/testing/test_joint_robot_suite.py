@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from rlinf_vla.benchmarks.synthetic_cell import SyntheticCamera
-from rlinf_vla.core.action_space import Action, JointSpace
-from rlinf_vla.core.robot import (
+from rlinf_vla.features.realworld.action_space import Action, JointSpace
+from rlinf_vla.features.realworld.robot import (
     Camera,
     Finding,
     Intervention,
@@ -26,7 +26,7 @@ from rlinf_vla.core.robot import (
     Target,
 )
 from rlinf_vla.testing.robot import RobotConformance
-from tests.realworld.virtual_time import VirtualClock
+from tests.features.realworld.virtual_time import VirtualClock
 
 NAMES = tuple(
     f"{arm}_{joint}"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rlinf_vla.benchmarks.synthetic_cell import REST, SyntheticCamera
-from rlinf_vla.core.robot import (
+from rlinf_vla.features.realworld.robot import (
     CellError,
     Finding,
     Frame,
@@ -25,8 +25,8 @@ from rlinf_vla.core.robot import (
 )
 from rlinf_vla.testing.robot import RobotConformance
 from tests.cli.toy_robot import ToyArm, ToyConfig, ToyPlugin
-from tests.realworld.toy_cell import ToyScene
-from tests.realworld.virtual_time import VirtualClock
+from tests.features.realworld.toy_cell import ToyScene
+from tests.features.realworld.virtual_time import VirtualClock
 
 UP = np.array([0.0, 0.0, 1.0])
 

@@ -19,7 +19,7 @@ from rlinf_vla.algorithms.ppo import PPO, PPOConfig
 from rlinf_vla.config.recipe import LoraOptions
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import Inputs
-from rlinf_vla.planner import synthetic
+from rlinf_vla.features.planner import synthetic
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.runtime.on_policy_updater import OnPolicyUpdater
 from rlinf_vla.testing.policy_calls import with_critic

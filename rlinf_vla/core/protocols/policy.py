@@ -113,7 +113,7 @@ class Policy(nn.Module):
     noise_dim: int | None = None
     """Dimension of the noise that ``act_from_noise`` takes; None: it is unsupported."""
     sees_depth: ClassVar[bool] = False
-    """Whether its images may be distances (``core/features.py``)."""
+    """Whether its images may be distances (``core/observation_features.py``)."""
     learns: ClassVar[bool] = True
     """False: its weights are elsewhere. It has no parameters, only acts, and is not loaded from
     ``model.checkpoint``."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_vla.realworld.process import LEARNER_GONE
+from rlinf_vla.features.realworld.process import LEARNER_GONE
 from rlinf_vla.telemetry.metrics import read_metrics
 from tests.robots.franka_session import CELL_YAML, SMALL, journal, pursues, wait_until
 from tests.runtime.ray.namespaces import Nodes

@@ -11,7 +11,7 @@ import pytest
 
 from rlinf_vla.config.cluster import FAKE_GPU, PLACEMENTS, ClusterConfig, NodeConfig, RoleConfig
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.planner.plan import Plan, place
+from rlinf_vla.features.planner.plan import Plan, place
 from rlinf_vla.runtime.machines import Cluster, Slot, assign, machines_of_ray
 from rlinf_vla.runtime.ray.places import bundles_of, require_room, roles_of
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlinf_vla.core.types import Trajectory, flattened
-from rlinf_vla.planner import synthetic
+from rlinf_vla.features.planner import synthetic
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.runtime.workers.shards import (
     HeavyParts,

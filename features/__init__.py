@@ -1,0 +1,1 @@
+"""What stands beside the trainer: planner, robots, servers, sweeps and pages (README.md)."""

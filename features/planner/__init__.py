@@ -1,0 +1,1 @@
+"""Predict how long an iteration takes under a plan, and choose a plan (README.md)."""

@@ -1,0 +1,78 @@
+"""Run an off-policy algorithm's gradient step on the meta device, to count its memory."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from rlinf_vla.algorithms.feature_policy import ACTOR_OUTPUT
+from rlinf_vla.algorithms.off_policy import OffPolicy
+from rlinf_vla.core.protocols import Policy
+from rlinf_vla.core.transitions import ACTED, ACTION, COST, DISCOUNT, REWARD, Transitions
+from rlinf_vla.core.types import ActionSample, Inputs
+from rlinf_vla.features.planner.accounting import META, UnknownNumbers, repeated
+
+AFTER_WARMUP = 1 << 30
+"""Number of an iteration in which every part of the policy learns."""
+
+
+class _Passes:
+    """A ``Trainable`` that computes gradients. It takes no step, for which Adam needs no memory."""
+
+    def __init__(self, policy: Policy, target: nn.ModuleDict) -> None:
+        self.policy = policy
+        self.target = target
+
+    def descend(self, name: str, loss: Tensor) -> None:
+        loss.backward()
+
+    def average(self, rate: float) -> None:
+        """Do nothing: averages change in place."""
+
+    def total(self, part: Tensor) -> Tensor:
+        return part
+
+
+class ReplayUpdate:
+    """The updates of an off-policy algorithm: each of their passes is of a whole batch."""
+
+    def __init__(
+        self, algorithm: OffPolicy, policy: Policy, inputs: Inputs, sample: ActionSample
+    ) -> None:
+        """``inputs``, ``sample``: of one call ``[1]``, as the replay stores them."""
+        number = torch.empty(1, device=META)
+        acted = torch.empty(1, dtype=torch.bool, device=META)
+        self._record = inputs | {
+            ACTION: sample.latent[ACTOR_OUTPUT],
+            REWARD: number,
+            DISCOUNT: number,
+            ACTED: acted,
+            COST: number,
+        }
+        self._algorithm = algorithm
+        self._averages = nn.ModuleDict(
+            {name: copy.deepcopy(getattr(policy, name)) for name in algorithm.averaged}
+        )
+        self._averages.requires_grad_(False)
+
+    @property
+    def average_bytes(self) -> int:
+        """Bytes of the moving averages that the trainer keeps."""
+        return sum(average.nbytes for average in self._averages.parameters())
+
+    def batch(self, rows: int) -> Transitions:
+        return Transitions(repeated(self._record, rows), repeated(self._record, rows))
+
+    def step(self, policy: Policy, batch: Transitions) -> None:
+        """Run the passes of one update, the actor's included. Statistics are 0."""
+        with UnknownNumbers():
+            self._algorithm.step(
+                _Passes(policy, self._averages),
+                batch,
+                torch.Generator(),
+                AFTER_WARMUP,
+                0,
+                lambda: batch,
+            )

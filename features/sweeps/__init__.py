@@ -1,0 +1,1 @@
+"""Sweeps over policies, and comparisons of recorded evaluations (README.md)."""
