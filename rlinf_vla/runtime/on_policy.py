@@ -65,6 +65,7 @@ class OnPolicyFlow(BaseFlow):
         self.rollouts, self.rewards, self.references, self.features, trainers, self._growth = (
             workers
         )
+        self._pools = workers.pools()
         self.staleness = staleness
         self.iterations = iterations
         self.inline: bool = self.rollouts.inline
@@ -84,12 +85,11 @@ class OnPolicyFlow(BaseFlow):
         self._ahead: dict[int, Rollouts] = {}
         self._updates = 0.0
         self._scored: list[Rollouts] = []
-        self._feature_pids: dict[int, int] = {}
         self._serial = itertools.count()
         self._serials: dict[int, list[int]] = {}
         self._heavy: dict[int, tuple[Any, Any]] = {}
         """Serial number of a shard -> (what only the policy reads, what only a reward reads)."""
-        self._publisher = trainers.publisher(self.rollouts, bool(self.features), staleness)
+        self._publisher = trainers.publisher(self.rollouts, self.features is not None, staleness)
         self._weights: dict[int, Weights] = {}
         self._shown = False
         self._executor: Executor = (
@@ -252,15 +252,10 @@ class OnPolicyFlow(BaseFlow):
 
     def _log_cluster(self) -> None:
         """Log what crossed between processes, how busy they were, and which were lost."""
-        if self.features:
-            from rlinf_vla.runtime.ray.actors import restarted
-
+        if self.features is not None:
             sent = sum(shard.sent for shard in self._done)
             received = sum(shard.received for shard in self._done)
             self.log({"split/bytes_up": float(sent), "split/bytes_down": float(received)})
-            heartbeat_s = self.rollouts.cluster.heartbeat_s
-            lost = restarted(self.features, self._feature_pids, heartbeat_s)
-            self.log({"faults/feature": float(lost)})
         seconds = time.perf_counter() - self._began
         busy = sum(shard.seconds for shard in self._done)
         self.log(
@@ -271,9 +266,7 @@ class OnPolicyFlow(BaseFlow):
                 "utilisation/trainer": self.metrics.get("timing_s/update", 0.0) / seconds,
             }
         )
-        for pool in (self.rollouts, self.rewards, self.references):
-            if pool is None:
-                continue
+        for pool in self._pools:
             lost, recovery_s = pool.news()
             longest = max(recovery_s, self.metrics.get("faults/recovery_s", 0.0))
             self.log({f"faults/{pool.role}": float(lost), "faults/recovery_s": longest})
@@ -406,9 +399,7 @@ class OnPolicyFlow(BaseFlow):
         return reference
 
     def _rest(self) -> None:
-        """Move idle workers off the GPU; the replacement of a lost one starts independently."""
-        from rlinf_vla.runtime.ray.actors import rest
-
-        references = self.references.actors if self.references else []
-        actors = [*self.rollouts.actors, *self.features, *references]
-        rest(actors, self.rollouts.cluster.heartbeat_s)
+        """Move idle workers off the GPU."""
+        for pool in (self.rollouts, self.features, self.references):
+            if pool is not None:
+                pool.rest()

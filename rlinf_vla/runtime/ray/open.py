@@ -16,7 +16,6 @@ from rlinf_vla.rollout.split import require_separable
 from rlinf_vla.runtime import builders
 from rlinf_vla.runtime.base import Say
 from rlinf_vla.runtime.machines import Cluster, describe
-from rlinf_vla.runtime.ray.actors import HEALTH, WEIGHTS
 from rlinf_vla.runtime.ray.cluster import connect_cluster
 from rlinf_vla.runtime.ray.growth import Growth
 from rlinf_vla.runtime.ray.places import (
@@ -27,7 +26,7 @@ from rlinf_vla.runtime.ray.places import (
     reserve_places,
     roles_of,
 )
-from rlinf_vla.runtime.ray.pool import Pool
+from rlinf_vla.runtime.ray.pool import HEALTH, WEIGHTS, Pool
 from rlinf_vla.runtime.ray.trainers import Trainers
 from rlinf_vla.runtime.workers.base import Builders, Workers
 from rlinf_vla.runtime.workers.from_recipe import recipe_builders, reward_workers, trainer_class
@@ -104,16 +103,6 @@ def launch_workers(
         )
 
         groups = {HEALTH: 1, WEIGHTS: 1}
-        # Ray itself restarts these, so that the handles of rollout workers stay valid
-        kind = remote(max_restarts=-1, max_task_retries=-1, concurrency_groups=groups)(
-            FeatureWorker
-        )
-        features = [
-            kind.options(**options).remote(builders["feature"], number)
-            for number, options in enumerate(places["feature"])
-        ]
-        for actor in features:
-            stack.callback(ray.kill, actor)
 
         def spawn(
             kind: type, role: str, place: int, options: Mapping[str, Any] | None = None
@@ -121,21 +110,23 @@ def launch_workers(
             actor = remote(
                 max_restarts=0, concurrency_groups=groups, **options or places[role][place]
             )(kind)
-            backbone = (
-                [features[place % len(features)]] if features and kind is RolloutWorker else []
-            )
-            return actor.remote(builders[role], place, *backbone)
+            asked = []
+            if kind is RolloutWorker and features is not None:
+                asked = [features.answering(place % len(features.actors))]
+            return actor.remote(builders[role], place, *asked)
 
-        def pool(kind: type, role: str) -> Pool:
+        def pool(kind: type, role: str) -> Pool | None:
+            if not roles[role].count:
+                return None
             workers = Pool(role, partial(spawn, kind, role), roles[role].count, cluster, say)
             stack.callback(workers.close)
             return workers
 
+        features = pool(FeatureWorker, "feature")
         rollouts = pool(RolloutWorker, "rollout")
-        rewards, references = (
-            pool(kind, role) if roles[role].count else None
-            for kind, role in ((RewardWorker, "reward"), (ReferenceWorker, "reference"))
-        )
+        assert rollouts is not None
+        rewards = pool(RewardWorker, "reward")
+        references = pool(ReferenceWorker, "reference")
         trainers = Trainers(
             [spawn(learner, "trainer", rank) for rank in range(roles["trainer"].count)], cluster
         )

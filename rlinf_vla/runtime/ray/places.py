@@ -11,7 +11,7 @@ from typing import Any
 from rlinf_vla.config.cluster import ClusterConfig, RoleConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.runtime.machines import Cluster, Slot, assign, describe, machines_of_ray
-from rlinf_vla.runtime.ray.actors import HEALTH
+from rlinf_vla.runtime.ray.pool import HEALTH
 
 TRAINER = "trainer"
 ROLLOUT = "rollout"

@@ -15,17 +15,18 @@ from typing import Any
 
 from rlinf_vla.config.cluster import ClusterConfig
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.runtime.ray.actors import HEALTH
 from rlinf_vla.runtime.ray.notices import leaving_nodes
 from rlinf_vla.runtime.ray.turns import Turns
 from rlinf_vla.runtime.workers.base import Progress, ShardLost
 
+HEALTH, WEIGHTS = "health", "weights"
+"""Concurrency groups in which an actor answers ``ping`` and moves weights while it works."""
 _LOOK = 0.2
 """Seconds between checks whether the run is to end."""
 
 
 class WorkerLost(Exception):
-    """A worker died or did not answer in time."""
+    """A worker died or did not answer in time, or one of another role that it asked."""
 
 
 def wait(
@@ -105,6 +106,7 @@ class Pool:
         self.error: BaseException | None = None
         self._turns = Turns()
         self._lock = threading.Lock()
+        self._checking = threading.Lock()
         self._closing = False
         self.introduced: dict[int, Any] = {}
         """Result of ``ready`` of the current worker in each place."""
@@ -167,6 +169,31 @@ class Pool:
         finally:
             executor.shutdown(wait=False, cancel_futures=True)
             self._turns.expect(-sum(future.cancelled() for future in futures))
+
+    def answering(self, place: int) -> Any:
+        """Return the worker in ``place`` for workers of another role, which call it themselves.
+
+        One that does not answer is replaced; one that still starts is returned. Raises the error of
+        a worker that cannot start.
+        """
+        with self._checking:
+            if self.error is not None:
+                raise self.error
+            actor = self.actors[place]
+            if place in self.introduced:
+                ping = actor.ping.options(concurrency_group=HEALTH).remote()
+                try:
+                    wait(actor, [ping], self.cluster, f"{self.role} {place}")
+                except WorkerLost as loss:
+                    self._replace(place, actor, str(loss))
+            return self.actors[place]
+
+    def rest(self) -> None:
+        """Move idle workers off the GPU; the replacement of a lost one starts independently."""
+        import ray
+
+        waiting = [actor.rest.remote() for actor in self.actors]
+        ray.wait(waiting, num_returns=len(waiting), timeout=self.cluster.heartbeat_s)
 
     def heard(self, progress: Progress) -> AbstractContextManager[None]:
         """Within the context, a worker of this process would tell its progress; an actor cannot."""
@@ -301,10 +328,12 @@ class Pool:
         what = f"{self.role} {place}"
         try:
             worker_info = self._ready(place, actor)
-        except (
-            exceptions.RayTaskError
-        ) as error:  # its construction fails: a replacement would fail, too
-            self._failed(place, actor, raised_there(error))
+        except exceptions.RayTaskError as error:
+            cause = raised_there(error)
+            if isinstance(cause, WorkerLost):  # a worker of another role, which it asked
+                self._replace(place, actor, f"{what} cannot start ({cause})")
+            else:  # a replacement would fail, too
+                self._failed(place, actor, cause)
         except exceptions.GetTimeoutError:
             limit = f"{self.cluster.start_timeout_s:g} s"
             why = f"{what} did not start within {limit}: the cluster has no room for it, or its machine is too slow"

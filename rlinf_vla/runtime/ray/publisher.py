@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from rlinf_vla.runtime.machines import broadcasts
-from rlinf_vla.runtime.ray.actors import WEIGHTS
 from rlinf_vla.runtime.ray.broadcast import TIMEOUT_S, Held, Order, Received
-from rlinf_vla.runtime.ray.pool import Pool
+from rlinf_vla.runtime.ray.pool import WEIGHTS, Pool
 from rlinf_vla.runtime.workers.rollout import Member, Weights
 from rlinf_vla.runtime.workers.shards import Packed
 

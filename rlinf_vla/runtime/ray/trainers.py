@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from rlinf_vla.config.cluster import ClusterConfig
 from rlinf_vla.runtime.base import Restart
-from rlinf_vla.runtime.ray.actors import HEALTH
 from rlinf_vla.runtime.ray.notices import leaving_nodes
-from rlinf_vla.runtime.ray.pool import Pool, WorkerLost, wait
+from rlinf_vla.runtime.ray.pool import HEALTH, Pool, WorkerLost, wait
 from rlinf_vla.runtime.workers.base import Progress, WorkerInfo
 from rlinf_vla.runtime.workers.shards import Packed
 

@@ -81,17 +81,21 @@ class Workers(NamedTuple):
     rollouts: Any
     rewards: Any
     references: Any
-    features: list[Any]
-    """Actors with the backbone of a split policy; rollout workers then have only its head."""
+    features: Any
+    """They have the backbone of a split policy; rollout workers then have only its head."""
     trainers: Any
     growth: Any = None
     """Adds rollout workers."""
 
+    def pools(self) -> list[Any]:
+        """Return the pools that the run has."""
+        every = (self.rollouts, self.rewards, self.references, self.features)
+        return [pool for pool in every if pool is not None]
+
     def actors(self) -> dict[str, list[Any]]:
         """Return the actors of each role."""
-        pools = (self.rollouts, self.rewards, self.references)
-        by_role = {pool.role: pool.actors for pool in pools if pool is not None}
-        return {"trainer": list(self.trainers.actors), **by_role, "feature": self.features}
+        by_role = {pool.role: pool.actors for pool in self.pools()}
+        return {"trainer": list(self.trainers.actors), **by_role}
 
 
 class ShardLost(Exception):

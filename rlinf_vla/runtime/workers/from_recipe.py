@@ -86,7 +86,7 @@ def workers_here(recipe: Recipe, say: Callable[[str], None]) -> Iterator[Workers
         for line in _remarks(recipe, rollouts, trainer.policy):
             say(line)
         pool = LocalPool(rollouts, recipe.cluster)
-        yield Workers(pool, None, None, [], LocalTrainers(trainer))
+        yield Workers(pool, None, None, None, LocalTrainers(trainer))
 
 
 def _remarks(recipe: Recipe, rollouts: SharingRolloutWorker, learner: Learner) -> list[str]:

@@ -191,7 +191,7 @@ def local_workers(
     learning.ready()
     rollouts = SharingRolloutWorker(builders, learning)
     rollouts.ready()
-    return Workers(LocalPool(rollouts, cluster), None, None, [], LocalTrainers(learning))
+    return Workers(LocalPool(rollouts, cluster), None, None, None, LocalTrainers(learning))
 
 
 def _elsewhere(*arguments: Any) -> Any:

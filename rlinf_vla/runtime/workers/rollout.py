@@ -126,10 +126,11 @@ class FeatureWorker(PolicyWorker):
     server: FeatureServer | None = None
 
     def ready(self) -> WorkerInfo:
-        """Load the policy. After a restart by Ray, the first call of another method does this."""
-        with self.builders.rollout_threads():
-            self.policy = self.builders.learner()
-        self.wake()
+        """Load the policy, unless the call of a rollout worker arrived before and did."""
+        if self.server is None:
+            with self.builders.rollout_threads():
+                self.policy = self.builders.learner()
+            self.wake()
         return self.info(self.policy.spec)
 
     def sleep(self) -> None:
@@ -145,15 +146,12 @@ class FeatureWorker(PolicyWorker):
         """Return the weights of the action head, including those that never change."""
         from rlinf_vla.rollout.split import head_weights
 
-        if self.server is None:
-            self.ready()
+        self.ready()
         self.unmerge()
         return Packed.of(head_weights(self.policy, self.policy.state_dict()))
 
     def encode(self, weights: Weights, inputs: Packed) -> Packed:
         """Return the features of ``inputs`` under this version of the weights."""
-        if self.server is None:
-            self.ready()
         assert self.server is not None
         with self.builders.rollout_threads():
             self.load(weights.version, lambda: fetched(weights.everything).tensors())
@@ -185,7 +183,8 @@ class RolloutWorker(PolicyWorker):
                 from rlinf_vla.rollout.split import load_head
 
                 learner = builders.head()
-                head = self._ask_features("head").tensors()
+                patience = builders.cluster.start_timeout_s
+                head = self._ask_features(patience, "head").tensors()
                 load_head(learner, head, builders.cluster.torch_device)
             self._spec = learner.spec
             if isinstance(learner, RewardModel):
@@ -215,14 +214,19 @@ class RolloutWorker(PolicyWorker):
         return Actor(self.policy, settings, None if self.features is None else self._encode)
 
     def _encode(self, inputs: Inputs) -> Tensors:
-        return self._ask_features("encode", self.weights, Packed.of(inputs)).tensors()
+        patience = self.builders.cluster.heartbeat_s
+        return self._ask_features(patience, "encode", self.weights, Packed.of(inputs)).tensors()
 
-    def _ask_features(self, method: str, *arguments: Any) -> Packed:
-        from rlinf_vla.runtime.ray.actors import call_with_restart
+    def _ask_features(self, patience: float, method: str, *arguments: Any) -> Packed:
+        """Call the feature worker, which is lost if it is silent for ``patience`` seconds.
 
-        answer: Packed = call_with_restart(
-            self.features, method, arguments, self.builders.cluster.heartbeat_s
-        )
+        Raises WorkerLost. The pool then starts another rollout worker, which repeats the work.
+        """
+        from rlinf_vla.runtime.ray.pool import wait
+
+        cluster = replace(self.builders.cluster, heartbeat_s=patience)
+        reference = getattr(self.features, method).remote(*arguments)
+        answer: Packed = wait(self.features, [reference], cluster, "its feature worker")[0]
         return answer
 
     @cached_property

@@ -54,33 +54,18 @@ RECIPES = {
 
 def disturb(flow: OnPolicyFlow, events: int, seed: int, done: threading.Event) -> None:
     """SIGKILL to random workers, some of them still starting, others at work. They block SIGTERM (``runtime/ray/cluster.py``)."""
-    pools: list[Pool] = [
-        pool for pool in (flow.rollouts, flow.rewards, flow.references) if pool is not None
-    ]
+    every = (flow.rollouts, flow.rewards, flow.references, flow.features)
+    pools: list[Pool] = [pool for pool in every if pool is not None]
     chance = random.Random(seed)
     for _ in range(events):
         time.sleep(chance.uniform(0.0, 0.4))
         while not (
             alive := [each.pid for pool in pools for each in list(pool.introduced.values())]
-            + feature_workers(flow)
         ):
             time.sleep(0.05)
         with suppress(ProcessLookupError):
             os.kill(chance.choice(alive), signal.SIGKILL)
     done.set()
-
-
-def feature_workers(flow: OnPolicyFlow) -> list[int]:
-    """Workers that Ray restarts: a starting process does not answer."""
-    import ray
-
-    asked = [actor.pid.options(concurrency_group="health").remote() for actor in flow.features]
-    answered, _ = ray.wait(asked, num_returns=len(asked), timeout=1.0) if asked else ([], [])
-    found = []
-    for each in answered:
-        with suppress(ray.exceptions.RayError):
-            found.append(ray.get(each))
-    return found
 
 
 Metrics = list[dict[str, float]]
