@@ -23,6 +23,7 @@ from rlinf_vla.benchmarks import harness, served_control
 from rlinf_vla.benchmarks.synthetic_cell import SPACE, SyntheticCamera, SyntheticRobot
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.config.robot import inference_budget, timing
+from rlinf_vla.core.devices import threads
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.features.planner.synthetic import INSTRUCTION
 from rlinf_vla.features.realworld.clock import Clock
@@ -94,7 +95,7 @@ def run(config: DictConfig) -> None:
     budgets: list[dict[str, float]] = []
     documents: dict[str, Any] = {}
     with (
-        builders.threads(recipe.cluster.rollout_threads),
+        threads(recipe.cluster.rollout_threads),
         acting(policy, settings.rounded),
         console.status("starting") as status,
     ):

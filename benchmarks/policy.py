@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 
 from rlinf_vla.benchmarks import harness
 from rlinf_vla.benchmarks.roofline import Limits, Reached, limits_of
+from rlinf_vla.core.devices import threads
 from rlinf_vla.core.protocols import Policy, prepared
 from rlinf_vla.core.types import Episodes, Observation
 from rlinf_vla.features.planner import synthetic
@@ -57,7 +58,7 @@ def run(config: DictConfig) -> None:
     measured: list[Latency] = []
     ratios: dict[str, dict[str, float]] = {}
     agreement: dict[str, float] = {}
-    with builders.threads(recipe.cluster.rollout_threads), console.status("starting") as status:
+    with threads(recipe.cluster.rollout_threads), console.status("starting") as status:
         limits = limits_of(torch.device(recipe.cluster.torch_device), network_dtype(policy))
         for batch in sorted({1, recipe.rollout.batch_size}):
             status.update(f"batch {batch}")

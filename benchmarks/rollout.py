@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 
 from rlinf_vla.benchmarks import harness
 from rlinf_vla.config.recipe import Recipe
+from rlinf_vla.core.devices import threads
 from rlinf_vla.core.protocols import Policy, VectorEnv
 from rlinf_vla.core.tasks import EVALUATION_SEEDS
 from rlinf_vla.rollout.actor import Actor
@@ -50,7 +51,7 @@ def run(config: DictConfig) -> None:
     depth = max(2, recipe.rollout.pipeline_depth)
     report = harness.Report(config, "bench_rollout")
     console = report.console
-    with builders.threads(recipe.cluster.rollout_threads), console.status("starting") as status:
+    with threads(recipe.cluster.rollout_threads), console.status("starting") as status:
         serial, pipelined = _rollouts(recipe, policy, (1, depth), status.update)
         frames = _frames(recipe, status.update)
     ratio = pipelined.steps_per_s / serial.steps_per_s

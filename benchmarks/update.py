@@ -12,6 +12,7 @@ from rlinf_vla.benchmarks.roofline import limits_of
 from rlinf_vla.benchmarks.update_measurements import UpdateMeasurements
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import NO_ALGORITHM
+from rlinf_vla.core.devices import threads
 from rlinf_vla.runtime import builders, recipes
 from rlinf_vla.training.lora import network_dtype
 
@@ -27,7 +28,7 @@ def run(config: DictConfig) -> None:
     policy = builders.build_policy(recipe)
     report = harness.Report(config, "bench_update")
     with (
-        builders.threads(recipe.cluster.update_threads),
+        threads(recipe.cluster.update_threads),
         report.console.status("starting") as status,
     ):
         limits = limits_of(torch.device(recipe.cluster.torch_device), network_dtype(policy))

@@ -26,7 +26,7 @@ from rlinf_vla.features.planner.accounting import kernels_of
 from rlinf_vla.features.planner.memory import MemoryModel
 from rlinf_vla.features.planner.synthetic import synthetic_batch, with_frozen_weights
 from rlinf_vla.runtime import builders
-from rlinf_vla.runtime.on_policy_updater import OnPolicyUpdater
+from rlinf_vla.runtime.workers.trainer import OnPolicyUpdater
 from rlinf_vla.telemetry.measurement import nbytes, saved_for_backward
 from rlinf_vla.training.trainer import Trainer
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.io import parse_json
-from rlinf_vla.core.weights import fault
+from rlinf_vla.core.types import fault
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"

@@ -27,14 +27,14 @@ from rlinf_vla.benchmarks import policy as bench_policy
 from rlinf_vla.benchmarks.roofline import limits_of
 from rlinf_vla.benchmarks.update_on_policy import MINIBATCHES, model_work
 from rlinf_vla.config.recipe import Recipe
-from rlinf_vla.core.devices import set_fused_kernels
+from rlinf_vla.core.devices import set_fused_kernels, threads
 from rlinf_vla.core.protocols import Policy, prepared
 from rlinf_vla.core.types import Episodes
 from rlinf_vla.features.planner.memory import MemoryModel, weights_of
 from rlinf_vla.features.planner.synthetic import observation, synthetic_batch, with_frozen_weights
 from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.runtime import builders
-from rlinf_vla.runtime.on_policy_updater import OnPolicyUpdater
+from rlinf_vla.runtime.workers.trainer import OnPolicyUpdater
 from rlinf_vla.telemetry.measurement import peak_growth, time_interleaved
 from rlinf_vla.training.gradient_checkpointing import checkpoint_blocks
 from rlinf_vla.training.lora import network_dtype
@@ -356,7 +356,7 @@ PARTS: dict[str, Callable[[Kit], None]] = {
 
 
 def main(part: str, device: str, size: str, seconds: str, file: str) -> None:
-    with tempfile.TemporaryDirectory(dir=Path(file).parent) as folder, builders.threads(None):
+    with tempfile.TemporaryDirectory(dir=Path(file).parent) as folder, threads(None):
         torch.manual_seed(0)
         PARTS[part](Kit(device, size, float(seconds), Path(file), Path(folder)))
 

@@ -30,7 +30,7 @@ import torch
 from safetensors.torch import load_file
 
 from rlinf_vla.cli.compose import load
-from rlinf_vla.core.steps import step_name
+from rlinf_vla.core.io import step_name
 from rlinf_vla.features.planner.plan import Plan
 from rlinf_vla.features.planner.search import plan_problem, write_plan
 from rlinf_vla.features.planner.simulate import simulate

@@ -16,7 +16,7 @@ from pathlib import Path
 from rlinf_vla.cli import compose
 from rlinf_vla.cli.list import recipe_names
 from rlinf_vla.config.recipe import Recipe
-from rlinf_vla.core.steps import step_name
+from rlinf_vla.core.io import step_name
 from rlinf_vla.features.planner.choice import choose
 from rlinf_vla.features.planner.prediction import Prediction
 from rlinf_vla.features.planner.search import plan_problem

@@ -19,6 +19,7 @@ from rlinf_vla.algorithms.on_policy import Batch, OnPolicy
 from rlinf_vla.algorithms.parity import FLOAT32, unit_of
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import ON_POLICY, Recipe
+from rlinf_vla.core.devices import threads
 from rlinf_vla.core.protocols import Policy, precompute_frozen, prepared
 from rlinf_vla.core.types import Episodes
 from rlinf_vla.features.planner import synthetic
@@ -29,7 +30,7 @@ from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.rollout.split import head_weights
 from rlinf_vla.runtime import builders
 from rlinf_vla.runtime.machines import gpu_type, this_machine
-from rlinf_vla.runtime.on_policy_updater import OnPolicyUpdater
+from rlinf_vla.runtime.workers.trainer import OnPolicyUpdater
 from rlinf_vla.telemetry.measurement import nbytes, saved_for_backward, synchronise
 from rlinf_vla.training.lora import merged_lora
 from rlinf_vla.training.trainer import Trainer
@@ -51,10 +52,10 @@ def measure_profile(
             f"algorithm={recipe.algorithm.name} has one plan, in process: there is nothing to measure for it"
         )
     device = torch.device(recipe.cluster.torch_device)
-    with builders.threads(recipe.cluster.rollout_threads):
+    with threads(recipe.cluster.rollout_threads):
         say("measuring the policy in rollouts")
         operations = _acting(recipe, policy, device)
-    with builders.threads(recipe.cluster.update_threads):
+    with threads(recipe.cluster.update_threads):
         say("measuring updates")
         learning, stored = _learning(with_frozen_weights(recipe), policy, device)
     node = this_machine(device.type == "cuda")
@@ -68,7 +69,7 @@ def measure_profile(
         rounded=unit_of(policy) > FLOAT32,
         note=f"measured on {node.gpu or 'a CPU'} with {node.cpus} cores: {recipe.name}, model {recipe.model.name}, {recipe.env.name}",
     )
-    with builders.threads(recipe.cluster.rollout_threads):
+    with threads(recipe.cluster.rollout_threads):
         return measure_rollout(recipe, policy, profile, say)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rlinf_vla.config.recipe import Recipe, RewardConfig
-from rlinf_vla.core.protocols import Policy, VectorEnv
+from rlinf_vla.core.protocols import Policy, VectorEnv, WrappedEnv
 from rlinf_vla.core.tasks import EVALUATION_SEEDS
 from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Observation, StepResult, Trajectory
 from rlinf_vla.features.planner import synthetic
@@ -21,8 +21,7 @@ from rlinf_vla.features.planner.profile import CPU, GPU, Cost, Profile, fit
 from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.rollout.collector import collect, rollout_calls
 from rlinf_vla.rollout.episodes import numbered_episodes
-from rlinf_vla.rollout.wrapped_env import WrappedEnv
-from rlinf_vla.runtime import builders, wrapped_envs
+from rlinf_vla.runtime import builders
 from rlinf_vla.runtime.machines import this_machine
 from rlinf_vla.telemetry.measurement import synchronise, usage
 from rlinf_vla.telemetry.timeline import Timeline
@@ -135,8 +134,7 @@ def measure_rollout(
     ):
         watched = [InstrumentedEnv(env) for env in groups]
         outer = [
-            InstrumentedEnv(env)
-            for env in wrapped_envs.rewarded(recipe, watched, policy.spec.chunk)
+            InstrumentedEnv(env) for env in builders.rewarded(recipe, watched, policy.spec.chunk)
         ]
         limit = groups[0].spec.episode_limit
         first = 0

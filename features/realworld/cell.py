@@ -14,6 +14,7 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import INTERACTIVE, Recipe, RewardConfig
 from rlinf_vla.config.robot import BY_SCRIPT, NO_OPERATOR, ROBOT, ControlConfig
 from rlinf_vla.core import plugins
+from rlinf_vla.core.devices import threads
 from rlinf_vla.core.images import blank
 from rlinf_vla.core.observation_features import require_colours
 from rlinf_vla.core.protocols import EnvSpec, Policy, PolicySpec, ToolUnits
@@ -37,7 +38,7 @@ from rlinf_vla.features.realworld.robot import (
 )
 from rlinf_vla.features.realworld.sensing import ResizedCamera
 from rlinf_vla.rollout.reward_shaping import env_reward
-from rlinf_vla.runtime import builders, wrapped_envs
+from rlinf_vla.runtime import builders
 from rlinf_vla.runtime.fit import check_meaning
 from rlinf_vla.training.lora import copy_all
 
@@ -218,7 +219,7 @@ def open_cell(
     inference = Inference(recipe, policy)
     clock = Clock()
     with ExitStack() as stack:
-        stack.enter_context(builders.threads(recipe.cluster.rollout_threads))
+        stack.enter_context(threads(recipe.cluster.rollout_threads))
         inference.warm_up(robot.spec.space.state_size)
         operator = _operator(recipe, robot.spec.space, policy.spec.action_dim)
         stack.callback(operator.close)
@@ -234,7 +235,7 @@ def open_cell(
         score = (
             env_reward
             if recipe.reward == RewardConfig()
-            else wrapped_envs.build_reward_shaper(recipe, spec)
+            else builders.build_reward_shaper(recipe, spec)
         )
         cell = Cell(robot, cameras, staged(scene), operator)
         limits = recipe.env.episode_limit, (policy.spec.chunk, policy.spec.action_dim)

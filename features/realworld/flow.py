@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any
 
-from rlinf_vla.algorithms.cost import EPISODE_COST
+from rlinf_vla.algorithms.base import EPISODE_COST
 from rlinf_vla.algorithms.off_policy import OffPolicy
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.protocols import Policy, prepared
@@ -109,7 +109,7 @@ class OnlineFlow(ReplayFlow):
                     recorded.append(records)
                     self.replay.append(records.records)
                 for demonstration in operator_records(episode, inputs, self._form):
-                    self.shown.append(demonstration.records)
+                    self.demonstrations.append(demonstration.records)
         steps = sum(records.steps for records in recorded)
         self.log(transition_metrics(recorded) if recorded else {})
         self.log(

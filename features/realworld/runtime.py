@@ -34,8 +34,8 @@ from rlinf_vla.features.realworld.flow import OnlineFlow
 from rlinf_vla.rollout.evaluation_episodes import EpisodeResult
 from rlinf_vla.runtime import builders, run_directory
 from rlinf_vla.runtime.base import BaseFlow, PlayEpisodes, Runtime
+from rlinf_vla.runtime.builders import trainer_class
 from rlinf_vla.runtime.supervised import SupervisedFlow
-from rlinf_vla.runtime.workers.from_recipe import trainer_class
 from rlinf_vla.runtime.workers.local import local_workers
 from rlinf_vla.telemetry.run_files import CONTROL_FILE
 from rlinf_vla.training.checkpoint import save_checkpoint

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rlinf_vla.config.checks import NO_MODEL
 from rlinf_vla.config.errors import Failure, UserError
 from rlinf_vla.config.recipe import Recipe
-from rlinf_vla.core.devices import device_of
+from rlinf_vla.core.devices import device_of, threads
 from rlinf_vla.core.images import blank
 from rlinf_vla.core.io import digest_of
 from rlinf_vla.core.observation_features import require_colours
@@ -291,7 +291,7 @@ def opened(recipe: Recipe) -> Iterator[PolicyService]:
             "options": asdict(recipe.model.options),
         }
     with (
-        builders.threads(recipe.cluster.rollout_threads),
+        threads(recipe.cluster.rollout_threads),
         acting(policy, recipe.rollout.rounded_weights),
     ):
         service = PolicyService(recipe, policy, metadata)

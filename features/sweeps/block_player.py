@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from rlinf_vla.config.recipe import NO_PROBE, Recipe
+from rlinf_vla.core.devices import threads
 from rlinf_vla.core.io import write_json
 from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.evaluation.evaluate import film, temperature_of
@@ -122,7 +123,7 @@ class BlockPlayer:
             if loaded is None
             else acting(loaded.policy, self._recipe.rollout.rounded_weights)
         )
-        with builders.threads(self._recipe.cluster.rollout_threads), ready:
+        with threads(self._recipe.cluster.rollout_threads), ready:
             return play_episode_list(
                 actor,
                 self._groups,

@@ -16,8 +16,7 @@ from rlinf_vla.config.arguments import Parser
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import MODES, flat
 from rlinf_vla.core import plugins
-from rlinf_vla.core.io import read_json
-from rlinf_vla.core.steps import step_of
+from rlinf_vla.core.io import read_json, step_of
 from rlinf_vla.features.sweeps.compare import comparison, episodes_at, print_comparison
 from rlinf_vla.runtime import run_directory
 from rlinf_vla.runtime.run_directory import (

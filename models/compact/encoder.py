@@ -34,8 +34,11 @@ class ImageEncoder(nn.Module):
         )
 
     def forward(self, image: Tensor) -> Tensor:
-        brightest = 255 if image.dtype == torch.uint8 else FAR_MM
-        shades = (image.permute(0, 3, 1, 2).float() / brightest).clamp(max=1)
+        shades = image.permute(0, 3, 1, 2).float()
+        if image.dtype == torch.uint8:
+            shades = shades / 255
+        else:
+            shades = (shades / FAR_MM).clamp(max=1)
         return self.project(self.network(shades.expand(-1, 3, -1, -1) - 0.5))
 
 

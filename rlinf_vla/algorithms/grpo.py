@@ -24,8 +24,7 @@ from rlinf_vla.algorithms.advantages import (
     group_statistics,
     relative_advantages,
 )
-from rlinf_vla.algorithms.losses import AGGREGATIONS
-from rlinf_vla.algorithms.on_policy import Batch, Flow, OnPolicy, OnPolicyConfig
+from rlinf_vla.algorithms.on_policy import AGGREGATIONS, Batch, Flow, OnPolicy, OnPolicyConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import Count, Interval, Name, OneOf, Probability, Range, Size
 from rlinf_vla.core.types import Rollouts, Trajectory

@@ -79,17 +79,17 @@ class HGDAgger(Algorithm):
         flow.publish()
 
     def batches(
-        self, shown: Demonstrations | None, corrections: Demonstrations | None, flow: Flow
+        self, demonstrations: Demonstrations | None, corrections: Demonstrations | None, flow: Flow
     ) -> list[Demonstrations]:
         """Draw the batches of an iteration: ``updates`` of ``batch_size`` rows."""
         config = self.config
         generator = flow.generator()
         size = config.batch_size
-        if shown is None or corrections is None:
-            parts = [(shown or corrections, size)]
+        if demonstrations is None or corrections is None:
+            parts = [(demonstrations or corrections, size)]
         else:
             corrected = round(config.correction_share * size)
-            parts = [(corrections, corrected), (shown, size - corrected)]
+            parts = [(corrections, corrected), (demonstrations, size - corrected)]
         batches = []
         for update in range(config.updates):
             drawn = [

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from rlinf_vla.algorithms.advantages import GAMMA_UNITS
 from rlinf_vla.algorithms.augmentation import shift_images
-from rlinf_vla.algorithms.base import Trainable
-from rlinf_vla.algorithms.cost import CostConfig, CostLimited
+from rlinf_vla.algorithms.base import CostConfig, CostLimited, Trainable
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import (
     Count,
@@ -114,11 +113,11 @@ class OffPolicy(CostLimited):
             raise UserError(
                 "algorithm.dataset and algorithm.demonstrations exclude each other: set only one of them"
             )
-        if self._shown and not config.demonstration_share:
+        if self._has_demonstrations and not config.demonstration_share:
             raise UserError(
                 "algorithm.demonstration_share=0 disables the demonstrations: raise it, or remove the demonstrations"
             )
-        if config.sft_coef and not self._shown:
+        if config.sft_coef and not self._has_demonstrations:
             raise UserError(
                 f"algorithm.sft_coef={config.sft_coef} needs demonstrations: set algorithm.demonstrations or algorithm.dataset"
             )
@@ -126,17 +125,17 @@ class OffPolicy(CostLimited):
             raise UserError(
                 "algorithm.noise_bound needs a frozen policy: set algorithm.frozen_backbone=true"
             )
-        if config.noise_bound is not None and self._shown:
+        if config.noise_bound is not None and self._has_demonstrations:
             raise UserError(
                 "algorithm.noise_bound cannot use demonstrations, which are actions and not noise: remove one of them"
             )
 
     @property
-    def _shown(self) -> bool:
+    def _has_demonstrations(self) -> bool:
         return self.config.demonstrations > 0 or self.config.dataset is not None
 
     def iteration(self, flow: Flow) -> None:
-        if self._shown:
+        if self._has_demonstrations:
             flow.demonstrate(self.config.demonstrations)
         steps = flow.collect_transitions(flow.training_episodes(self.config.episodes, 0))
         flow.update_from_replay(round(steps * self.config.updates_per_step), self)
@@ -149,15 +148,15 @@ class OffPolicy(CostLimited):
         generator: torch.Generator,
         iteration: int,
         index: int,
-        shown: Callable[[], Transitions],
+        demonstrations: Callable[[], Transitions],
     ) -> dict[str, float]:
         """Take the gradient steps of ``iteration``'s update number ``index``; return statistics.
 
         ``batch`` may be one trainer rank's rows of the drawn batch. So losses and statistics are
         this rank's part of it (``Transitions.part``); the caller and ``trainer`` sum over ranks.
         ``generator`` (on the CPU) is the only source of randomness, the same on all ranks: random
-        numbers are drawn for ``len(batch)`` rows (``Transitions.own``). ``shown`` draws a batch of
-        demonstrations, for ``sft_coef``. Raises FloatingPointError if a gradient is not finite.
+        numbers are drawn for ``len(batch)`` rows (``Transitions.own``). ``demonstrations`` draws a
+        batch of them, for ``sft_coef``. Raises FloatingPointError if a gradient is not finite.
         """
         raise NotImplementedError
 

@@ -124,13 +124,13 @@ class SAC(OffPolicy):
         generator: torch.Generator,
         iteration: int,
         index: int,
-        shown: Callable[[], Transitions],
+        demonstrations: Callable[[], Transitions],
     ) -> dict[str, float]:
         """Update the critics and, every ``actor_every`` updates, actor and alpha."""
         policy, config = trainer.policy, self.config
         device = policy.log_alpha.device
         with_actor = iteration >= config.actor_warmup and index % config.actor_every == 0
-        imitated = shown() if config.sft_coef and with_actor else None
+        imitated = demonstrations() if config.sft_coef and with_actor else None
         now, following = (
             self.inputs(batch, records, generator, device)
             for records in (batch.now, batch.following)

@@ -9,8 +9,9 @@ from typing import Any
 from omegaconf import DictConfig
 
 from rlinf_vla.config.robot import ROBOT
+from rlinf_vla.core.devices import threads
 from rlinf_vla.evaluation.evaluate import evaluate, headline
-from rlinf_vla.runtime import builders, hooks, run_directory, wrapped_envs
+from rlinf_vla.runtime import builders, hooks, run_directory
 from rlinf_vla.runtime.fit import remarks
 from rlinf_vla.runtime.open import play_in_process
 from rlinf_vla.telemetry.console import stages
@@ -53,8 +54,8 @@ def run(config: DictConfig) -> dict[str, Any]:
             directory = run_directory.for_evaluation(config, checkpoint)
             for line in remarks(policy.spec, groups[0].spec):
                 print(line)
-            stack.enter_context(builders.threads(recipe.cluster.rollout_threads))
-            timed = wrapped_envs.timed(recipe, groups, policy.spec.chunk)
+            stack.enter_context(threads(recipe.cluster.rollout_threads))
+            timed = builders.timed(recipe, groups, policy.spec.chunk)
             env = timed[0].spec
             play = play_in_process(recipe, policy, timed)
             rate = env.control_hz / env.steps(policy.spec.chunk)

@@ -55,11 +55,11 @@ def run(config: DictConfig) -> None:
 class Recording:
     """The recording of ``output`` and the files of its episodes, ``.NAME.episodes`` next to it."""
 
-    def __init__(self, recipe: Recipe, shown: DemonstrationConfig) -> None:
+    def __init__(self, recipe: Recipe, config: DemonstrationConfig) -> None:
         """Raises UserError if ``output`` holds anything but what this recording left there."""
         assert recipe.output is not None
         self.recipe = recipe
-        self.shown = shown
+        self.config = config
         self.output = Path(recipe.output).expanduser().absolute()
         self.parts = self.output.with_name(f".{self.output.name}.episodes")
         ours = self.parts / PUBLISHED
@@ -86,20 +86,20 @@ class Recording:
 
                     def add(episode: RecordedEpisode) -> None:
                         self._add(writer, episode)
-                        progress("episodes", self.played / self.shown.episodes)
+                        progress("episodes", self.played / self.config.episodes)
                         interrupt.check()
 
                     def finished(episode: RecordedEpisode) -> None:
                         episode.write(self._part(self.played), frames=self._is_kept(episode))
                         add(episode)
 
-                    while self.played < self.shown.episodes and self._part(self.played).exists():
+                    while self.played < self.config.episodes and self._part(self.played).exists():
                         add(RecordedEpisode.read(self._part(self.played)))
                     if self.played:
                         print(
-                            f"{self.played} of {self.shown.episodes} episodes are in {builders.relative(self.parts)}"
+                            f"{self.played} of {self.config.episodes} episodes are in {builders.relative(self.parts)}"
                         )
-                    record_expert(groups, self.shown, self.recipe.seed, finished, self.played)
+                    record_expert(groups, self.config, self.recipe.seed, finished, self.played)
                 except BaseException as error:
                     self._keep(writer, error)
                     raise
@@ -124,7 +124,7 @@ class Recording:
 
     def _keep(self, writer: LeRobotWriter, error: BaseException) -> None:
         """Make a dataset of the whole episodes, unless the writer failed in one of them."""
-        text = f"{self.played} of {self.shown.episodes} episodes were played"
+        text = f"{self.played} of {self.config.episodes} episodes were played"
         if writer.episodes and not self._writing:
             with suppress(Exception):  # a full disk, for instance: the episodes' files remain
                 self._publish(writer)

@@ -20,8 +20,7 @@ from safetensors import SafetensorError, safe_open
 from rlinf_vla.config.checks import NO_MODEL
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import flat
-from rlinf_vla.core.io import digest, read_document
-from rlinf_vla.core.steps import step_of
+from rlinf_vla.core.io import digest, read_document, step_of
 from rlinf_vla.data import lerobot_format as form
 from rlinf_vla.data.lerobot_reader import LeRobotReader
 from rlinf_vla.runtime.recipes import ASSET, HUB

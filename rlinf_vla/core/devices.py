@@ -9,6 +9,7 @@ micro-batch (``training/ranks.py``).
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -127,3 +128,14 @@ def measured_memory(device: torch.device) -> Iterator[dict[str, float]]:
     peaks[f"{MEMORY}update_gb"] = statistics["active_bytes.all.peak"] / 1e9
     peaks[f"{MEMORY}reserved_gb"] = statistics["reserved_bytes.all.peak"] / 1e9
     peaks[f"{MEMORY}allocation_retries"] = float(statistics["num_alloc_retries"])
+
+
+@contextmanager
+def threads(count: int | None) -> Iterator[None]:
+    """Set the number of PyTorch CPU threads within the context; None: all cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or len(os.sched_getaffinity(0)))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,5 +1,7 @@
 """Write files and directories atomically and durably; read files that anybody may have written.
 
+It also names what a run has after a number of iterations: :func:`step_name`.
+
 Imports the standard library only, but for :func:`read_yaml`.
 """
 
@@ -8,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from rlinf_vla.config.errors import UserError
+
+STEP_PREFIX = "step_"
+STEP_NAME = rf"{STEP_PREFIX}[0-9]+"
+"""Pattern of the names of what a run has after a number of iterations: checkpoints, evaluations,
+videos."""
 
 
 @contextmanager
@@ -85,9 +93,9 @@ def read_json(path: Path, most: int = 256 << 20) -> Any:
 
 
 def read_document(path: Path, wanted: str) -> Any:
-    """Return the JSON value of a given file. Raises UserError; ``wanted``: what to give."""
+    """``read_json`` of a given file. Raises UserError; ``wanted``: what to give."""
     try:
-        return parse_json(path.read_text(encoding="utf-8"))
+        return read_json(path)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): {wanted}") from None
     except ValueError:
@@ -164,3 +172,13 @@ def digest_of(directory: Path) -> str:
     for path in sorted(path for path in directory.rglob("*") if path.is_file()):
         total.update(f"{path.relative_to(directory).as_posix()}\0{digest(path)}\n".encode())
     return total.hexdigest()
+
+
+def step_name(iterations: int) -> str:
+    """Return the name of what a run has after a number of iterations."""
+    return f"{STEP_PREFIX}{iterations:06d}"
+
+
+def step_of(name: str) -> int | None:
+    """Return the number of iterations in a name, or None if it is another name."""
+    return int(name.removeprefix(STEP_PREFIX)) if re.fullmatch(STEP_NAME, name) else None

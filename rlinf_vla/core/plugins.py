@@ -56,7 +56,7 @@ def operators() -> Mapping[str, Any]:
 
 
 def verbs() -> Mapping[str, Any]:
-    """Return name -> ``cli.verbs.Verb`` of the features beside the trainer."""
+    """Return name -> ``core.verb.Verb`` of the features beside the trainer."""
     return Installed("rlinf_vla.verbs")
 
 

@@ -17,6 +17,8 @@ from rlinf_vla.core.devices import moved
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 """Recipe names of the dtypes that weights may have."""
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+"""Dtypes that weights in a file may have."""
 
 Tensors = dict[str, Tensor]
 """Named tensors that share their leading dimension."""
@@ -327,3 +329,13 @@ def gather(rollouts: Rollouts) -> Trajectory:
 def flattened(shard: Trajectory) -> Trajectory:
     """Return the calls of either kind of shard as ``[N]``."""
     return shard.flatten() if shard.value.ndim == 2 else shard
+
+
+def fault(tensor: Tensor) -> str | None:
+    """Return what is wrong with a weight of a file, as a phrase that follows its name, or None."""
+    if tensor.dtype not in FLOATS:
+        return f"holds {str(tensor.dtype).removeprefix('torch.')}, quantised weights are not supported: convert them to bfloat16"
+    # aminmax propagates NaN and, unlike isfinite, allocates no tensor of the same size
+    if tensor.numel() and not all(bound.isfinite() for bound in tensor.aminmax()):
+        return "holds NaN or infinite values, the file is damaged: copy it again"
+    return None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from rlinf_vla.algorithms.cost import EPISODE_COST
+from rlinf_vla.algorithms.base import EPISODE_COST
 from rlinf_vla.core.devices import CPU, moved
 from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.core.types import Episodes, Tensors, Trajectory

@@ -23,11 +23,10 @@ from torch import Tensor
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import DeadlineConfig
 from rlinf_vla.core.io import parse_json
-from rlinf_vla.core.protocols import VectorEnv
+from rlinf_vla.core.protocols import VectorEnv, WrappedEnv
 from rlinf_vla.core.types import Episodes, Observation, StepResult
 from rlinf_vla.rollout.actor import rows_chosen
 from rlinf_vla.rollout.noise import DELAY, CounterNoise
-from rlinf_vla.rollout.wrapped_env import WrappedEnv
 
 OPEN = 1.0
 """Gripper action of an arm that is held before its first action."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rlinf_vla.config.errors import Failure
-from rlinf_vla.core.protocols import VectorEnv
+from rlinf_vla.core.protocols import VectorEnv, WrappedEnv
 from rlinf_vla.core.types import (
     FAULTS,
     REWARD_FAULT,
@@ -19,7 +19,6 @@ from rlinf_vla.core.types import (
     Trajectory,
 )
 from rlinf_vla.rollout.actor import rows_chosen
-from rlinf_vla.rollout.wrapped_env import WrappedEnv
 
 GIVE_UP = 10
 """Faults in a row, without an episode that ended otherwise, after which a run ends."""

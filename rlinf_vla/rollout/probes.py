@@ -18,11 +18,10 @@ from rlinf_vla.config.recipe import (
     PROBES,
     SHUFFLED_INSTRUCTION,
 )
-from rlinf_vla.core.protocols import VectorEnv
+from rlinf_vla.core.protocols import VectorEnv, WrappedEnv
 from rlinf_vla.core.types import Episodes, Observation, StepResult
 from rlinf_vla.rollout.actor import rows_chosen
 from rlinf_vla.rollout.noise import WORD_ORDER, CounterNoise
-from rlinf_vla.rollout.wrapped_env import WrappedEnv
 
 GREY = 128
 """Value of all pixels of a blank image."""

@@ -9,10 +9,9 @@ from torch import Tensor
 
 from rlinf_vla.config.errors import Failure, UserError
 from rlinf_vla.core.observation_messages import as_bytes, as_text
-from rlinf_vla.core.protocols import Reward, VectorEnv
+from rlinf_vla.core.protocols import Reward, VectorEnv, WrappedEnv
 from rlinf_vla.core.types import Observation, StepResult, Tensors, Trajectory
 from rlinf_vla.rollout.player import Call
-from rlinf_vla.rollout.wrapped_env import WrappedEnv
 
 
 def env_reward(before: Observation, actions: Tensor, result: StepResult) -> StepResult:

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import LimitsConfig
-from rlinf_vla.core.protocols import VectorEnv
+from rlinf_vla.core.protocols import VectorEnv, WrappedEnv
 from rlinf_vla.core.types import Observation, StepResult
-from rlinf_vla.rollout.wrapped_env import WrappedEnv
 
 SLACK = 1e-6
 """What counts as no change, in units of a full action: a limited action is not changed again."""

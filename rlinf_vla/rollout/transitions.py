@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from rlinf_vla.algorithms.cost import EPISODE_COST
+from rlinf_vla.algorithms.base import EPISODE_COST
 from rlinf_vla.algorithms.feature_policy import ACTOR_OUTPUT, FEATURES
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.protocols import Policy, VectorEnv, precompute_frozen, prepared

@@ -1,31 +1,46 @@
-"""Build policy, environments, rewards, algorithm and trainer from a recipe."""
+"""Build policy, environments, rewards, algorithm, trainer and what workers build from a recipe."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from rlinf_vla.config.checks import NO_MODEL
 from rlinf_vla.config.cluster import CUDA
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.recipe import NO_ALGORITHM, SUPERVISED, Recipe
+from rlinf_vla.config.recipe import (
+    NO_ALGORITHM,
+    OFF_POLICY,
+    ON_POLICY,
+    SUPERVISED,
+    DeadlineConfig,
+    LimitsConfig,
+    Recipe,
+    RewardConfig,
+)
 from rlinf_vla.core import plugins
 from rlinf_vla.core.devices import set_fused_kernels, set_tf32
 from rlinf_vla.core.origin import Origin
-from rlinf_vla.core.protocols import HasOutline, Learner, Policy, RewardModel, VectorEnv
+from rlinf_vla.core.protocols import EnvSpec, HasOutline, Learner, Policy, RewardModel, VectorEnv
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.faults import GuardedEnv
 from rlinf_vla.runtime.fit import check_fit, connect, fitted
 from rlinf_vla.runtime.recipes import asset_path, located
-from rlinf_vla.telemetry.trackers import require_trackers
+from rlinf_vla.runtime.workers.base import Builders
+from rlinf_vla.runtime.workers.trainer import TrainerWorker
+from rlinf_vla.telemetry.metrics import require_trackers
 from rlinf_vla.training.checkpoint import begin_digests, load_checkpoint, load_heads
 from rlinf_vla.training.lora import add_lora
 from rlinf_vla.training.trainer import Trainer
+
+if TYPE_CHECKING:
+    from rlinf_vla.rollout.reward_shaping import RewardShaper
 
 
 def build_algorithm(recipe: Recipe) -> Any:
@@ -267,17 +282,6 @@ def actor_settings(recipe: Recipe, temperature: float) -> Settings:
     )
 
 
-@contextmanager
-def threads(count: int | None) -> Iterator[None]:
-    """Set the number of PyTorch CPU threads within the context; None: all cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count or len(os.sched_getaffinity(0)))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def new_directory(output: str) -> Path:
     """Return a verb's output directory. Raises UserError if it exists and is not empty."""
     path = Path(output).expanduser().absolute()
@@ -298,3 +302,103 @@ def missing_simulator(recipe: Recipe) -> str | None:
     if not diagnoses or diagnoses[0].ok or getattr(recipe.env, "python", None) is not None:
         return None
     return f"env={recipe.env.name}: {diagnoses[0].detail.removeprefix('optional: ')}: {diagnoses[0].fix}"
+
+
+def rewarded(recipe: Recipe, groups: Sequence[VectorEnv], chunk: int) -> Sequence[VectorEnv]:
+    """Return the environments with the recipe's training reward, and its limits and deadline for a
+    policy with chunks of ``chunk`` actions. Raises UserError."""
+    if recipe.reward == RewardConfig():
+        return timed(recipe, groups, chunk)
+    from rlinf_vla.rollout.reward_shaping import RewardedEnv
+
+    reward_shaper = build_reward_shaper(recipe, groups[0].spec)
+    scored = [GuardedEnv(RewardedEnv(env, reward_shaper)) for env in _limited(recipe, groups)]
+    return _delayed(recipe, scored, chunk)
+
+
+def timed(recipe: Recipe, groups: Sequence[VectorEnv], chunk: int) -> Sequence[VectorEnv]:
+    """Return the environments with the recipe's limits and deadline. Raises UserError."""
+    return _delayed(recipe, _limited(recipe, groups), chunk)
+
+
+def _limited(recipe: Recipe, groups: Sequence[VectorEnv]) -> Sequence[VectorEnv]:
+    if recipe.rollout.limits == LimitsConfig():
+        return groups
+    from rlinf_vla.rollout.safety_limits import LimitedEnv
+
+    return [LimitedEnv(env, recipe.rollout.limits) for env in groups]
+
+
+def _delayed(recipe: Recipe, groups: Sequence[VectorEnv], chunk: int) -> Sequence[VectorEnv]:
+    config = recipe.rollout.deadline
+    if config == DeadlineConfig():
+        return groups
+    from rlinf_vla.rollout.deadline import DeadlineEnv, deadline_of
+
+    deadline = deadline_of(config, chunk, groups[0].spec.control_hz)
+    return (
+        groups if deadline is None else [DeadlineEnv(env, deadline, recipe.seed) for env in groups]
+    )
+
+
+def build_reward_shaper(recipe: Recipe, env: EnvSpec) -> RewardShaper:
+    """Return the recipe's training reward."""
+    from rlinf_vla.rollout.reward_shaping import RewardShaper, env_reward
+
+    config = recipe.reward
+    reward = env_reward
+    if config.name is not None:
+        plugin = plugins.choose("reward", config.name, plugins.rewards())
+        reward = plugin.create(config.options, env, torch.device(recipe.cluster.torch_device))
+    return RewardShaper(reward, config.weight, config.env_weight, config.terminal)
+
+
+def reward_workers(recipe: Recipe) -> int:
+    """Return the number of reward workers; 0 if the recipe uses the environments' own reward."""
+    on_policy = recipe.algorithm.family == ON_POLICY  # otherwise the rollout workers compute it
+    return recipe.cluster.reward_workers if on_policy and recipe.reward != RewardConfig() else 0
+
+
+def recipe_builders(recipe: Recipe, shards: int = 1, rewards_apart: bool = False) -> Builders:
+    """Return the builder functions for workers of which each has one of ``shards`` equal parts of
+    the environments."""
+    return Builders(
+        learner=partial(build_initial, recipe),
+        head=partial(build_head, recipe),
+        environments=partial(_environments, recipe, shards),
+        trainer=partial(build_trainer, recipe),
+        algorithm=partial(build_algorithm, recipe),
+        reward_shaper=partial(build_reward_shaper, recipe),
+        rewards_apart=rewards_apart,
+        settings=actor_settings(recipe, recipe.rollout.temperature),
+        cluster=recipe.cluster,
+    )
+
+
+def trainer_class(recipe: Recipe) -> type[TrainerWorker]:
+    """Return the class of the recipe's trainer ranks."""
+    if recipe.algorithm.family != OFF_POLICY:
+        return TrainerWorker
+    from rlinf_vla.runtime.workers.learner import LearnerWorker
+
+    return LearnerWorker
+
+
+@contextmanager
+def _environments(
+    recipe: Recipe, shards: int
+) -> Iterator[tuple[Sequence[VectorEnv], Sequence[VectorEnv]]]:
+    if not needs_environments(recipe):
+        yield (), ()
+        return
+    share = replace(recipe, env=replace(recipe.env, num_envs=recipe.env.num_envs // shards))
+    policy = None if recipe.algorithm.trains_reward else outline(recipe)
+    with open_envs(share, policy, recipe.rollout.pipeline_depth) as groups:
+        if policy is None:
+            yield groups, groups
+            return
+        # supervised training reads no reward, and one that it trains cannot be built yet
+        chunk = policy.spec.chunk
+        unrewarded = timed(share, groups, chunk)
+        supervised = recipe.algorithm.family == SUPERVISED
+        yield unrewarded, unrewarded if supervised else rewarded(share, groups, chunk)

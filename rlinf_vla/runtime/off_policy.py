@@ -151,7 +151,7 @@ class ReplayFlow(BaseFlow):
         self.config = config
         self.trainers = trainers
         sizes = trainers.call("open_replays", directory, state, instructions)[0][0]
-        self.replay, self.shown = (
+        self.replay, self.demonstrations = (
             TrainersReplay(trainers, number, size) for number, size in enumerate(sizes)
         )
         self.chunk_rewards = partial(chunk_rewards, gamma=config.gamma, unit=config.gamma_unit)
@@ -159,7 +159,7 @@ class ReplayFlow(BaseFlow):
         """Whether demonstrations are being collected; a run resumed then collects them anew."""
 
     def demonstrate(self, episodes: int) -> None:
-        if self.shown.total:
+        if self.demonstrations.total:
             return
         self._showing = True
         successes = self.show(episodes)
@@ -171,13 +171,13 @@ class ReplayFlow(BaseFlow):
         self.log({"demonstrations/success": sum(successes) / len(successes)})
 
     def show(self, episodes: int) -> list[bool]:
-        """Add demonstrations to ``shown``; return which of them succeeded."""
-        return append_all(self.shown, self._demonstrations(episodes))
+        """Add demonstrations to the replay buffer; return which of them succeeded."""
+        return append_all(self.demonstrations, self._demonstrations(episodes))
 
     def _show_dataset(self) -> list[bool]:
         """Add the episodes of ``config.dataset``, which the trainers read."""
         size, successes = self.trainers.call("append_dataset", self.config)[0][0]
-        self.shown.set_size(size)
+        self.demonstrations.set_size(size)
         return list(successes)
 
     def _demonstrations(self, episodes: int) -> Iterable[EpisodeRecords]:
@@ -203,14 +203,14 @@ class ReplayFlow(BaseFlow):
         return bool(self.trainers.will_leave())
 
     def save(self) -> dict[str, Any]:
-        for store in (self.replay, self.shown):
+        for store in (self.replay, self.demonstrations):
             store.flush()
         ranks = len(self.trainers.actors)
         return (
             super().save()
             | {
                 "replay": self.replay.total,
-                "demonstrations": 0 if self._showing else self.shown.total,
+                "demonstrations": 0 if self._showing else self.demonstrations.total,
             }
             | ({RANKS: ranks} if ranks > 1 else {})
         )

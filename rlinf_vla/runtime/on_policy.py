@@ -91,7 +91,7 @@ class OnPolicyFlow(BaseFlow):
         """Serial number of a shard -> (what only the policy reads, what only a reward reads)."""
         self._publisher = trainers.publisher(self.rollouts, self.features is not None, staleness)
         self._weights: dict[int, Weights] = {}
-        self._shown = False
+        self._sent_demonstrations = False
         self._executor: Executor = (
             Inline()
             if self.inline
@@ -166,10 +166,10 @@ class OnPolicyFlow(BaseFlow):
 
     def update(self, batch: Batch, algorithm: OnPolicy, value_only: bool = False) -> bool:
         config = algorithm.config
-        if config.sft_coef and not value_only and not self._shown:
+        if config.sft_coef and not value_only and not self._sent_demonstrations:
             ((demonstrations, expert),) = self.rollouts.call("demonstrate", config.demonstrations)
             self.trainers.call("show", demonstrations)
-            self._shown = True
+            self._sent_demonstrations = True
             self.log({"sft/expert_success": expert} if expert is not None else {})
         if self.offload:  # the workers share the trainer's GPUs
             self._rest()

@@ -16,7 +16,7 @@ from rlinf_vla.runtime import builders, run_directory
 from rlinf_vla.runtime.base import BaseFlow, PlayEpisodes, Runtime, Say
 from rlinf_vla.runtime.on_policy import OnPolicyFlow
 from rlinf_vla.runtime.workers.base import WorkerInfo, Workers
-from rlinf_vla.runtime.workers.from_recipe import workers_here
+from rlinf_vla.runtime.workers.local import workers_here
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.checkpoint import load_earlier
 from rlinf_vla.training.lora import acting

@@ -9,8 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlinf_vla.core.io import read_json, read_yaml
-from rlinf_vla.core.steps import STEP
+from rlinf_vla.core.io import STEP_NAME, read_json, read_yaml
 from rlinf_vla.telemetry.metrics import METRICS_FILE, read_metrics
 from rlinf_vla.telemetry.timeline import PREDICTED, RECORDED, Span
 
@@ -20,7 +19,7 @@ MODES = ("greedy", "sampled")
 MOMENTS = ("before", "after")
 """Evaluations and videos of before and after training."""
 
-_EVALUATIONS = f"before|after|start|{STEP}"
+_EVALUATIONS = f"before|after|start|{STEP_NAME}"
 _EVALUATION_KEYS = ("n_episodes", "n_success", "pc_success", "pc_success_ci95")
 _COMPARISON_KEYS = (
     "n_pairs",

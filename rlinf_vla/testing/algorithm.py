@@ -23,8 +23,8 @@ from rlinf_vla.algorithms.on_policy import Batch, OnPolicy
 from rlinf_vla.cli import main as cli
 from rlinf_vla.config.recipe import SUPERVISED
 from rlinf_vla.core import plugins
+from rlinf_vla.core.io import step_name
 from rlinf_vla.core.protocols import Policy
-from rlinf_vla.core.steps import step_name
 from rlinf_vla.telemetry.metrics import read_metrics
 
 from .config import assert_recipe_node

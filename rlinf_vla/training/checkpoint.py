@@ -1,4 +1,9 @@
-"""Save and load atomic checkpoints; ``checkpoint_files.py`` has their layout."""
+"""Save and load atomic checkpoints; ``checkpoint_files.py`` has their layout.
+
+Tensors of any size are written and read as safetensors, one at a time. The library's ``save_file``
+needs all tensors at once, and ``load_file`` reads all: of a 7B network that is trained whole,
+weights, masters and moments are 105 GB. Format: github.com/huggingface/safetensors, "Format".
+"""
 
 from __future__ import annotations
 
@@ -6,21 +11,21 @@ import json
 import logging
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.core.io import digest, replacing_directory
+from rlinf_vla.core.io import STEP_PREFIX, digest, replacing_directory, step_name
 from rlinf_vla.core.origin import Origin
 from rlinf_vla.core.protocols import Learner, Policy
-from rlinf_vla.core.steps import PREFIX, step_name
 from rlinf_vla.core.types import Tensors
-from rlinf_vla.training.adapter_files import read_tensors, write_tensors
 from rlinf_vla.training.checkpoint_files import (
     ADAPTER,
     COMPLETE,
@@ -35,12 +40,74 @@ from rlinf_vla.training.lora import (
     copy_all,
     is_lora,
     load_adapter,
+    read_tensors,
     save_adapter,
     stored_adapter,
+    write_tensors,
 )
 from rlinf_vla.training.ranks import Spread, gather_full, rank
-from rlinf_vla.training.tensor_files import opened, write_parts
 from rlinf_vla.training.trainer import Trainer
+
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def write_parts(spread: Spread, parts: Iterator[tuple[str, Tensor]], path: Path) -> None:
+    """Write ``parts``, which are those of ``spread``."""
+    header = {}
+    end = 0
+    for name, (dtype, shape) in spread.described().items():
+        begin = end
+        end += shape.numel() * dtype.itemsize
+        header[name] = {
+            "dtype": _DTYPES[dtype],
+            "shape": list(shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, whole in parts:
+            numbers = whole.detach().cpu().contiguous().reshape(-1)
+            file.write(numbers.view(torch.uint8).numpy().data)
+    path.chmod(0o644)
+
+
+class Stored(Mapping[str, Tensor]):
+    """The tensors of a file, each read when it is asked for."""
+
+    def __init__(self, file: safe_open) -> None:
+        self._file = file
+        self._names = list(file.keys())
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._file.get_tensor(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Stored]:
+    with safe_open(path, "pt") as file:
+        yield Stored(file)
+
 
 EARLIER, MODEL = "version_{}.safetensors", "model"
 logger = logging.getLogger(__name__)
@@ -103,7 +170,7 @@ def _write(
 ) -> None:
     """Write the directory ``final``; see ``save_checkpoint``."""
     # of processes that were killed while they wrote
-    for partial in final.parent.glob(f".{PREFIX}*"):
+    for partial in final.parent.glob(f".{STEP_PREFIX}*"):
         shutil.rmtree(partial, ignore_errors=True)
     with replacing_directory(final) as aside:
         if factors:

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.core.io import digest, read_json
-from rlinf_vla.core.steps import step_of
+from rlinf_vla.core.io import digest, read_json, step_of
 
 ADAPTER = "adapter"
 HEADS = "heads.safetensors"

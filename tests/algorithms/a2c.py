@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from rlinf_vla.algorithms.advantages import gae
-from rlinf_vla.algorithms.losses import joint, value_loss
-from rlinf_vla.algorithms.on_policy import Batch, Flow, OnPolicy, OnPolicyConfig
+from rlinf_vla.algorithms.on_policy import Batch, Flow, OnPolicy, OnPolicyConfig, joint, value_loss
 from rlinf_vla.config.ranges import Count, LearningRate, Name, NonNegative, Probability
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import gather

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from rlinf_vla.algorithms.advantages import gae
 from rlinf_vla.algorithms.feature_policy import Critics
-from rlinf_vla.algorithms.losses import Clip, policy_loss, value_loss
 from rlinf_vla.algorithms.off_policy import critic_loss
+from rlinf_vla.algorithms.on_policy import Clip, policy_loss, value_loss
 from rlinf_vla.algorithms.sac import actor_loss, alpha_loss, soft_target, squash
 from rlinf_vla.benchmarks.update_soft import separate
 from rlinf_vla.core.types import Trajectory

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_vla.algorithms.advantages import episode_returns, gae
-from rlinf_vla.algorithms.cost import EPISODE_COST, Charged
+from rlinf_vla.algorithms.base import EPISODE_COST, Charged
 from rlinf_vla.algorithms.grpo import GRPO, GRPOConfig
 from rlinf_vla.algorithms.ppo import PPO, PPOConfig
 from rlinf_vla.algorithms.sac import SAC, SACConfig

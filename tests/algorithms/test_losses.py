@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlinf_vla.algorithms.losses import Clip, joint, kl_loss, policy_loss, safe_ratio, value_loss
+from rlinf_vla.algorithms.on_policy import Clip, joint, kl_loss, policy_loss, safe_ratio, value_loss
 from tests.algorithms.trajectories import GARBAGE
 
 LOW, HIGH = 0.2, 0.3

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlinf_vla.algorithms.losses import (
+from rlinf_vla.algorithms.on_policy import (
     AGGREGATIONS,
     GRANULARITIES,
     Clip,

@@ -18,7 +18,7 @@ from rlinf_vla.core.types import Inputs
 from rlinf_vla.features.planner.synthetic import synthetic_batch, with_frozen_weights
 from rlinf_vla.features.planner.work import work
 from rlinf_vla.runtime import builders, recipes
-from rlinf_vla.runtime.on_policy_updater import OnPolicyUpdater
+from rlinf_vla.runtime.workers.trainer import OnPolicyUpdater
 from rlinf_vla.testing.toy_policy import LinearPolicy
 from tests.cli.conftest import CommandLine, Counting
 

@@ -17,7 +17,7 @@ from rlinf_vla.core.devices import CPU
 from rlinf_vla.core.types import Observation, StepResult
 from rlinf_vla.testing.simulated_gpu import GPU
 from rlinf_vla.testing.toy_env import CounterWorld
-from rlinf_vla.training.adapter_files import read_tensors
+from rlinf_vla.training.lora import read_tensors
 from tests.cli.conftest import CLASSIFIER, CommandLine
 from tests.cli.runs import assert_same_files
 

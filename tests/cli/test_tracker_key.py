@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_vla.telemetry import trackers
+from rlinf_vla.telemetry import metrics
 from rlinf_vla.telemetry.metrics import read_metrics
 from tests.cli.conftest import CommandLine, Counting
 
@@ -16,7 +16,7 @@ from tests.cli.conftest import CommandLine, Counting
 def test_a_library_that_is_missing_is_refused_before_the_run(
     rlinf_vla: CommandLine, counting: Counting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trackers, "find_spec", lambda module: None)
+    monkeypatch.setattr(metrics, "find_spec", lambda module: None)
     found = rlinf_vla(*counting.arguments("train", "counting_ppo", "tracker=[tensorboard,mlflow]"))
     assert (
         "tracker=mlflow is not installed: pip install mlflow-skinny" in found.complaint
@@ -46,8 +46,8 @@ def test_a_tracker_gets_the_metrics_the_recipe_and_the_last_evaluation(
         def finish(self, failed: bool) -> None:
             assert not failed
 
-    monkeypatch.setitem(trackers.OPENED, "wandb", Recorder)
-    monkeypatch.setattr(trackers, "find_spec", lambda module: object())
+    monkeypatch.setitem(metrics.OPENED, "wandb", Recorder)
+    monkeypatch.setattr(metrics, "find_spec", lambda module: object())
     found = rlinf_vla(
         *counting.arguments("train", "counting_ppo", "run_dir=run", "tracker=[wandb]")
     )

@@ -15,7 +15,7 @@ import torch
 
 from rlinf_vla.core.types import ActionEval, StepResult
 from rlinf_vla.runtime.on_policy import OnPolicyFlow
-from rlinf_vla.runtime.on_policy_updater import OnPolicyUpdater
+from rlinf_vla.runtime.workers.trainer import OnPolicyUpdater
 from rlinf_vla.testing.toy_env import CounterWorld
 from rlinf_vla.testing.toy_policy import LinearPolicy
 from tests.cli.conftest import CommandLine, Counting

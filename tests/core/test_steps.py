@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_vla.core.steps import step_name, step_of
+from rlinf_vla.core.io import step_name, step_of
 
 
 @given(iterations=st.integers(0, 10**9))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlinf_vla.algorithms.feature_policy import ACTOR_OUTPUT
 from rlinf_vla.config.errors import Failure
-from rlinf_vla.core.protocols import VectorEnv
+from rlinf_vla.core.protocols import VectorEnv, WrappedEnv
 from rlinf_vla.core.types import (
     FAULTS,
     REWARD_FAULT,
@@ -26,7 +26,6 @@ from rlinf_vla.rollout.evaluation_episodes import play_evaluation
 from rlinf_vla.rollout.faults import GIVE_UP, GuardedEnv, faults_of
 from rlinf_vla.rollout.reward_shaping import RewardedEnv, RewardShaper
 from rlinf_vla.rollout.transitions import faults_of_records, record_transitions
-from rlinf_vla.rollout.wrapped_env import WrappedEnv
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.testing.env import EPISODE_LIMIT, NUM_ENVS, VectorEnvConformance
 from rlinf_vla.testing.toy_env import CounterWorld

@@ -110,7 +110,7 @@ def test_every_batch_has_its_share_of_demonstrations(tmp_path: Path, share: floa
     config = replace(CONFIG, demonstration_share=share, demonstrations=1, sft_coef=0.1)
     subject = flow(tmp_path, config)
     records = replays_of(subject)[0].sample(5, torch.Generator().manual_seed(0)).now
-    subject.shown.append(records | {"reward": torch.full((5,), 50.0)})
+    subject.demonstrations.append(records | {"reward": torch.full((5,), 50.0)})
     found = watched(subject, 4, config)
     for batch in found.batches:
         assert (

@@ -22,7 +22,7 @@ from rlinf_vla.features.planner import synthetic
 from rlinf_vla.models.openvla.policy import OpenVLAOptions, OpenVLAPolicy
 from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.rollout.collector import collect
-from rlinf_vla.runtime.on_policy_updater import OnPolicyUpdater
+from rlinf_vla.runtime.workers.trainer import OnPolicyUpdater
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.testing.policy_calls import with_critic
 from rlinf_vla.testing.toy_env import groups
@@ -119,7 +119,7 @@ def taught(updates: list[int], run_seed: int = 0, epochs: int = 2) -> Watched:
     subject = learning(policy, run_seed)
     size = 10_000
     image = torch.zeros(size, 8, 8, 3, dtype=torch.uint8)
-    subject.shown = Demonstrations(
+    subject.demonstrations = Demonstrations(
         {"image": image, "number": torch.arange(size)}, torch.zeros(size, 2, 4), torch.arange(size)
     )
     rollouts = calls(policy)[:12]

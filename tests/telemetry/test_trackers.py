@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.telemetry import trackers
-from rlinf_vla.telemetry.metrics import MetricsLog, read_metrics
-from rlinf_vla.telemetry.trackers import require_trackers
+from rlinf_vla.telemetry import metrics
+from rlinf_vla.telemetry.metrics import MetricsLog, read_metrics, require_trackers
 from tests.skips import needs
 
 ROOT = Path(__file__).parents[2]
@@ -53,7 +52,7 @@ class Recorder:
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> type[Recorder]:
     fresh = type("Fresh", (Recorder,), {"sent": [], "opened": [], "broken": set()})
-    monkeypatch.setitem(trackers.OPENED, "wandb", fresh)
+    monkeypatch.setitem(metrics.OPENED, "wandb", fresh)
     return fresh
 
 
@@ -121,7 +120,7 @@ def test_a_damaged_identity_is_such_a_failure(recorder: type[Recorder], tmp_path
 def test_a_library_that_is_missing_is_named_with_the_command(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(trackers, "find_spec", lambda module: None)
+    monkeypatch.setattr(metrics, "find_spec", lambda module: None)
     require_trackers(["tensorboard"])
     with pytest.raises(UserError, match=rf"tracker={name} is not installed: pip install {name}"):
         require_trackers(["tensorboard", name])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_vla.algorithms.losses import joint
+from rlinf_vla.algorithms.on_policy import joint
 from rlinf_vla.testing.algorithm import AlgorithmConformance
 from tests.algorithms.a2c import A2C
 from tests.skips import needs

@@ -25,13 +25,18 @@ from rlinf_vla.core.origin import Origin
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.rollout.noise import imitation_noise
 from rlinf_vla.testing.policy_calls import observations
-from rlinf_vla.training import adapter_files
 from rlinf_vla.training import checkpoint as checkpoints
-from rlinf_vla.training.checkpoint import load_checkpoint, load_heads, save_checkpoint, save_heads
+from rlinf_vla.training import lora
+from rlinf_vla.training.checkpoint import (
+    load_checkpoint,
+    load_heads,
+    save_checkpoint,
+    save_heads,
+    write_parts,
+)
 from rlinf_vla.training.checkpoint_files import complete_checkpoints, newest_sound, verify
 from rlinf_vla.training.lora import add_lora
 from rlinf_vla.training.ranks import Spread
-from rlinf_vla.training.tensor_files import write_parts
 from rlinf_vla.training.trainer import Trainer
 from tests.models.tiny_openvla import smaller_config, smaller_directory, tiny
 from tests.training.processes import in_process
@@ -236,7 +241,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, at: int, fail: Callable[[], None]) 
 
         return write_half
 
-    monkeypatch.setattr(adapter_files, "save_file", half(save_file))
+    monkeypatch.setattr(lora, "save_file", half(save_file))
     monkeypatch.setattr(checkpoints, "write_parts", half(write_parts))
     if at == WRITES:
         monkeypatch.setattr(checkpoints, "digest", lambda path: fail())

@@ -21,7 +21,7 @@ from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import Inputs
 from rlinf_vla.features.planner import synthetic
 from rlinf_vla.rollout.actor import Settings
-from rlinf_vla.runtime.on_policy_updater import OnPolicyUpdater
+from rlinf_vla.runtime.workers.trainer import OnPolicyUpdater
 from rlinf_vla.testing.policy_calls import with_critic
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from rlinf_vla.training.gradient_checkpointing import checkpoint_blocks

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
+from rlinf_vla.training.checkpoint import opened, write_parts
 from rlinf_vla.training.ranks import Spread
-from rlinf_vla.training.tensor_files import opened, write_parts
 
 DTYPES = [
     torch.float64,

@@ -15,6 +15,7 @@ from rlinf_vla.core.io import write_json
 from rlinf_vla.rollout.split import require_separable
 from rlinf_vla.runtime import builders
 from rlinf_vla.runtime.base import Say
+from rlinf_vla.runtime.builders import recipe_builders, reward_workers, trainer_class
 from rlinf_vla.runtime.machines import Cluster, describe
 from rlinf_vla.runtime.ray.cluster import connect_cluster
 from rlinf_vla.runtime.ray.growth import Growth
@@ -29,7 +30,6 @@ from rlinf_vla.runtime.ray.places import (
 from rlinf_vla.runtime.ray.pool import HEALTH, WEIGHTS, Pool
 from rlinf_vla.runtime.ray.trainers import Trainers
 from rlinf_vla.runtime.workers.base import Builders, Workers
-from rlinf_vla.runtime.workers.from_recipe import recipe_builders, reward_workers, trainer_class
 from rlinf_vla.runtime.workers.rollout import FeatureWorker, RolloutWorker
 from rlinf_vla.runtime.workers.scoring import ReferenceWorker, RewardWorker
 from rlinf_vla.runtime.workers.trainer import TrainerWorker

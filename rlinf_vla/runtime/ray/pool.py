@@ -81,6 +81,16 @@ def raised_there(error: Any) -> BaseException:
     return cause.with_traceback(None)
 
 
+def _dismiss(refs: Sequence[Any]) -> None:
+    """Look at results that have failed with another one; Ray would print those nobody looked at."""
+    import ray
+    from ray import exceptions
+
+    for ref in refs:
+        with suppress(exceptions.RayError):
+            ray.get(ref, timeout=0)
+
+
 class Pool:
     """``size`` interchangeable workers of one role."""
 
@@ -134,15 +144,17 @@ class Pool:
         while True:
             place, actor = self._take(method)
             what = f"{self.role} {place}"
+            refs = getattr(actor, method).options(num_returns=returns).remote(*arguments)
+            refs = refs if returns > 1 else [refs]
             try:
-                refs = getattr(actor, method).options(num_returns=returns).remote(*arguments)
-                refs = refs if returns > 1 else [refs]
                 results = [*wait(actor, refs[:1], self.cluster, what), *refs[1:]]
             except WorkerLost as loss:
+                _dismiss(refs[1:])
                 self._turns.expect(1)
                 self._replace(place, actor, str(loss), ", its work is repeated")
                 continue
             except BaseException:
+                _dismiss(refs[1:])
                 self._turns.done(place, actor, finished=False)
                 raise
             self._turns.done(place, actor)

@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from rlinf_vla.config.cluster import ClusterConfig
+from rlinf_vla.core.devices import threads
 from rlinf_vla.core.protocols import EnvSpec, Policy, PolicySpec, VectorEnv
 from rlinf_vla.core.types import Tensors
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.reward_shaping import RewardShaper
-from rlinf_vla.runtime.builders import threads
 from rlinf_vla.telemetry.timeline import Span, Timeline
 
 Progress = Callable[[float], None]
@@ -162,7 +162,7 @@ def _ray() -> Any:
 
 
 @torch.no_grad()
-def put(policy: Policy, weights: Tensors) -> None:
+def load_weights(policy: Policy, weights: Tensors) -> None:
     """Copy ``weights`` into the policy's parameters of the same names."""
     own = dict(policy.named_parameters())
     for name, value in weights.items():

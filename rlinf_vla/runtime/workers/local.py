@@ -6,15 +6,20 @@ weights are sent; only an earlier version is put into the policy, for the time o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from rlinf_vla.config.cluster import ClusterConfig
-from rlinf_vla.core.protocols import Learner, VectorEnv
+from rlinf_vla.config.recipe import Recipe
+from rlinf_vla.core.devices import threads
+from rlinf_vla.core.protocols import Learner, Policy, VectorEnv
 from rlinf_vla.rollout.actor import Settings
+from rlinf_vla.runtime import builders
+from rlinf_vla.runtime.fit import remarks
 from rlinf_vla.runtime.workers.base import (
     Builders,
     Progress,
@@ -176,7 +181,7 @@ def local_workers(
     ``environments``: for evaluation; ``rewarded``: with the training's reward. ``algorithm``: an
     instance for the trainer alone. ``kind``: class of the trainer.
     """
-    builders = Builders(
+    parts = Builders(
         learner=lambda: learner,
         head=_elsewhere,
         environments=lambda: nullcontext((environments, rewarded)),
@@ -187,12 +192,42 @@ def local_workers(
         settings=settings,
         cluster=cluster,
     )
-    learning = kind(builders, 0)
+    learning = kind(parts, 0)
     learning.ready()
-    rollouts = SharingRolloutWorker(builders, learning)
+    rollouts = SharingRolloutWorker(parts, learning)
     rollouts.ready()
     return Workers(LocalPool(rollouts, cluster), None, None, None, LocalTrainers(learning))
 
 
 def _elsewhere(*arguments: Any) -> Any:
     raise AssertionError("only a worker of a cluster builds this")
+
+
+@contextmanager
+def workers_here(recipe: Recipe, say: Callable[[str], None]) -> Iterator[Workers]:
+    """Start the recipe's workers in this process. Raises UserError."""
+    parts = builders.recipe_builders(recipe)
+    trainer = builders.trainer_class(recipe)(parts, 0)
+
+    def learner() -> Learner:
+        """Build the network only after the simulators have started."""
+        trainer.ready()
+        return trainer.policy
+
+    rollouts = SharingRolloutWorker(replace(parts, learner=learner), trainer)
+    if builders.needs_environments(recipe):
+        say(f"starting {recipe.env.num_envs} environments ({recipe.env.name})")
+    with closing(rollouts), threads(recipe.cluster.rollout_threads):
+        rollouts.ready()
+        for line in _remarks(recipe, rollouts, trainer.policy):
+            say(line)
+        pool = LocalPool(rollouts, recipe.cluster)
+        yield Workers(pool, None, None, None, LocalTrainers(trainer))
+
+
+def _remarks(recipe: Recipe, rollouts: SharingRolloutWorker, learner: Learner) -> list[str]:
+    """Return what a user should know of how policy and environment fit, each line once."""
+    if not isinstance(learner, Policy):
+        return []
+    lines = list(remarks(learner.spec, rollouts.groups[0].spec)) if rollouts.groups else []
+    return list(dict.fromkeys([*lines, *learner.spec.remarks]))

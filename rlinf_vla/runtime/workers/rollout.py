@@ -22,9 +22,9 @@ from rlinf_vla.runtime.workers.base import (
     WorkerInfo,
     clock_offset,
     fetched,
+    load_weights,
     node_address,
     off_the_gpu,
-    put,
     shifted,
 )
 from rlinf_vla.runtime.workers.shards import Packed, heavy_parts, light_part, parts
@@ -97,7 +97,7 @@ class PolicyWorker(Worker):
             self.resting = False
             self.policy.to(self.builders.cluster.torch_device)
             self.wake()
-        put(self.policy, fetch())
+        load_weights(self.policy, fetch())
         self._merged.enter_context(merged_lora(self.policy))
         self.version = version
         return time.perf_counter() - started

@@ -222,13 +222,18 @@ def test_collected_episodes_are_used_for_training(policy: SACPolicy, tmp_path: P
         and "critic/vf_loss" in flow.metrics
     )
     shown = [job for job in player.log if job[0] == f"end {DEMONSTRATION}"]
-    assert len(shown) == 2 and flow.shown.total > 2 * 3, (
+    assert len(shown) == 2 and flow.demonstrations.total > 2 * 3, (
         "the operator's steps join the demonstrations"
     )
     state = flow.save()
-    assert state["replay"] == flow.replay.total and state["demonstrations"] == flow.shown.total
+    assert (
+        state["replay"] == flow.replay.total
+        and state["demonstrations"] == flow.demonstrations.total
+    )
     again = flow_of(policy, player, tmp_path / "replay", state)
-    assert len(again.replay) == len(flow.replay) and len(again.shown) == len(flow.shown)
+    assert len(again.replay) == len(flow.replay) and len(again.demonstrations) == len(
+        flow.demonstrations
+    )
     flow.saved([{"iteration": 1} | state, {"iteration": 2} | state])
     assert [entry for entry in player.log if entry[0] == "forget"] == [("forget", 0), ("forget", 1)]
 
@@ -259,7 +264,7 @@ def test_without_demonstrations_the_operators_steps_are_the_first(
     config = replace(CONFIG, demonstrations=0)
     flow = flow_of(policy, Played(human=slice(0, 2)), tmp_path / "replay", config=config)
     iterate(flow, 0, config)
-    assert len(flow.shown) == 4
+    assert len(flow.demonstrations) == 4
 
 
 @pytest.mark.parametrize("scripted", [True, False])
@@ -278,7 +283,9 @@ def test_a_demonstration_without_an_action_is_not_counted(
     player.empty = 0
     flow = flow_of(policy, player, tmp_path / "replay")
     iterate(flow, 0)
-    assert len(flow.shown) == sum(4 + job.seed % 3 for job in player.shown if job.number == 1)
+    assert len(flow.demonstrations) == sum(
+        4 + job.seed % 3 for job in player.shown if job.number == 1
+    )
 
 
 def test_an_interrupted_run_keeps_its_demonstrations(policy: SACPolicy, tmp_path: Path) -> None:
@@ -296,13 +303,13 @@ def test_an_interrupted_run_keeps_its_demonstrations(policy: SACPolicy, tmp_path
     with pytest.raises(KeyboardInterrupt):
         flow.demonstrate(2)
     state = flow.save()
-    assert state["demonstrations"] == 0 < flow.shown.total
+    assert state["demonstrations"] == 0 < flow.demonstrations.total
     player.episode = episode  # type: ignore[method-assign]
     again = flow_of(policy, player, tmp_path / "replay", state)
     again.demonstrate(2)
     assert (
         again.save()["demonstrations"]
-        == again.shown.total
+        == again.demonstrations.total
         == sum(4 + job.seed % 3 for job in player.shown[:2])
     )
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -15,11 +16,20 @@ from urllib.request import Request, urlopen
 import numpy as np
 import pytest
 
+from rlinf_vla.benchmarks.synthetic_cell import SPACE
 from rlinf_vla.config.recipe import LoraOptions, ModelConfig, NoAlgorithmConfig, Recipe
+from rlinf_vla.config.robot import ControlConfig
 from rlinf_vla.config.serve import ServeConfig
 from rlinf_vla.core import plugins
+from rlinf_vla.core.protocols import Policy
+from rlinf_vla.features.realworld.control_actor import ControlActor, require_fit
+from rlinf_vla.features.realworld.inference import Chunk, Committed
+from rlinf_vla.features.realworld.inference import Request as ControlRequest
+from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.testing.toy_env import CounterConfig
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
+from tests.features.realworld.test_control_actor import seen
+from tests.features.realworld.virtual_time import VirtualClock
 from tests.skips import NOT_INSTALLED, missing
 
 
@@ -48,6 +58,28 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
 
 def an_image(seed: int, size: tuple[int, int] = (64, 64)) -> np.ndarray[Any, Any]:
     return np.random.default_rng(seed).integers(256, size=(*size, 3), dtype=np.uint8)
+
+
+def a_certificate(folder: Path) -> tuple[Path, Path]:
+    """Write a certificate of this machine that signs itself, and its key, as PEM files."""
+    certificate = folder / "chain.pem"
+    key = folder / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    command += ["-nodes", "-days", "2", "-keyout", str(key), "-out", str(certificate)]
+    command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run(command, check=True)
+    return certificate, key
+
+
+def first_two_chunks(policy: Policy, temperature: float) -> tuple[Chunk, Chunk]:
+    """What a control loop gets of a policy: a chunk, and one that continues its last actions."""
+    require_fit(policy, SPACE, ["base"], ControlConfig(real_time_chunking=True))
+    clock = VirtualClock()
+    actor = ControlActor(policy, Settings(3, temperature, 1), clock)
+    shown = seen(clock)
+    first = actor(ControlRequest(shown, "push the cube", 0, 0))
+    committed = Committed(first.actions[1:], 2)
+    return first, actor(ControlRequest(shown, "push the cube", 1, 1, committed))
 
 
 def native(seed: int = 0, **more: Any) -> dict[str, Any]:

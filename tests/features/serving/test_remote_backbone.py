@@ -24,7 +24,7 @@ from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import Episodes
 from rlinf_vla.features.realworld.clock import Clock
 from rlinf_vla.features.realworld.control_actor import ControlActor, require_fit
-from rlinf_vla.features.realworld.inference import Chunk, Committed, InferenceWorker, Request
+from rlinf_vla.features.realworld.inference import Chunk, InferenceWorker, Request
 from rlinf_vla.features.serving.array_messages import MessageError, pack, unpack
 from rlinf_vla.features.serving.backbone import combined, digest_of_backbone, fingerprint
 from rlinf_vla.features.serving.feature_messages import (
@@ -49,7 +49,7 @@ from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
 from rlinf_vla.training.lora import acting
 from tests.features.realworld.test_control_actor import seen
 from tests.features.realworld.virtual_time import VirtualClock
-from tests.features.serving.conftest import Running, Start
+from tests.features.serving.conftest import Running, Start, first_two_chunks
 from tests.models.policy_servers import PolicyServer, serving
 from tests.models.tiny_openvla import ASSETS
 
@@ -180,29 +180,13 @@ def test_a_control_loop_gets_the_chunks_of_the_whole_policy(
     recipe: Recipe, start: Start, temperature: float
 ) -> None:
     """Also those that continue committed actions, which the server does not know."""
-    clock = VirtualClock()
-    settings = Settings(3, temperature, 1)
-    chunks = []
-    shown = seen(clock)
     with serving_of(recipe, start) as running:
-        for policy in (
-            builders.build_policy(at(recipe, running.url())),
-            builders.build_policy(recipe),
-        ):
-            require_fit(policy, SPACE, ["base"], ControlConfig(real_time_chunking=True))
-            actor = ControlActor(policy, settings, clock)
-            first = actor(Request(shown, "push the cube", 0, 0))
-            chunks.append(
-                (
-                    first.actions,
-                    actor(
-                        Request(shown, "push the cube", 1, 1, Committed(first.actions[1:], 2))
-                    ).actions,
-                )
-            )
-            assert first.sections.keys() == {"prepare", "encode", "act"}
-    (first, second), (wanted, continued) = chunks
-    assert np.array_equal(first, wanted) and np.array_equal(second, continued)
+        elsewhere = builders.build_policy(at(recipe, running.url()))
+        first, second = first_two_chunks(elsewhere, temperature)
+    wanted, continued = first_two_chunks(builders.build_policy(recipe), temperature)
+    for chunk, same in ((first, wanted), (second, continued)):
+        assert np.array_equal(chunk.actions, same.actions)
+        assert chunk.sections.keys() == {"prepare", "encode", "act"}
 
 
 def test_requests_in_flight_have_connections_of_their_own(recipe: Recipe, start: Start) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,16 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from rlinf_vla.benchmarks.synthetic_cell import SPACE
 from rlinf_vla.config.checks import NO_MODEL
 from rlinf_vla.config.errors import Failure, UserError
 from rlinf_vla.config.recipe import LoraOptions, ModelConfig, NoAlgorithmConfig, Recipe
-from rlinf_vla.config.robot import ControlConfig
 from rlinf_vla.core import plugins
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import Episodes
-from rlinf_vla.features.realworld.control_actor import ControlActor, require_fit
-from rlinf_vla.features.realworld.inference import Committed, Request
+from rlinf_vla.features.realworld.control_actor import ControlActor
+from rlinf_vla.features.realworld.inference import Request
 from rlinf_vla.models.pi0.policy import Pi0Options, Pi0Policy
 from rlinf_vla.models.remote.options import RemoteOptions
 from rlinf_vla.models.remote.policy import RemotePolicy
@@ -31,7 +28,7 @@ from rlinf_vla.testing.policy_calls import act, observations
 from rlinf_vla.testing.toy_env import CounterConfig
 from tests.features.realworld.test_control_actor import seen
 from tests.features.realworld.virtual_time import VirtualClock
-from tests.features.serving.conftest import Running, Start
+from tests.features.serving.conftest import Running, Start, a_certificate, first_two_chunks
 from tests.models.test_pi0 import TINY
 
 
@@ -136,25 +133,13 @@ def test_a_control_loop_gets_the_chunks_of_the_policy_itself(
     server: Running, recipe: Recipe, temperature: float
 ) -> None:
     """Also those that continue committed actions."""
-    clock = VirtualClock()
-    settings = Settings(3, temperature, 1)
-    shown = seen(clock)
-    chunks = []
-    for policy in (remote(server.url()), builders.build_policy(recipe)):
-        require_fit(policy, SPACE, ["base"], ControlConfig(real_time_chunking=True))
-        actor = ControlActor(policy, settings, clock)
-        first = actor(Request(shown, "push the cube", 0, 0))
-        chunks.append(
-            (
-                first.actions,
-                actor(
-                    Request(shown, "push the cube", 1, 1, Committed(first.actions[1:], 2))
-                ).actions,
-            )
-        )
-    (first, second), (wanted, continued) = chunks
-    assert np.array_equal(first, wanted) and np.array_equal(second, continued)
-    assert np.array_equal(second[:2], first[1:3]), "it begins with the committed actions"
+    first, second = first_two_chunks(remote(server.url()), temperature)
+    wanted, continued = first_two_chunks(builders.build_policy(recipe), temperature)
+    assert np.array_equal(first.actions, wanted.actions)
+    assert np.array_equal(second.actions, continued.actions)
+    assert np.array_equal(second.actions[:2], first.actions[1:3]), (
+        "it begins with the committed actions"
+    )
 
 
 def test_in_a_control_loop_a_lost_server_is_an_error_at_once(start: Start) -> None:
@@ -200,33 +185,7 @@ def test_the_token(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_tls(start: Start, tmp_path: Path) -> None:
-    certificate, key = tmp_path / "chain.pem", tmp_path / "key.pem"
-    made = [
-        "-keyout",
-        str(key),
-        "-out",
-        str(certificate),
-        "-days",
-        "2",
-        "-subj",
-        "/CN=localhost",
-        "-addext",
-        "subjectAltName=IP:127.0.0.1",
-    ]
-    subprocess.run(
-        [
-            "openssl",
-            "req",
-            "-x509",
-            "-newkey",
-            "ec",
-            "-pkeyopt",
-            "ec_paramgen_curve:P-256",
-            "-nodes",
-            *made,
-        ],
-        check=True,
-    )
+    certificate, key = a_certificate(tmp_path)
     with start(certificate=str(certificate), private_key=str(key)) as running:
         url = running.url().replace("ws:", "wss:")
         policy = remote(url, ca_file=str(certificate))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import ssl
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +20,7 @@ from rlinf_vla.config.serve import ServeConfig, check_serve, is_loopback
 from rlinf_vla.features.serving.array_messages import json_pack, pack, unpack
 from rlinf_vla.features.serving.observations import NATIVE
 from rlinf_vla.features.serving.service import PolicyService, opened
-from tests.features.serving.conftest import Running, Start, an_image, native
+from tests.features.serving.conftest import Running, Start, a_certificate, an_image, native
 from tests.features.serving.test_protocols import closing, connect
 
 
@@ -556,33 +555,7 @@ def test_a_mistake_of_ours_beside_the_policy_is_one_line(
 def test_tls(start: Start, tmp_path: Path) -> None:
     from websockets.sync.client import connect as open_socket
 
-    certificate, key = tmp_path / "chain.pem", tmp_path / "key.pem"
-    made = [
-        "-keyout",
-        str(key),
-        "-out",
-        str(certificate),
-        "-days",
-        "2",
-        "-subj",
-        "/CN=localhost",
-        "-addext",
-        "subjectAltName=IP:127.0.0.1",
-    ]
-    subprocess.run(
-        [
-            "openssl",
-            "req",
-            "-x509",
-            "-newkey",
-            "ec",
-            "-pkeyopt",
-            "ec_paramgen_curve:P-256",
-            "-nodes",
-            *made,
-        ],
-        check=True,
-    )
+    certificate, key = a_certificate(tmp_path)
     trusted = ssl.create_default_context(cafile=str(certificate))
     with (
         start(certificate=str(certificate), private_key=str(key)) as server,

@@ -21,12 +21,12 @@ from rlinf_vla.algorithms.on_policy import OnPolicy
 from rlinf_vla.algorithms.ppo import PPO, PPOConfig
 from rlinf_vla.config.cluster import ClusterConfig, NodeConfig
 from rlinf_vla.config.recipe import LoraOptions
+from rlinf_vla.core.devices import threads
 from rlinf_vla.core.protocols import EnvSpec, Policy, VectorEnv
 from rlinf_vla.core.types import Observation, StepResult
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.reward_shaping import RewardedEnv, RewardShaper
 from rlinf_vla.rollout.split import strip_to_head
-from rlinf_vla.runtime.builders import threads
 from rlinf_vla.runtime.machines import Cluster
 from rlinf_vla.runtime.on_policy import OnPolicyFlow
 from rlinf_vla.runtime.ray.open import launch_workers

@@ -1,4 +1,10 @@
-"""The base of a model plug-in: a network that acts."""
+"""Protocols that model, simulator and reward plug-ins implement.
+
+The engine knows plug-ins only through this module. A package registers them as entry points:
+``rlinf_vla.models`` (a :class:`Policy` subclass), ``rlinf_vla.envs`` (an :class:`EnvPlugin`) and
+``rlinf_vla.rewards`` (a :class:`RewardPlugin`). Modules of the latter two must be cheap to import:
+they import PyTorch, simulators and drivers on first use, and ``core/tasks.py`` instead of this one.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +20,62 @@ from torch import Tensor, nn
 
 from rlinf_vla.core.devices import CPU, device_of, moved
 from rlinf_vla.core.images import blank
-from rlinf_vla.core.types import ActionEval, ActionSample, Inputs, Observation, Tensors
-
-from .convention import Convention
+from rlinf_vla.core.tasks import Diagnosis as Diagnosis
+from rlinf_vla.core.tasks import Suite as Suite
+from rlinf_vla.core.tasks import Task as Task
+from rlinf_vla.core.types import (
+    ActionEval,
+    ActionSample,
+    Episodes,
+    Inputs,
+    Observation,
+    StepResult,
+    Tensors,
+)
 
 if TYPE_CHECKING:
     from rlinf_vla.core.origin import Origin
 
-    from .backbone import BackboneElsewhere
+
+@dataclass(frozen=True)
+class ToolUnits:
+    """Units of actions ``(dx, dy, dz, gripper)`` or ``(dx, dy, dz, rx, ry, rz, gripper)``.
+
+    An action of 1 moves the tool's target so far per control step; see docs/conventions.md.
+    """
+
+    translation_m: float
+    """Metres along an axis of the robot's base."""
+    rotation_rad: float = 0.0
+    """Radians, right-handed, about an axis of the robot's base."""
+
+
+@dataclass(frozen=True)
+class Convention:
+    """Known meanings. A policy whose convention differs from its environment's is refused.
+
+    None: not known, and so not compared.
+    """
+
+    tool: ToolUnits | None = None
+    gripper: str | None = None
+    """``open_positive``: +1 opens, -1 closes; ``close_positive``: the opposite; ``zero_to_one``: 0
+    closes, 1 opens."""
+    state: str | None = None
+    """``quaternion``: as docs/conventions.md; ``axis_angle``: position, rotation vector and both
+    fingers; ``qpos``: the positions of all joints."""
+    images: str | None = None
+    """``upright``; ``rot180``: LIBERO's images rotated by 180 degrees, which are mirrored;
+    ``none``: as LIBERO renders them, upside down."""
+    jpeg: bool = False
+    """Of a policy: it reads images after a JPEG round trip (``core/jpeg.py``), as they are in RLDS
+    data. Environments show them beside the others: ``VectorEnv.add_jpeg``."""
+
+
+def common(tool: ToolUnits) -> Convention:
+    """Return the convention of docs/conventions.md."""
+    return Convention(tool, "open_positive", "quaternion", "upright")
+
 
 ImageSize = tuple[int, int]
 """(height, width) in pixels."""
@@ -65,7 +119,7 @@ class PolicySpec:
     state_dim: int
     """0 if the policy does not read proprioception."""
     images: dict[str, ImageSize]
-    convention: Convention = Convention()  # noqa: RUF009  (frozen)
+    convention: Convention = Convention()
     """What its actions, states and images mean, as far as the checkpoint tells."""
     env: dict[str, Any] = field(default_factory=dict)
     """Values that this policy needs of keys of the node ``env``, used where these are null."""
@@ -296,3 +350,253 @@ class RealTimeChunking(Protocol):
         on unless a new chunk arrives; with N = 0 this is ``act``. frozen: how many of these actions
         will have been executed when this chunk arrives. Not in inference mode.
         """
+
+
+class BackboneElsewhere(Protocol):
+    """The backbone of a split policy, which another machine runs for the head here."""
+
+    def prepare(self, obs: Observation) -> Inputs:
+        """Return what ``encode`` takes of an observation."""
+
+    def encode(self, inputs: Inputs) -> Tensors:
+        """Return the packed features of ``inputs``, on the CPU. Raises Failure."""
+
+    def trained(self, weights: Mapping[str, Tensor]) -> Tensors:
+        """Take note of the trained weights of the whole policy, by full name, which replace those
+        noted before; return those of the head."""
+
+    def begin_control(self) -> None:
+        """See ``Policy``."""
+
+
+class RewardModel(nn.Module):
+    """A success classifier, trained by ``rlinf-vla train recipe=reward_classifier``."""
+
+    images: dict[str, ImageSize]
+    """Its input images, by camera name."""
+
+    @property
+    def spec(self) -> PolicySpec:
+        """That of a policy with the same inputs and no actions."""
+        return PolicySpec(chunk=1, action_dim=0, state_dim=0, images=self.images)
+
+    @abstractmethod
+    def prepare(self, obs: Observation) -> Inputs:
+        """Convert an observation to inputs with leading dimension ``B`` that are cheap to store."""
+
+    @abstractmethod
+    def forward(self, inputs: Inputs) -> Tensor:
+        """Return the logits of success, float32 ``[B]``."""
+
+    @abstractmethod
+    def save(self, checkpoint: Path, dtype: torch.dtype | None = None) -> None:
+        """Write the plug-in's checkpoint into an existing directory; ``dtype=None``: float32."""
+
+
+Learner = Policy | RewardModel
+"""A network that a trainer can train."""
+
+
+def prepared(learner: Learner, obs: Observation) -> Inputs:
+    """Return the inputs of ``learner``, prepared on its device."""
+    return learner.prepare(obs.to(device_of(learner)))
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """Static properties of a vector environment."""
+
+    num_envs: int
+    action_dim: int
+    state_dim: int
+    control_hz: float
+    episode_limit: int
+    """Number of control steps after which an episode is truncated."""
+    images: dict[str, ImageSize]
+    tasks: tuple[str, ...]
+    """Task names, indexed by ``Episodes.task_id``."""
+    device: torch.device
+    tool: ToolUnits | None = None
+    """None: actions and states do not follow docs/conventions.md (joint angles, for example)."""
+    stack: dict[str, str] = field(default_factory=dict)
+    """Versions, physics engine and renderer. Results of different stacks need not be comparable."""
+    native: Convention | None = None
+    """What is known of another convention than that of docs/conventions.md."""
+    instructions: tuple[str, ...] = ()
+    """All instructions that episodes can have; empty: not known in advance."""
+    starts: int | None = None
+    """Number of initial states of a task's evaluation episodes; None: each seed has its own."""
+    steps_per_call: int | None = None
+    """Control steps executed per policy call; None: the policy's whole chunk."""
+
+    def steps(self, chunk: int) -> int:
+        """Return the control steps of a policy call with ``chunk`` actions."""
+        return self.steps_per_call or chunk
+
+    @property
+    def motion(self) -> ToolUnits | None:
+        """What 1 means in actions of docs/conventions.md, whatever the states are; None: others."""
+        convention = self.convention
+        return self.tool or (convention.tool if convention.gripper == "open_positive" else None)
+
+    @property
+    def convention(self) -> Convention:
+        if self.native is not None:
+            return self.native
+        return Convention() if self.tool is None else common(self.tool)
+
+
+class VectorEnv(Protocol):
+    """``B`` environments that step together, with gymnasium's DISABLED autoreset mode.
+
+    The caller decides which environments are reset, and to which episode. The same episodes and
+    actions give the same results, whatever ran before.
+    """
+
+    spec: EnvSpec
+
+    def reset_async(self, episodes: Episodes, mask: Tensor | None = None) -> None:
+        """Start ``episodes`` ``[B]`` in the environments of ``mask`` (bool ``[B]``; None: all)."""
+
+    def reset_wait(self) -> Observation:
+        """Return the current observation of all ``B`` environments, the first one after a reset."""
+
+    def step_async(self, actions: Tensor, skip_ended: bool = False) -> None:
+        """Start up to ``C`` control steps of float32 ``[B, C, D]``.
+
+        No episode may have ended, unless ``skip_ended``: environments whose episode has then
+        execute nothing.
+        """
+
+    def step_wait(self) -> StepResult: ...
+
+    def reset(self, episodes: Episodes, mask: Tensor | None = None) -> Observation:
+        self.reset_async(episodes, mask)
+        return self.reset_wait()
+
+    def step(self, actions: Tensor) -> StepResult:
+        self.step_async(actions)
+        return self.step_wait()
+
+    def add_jpeg(self, cameras: Sequence[str]) -> None:
+        """From the next reset on, also show images of ``cameras``, and no others, as ``jpeg``.
+
+        The round trips belong where images are made: in processes, beside the simulators. An
+        environment that does not implement this leaves them to the policy.
+        """
+        return None
+
+    def render(self, index: int) -> Tensor:
+        """Render environment ``index`` for human viewers: uint8 ``[H, W, 3]``."""
+
+    def expert_actions(self) -> Tensor:
+        """Return a scripted expert's actions for the current states: float32 ``[B, D]``.
+
+        The expert is stateless and can label any state. Raises UserError if the task has none.
+        """
+
+    def losses(self) -> int:
+        """Return how many simulators died or hung so far and were replaced without data loss."""
+        return 0
+
+    def close(self) -> None:
+        """Release all resources; may be called repeatedly."""
+
+
+@runtime_checkable
+class HasOutline(Protocol):
+    """An ``EnvPlugin`` whose specs are known before a simulator starts, or is installed."""
+
+    def outline(self, config: Any) -> EnvSpec | None:
+        """Return the spec of ``create(config, 1)``, without its stack; None if only the simulator
+        knows it. Raises UserError for mistakes of the user."""
+
+
+@runtime_checkable
+class HasSuites(Protocol):
+    """An ``EnvPlugin`` whose tasks may need more than one kind of vector environment."""
+
+    def suites(self, config: Any) -> list[Suite]:
+        """Return the suites in the order of execution, without starting a simulator.
+        Raises UserError for mistakes of the user."""
+
+
+class EnvPlugin(Protocol):
+    """A simulator plug-in, registered as an entry point of ``rlinf_vla.envs``."""
+
+    name: str
+    Config: type
+    """Dataclass of the recipe node ``env``; needs ``name``, ``num_envs`` and ``episode_limit``."""
+
+    def create(self, config: Any, groups: int) -> list[VectorEnv]:
+        """Create ``config.num_envs`` environments as ``groups`` equal vector environments.
+
+        They step independently. Raises UserError for mistakes of the user.
+        """
+
+    def tasks(self) -> list[Task]: ...
+
+    def diagnose(self) -> list[Diagnosis]: ...
+
+
+class Reward(Protocol):
+    """The reward for training; evaluation always uses the simulator's success signal."""
+
+    def __call__(self, before: Observation, actions: Tensor, result: StepResult) -> StepResult:
+        """Return ``result`` with ``reward`` ``[B, C]`` replaced by this reward.
+
+        ``actions`` ``[B, C, D]`` were executed after observation ``before``. The reward may set
+        ``terminated`` in a row's last valid step to end that episode. Invalid steps are ignored.
+        """
+
+
+class RewardPlugin(Protocol):
+    """A reward plug-in, registered as an entry point of ``rlinf_vla.rewards``."""
+
+    name: str
+    Config: type
+    """Dataclass of a recipe's ``reward.options`` node."""
+
+    def create(self, config: Any, env: EnvSpec, device: torch.device) -> Reward:
+        """Create the reward. It may compute on ``device``; results are on the device of its inputs.
+
+        Raises UserError for mistakes of the user.
+        """
+
+    def learner(self, config: Any) -> RewardModel:
+        """Return the trainable network of this reward. Raises UserError if it has none."""
+
+
+class WrappedEnv(VectorEnv):
+    """Pass every call on to ``env``; subclasses override what they change."""
+
+    def __init__(self, env: VectorEnv) -> None:
+        self.spec = env.spec
+        self._env = env
+
+    def reset_async(self, episodes: Episodes, mask: Tensor | None = None) -> None:
+        self._env.reset_async(episodes, mask)
+
+    def reset_wait(self) -> Observation:
+        return self._env.reset_wait()
+
+    def step_async(self, actions: Tensor, skip_ended: bool = False) -> None:
+        self._env.step_async(actions, skip_ended)
+
+    def step_wait(self) -> StepResult:
+        return self._env.step_wait()
+
+    def add_jpeg(self, cameras: Sequence[str]) -> None:
+        self._env.add_jpeg(cameras)
+
+    def render(self, index: int) -> Tensor:
+        return self._env.render(index)
+
+    def expert_actions(self) -> Tensor:
+        return self._env.expert_actions()
+
+    def losses(self) -> int:
+        return self._env.losses()
+
+    def close(self) -> None:
+        self._env.close()
