@@ -24,6 +24,7 @@ from rlinf_vla.rollout.evaluation_episodes import EpisodeResult, play_episode_li
 from rlinf_vla.rollout.player import ActorProtocol
 from rlinf_vla.rollout.scripted_actors import ExpertActor, RandomActor
 from rlinf_vla.runtime import builders, run_directory
+from rlinf_vla.runtime.out_of_memory import explained
 from rlinf_vla.runtime.fit import connect, fitted
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.checkpoint import load_checkpoint
@@ -54,8 +55,9 @@ class BlockPlayer:
 
         ``reached(job, fraction)``: called with the completed fraction of each job.
         """
-        for job in jobs:
-            self._carry_out(job, directory, partial(reached, job))
+        with explained(self._recipe, trains=False):
+            for job in jobs:
+                self._carry_out(job, directory, partial(reached, job))
 
     def _carry_out(self, job: Job, directory: Path, progress: Progress) -> None:
         block = job.block

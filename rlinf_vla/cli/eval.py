@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from rlinf_vla.config.robot import ROBOT
 from rlinf_vla.core.devices import threads
 from rlinf_vla.evaluation.evaluate import evaluate, headline
-from rlinf_vla.runtime import builders, hooks, run_directory
+from rlinf_vla.runtime import builders, hooks, out_of_memory, run_directory
 from rlinf_vla.runtime.fit import remarks
 from rlinf_vla.runtime.open import play_in_process
 from rlinf_vla.telemetry.console import stages
@@ -36,6 +36,7 @@ def run(config: DictConfig) -> dict[str, Any]:
     source = str(checkpoint or recipe.model.checkpoint)
     version = 0
     with ExitStack() as stack:
+        stack.enter_context(out_of_memory.explained(recipe, trains=False))
         progress = stack.enter_context(stages())
         if recipe.env.name == ROBOT:
             directory = run_directory.for_evaluation(config, checkpoint)

@@ -25,7 +25,7 @@ from rlinf_vla.core.io import read_json, step_name, write_json
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.evaluation.evaluate import evaluate, headline, rates
 from rlinf_vla.evaluation.statistics import compare
-from rlinf_vla.runtime import builders, hooks, run_directory
+from rlinf_vla.runtime import builders, hooks, out_of_memory, run_directory
 from rlinf_vla.runtime.base import BaseFlow, Restart, Runtime, Say
 from rlinf_vla.runtime.open import open_runtime
 from rlinf_vla.telemetry.console import TrainingConsole
@@ -55,7 +55,7 @@ def run(config: DictConfig) -> None:
     if preview is not None:
         preview.show(recipe)
         preview.require_nothing()
-    with run_directory.locked(directory, config, checkpoint):
+    with run_directory.locked(directory, config, checkpoint), out_of_memory.explained(recipe, True):
         _train(
             recipe, directory.absolute(), checkpoint and checkpoint.absolute(), monitor
         )  # workers may have another working directory

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -107,6 +107,7 @@ class Pool:
     ) -> None:
         """``spawn(i)``: new actor in place ``i``; ``ready`` initialises and ``ping`` checks it."""
         self.role = role
+        self._regular = size
         self.cluster = cluster
         self._spawn = spawn
         self._say = say
@@ -201,11 +202,33 @@ class Pool:
             return self.actors[place]
 
     def rest(self) -> None:
-        """Move idle workers off the GPU; the replacement of a lost one starts independently."""
-        import ray
+        """Move idle workers off the GPU, and return when all have left it.
 
-        waiting = [actor.rest.remote() for actor in self.actors]
-        ray.wait(waiting, num_returns=len(waiting), timeout=self.cluster.heartbeat_s)
+        One that is lost meanwhile is replaced. A replacement takes the GPU while it starts, so it is
+        waited for, too. Raises the error of a worker that cannot start.
+        """
+        resting: dict[int, Any] = {}
+        while awake := self._awake(resting):
+            if self.error is not None:
+                raise self.error
+            for place in awake & self.introduced.keys():
+                actor = self.actors[place]
+                try:
+                    wait(actor, [actor.rest.remote()], self.cluster, f"{self.role} {place}")
+                except WorkerLost as loss:
+                    self._replace(place, actor, str(loss))
+                else:
+                    resting[place] = actor
+            time.sleep(0 if awake <= resting.keys() else _LOOK)
+
+    def _awake(self, resting: Mapping[int, Any]) -> set[int]:
+        """Return the places of workers that are not in ``resting``, those that start included."""
+        left = set(range(self._regular, len(self.actors))) - self._leave.keys()
+        return {
+            place
+            for place, actor in enumerate(self.actors)
+            if place not in left and resting.get(place) is not actor
+        }
 
     def heard(self, progress: Progress) -> AbstractContextManager[None]:
         """Within the context, a worker of this process would tell its progress; an actor cannot."""

@@ -219,3 +219,44 @@ def test_a_lost_rank_is_noticed_while_the_first_waits_for_it(cluster: None) -> N
     with pytest.raises(TrainerLost, match="trainer 1 was lost"):
         trainers.call("update", second.pid)
     trainers.close()
+
+
+class Resting:
+    """A worker that takes its time to leave the GPU, or dies of it."""
+
+    def __init__(self, folder: Path, place: int) -> None:
+        self.left = folder / f"{place}"
+        self.dies = place == 1 and not (folder / "died").exists()
+
+    def ping(self) -> None:
+        pass
+
+    def ready(self) -> WorkerInfo:
+        return WorkerInfo(os.getpid(), "", "", None)
+
+    def rest(self) -> None:
+        if self.dies:
+            self.left.with_name("died").touch()
+            os._exit(1)
+        time.sleep(1.0)
+        self.left.touch()
+
+
+@pytest.mark.slow
+def test_the_gpu_is_free_only_when_all_workers_have_left_it(cluster: None, tmp_path: Path) -> None:
+    """Also those that take longer than ``heartbeat_s``, and the replacement of a lost one."""
+    import ray
+
+    kind = ray.remote(num_cpus=0, max_restarts=0, concurrency_groups={HEALTH: 1})(Resting)
+    said = list[str]()
+    pool = Pool(
+        "rollout",
+        lambda place: kind.remote(tmp_path, place),
+        3,
+        replace(CLUSTER, heartbeat_s=0.5),
+        said.append,
+    )
+    with closing(pool):
+        pool.rest()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2", "died"]
+    assert len(said) == 1 and "rollout 1 was lost" in said[0]
