@@ -37,7 +37,7 @@ def snapshots(python: str | None) -> dict[str, Any]:
     asked = json.dumps(
         [files_of(task) | {"name": task.name, "chunk": task.number == 0} for task in chosen]
     )  # of each suite's first
-    environment = child_process.environment(gl.environment(gl.find("auto", python).backend))
+    environment = child_process.environment(gl.find("auto", python).environment())
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder, "snapshots.npz")
         command = child_process.command(

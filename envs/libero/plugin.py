@@ -47,7 +47,7 @@ class Libero:
         options = simulator_options(config)
         tasks = selected_tasks(config)
         processes = processes_per_group(config, groups, batches=False)
-        renderer = gl.find(config.renderer, config.python, bool(config.seen()))
+        renderer = gl.find(config.renderer, config.python, bool(config.seen()), groups * processes)
         return environments(
             config,
             groups,
@@ -61,7 +61,7 @@ class Libero:
             tasks=tuple(task.name for task in tasks),
             no_expert=why_no_expert(tasks),
             episode_limit=episode_limit(config),
-            environment=gl.environment(renderer.backend),
+            environment=renderer.environment(),
             python=config.python,
         )
 
@@ -193,7 +193,8 @@ def checks() -> Iterator[Diagnosis]:
     )
     for backend in gl.BACKENDS:
         try:
-            yield Diagnosis(f"LIBERO's images by {backend}", True, gl.find(backend, None).name)
+            found = gl.find(backend, None, processes=gl.MOST_AT_ONCE)
+            yield Diagnosis(f"LIBERO's images by {backend}", True, found.name)
         except UserError:
             yield Diagnosis(
                 f"LIBERO's images by {backend}",

@@ -180,6 +180,6 @@ class LiberoSimulator:
 
 
 if __name__ == "__main__":
-    # robosuite would read it as EGL devices and reject an empty list; see mujoco_gl.environment
+    # robosuite would read it as EGL devices, which have another order; see mujoco_gl.device_for
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     serve(LiberoSimulator)

@@ -36,7 +36,9 @@ class MetaWorld:
         processes = processes_per_group(config, groups, batches=False)
         if config.python is None:
             PACKAGE.require()
-        renderer = mujoco_gl.find(config.renderer, config.python, bool(config.cameras))
+        renderer = mujoco_gl.find(
+            config.renderer, config.python, bool(config.cameras), groups * processes
+        )
         return environments(
             config,
             groups,
@@ -46,7 +48,7 @@ class MetaWorld:
             tasks=tuple(options["tasks"]),
             no_expert=None,
             episode_limit=episode_limit(config),
-            environment=mujoco_gl.environment(renderer.backend),
+            environment=renderer.environment(),
             python=config.python,
         )
 

@@ -5,6 +5,7 @@ Needs numpy and metaworld only: it may run in a Python environment without the t
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
 from dataclasses import replace
 from importlib.metadata import version
@@ -121,4 +122,6 @@ class MetaWorldSimulator:
 
 
 if __name__ == "__main__":
+    # EGL would number only these devices; mujoco_gl.Renderer counts all
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     serve(MetaWorldSimulator)

@@ -24,8 +24,8 @@ from rlinf_vla.rollout.evaluation_episodes import EpisodeResult, play_episode_li
 from rlinf_vla.rollout.player import ActorProtocol
 from rlinf_vla.rollout.scripted_actors import ExpertActor, RandomActor
 from rlinf_vla.runtime import builders, run_directory
-from rlinf_vla.runtime.out_of_memory import explained
 from rlinf_vla.runtime.fit import connect, fitted
+from rlinf_vla.runtime.out_of_memory import explained
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.checkpoint import load_checkpoint
 from rlinf_vla.training.lora import acting, copy_all

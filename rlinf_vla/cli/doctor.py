@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -18,6 +20,18 @@ from rlinf_vla.telemetry.tables import JSON, print_json
 
 FIX = "--fix"
 FREE_GIB = 2
+
+
+class Driver(NamedTuple):
+    """PyTorch's build for a driver of NVIDIA."""
+
+    least: int
+    """Major version from which on the driver runs it."""
+    cuda: str
+
+
+DRIVERS = (Driver(580, "13.0"), Driver(525, "12.9"))
+"""Newest first. docs.nvidia.com/deploy/cuda-compatibility, "Minor version compatibility"."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -103,6 +117,47 @@ def timm_check() -> Diagnosis:
     return Diagnosis("timm", installed, detail, 'pip install "rlinf-vla[timm]"')
 
 
+def unused_gpu(built_for: str | None, system: Path = Path("/")) -> Diagnosis | None:
+    """Return what is wrong if this machine has an NVIDIA GPU that PyTorch does not see; else None.
+
+    ``built_for``: the version of CUDA in PyTorch's build. ``system``: the root of ``/proc`` and
+    ``/sys``.
+    """
+    driver = _driver(system)
+    if driver is None and not _has_nvidia_gpu(system):
+        return None
+    detail = f"{torch.__version__} does not see this machine's NVIDIA GPU"
+    if driver is None:
+        fix = f"install NVIDIA's driver, {DRIVERS[0].least} or newer"
+    elif (wheels := next((each for each in DRIVERS if driver >= each.least), None)) is None:
+        fix = f"the driver {driver} is too old: install {DRIVERS[-1].least} or newer"
+    elif built_for == wheels.cuda:
+        fix = "CUDA_VISIBLE_DEVICES hides it, or a container was started without it: nvidia-smi says what the driver sees"
+    else:
+        detail += f" with the driver {driver}, as it is built for {f'CUDA {built_for}' if built_for else 'the CPU'}"
+        index = f"https://download.pytorch.org/whl/cu{wheels.cuda.replace('.', '')}"
+        fix = f"pip install --force-reinstall torch --index-url {index}"
+    if built_for is None:
+        detail = f"optional, {detail}"
+    return Diagnosis("torch", False, detail, fix)
+
+
+def _driver(system: Path) -> int | None:
+    """Return the major version of NVIDIA's driver, or None."""
+    said = system / "proc/driver/nvidia/version"
+    found = re.search(r"Kernel Module\D+(\d+)\.", said.read_text()) if said.exists() else None
+    return int(found[1]) if found else None
+
+
+def _has_nvidia_gpu(system: Path) -> bool:
+    """Whether a device of the PCI bus is a display or 3D controller of NVIDIA."""
+    for vendor in system.glob("sys/bus/pci/devices/*/vendor"):
+        kind = vendor.with_name("class")
+        if vendor.read_text().strip() == "0x10de" and kind.read_text().startswith("0x03"):
+            return True
+    return False
+
+
 def torch_check() -> Diagnosis:
     """Check PyTorch, torchvision and transformers.
 
@@ -111,12 +166,8 @@ def torch_check() -> Diagnosis:
     """
     fix = "pip install -c constraints.txt torch, and pip uninstall -y torchvision"
     device = f"CUDA ({torch.cuda.get_device_name()})" if torch.cuda.is_available() else "CPU"
-    if torch.version.cuda and not torch.cuda.is_available():
-        return Diagnosis(
-            "torch",
-            True,
-            f"{torch.__version__} on the CPU, though built for CUDA {torch.version.cuda}",
-        )
+    if not torch.cuda.is_available() and (unused := unused_gpu(torch.version.cuda)):
+        return unused
     if importlib.util.find_spec("torchvision"):
         try:
             import torchvision  # noqa: F401

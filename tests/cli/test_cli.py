@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from rlinf_vla import __version__
 from rlinf_vla.cli import compose, train
 from rlinf_vla.cli import list as list_command
+from rlinf_vla.cli.doctor import unused_gpu
 from rlinf_vla.cli.verbs import verbs
 from rlinf_vla.config.errors import Failure, UserError
 from rlinf_vla.core import plugins
@@ -677,6 +678,44 @@ def test_doctor_on_a_gpu_tells_of_fused_kernels(
         and 'pip install "rlinf-vla[cuda]"' in found.out
         and "NVIDIA Test" in found.out
     )
+
+
+A_GPU = {"sys/bus/pci/devices/0000:01:00.0/vendor": "0x10de\n"}
+CLASS = "sys/bus/pci/devices/0000:01:00.0/class"
+VERSION = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}.159.04  Tue Oct 14 2026\n"
+
+
+@pytest.mark.parametrize(
+    ("driver", "built_for", "fix"),
+    [
+        (580, "12.9", "whl/cu130"),
+        (595, None, "whl/cu130"),
+        (560, "13.0", "whl/cu129"),
+        (470, "13.0", "the driver 470 is too old: install 525 or newer"),
+        (580, "13.0", "CUDA_VISIBLE_DEVICES hides it"),
+        (None, "13.0", "install NVIDIA's driver, 580 or newer"),
+    ],
+)
+def test_doctor_finds_a_gpu_that_is_not_used(
+    tmp_path: Path, driver: int | None, built_for: str | None, fix: str
+) -> None:
+    files = A_GPU | {CLASS: "0x030200\n"}
+    if driver is not None:
+        files["proc/driver/nvidia/version"] = VERSION.format(driver)
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    check = unused_gpu(built_for, tmp_path)
+    assert check is not None and not check.ok and fix in check.fix
+    assert check.detail.startswith("optional") == (built_for is None), "a CPU build may be wanted"
+
+
+def test_doctor_misses_no_gpu_where_there_is_none(tmp_path: Path) -> None:
+    assert unused_gpu("13.0", tmp_path) is None
+    for name, content in (A_GPU | {CLASS: "0x040300\n"}).items():  # the sound of a GPU
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    assert unused_gpu("13.0", tmp_path) is None
 
 
 def test_doctor_fixes_what_it_can(

@@ -267,7 +267,7 @@ def test_plan_predicts_without_a_gpu_or_a_measurement(
     )
 
 
-@pytest.mark.parametrize("name", ["8gpu", "32gpu", "256gpu"])
+@pytest.mark.parametrize("name", ["2gpu", "4gpu", "8gpu", "32gpu", "256gpu"])
 def test_the_packages_clusters(name: str) -> None:
     found = recipes.read(compose.load("plan", ["recipe=maniskill_ppo", f"cluster={name}"]))
     assert sum(node.count * node.gpus for node in found.cluster.nodes) == int(

@@ -207,7 +207,7 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     home = tmp_path_factory.mktemp("home")
     environment = {
         **os.environ,
-        **gl.environment(gl.find("auto", None).backend),
+        **gl.find("auto", None).environment(),
         "HOME": str(home),
         "TMPDIR": str(home),
     }

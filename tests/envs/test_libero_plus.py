@@ -36,7 +36,7 @@ PICTURES = np.random.RandomState(0).randint(0, 256, (8, 8, 3), np.uint8).repeat(
 def facts() -> dict[str, Any]:
     from rlinf_vla.envs import mujoco_gl as gl
 
-    environment = {**os.environ, **gl.environment(gl.find("auto", None).backend)}
+    environment = {**os.environ, **gl.find("auto", None).environment()}
     script = Path(__file__).with_name("libero_plus_facts.py")
     done = subprocess.run(
         [sys.executable, str(script)],

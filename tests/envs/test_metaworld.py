@@ -16,7 +16,6 @@ import torch
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import check_values
-from rlinf_vla.core import child_process
 from rlinf_vla.core.protocols import VectorEnv
 from rlinf_vla.core.types import Episodes
 from rlinf_vla.envs import mujoco_gl
@@ -171,7 +170,8 @@ class TestTasks:
         )
         seen = env.reset(episodes(5)).images
         env.close()
-        variables = mujoco_gl.environment(env.spec.stack["renderer"].partition(":")[0])
+        backend, _, name = env.spec.stack["renderer"].partition(": ")
+        variables = mujoco_gl.Renderer(backend, name).environment()
         shown = said(str(FACTS), "--images", str(size), "button-press-v3", **variables)
         own = torch.from_numpy(np.frombuffer(shown, np.uint8).copy()).view(3, size, size, 3)
         assert torch.equal(seen["base"][0], own[0].flip(0, 1)), (
@@ -182,28 +182,70 @@ class TestTasks:
 
 
 @pytest.mark.parametrize(
-    ("visible", "chosen", "expected"),
+    ("devices", "visible", "chosen", "expected"),
     [
-        ("2,3", None, "2"),
-        ("2,3", "5", "5"),
-        ("", None, None),
-        ("GPU-0a", None, None),
-        (None, None, None),
-        (None, "5", "5"),
+        ((2, 0, 1), None, None, 1),
+        ((2, 0, 1), "2,1", None, 0),
+        ((2, 0, 1), "2,1", "1", 1),
+        ((2, 0, 1), "", None, None),
+        ((2, 0, 1), "GPU-0a", None, None),
+        ((2, 0, 1), "5", None, None),
+        ((None,), None, None, None),
+        ((), "3", "3", 3),
     ],
 )
-def test_egl_renders_on_the_first_visible_gpu(
-    monkeypatch: pytest.MonkeyPatch, visible: str | None, chosen: str | None, expected: str | None
+def test_egl_renders_on_the_gpu_of_the_policy(
+    devices: tuple[int | None, ...], visible: str | None, chosen: str | None, expected: int | None
 ) -> None:
-    for name, value in (("CUDA_VISIBLE_DEVICES", visible), ("MUJOCO_EGL_DEVICE_ID", chosen)):
-        monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(
-            name, value
-        )
-    assert (
-        child_process.environment(mujoco_gl.environment("egl")).get("MUJOCO_EGL_DEVICE_ID")
-        == expected
-    )
-    assert "MUJOCO_EGL_DEVICE_ID" not in mujoco_gl.environment("none")
+    """EGL numbers devices in an order of its own; a user's choice counts for all processes."""
+    variables = {"CUDA_VISIBLE_DEVICES": visible, "MUJOCO_EGL_DEVICE_ID": chosen}
+    given = {name: value for name, value in variables.items() if value is not None}
+    assert mujoco_gl.device_for(devices, given) == expected
+    set_for = mujoco_gl.Renderer("egl", "a GPU", expected).environment()
+    assert set_for.get("MUJOCO_EGL_DEVICE_ID") == (None if expected is None else str(expected))
+    assert "MUJOCO_EGL_DEVICE_ID" not in mujoco_gl.Renderer("none", "none", expected).environment()
+
+
+@pytest.mark.parametrize(("devices", "chosen"), [((0, 1), "2"), ((0,), "gpu"), ((), "-1")])
+def test_an_egl_device_that_is_not_there(devices: tuple[int | None, ...], chosen: str) -> None:
+    with pytest.raises(UserError, match=rf"^MUJOCO_EGL_DEVICE_ID={chosen}: EGL's devices are"):
+        mujoco_gl.device_for(devices, {"MUJOCO_EGL_DEVICE_ID": chosen})
+
+
+@pytest.mark.parametrize("wanted", ["auto", "egl"])
+def test_a_gpu_whose_driver_hangs_is_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    wanted: str,
+) -> None:
+    """A program that never ends stands in for the interpreter of the simulators."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexec sleep 600\n")
+    python.chmod(0o755)
+    names = {"egl": ("NVIDIA H200/PCIe", (0,)), "osmesa": ("llvmpipe", ())}
+    monkeypatch.setattr(mujoco_gl, "renderer", lambda backend, *others: names[backend])
+    monkeypatch.setattr(mujoco_gl, "TRIAL_S", 0.2)
+    mujoco_gl.works_at_once.cache_clear()
+    said = "8 processes that render there while CUDA computes hang or abort"
+    if wanted == "egl":
+        with pytest.raises(UserError, match=rf"^env\.renderer=egl: NVIDIA H200/PCIe: {said}; use"):
+            mujoco_gl.find(wanted, str(python), processes=20)
+    else:
+        found = mujoco_gl.find(wanted, str(python), processes=20)
+        assert found == mujoco_gl.Renderer("osmesa", "llvmpipe")
+        assert said in caplog.text
+    assert mujoco_gl.find("egl", str(python), needed=False).device == 0, "nothing is drawn"
+
+
+@pytest.mark.slow
+@pytest.mark.simulator
+def test_several_processes_render_at_once() -> None:
+    found = mujoco_gl.find("auto", None)
+    mujoco_gl.works_at_once.cache_clear()
+    assert mujoco_gl.works_at_once(found, None, 2)
+    absent = mujoco_gl.Renderer("egl", "a GPU that is not there", 63)
+    assert not mujoco_gl.works_at_once(absent, None, 2)
 
 
 def test_axes_and_gripper_are_those_of_the_conventions() -> None:

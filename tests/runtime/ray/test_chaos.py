@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,8 +19,9 @@ import torch
 from rlinf_vla.runtime.on_policy import OnPolicyFlow
 from rlinf_vla.runtime.ray import publisher
 from rlinf_vla.runtime.ray.broadcast import Order
-from rlinf_vla.runtime.ray.pool import Pool
+from rlinf_vla.runtime.ray.pool import HEALTH, Pool
 from rlinf_vla.runtime.ray.trainers import TrainerLost, Trainers
+from rlinf_vla.runtime.workers.base import WorkerInfo
 from tests.runtime.ray.counting import (
     CLUSTER,
     GRPO_CONFIG,
