@@ -14,7 +14,14 @@ from rlinf_vla.features.planner.memory import MemoryModel
 from rlinf_vla.features.planner.plan import Plan, Problem
 from rlinf_vla.features.planner.prediction import Prediction
 from rlinf_vla.features.planner.profile import Profile
-from rlinf_vla.features.planner.search import only_plan, plan_of, plan_problem, with_plan
+from rlinf_vla.features.planner.search import (
+    SHARDED,
+    only_plan,
+    plan_of,
+    plan_problem,
+    planned_problem,
+    with_plan,
+)
 from rlinf_vla.features.planner.simulate import simulate
 from rlinf_vla.runtime.base import Restart
 from rlinf_vla.telemetry.timeline import PREDICTED
@@ -109,13 +116,16 @@ def planned(
         return with_plan(recipe, plan), None
     if recipe.profile is None and not recipe.cluster.nodes:
         say("measuring the cost of operations on this machine")
-    problem, _ = plan_problem(recipe, model)
     if recipe.cluster.plan == AUTO:
-        choice = choose(problem)
+        unsharded = recipe.cluster.trainer_sharding
+        recipe, problem, choice, _ = planned_problem(recipe, model)
+        if recipe.cluster.trainer_sharding != unsharded:
+            say(SHARDED)
         say(choice.explain())
         prediction = choice.best
         recipe = with_plan(recipe, prediction.plan)
     else:
+        problem, _ = plan_problem(recipe, model)
         prediction = simulate(problem, plan_of(recipe))
     say(f"{problem.kind}: {prediction.seconds:.1f} s per iteration; {prediction.bottleneck}")
     return recipe, PlanMonitor(recipe, problem, prediction, say)

@@ -27,6 +27,10 @@ from rlinf_vla.runtime import builders, recipes, run_directory
 from rlinf_vla.runtime.machines import Cluster, broadcasts, describe
 from rlinf_vla.telemetry.environment import fingerprint
 
+SHARDED = (
+    "no plan fits unless the trainer is sharded over the GPUs: cluster.trainer_sharding=full is set"
+)
+
 
 def plan_problem(
     recipe: Recipe, model: MemoryModel | None = None
@@ -46,6 +50,32 @@ def plan_problem(
     if model is not None and counts_memory:
         problem = replace(problem, refuse=partial(_refuse, recipe, model, cluster))
     return problem, measured
+
+
+def planned_problem(
+    recipe: Recipe, model: MemoryModel | None
+) -> tuple[Recipe, Problem, Choice, Profile | None]:
+    """Return the recipe, its problem, the plan to run, and the profile if one was measured here.
+
+    If no plan fits into the GPUs' memory, the recipe's trainer is sharded over them. ``model``: see
+    ``plan_problem``. Raises UserError.
+    """
+    problem, measured = plan_problem(recipe, model)
+    try:
+        return recipe, problem, choose(problem), measured
+    except UserError as error:
+        cluster = recipe.cluster
+        if cluster.device != CUDA or cluster.trainer_sharding != "none" or problem.cluster.gpus < 2:
+            raise
+        alone = str(error)
+    recipe = replace(recipe, cluster=replace(recipe.cluster, trainer_sharding="full"))
+    if model is not None:
+        model.recipe = recipe
+    problem, measured = plan_problem(recipe, model)
+    try:
+        return recipe, problem, choose(problem), measured
+    except UserError as error:
+        raise UserError(f"{alone}; sharded (cluster.trainer_sharding=full): {error}") from None
 
 
 def _refuse(recipe: Recipe, model: MemoryModel, cluster: Cluster, plan: Plan) -> None:
@@ -114,8 +144,11 @@ def run(config: DictConfig) -> dict[str, Any]:
         return {"recipe": recipe.name, "chosen": {"plan": asdict(only_plan(recipe))}}
     preview = _preview(recipe)
     print(f"\ncluster {recipe.cluster.name}: {describe(recipe.cluster)}")
-    problem, measured = plan_problem(recipe, preview.model)
-    choice = choose(problem)
+    unsharded = recipe.cluster.trainer_sharding
+    recipe, problem, choice, measured = planned_problem(recipe, preview.model)
+    config.cluster.trainer_sharding = recipe.cluster.trainer_sharding
+    if recipe.cluster.trainer_sharding != unsharded:
+        print(SHARDED)
     _show(choice, problem)
     preview.show(with_plan(recipe, choice.best.plan))
     for reason in preview.missing:
@@ -229,7 +262,13 @@ def _show(choice: Choice, problem: Problem) -> None:
         )
     )
     print(f"\n{best.picture()}\n")
-    print(f"its keys: {' '.join(best.plan.overrides())}")
+    print(f"its keys: {' '.join(_overrides(choice, problem))}")
+
+
+def _overrides(choice: Choice, problem: Problem) -> list[str]:
+    """Return the keys of the chosen plan, KEY=VALUE."""
+    sharded = ["cluster.trainer_sharding=full"] if problem.workload.sharded else []
+    return [*choice.best.plan.overrides(), *sharded]
 
 
 def _write(directory: Path, recipe: Recipe, problem: Problem, choice: Choice) -> dict[str, Any]:
@@ -249,7 +288,7 @@ def _write(directory: Path, recipe: Recipe, problem: Problem, choice: Choice) ->
         "assumed": problem.assumed,
         "profiles": {device: asdict(profile) for device, profile in problem.profiles.items()},
         "chosen": choice.best.document(),
-        "overrides": choice.best.plan.overrides(),
+        "overrides": _overrides(choice, problem),
         "explanation": choice.explain(),
         "plans": others,
         "refused": [{"plan": asdict(plan), "reason": reason} for plan, reason in choice.refused],

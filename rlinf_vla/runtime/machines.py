@@ -21,6 +21,9 @@ from rlinf_vla.config.cluster import (
 )
 from rlinf_vla.config.errors import UserError
 
+ROUNDING = 0.05
+"""A machine of "80 GB" may have up to this share less."""
+
 
 class Slot(NamedTuple):
     """A device of a cluster: a GPU of a machine, or all cores of one without GPUs."""
@@ -193,6 +196,35 @@ def this_machine(gpu: bool) -> NodeConfig:
         gpu=gpu_type(properties.name),
         gpu_memory_gb=round(properties.total_memory / 1e9, 1),
     )
+
+
+def compare_with_assumed(config: ClusterConfig) -> list[str]:
+    """Return lines on what this machine has less of than its description in ``cluster.nodes``.
+
+    The plan and the counted memory rest on the description. Raises UserError if a GPU has less
+    memory than it says. Machines of another cluster (``cluster.address``) are not compared.
+    """
+    if config.device != CUDA or config.address is not None or not config.nodes:
+        return []
+    assumed = config.nodes[0]
+    actual = this_machine(gpu=True)
+    if actual.gpu_memory_gb < (1 - ROUNDING) * assumed.gpu_memory_gb:
+        raise UserError(
+            f"cluster={config.name} assumes GPUs of {assumed.gpu_memory_gb:g} GB, this machine's have "
+            f"{actual.gpu_memory_gb:g} GB ({actual.gpu}): describe it in a file of your own (docs/plan.md)"
+        )
+    lines = []
+    for what, has, wanted, unit in (
+        ("GPU", actual.gpu, assumed.gpu, ""),
+        ("cores", actual.cpus, assumed.cpus, ""),
+        ("main memory", actual.memory_gb, assumed.memory_gb, " GB"),
+    ):
+        differs = has != wanted if what == "GPU" else has < (1 - ROUNDING) * wanted
+        if wanted and differs:
+            lines.append(
+                f"cluster={config.name} assumes {what} {wanted}{unit}, this machine has {has}{unit}: predictions are off"
+            )
+    return lines
 
 
 def gpu_type(name: str) -> str:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,6 +9,12 @@ from rlinf_vla.config.cluster import THIS, ClusterConfig, NodeConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import check_values
 from rlinf_vla.runtime import machines
+
+ASSUMED = ClusterConfig(
+    name="8gpu",
+    device="cuda",
+    nodes=[NodeConfig(gpus=8, gpu="h100", gpu_memory_gb=80, cpus=128, memory_gb=1000)],
+)
 
 
 def described(nodes: list[NodeConfig], gpu: bool) -> machines.Cluster:
@@ -87,3 +94,36 @@ def test_an_invalid_cluster() -> None:
         described([NodeConfig("a"), NodeConfig("a")], gpu=False)
     with pytest.raises(UserError, match="needs GPUs"):
         described([NodeConfig("a")], gpu=True)
+
+
+@pytest.mark.parametrize(
+    ("actual", "said"),
+    [
+        (NodeConfig(gpus=8, gpu="h100", gpu_memory_gb=79.6, cpus=128, memory_gb=980), []),
+        (
+            NodeConfig(gpus=8, gpu="a100", gpu_memory_gb=80, cpus=128, memory_gb=1000),
+            ["assumes GPU h100, this machine has a100"],
+        ),
+        (
+            NodeConfig(gpus=8, gpu="h100", gpu_memory_gb=80, cpus=32, memory_gb=250),
+            ["assumes cores 128, this machine has 32", "assumes main memory 1000 GB"],
+        ),
+    ],
+)
+def test_a_machine_is_compared_with_its_description(
+    monkeypatch: pytest.MonkeyPatch, actual: NodeConfig, said: list[str]
+) -> None:
+    monkeypatch.setattr(machines, "this_machine", lambda gpu: actual)
+    lines = machines.compare_with_assumed(ASSUMED)
+    assert len(lines) == len(said)
+    assert all(part in line for part, line in zip(said, lines, strict=True))
+
+
+def test_a_gpu_with_less_memory_than_assumed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    actual = NodeConfig(gpus=8, gpu="a100", gpu_memory_gb=42.4, cpus=128, memory_gb=1000)
+    monkeypatch.setattr(machines, "this_machine", lambda gpu: actual)
+    with pytest.raises(UserError, match=r"assumes GPUs of 80 GB, this machine's have 42\.4 GB"):
+        machines.compare_with_assumed(ASSUMED)
+    elsewhere = replace(ASSUMED, address="10.0.0.1:6379")
+    assert machines.compare_with_assumed(elsewhere) == []
+    assert machines.compare_with_assumed(replace(ASSUMED, nodes=[])) == []

@@ -16,7 +16,7 @@ from rlinf_vla.rollout.split import require_separable
 from rlinf_vla.runtime import builders
 from rlinf_vla.runtime.base import Say
 from rlinf_vla.runtime.builders import recipe_builders, reward_workers, trainer_class
-from rlinf_vla.runtime.machines import Cluster, describe
+from rlinf_vla.runtime.machines import Cluster, compare_with_assumed, describe
 from rlinf_vla.runtime.ray.cluster import connect_cluster
 from rlinf_vla.runtime.ray.growth import Growth
 from rlinf_vla.runtime.ray.places import (
@@ -42,6 +42,8 @@ PLACEMENT = "placement.json"
 def workers_on_ray(recipe: Recipe, directory: Path, say: Say) -> Iterator[Workers]:
     """Start the recipe's workers on a cluster. Raises UserError."""
     cluster = recipe.cluster
+    for line in compare_with_assumed(cluster):
+        say(line)
     split = recipe.rollout.split == "head"
     on_policy = recipe.algorithm.family == ON_POLICY
     if split:
