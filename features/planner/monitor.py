@@ -20,6 +20,7 @@ from rlinf_vla.features.planner.search import (
     plan_of,
     plan_problem,
     planned_problem,
+    whole_run,
     with_plan,
 )
 from rlinf_vla.features.planner.simulate import simulate
@@ -128,6 +129,7 @@ def planned(
         problem, _ = plan_problem(recipe, model)
         prediction = simulate(problem, plan_of(recipe))
     say(f"{problem.kind}: {prediction.seconds:.1f} s per iteration; {prediction.bottleneck}")
+    say(whole_run(recipe, problem, prediction))
     return recipe, PlanMonitor(recipe, problem, prediction, say)
 
 

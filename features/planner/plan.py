@@ -146,6 +146,27 @@ class Machine:
     numbers: tuple[tuple[int, ...], ...]
 
 
+def device_hours(plan: Plan, cluster: Cluster, hours: float) -> dict[str, float]:
+    """Return GPU hours (without GPUs: core hours) by role, for ``hours`` of a run under ``plan``.
+
+    A GPU that both roles use counts as ``rollout and trainer``; one that nobody uses, as ``idle``:
+    the machine is there for the run.
+    """
+    if not cluster.gpus:
+        cores = sum(node.count * node.cpus for node in cluster.nodes)
+        return {"all roles": cores * hours}
+    rollout, trainers = map(
+        set, assign(plan.placement, plan.rollout_workers, plan.trainer_ranks, cluster)
+    )
+    numbers = {
+        "rollout and trainer": len(rollout & trainers),
+        "rollout": len(rollout - trainers),
+        "trainer": len(trainers - rollout),
+        "idle": cluster.gpus - len(rollout | trainers),
+    }
+    return {role: number * hours for role, number in numbers.items() if number}
+
+
 def place(plan: Plan, cluster: Cluster) -> tuple[Machine, ...]:
     """Return the machines in use, the trainers' first. Raises UserError as ``assign`` does."""
     roles = assign(plan.placement, plan.rollout_workers, plan.trainer_ranks, cluster)

@@ -17,7 +17,15 @@ from rlinf_vla.features.planner.budget import budget, room_in, setting_of
 from rlinf_vla.features.planner.choice import Choice, choose
 from rlinf_vla.features.planner.graph import Graph, trace
 from rlinf_vla.features.planner.memory import MemoryModel
-from rlinf_vla.features.planner.plan import IN_CLUSTER, IN_ROLLOUT, Plan, Problem, place
+from rlinf_vla.features.planner.plan import (
+    IN_CLUSTER,
+    IN_ROLLOUT,
+    Plan,
+    Problem,
+    device_hours,
+    place,
+)
+from rlinf_vla.features.planner.prediction import Prediction
 from rlinf_vla.features.planner.preview import Preview
 from rlinf_vla.features.planner.profile import Profile
 from rlinf_vla.features.planner.profiles import profiles_for
@@ -149,7 +157,7 @@ def run(config: DictConfig) -> dict[str, Any]:
     config.cluster.trainer_sharding = recipe.cluster.trainer_sharding
     if recipe.cluster.trainer_sharding != unsharded:
         print(SHARDED)
-    _show(choice, problem)
+    _show(choice, problem, recipe)
     preview.show(with_plan(recipe, choice.best.plan))
     for reason in preview.missing:
         print(f"this plan cannot run here: {reason}")
@@ -240,7 +248,7 @@ def workload(recipe: Recipe, graph: Graph, profile: Profile) -> Workload:
     )
 
 
-def _show(choice: Choice, problem: Problem) -> None:
+def _show(choice: Choice, problem: Problem, recipe: Recipe) -> None:
     best = choice.best
     for profile in problem.profiles.values():
         print(f"costs: {profile.note}")
@@ -261,8 +269,22 @@ def _show(choice: Choice, problem: Problem) -> None:
             if share >= 0.01
         )
     )
+    print(whole_run(recipe, problem, best))
     print(f"\n{best.picture()}\n")
     print(f"its keys: {' '.join(_overrides(choice, problem))}")
+
+
+def whole_run(recipe: Recipe, problem: Problem, prediction: Prediction) -> str:
+    """Return a line on the time of the recipe's iterations, its device hours by role, its price."""
+    hours = recipe.iterations * prediction.seconds / 3600
+    unit = "GPU" if problem.cluster.gpus else "core"
+    parts = device_hours(prediction.plan, problem.cluster, hours)
+    used = ", ".join(f"{role} {amount:.3g}" for role, amount in parts.items())
+    price = problem.cluster.price_per_hour
+    cost = (
+        "" if price is None else f"; price {price * hours:,.4g} (in the currency of cluster.nodes)"
+    )
+    return f"{recipe.iterations} iterations: {hours:.3g} hours; {unit} hours: {used}{cost}"
 
 
 def _overrides(choice: Choice, problem: Problem) -> list[str]:

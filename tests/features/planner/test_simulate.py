@@ -12,13 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlinf_vla.algorithms.grpo import GRPO, GRPOConfig
+from rlinf_vla.config.cluster import NodeConfig
 from rlinf_vla.features.planner.choice import least_seconds
 from rlinf_vla.features.planner.graph import trace
-from rlinf_vla.features.planner.plan import Plan
+from rlinf_vla.features.planner.plan import Plan, device_hours
 from rlinf_vla.features.planner.prediction import Prediction
 from rlinf_vla.features.planner.profile import Bytes, Cost, Profile
 from rlinf_vla.features.planner.simulate import STORE, simulate, update_seconds
 from rlinf_vla.features.planner.workload import Workload, rounds
+from rlinf_vla.runtime.machines import Cluster
 from tests.features.planner.made_up import (
     BYTES,
     COSTS,
@@ -468,6 +470,29 @@ def test_timelines_and_traces(tmp_path: Path) -> None:
         event["ts"] + event["dur"] for event in events if event["ph"] == "X"
     ) == pytest.approx(1e6 * found.seconds, rel=1e-3)
     json.dumps(found.document())
+
+
+@pytest.mark.parametrize(
+    ("placement", "workers", "ranks", "hours"),
+    [
+        ("collocated", 8, 8, {"rollout and trainer": 16.0}),
+        ("collocated", 4, 4, {"rollout and trainer": 8.0, "idle": 8.0}),
+        ("hybrid", 8, 2, {"rollout and trainer": 4.0, "rollout": 12.0}),
+        ("disaggregated", 5, 2, {"rollout": 10.0, "trainer": 4.0, "idle": 2.0}),
+    ],
+)
+def test_gpu_hours_by_role(
+    placement: str, workers: int, ranks: int, hours: dict[str, float]
+) -> None:
+    cluster = Cluster("made_up", (NodeConfig("node", 2, 4),))
+    plan = Plan("ray", placement, workers, trainer_ranks=ranks)
+    assert device_hours(plan, cluster, 2.0) == hours
+    assert sum(hours.values()) == 2 * cluster.gpus, "every GPU of the machines counts once"
+
+
+def test_core_hours_without_gpus() -> None:
+    cluster = Cluster("made_up", (NodeConfig("node", 2, cpus=16),))
+    assert device_hours(Plan(), cluster, 2.0) == {"all roles": 64.0}
 
 
 def test_a_price() -> None:
