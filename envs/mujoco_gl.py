@@ -180,7 +180,8 @@ def renderer(
 ) -> tuple[str, tuple[int | None, ...]] | None:
     """Return the renderer's name, and the CUDA device of each of EGL's; None if it does not work.
 
-    ``device``: EGL's, None: its first. In a separate process: OpenGL makes later forks unsafe, and a driver may crash.
+    ``device``: EGL's, None: its first. This is tried in a separate process, because OpenGL makes
+    later forks unsafe, and a driver may crash.
     """
     program = child_process.command(["-c", _PROBE], python)
     variables = child_process.environment(Renderer(backend, "", device).environment())
@@ -205,7 +206,7 @@ def renderer(
 
 @functools.cache
 def works_at_once(found: Renderer, python: str | None, processes: int) -> bool:
-    """Whether ``processes`` can render and read pictures while CUDA computes on the policy's GPU."""
+    """Whether ``processes`` can render and read pictures while CUDA computes on this GPU."""
     program = child_process.command(["-c", _DRAW], python)
     variables = child_process.environment(found.environment())
     deadline = time.monotonic() + TRIAL_S

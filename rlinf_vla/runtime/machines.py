@@ -214,17 +214,15 @@ def compare_with_assumed(config: ClusterConfig) -> list[str]:
             f"{actual.gpu_memory_gb:g} GB ({actual.gpu}): describe it in a file of your own (docs/plan.md)"
         )
     lines = []
-    for what, has, wanted, unit in (
-        ("GPU", actual.gpu, assumed.gpu, ""),
-        ("cores", actual.cpus, assumed.cpus, ""),
-        ("main memory", actual.memory_gb, assumed.memory_gb, " GB"),
-    ):
-        differs = has != wanted if what == "GPU" else has < (1 - ROUNDING) * wanted
-        if wanted and differs:
-            lines.append(
-                f"cluster={config.name} assumes {what} {wanted}{unit}, this machine has {has}{unit}: predictions are off"
-            )
-    return lines
+    if assumed.gpu != actual.gpu:
+        lines.append(f"GPUs of type {assumed.gpu}, this machine's are {actual.gpu}")
+    if actual.cpus < (1 - ROUNDING) * assumed.cpus:
+        lines.append(f"{assumed.cpus} cores, this machine has {actual.cpus}")
+    if actual.memory_gb < (1 - ROUNDING) * assumed.memory_gb:
+        lines.append(
+            f"{assumed.memory_gb:g} GB of main memory, this machine has {actual.memory_gb:g} GB"
+        )
+    return [f"cluster={config.name} assumes {line}: predictions are off" for line in lines]
 
 
 def gpu_type(name: str) -> str:

@@ -1,4 +1,4 @@
-"""End a run whose GPU has too little memory in one line: the keys to set (docs/guides/out_of_memory.md)."""
+"""End a command whose GPU is full in one line: the keys to set (docs/guides/out_of_memory.md)."""
 
 from __future__ import annotations
 

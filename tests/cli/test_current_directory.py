@@ -82,7 +82,7 @@ def test_training_with_simulator_processes(poisoned: Run, counting: Counting) ->
     assert "report" in said
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_sweep_in_processes_and_verify(poisoned: Run, counting: Counting) -> None:
     work = (
         "env=counter_processes",

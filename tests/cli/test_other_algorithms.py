@@ -103,7 +103,7 @@ def test_its_keys_and_values_are_checked(rlinf_vla: CommandLine, strangers: Coun
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "name", [*(pytest.param(name, marks=pytest.mark.nightly) for name in KEYS), "sac", "sft"]
+    "name", [*(pytest.param(name, marks=pytest.mark.nightly) for name in [*KEYS, "sac"]), "sft"]
 )
 def test_the_same_bits_on_ray(
     strangers: Counting, forked: Forked, tmp_path: Path, name: str

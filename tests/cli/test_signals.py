@@ -166,7 +166,7 @@ def _take_terminal() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_below_nohup_a_closed_terminal_is_ignored(
     start: Start, counting: Counting, tmp_path: Path
 ) -> None:
@@ -213,7 +213,7 @@ def test_a_signal_during_an_evaluation_keeps_the_iterations_before_it(
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 @needs("ray")
 def test_sigterm_to_all_processes_of_a_run_on_ray_leaves_a_checkpoint(

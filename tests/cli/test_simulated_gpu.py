@@ -148,13 +148,16 @@ RUNS = {
 }
 CHEAP = {run for run in RUNS if run.startswith("sft of ")} | {"sac of compact"}
 VARIANTS = {
+    "ppo of openvla",
     "ppo of openvla in full",
     "ppo of openvla in full in bfloat16",
     "ppo of openvla_oft with co-training",
+    "ppo of pi0 by learnt noise",
     "ppo of pi0 in full",
     "ppo of pi0 with a frozen vlm",
     "ppo of pi0 in bfloat16",
     "grpo of smolvla with a frozen vlm in bfloat16",
+    "grpo of gr00t with a frozen vlm in bfloat16",
     "dsrl of smolvla",
 }
 """Each differs in one setting from a run that trains the same model, and the setting is in another run."""

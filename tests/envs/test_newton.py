@@ -67,6 +67,7 @@ class TestPutOnPlate(PutOnPlateTests):
 class TestBatchSizes:
     pytestmark = real
 
+    @pytest.mark.nightly
     def test_an_episode_does_not_depend_on_the_size_of_the_batch(self) -> None:
         several, alone = make(num_envs=3)[0], make(num_envs=1)[0]
         try:

@@ -102,11 +102,11 @@ def test_an_invalid_cluster() -> None:
         (NodeConfig(gpus=8, gpu="h100", gpu_memory_gb=79.6, cpus=128, memory_gb=980), []),
         (
             NodeConfig(gpus=8, gpu="a100", gpu_memory_gb=80, cpus=128, memory_gb=1000),
-            ["assumes GPU h100, this machine has a100"],
+            ["assumes GPUs of type h100, this machine's are a100"],
         ),
         (
             NodeConfig(gpus=8, gpu="h100", gpu_memory_gb=80, cpus=32, memory_gb=250),
-            ["assumes cores 128, this machine has 32", "assumes main memory 1000 GB"],
+            ["assumes 128 cores, this machine has 32", "assumes 1000 GB of main memory"],
         ),
     ],
 )

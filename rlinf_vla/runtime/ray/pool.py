@@ -204,8 +204,8 @@ class Pool:
     def rest(self) -> None:
         """Move idle workers off the GPU, and return when all have left it.
 
-        One that is lost meanwhile is replaced. A replacement takes the GPU while it starts, so it is
-        waited for, too. Raises the error of a worker that cannot start.
+        One that is lost meanwhile is replaced. A replacement takes the GPU while it starts, so it
+        is waited for, too. Raises the error of a worker that cannot start.
         """
         resting: dict[int, Any] = {}
         while awake := self._awake(resting):

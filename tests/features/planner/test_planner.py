@@ -1,16 +1,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from rlinf_vla.config.cluster import NodeConfig
+from rlinf_vla.algorithms.ppo import PPOConfig
+from rlinf_vla.config.cluster import ClusterConfig, NodeConfig
 from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.recipe import ModelConfig, Recipe
+from rlinf_vla.features.planner import search
 from rlinf_vla.features.planner.choice import TIE_TOLERANCE, candidates, choose, divides
-from rlinf_vla.features.planner.plan import Plan
+from rlinf_vla.features.planner.plan import Plan, Problem
 from rlinf_vla.features.planner.profile import Bytes, Cost
 from rlinf_vla.features.planner.simulate import simulate
 from rlinf_vla.runtime.machines import Cluster
+from rlinf_vla.testing.toy_env import CounterConfig
 from tests.features.planner.made_up import (
     BYTES,
     COSTS,
@@ -26,6 +31,15 @@ KNOWN = {"cpu": profile(), "fast": on_gpu("fast")}
 SMALL = cluster(cpus=2)
 GPUS = {"gpus": 4, "gpu": "fast", "gpu_memory_gb": 80.0}
 LOAD = workload(envs=16, processes=2)
+RECIPE = Recipe(
+    name="toy",
+    iterations=1,
+    seed=7,
+    env=CounterConfig(),
+    model=ModelConfig("linear", None, None),
+    algorithm=PPOConfig(),
+    cluster=ClusterConfig(name="made_up", device="cuda"),
+)
 
 
 def test_the_choice_is_the_best_of_all() -> None:
@@ -98,6 +112,49 @@ def test_nothing_fits() -> None:
         UserError, match=r"env\.num_envs=13 does not divide into groups for rollout\.batch_size=5"
     ):
         choose(problem(workload(envs=13, batch_size=5), SMALL, KNOWN, micro_batch_size=32))
+
+
+@pytest.mark.parametrize(
+    ("changed", "sharded"),
+    [
+        ({}, True),
+        ({"device": "fake_gpu"}, False),
+        ({"trainer_sharding": "full"}, True),
+    ],
+)
+def test_the_trainer_is_sharded_if_no_plan_fits_otherwise(
+    monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], sharded: bool
+) -> None:
+    """Memory is not counted for fake GPUs, so that no plan is refused there."""
+
+    def made_up(recipe: Recipe, model: Any) -> tuple[Problem, None]:
+        def refuse(plan: Plan) -> None:
+            if counted and recipe.cluster.trainer_sharding == "none":
+                raise UserError("138 GB wanted")
+
+        counted = recipe.cluster.device == "cuda"
+        return replace(problem(LOAD, cluster(**GPUS), KNOWN), refuse=refuse), None
+
+    monkeypatch.setattr(search, "plan_problem", made_up)
+    given = replace(RECIPE, cluster=replace(RECIPE.cluster, **changed))
+    recipe, _, choice, _ = search.planned_problem(given, None)
+    assert (recipe.cluster.trainer_sharding == "full") == sharded
+    assert choice.best.plan in [each.plan for each in choice.fitting]
+
+
+def test_both_reasons_are_given_if_a_sharded_trainer_does_not_fit_either(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known = {"fast": replace(KNOWN["fast"], bytes=Bytes(weights=400e9))}
+    wanted = problem(LOAD, cluster(**GPUS), known, micro_batch_size=32)
+    monkeypatch.setattr(search, "plan_problem", lambda recipe, model: (wanted, None))
+    with pytest.raises(UserError, match=r"400\.0 GB wanted .*; sharded \(.*\): no plan fits"):
+        search.planned_problem(RECIPE, None)
+    alone = replace(wanted, cluster=cluster(**GPUS | {"gpus": 1}))
+    monkeypatch.setattr(search, "plan_problem", lambda recipe, model: (alone, None))
+    with pytest.raises(UserError) as error:
+        search.planned_problem(RECIPE, None)
+    assert "sharded" not in str(error.value), "there is no other GPU to hold a part"
 
 
 def test_the_explanation_counts_compared_and_refused_plans() -> None:

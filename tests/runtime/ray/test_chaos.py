@@ -21,13 +21,13 @@ from rlinf_vla.runtime.ray import publisher
 from rlinf_vla.runtime.ray.broadcast import Order
 from rlinf_vla.runtime.ray.pool import HEALTH, Pool
 from rlinf_vla.runtime.ray.trainers import TrainerLost, Trainers
-from rlinf_vla.runtime.workers.base import WorkerInfo
 from tests.runtime.ray.counting import (
     CLUSTER,
     GRPO_CONFIG,
     PPO_CONFIG,
     Rank,
     Recipe,
+    Resting,
     algorithm,
     in_process,
     iterate,
@@ -220,27 +220,6 @@ def test_a_lost_rank_is_noticed_while_the_first_waits_for_it(cluster: None) -> N
     with pytest.raises(TrainerLost, match="trainer 1 was lost"):
         trainers.call("update", second.pid)
     trainers.close()
-
-
-class Resting:
-    """A worker that takes its time to leave the GPU, or dies of it."""
-
-    def __init__(self, folder: Path, place: int) -> None:
-        self.left = folder / f"{place}"
-        self.dies = place == 1 and not (folder / "died").exists()
-
-    def ping(self) -> None:
-        pass
-
-    def ready(self) -> WorkerInfo:
-        return WorkerInfo(os.getpid(), "", "", None)
-
-    def rest(self) -> None:
-        if self.dies:
-            self.left.with_name("died").touch()
-            os._exit(1)
-        time.sleep(1.0)
-        self.left.touch()
 
 
 @pytest.mark.slow
