@@ -6,8 +6,10 @@ packaged tiny models, and random weights.
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -30,6 +32,7 @@ from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.devices import set_fused_kernels, threads
 from rlinf_vla.core.protocols import Policy, prepared
 from rlinf_vla.core.types import Episodes
+from rlinf_vla.envs import mujoco_gl
 from rlinf_vla.features.planner.memory import MemoryModel, weights_of
 from rlinf_vla.features.planner.synthetic import observation, synthetic_batch, with_frozen_weights
 from rlinf_vla.rollout.actor import Actor, Settings
@@ -348,9 +351,38 @@ def finetune(kit: Kit) -> None:
     assert changed and finite
 
 
+def rendering(kit: Kit) -> None:
+    """Whether MuJoCo's simulators can render on the policy's GPU while CUDA computes there."""
+    for backend in mujoco_gl.BACKENDS:
+        probed = mujoco_gl.renderer(backend, None)
+        if probed is None:
+            kit.add(backend, "does not work here")
+            continue
+        name, devices = probed
+        numbers = ", ".join(
+            f"{number} is CUDA's {'–' if cuda is None else cuda}"
+            for number, cuda in enumerate(devices)
+        )
+        kit.add(backend, f"{name}; EGL's devices: {numbers}" if devices else name)
+    if (probed := mujoco_gl.renderer("egl", None)) is not None:
+        name, devices = probed
+        found = mujoco_gl.Renderer("egl", name, mujoco_gl.device_for(devices, os.environ))
+        for processes in (1, 2) if kit.tiny else (1, 2, mujoco_gl.MOST_AT_ONCE):
+            began = time.perf_counter()
+            works = mujoco_gl.works_at_once(found, None, processes)
+            verdict = "works" if works else "**hangs or aborts**"
+            kit.add(
+                f"{processes} processes of 100 pictures beside products of matrices",
+                f"{verdict}, {time.perf_counter() - began:.1f} s",
+            )
+    chosen = mujoco_gl.find("auto", None, processes=mujoco_gl.MOST_AT_ONCE)
+    kit.add("env.renderer=auto takes", f"{chosen.backend}: {chosen.name}, device {chosen.device}")
+
+
 PARTS: dict[str, Callable[[Kit], None]] = {
     **{model: partial(policy_calls, model) for model in MODELS},
-    **{part.__name__: part for part in (capture, fused, update, profiles, memory, finetune)},
+    **{part.__name__: part for part in (capture, fused, update, profiles, memory)},
+    **{part.__name__: part for part in (finetune, rendering)},
     **{part.__name__: part for part in (conformance, rehearsal, maniskill, genesis, large)},
 }
 

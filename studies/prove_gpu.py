@@ -68,6 +68,10 @@ PARTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "profiles": ("Kernels that take the time", ENGINE),
     "memory": ("openvla-7b with LoRA r32: counted and measured memory", ENGINE),
     "finetune": ("π₀ in bfloat16: one update of all weights", ENGINE),
+    "rendering": (
+        "MuJoCo's pictures on the GPU, by several processes, beside CUDA",
+        (*ENGINE, "mujoco", "OpenGL"),
+    ),
     "maniskill": (
         "Two iterations of PPO on ManiSkill, its simulator on the CPU and on the GPU",
         (*TRAINING, "mani_skill"),

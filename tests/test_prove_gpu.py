@@ -83,6 +83,7 @@ GENESIS = pytest.param("genesis", marks=(needs("genesis"), pytest.mark.genesis))
         "pi0",
         "pi05",
         "update",
+        pytest.param("rendering", marks=needs("libero")),
         "maniskill",
         "large",
         GENESIS,

@@ -94,8 +94,13 @@ class Choice:
         return rivals
 
 
+class NoRoom(UserError):
+    """The cluster has too few devices, or too little memory, for any plan."""
+
+
 def choose(problem: Problem) -> Choice:
-    """Return the plan that is predicted to be fastest. Raises UserError if no plan fits."""
+    """Return the plan that is predicted to be fastest. Raises UserError if no plan fits, NoRoom if
+    that is for want of devices or memory."""
     workload = problem.workload
     fitting: list[PlanCandidate] = []
     refused: list[tuple[Plan, str]] = []
@@ -106,9 +111,11 @@ def choose(problem: Problem) -> Choice:
         except UserError as error:
             refused.append((plan, str(error)))
     if not fitting:
-        reason = f"env.num_envs={workload.envs} does not divide into groups for rollout.batch_size={workload.batch_size}"
+        cluster = f"no plan fits cluster={problem.cluster.name}"
+        if refused:
+            raise NoRoom(f"{cluster}: {refused[0][1]}")
         raise UserError(
-            f"no plan fits cluster={problem.cluster.name}: {refused[0][1] if refused else reason}"
+            f"{cluster}: env.num_envs={workload.envs} does not divide into groups for rollout.batch_size={workload.batch_size}"
         )
     enough = float("inf")
     for index in sorted(range(len(fitting)), key=lambda index: fitting[index].least):

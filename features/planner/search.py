@@ -14,7 +14,7 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import ON_POLICY, SUPERVISED, Recipe
 from rlinf_vla.core.io import write_json
 from rlinf_vla.features.planner.budget import budget, room_in, setting_of
-from rlinf_vla.features.planner.choice import Choice, choose
+from rlinf_vla.features.planner.choice import Choice, NoRoom, choose
 from rlinf_vla.features.planner.graph import Graph, trace
 from rlinf_vla.features.planner.memory import MemoryModel
 from rlinf_vla.features.planner.plan import (
@@ -71,7 +71,7 @@ def planned_problem(
     problem, measured = plan_problem(recipe, model)
     try:
         return recipe, problem, choose(problem), measured
-    except UserError as error:
+    except NoRoom as error:
         cluster = recipe.cluster
         if cluster.device != CUDA or cluster.trainer_sharding != "none" or problem.cluster.gpus < 2:
             raise
@@ -82,7 +82,7 @@ def planned_problem(
     problem, measured = plan_problem(recipe, model)
     try:
         return recipe, problem, choose(problem), measured
-    except UserError as error:
+    except NoRoom as error:
         raise UserError(f"{alone}; sharded (cluster.trainer_sharding=full): {error}") from None
 
 

@@ -13,7 +13,7 @@ from rlinf_vla.algorithms.sac import SACConfig
 from rlinf_vla.config.cluster import ClusterConfig
 from rlinf_vla.config.recipe import LoraOptions, ModelConfig, Recipe, RolloutConfig
 from rlinf_vla.rollout.actor import Actor
-from rlinf_vla.runtime.out_of_memory import remedies
+from rlinf_vla.runtime.out_of_memory import explained, remedies
 from rlinf_vla.testing.toy_env import CounterConfig
 from rlinf_vla.testing.toy_policy import LinearOptions
 from rlinf_vla.training.trainer import Trainer
@@ -64,6 +64,13 @@ def test_a_full_gpu_is_one_line(
     assert f"a GPU has too little memory ({FULL}): try in this order {keys}" in said
     assert ("resume=auto" in said) == (verb == "train")
     assert "Traceback" not in done.err
+
+
+def test_a_full_main_memory_is_another_fault() -> None:
+    lost = RuntimeError("rollout workers were lost 4 times: rollout 0 ran out of memory")
+    with pytest.raises(RuntimeError) as raised, explained(RECIPE, trains=True):
+        raise lost
+    assert raised.value is lost
 
 
 @pytest.mark.parametrize(

@@ -324,7 +324,11 @@ class Pool:
         if self._closing or self.error is not None:
             return
         self._say(f"{reason}: replaced{then}")
-        self.actors[place] = self._spawn(place)
+        try:
+            self.actors[place] = self._spawn(place)
+        except Exception as error:  # of a worker of another role, which cannot start
+            self.error = error
+            return
         self._start(place, self.actors[place], began)
 
     def _start(self, place: int, actor: Any, began: float) -> None:

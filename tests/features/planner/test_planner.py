@@ -155,6 +155,11 @@ def test_both_reasons_are_given_if_a_sharded_trainer_does_not_fit_either(
     with pytest.raises(UserError) as error:
         search.planned_problem(RECIPE, None)
     assert "sharded" not in str(error.value), "there is no other GPU to hold a part"
+    undivided = problem(workload(envs=13, batch_size=5), cluster(**GPUS), KNOWN)
+    monkeypatch.setattr(search, "plan_problem", lambda recipe, model: (undivided, None))
+    with pytest.raises(UserError) as error:
+        search.planned_problem(RECIPE, None)
+    assert "sharded" not in str(error.value), "memory is not what is missing"
 
 
 def test_the_explanation_counts_compared_and_refused_plans() -> None:

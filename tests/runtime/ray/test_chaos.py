@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from rlinf_vla.config.errors import UserError
 from rlinf_vla.runtime.on_policy import OnPolicyFlow
 from rlinf_vla.runtime.ray import publisher
 from rlinf_vla.runtime.ray.broadcast import Order
@@ -240,3 +241,24 @@ def test_the_gpu_is_free_only_when_all_workers_have_left_it(cluster: None, tmp_p
         pool.rest()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2", "died"]
     assert len(said) == 1 and "rollout 1 was lost" in said[0]
+
+
+@pytest.mark.slow
+def test_a_replacement_that_cannot_be_made_ends_the_work(cluster: None, tmp_path: Path) -> None:
+    """As when the feature worker that it would ask cannot start."""
+    import ray
+
+    kind = ray.remote(num_cpus=0, max_restarts=0, concurrency_groups={HEALTH: 1})(Resting)
+    made = []
+
+    def spawn(place: int) -> object:
+        if made:
+            raise UserError("no backbone")
+        made.append(kind.remote(tmp_path, 1))
+        return made[0]
+
+    with (
+        closing(Pool("rollout", spawn, 1, CLUSTER, lambda text: None)) as pool,
+        pytest.raises(UserError, match="no backbone"),
+    ):
+        pool.call("rest")
