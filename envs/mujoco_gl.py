@@ -12,6 +12,7 @@ import functools
 import json
 import logging
 import os
+import select
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -84,9 +85,11 @@ for _ in range(100):
     renderer.render()
 getattr(renderer, "close", lambda: None)()
 """
-_COMPUTE = """
+COMPUTE = """
 import torch
 matrix = torch.rand(4096, 4096, device="cuda", dtype=torch.bfloat16)
+torch.cuda.synchronize()
+print("computing", flush=True)
 while True:
     product = matrix @ matrix
     torch.cuda.synchronize()
@@ -209,8 +212,8 @@ def works_at_once(found: Renderer, python: str | None, processes: int) -> bool:
     """Whether ``processes`` can render and read pictures while CUDA computes on this GPU."""
     program = child_process.command(["-c", _DRAW], python)
     variables = child_process.environment(found.environment())
-    deadline = time.monotonic() + TRIAL_S
-    with _computing():
+    with computing():
+        deadline = time.monotonic() + TRIAL_S
         drawing = [
             subprocess.Popen(
                 program,
@@ -233,7 +236,7 @@ def works_at_once(found: Renderer, python: str | None, processes: int) -> bool:
 
 
 @contextmanager
-def _computing() -> Iterator[None]:
+def computing() -> Iterator[None]:
     """Compute on this process's first GPU within the context, if PyTorch sees one."""
     import torch
 
@@ -241,14 +244,18 @@ def _computing() -> Iterator[None]:
         yield
         return
     load = subprocess.Popen(
-        child_process.command(["-c", _COMPUTE]),
+        child_process.command(["-c", COMPUTE]),
         env=child_process.environment(),
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )
+    assert load.stdout is not None
     try:
+        # The import of PyTorch takes longer than 100 pictures. A pipe is ready at its end, too.
+        select.select([load.stdout], [], [], TRIAL_S)
         yield
     finally:
         load.kill()
         load.wait()
+        load.stdout.close()

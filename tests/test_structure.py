@@ -207,7 +207,7 @@ BUDGETS = {
     "features/sweeps": 1_330,
     "features/view": 390,
     "models": 4_140,
-    "envs": 5_770,
+    "envs": 5_780,
     "robots": 4_710,
     "rewards": 60,
     "benchmarks": 1_910,

@@ -238,6 +238,19 @@ def test_a_gpu_whose_driver_hangs_is_not_used(
     assert mujoco_gl.find("egl", str(python), needed=False).device == 0, "nothing is drawn"
 
 
+@pytest.mark.parametrize("program", ["print(1, flush=True)", "raise SystemExit(1)"])
+def test_cuda_computes_before_the_trial_begins(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: str
+) -> None:
+    """A program stands in for the products of matrices: one that computes, and one that cannot."""
+    begun = tmp_path / "begun"
+    touch = f"import pathlib; pathlib.Path({str(begun)!r}).touch()\n"
+    monkeypatch.setattr(mujoco_gl, "COMPUTE", touch + program)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    with mujoco_gl.computing():
+        assert begun.exists()
+
+
 @pytest.mark.slow
 @pytest.mark.simulator
 def test_several_processes_render_at_once() -> None:
