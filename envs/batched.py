@@ -36,14 +36,17 @@ def current_gpu() -> tuple[torch.device, dict[str, str]]:
     }
 
 
-def use_gpu(backend: str, num_envs: int, refusal: str | None) -> bool:
-    """Decide whether to run on the GPU. ``refusal``: why the GPU cannot be used, or None.
+def choose(backend: str, num_envs: int, refusal: str | None) -> str:
+    """Return ``cpu`` or ``gpu`` for a key ``backend``, which may be ``auto``.
 
-    Raises UserError if ``backend`` is ``gpu`` nevertheless.
+    ``refusal``: why the GPU cannot be used, or None. Raises UserError if ``backend`` is ``gpu``
+    nevertheless.
     """
     if backend == "gpu" and refusal is not None:
         raise UserError(refusal)
-    return backend == "gpu" or (backend == "auto" and refusal is None and num_envs >= WORTH_A_GPU)
+    if backend == "auto":
+        return "gpu" if refusal is None and num_envs >= WORTH_A_GPU else "cpu"
+    return backend
 
 
 class Batch(Protocol):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
 from collections.abc import Iterable
 from dataclasses import replace
 from importlib.metadata import version
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.devices import own_cores
 from rlinf_vla.core.tasks import Diagnosis
 
 C = TypeVar("C", bound=Any)
@@ -69,12 +69,13 @@ def divide(total: int, parts: int, what: str) -> int:
 def processes_per_group(config: Any, groups: int, *, batches: bool) -> int:
     """Simulator processes of one group, given ``config.processes`` for all groups.
 
-    None takes one per CPU core, at least one per group; with ``batches``, where each process steps
-    equally many environments as one batch, one per group. Raises UserError if they do not divide.
+    None takes one per core of this process's share, at least one per group; with ``batches``, where
+    each process steps equally many environments as one batch, one per group. Raises UserError if
+    they do not divide.
     """
     per_group = divide(config.num_envs, groups, "env.num_envs")
     if config.processes is None:
-        return 1 if batches else min(per_group, max(1, len(os.sched_getaffinity(0)) // groups))
+        return 1 if batches else min(per_group, max(1, own_cores() // groups))
     own = divide(config.processes, groups, "env.processes")
     if batches:
         divide(per_group, own, "the environments of a group, env.num_envs / groups")

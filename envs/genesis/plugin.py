@@ -36,7 +36,7 @@ class Genesis:
     Config = GenesisConfig
 
     def create(self, config: GenesisConfig, groups: int) -> list[VectorEnv]:
-        from ..batched import current_gpu, use_gpu, why_not_on_gpu
+        from ..batched import current_gpu
         from ..vector_env import environments
 
         refuse_several(config.tasks)
@@ -50,7 +50,7 @@ class Genesis:
         no_expert = why_no_expert(scene)
         device = None
         variables = dict[str, str]()
-        if use_gpu(config.backend, config.num_envs, why_not_on_gpu()):
+        if self.backend(config) == "gpu":
             options["backend"] = "gpu"
             device, variables = current_gpu()
             processes = 1
@@ -68,6 +68,13 @@ class Genesis:
             environment=environment(folder) | variables,
             device=device,
             start_timeout=START_TIMEOUT_S,
+        )
+
+    def backend(self, config: GenesisConfig, here: bool = True) -> str:
+        from .. import batched
+
+        return batched.choose(
+            config.backend, config.num_envs, batched.why_not_on_gpu() if here else None
         )
 
     def outline(self, config: GenesisConfig) -> EnvSpec:

@@ -87,7 +87,8 @@ class LiberoConfig:
     seed: seed of LIBERO's random draws besides the initial states (fixture placement).
     instruction: ``file_name``, as benchmarks give to a policy; ``bddl``, the text in the task file;
         ``auto``: file_name, except for LIBERO-PRO suites that change the text or the task.
-    processes: total number of simulator processes; null: one per CPU core, at least one per group.
+    processes: total number of simulator processes, which rollout workers divide; null: one per CPU
+        core, at least one per group.
     scenes: idle tasks that a process keeps built. Each takes memory, and a second or more to
         rebuild.
     step_timeout_s: seconds that a command may take before its process counts as hung and is

@@ -48,8 +48,8 @@ class ManiSkillConfig:
         (potential-based shaping, Ng et al. 1999). In PutOnPlateInScene25 it is the published
         reward: 0.1 for a grasp, 0.1 for a grasp of five steps, 1 on success after a grasp.
     success_ends: whether a success ends an episode; false: it goes on to its limit, as in RL4VLA.
-    processes: total number of simulator processes (cpu backend); null: one per CPU core, at least
-        one per group.
+    processes: total number of simulator processes (cpu backend), which rollout workers divide;
+        null: one per CPU core, at least one per group.
     step_timeout_s: seconds that a command may take before its process counts as hung and is
         replaced.
     asset_dir: folder of ManiSkill's assets; null: ``MS_ASSET_DIR`` or ``~/.maniskill``.

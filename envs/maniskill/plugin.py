@@ -41,7 +41,7 @@ class ManiSkill:
     Config = ManiSkillConfig
 
     def create(self, config: ManiSkillConfig, groups: int) -> list[VectorEnv]:
-        from ..batched import current_gpu, use_gpu
+        from ..batched import current_gpu
         from ..vector_env import environments
 
         refuse_several(config.tasks)
@@ -53,7 +53,7 @@ class ManiSkill:
         no_expert = why_no_expert(config)
         program = ["-m", "rlinf_vla.envs.maniskill.simulator"]
         device = None
-        if use_gpu(config.backend, config.num_envs, why_not_on_gpu(config)):
+        if self.backend(config) == "gpu":
             program = ["-m", "rlinf_vla.envs.maniskill.batch"]
             processes = 1
             device, environment = current_gpu()
@@ -74,6 +74,12 @@ class ManiSkill:
             environment=environment,
             device=device,
         )
+
+    def backend(self, config: ManiSkillConfig, here: bool = True) -> str:
+        from .. import batched
+
+        missing = batched.why_not_on_gpu() if here else None
+        return batched.choose(config.backend, config.num_envs, missing or why_not_batched(config))
 
     def outline(self, config: ManiSkillConfig) -> EnvSpec | None:
         from ..checks import spec_of
@@ -218,12 +224,8 @@ def why_no_expert(config: ManiSkillConfig) -> str | None:
     return None
 
 
-def why_not_on_gpu(config: ManiSkillConfig) -> str | None:
-    """Return why the gpu backend cannot run this configuration; None if it can."""
-    from .. import batched
-
-    if (reason := batched.why_not_on_gpu()) is not None:
-        return reason
+def why_not_batched(config: ManiSkillConfig) -> str | None:
+    """Return why the gpu backend cannot run this configuration on any machine; None if it can."""
     entry = TASKS[config.task]
     if entry.scene25 is not None and config.image_size is not None:
         return f"env.image_size={config.image_size} scales a photograph, which env.backend=cpu does: use env.image_size=null"

@@ -57,7 +57,8 @@ class MetaWorldConfig:
         which rewards delay where success ends an episode. ``progress``: change of a tenth of it,
         and up to 1 on success, so that an episode sums to its last value (potential-based shaping,
         Ng et al. 1999; the first step pays the start's value, which no action changes).
-    processes: total number of simulator processes; null: one per CPU core, at least one per group.
+    processes: total number of simulator processes, which rollout workers divide; null: one per CPU
+        core, at least one per group.
     scenes: idle tasks that a process keeps built.
     step_timeout_s: seconds that a command may take before its process counts as hung and is
         replaced.

@@ -265,7 +265,7 @@ def _rollout(problem: Problem, plan: Plan, machine: Machine) -> float:
     depth = plan.pipeline_depth
     size = workload.envs // (plan.rollout_workers * plan.pipeline_depth)
     calls = workload.calls or workload.rows // workload.envs
-    count = 1 if profile.cost("simulate").on != CPU else processes(plan, workload, machine.node)
+    count = 1 if profile.cost("simulate").on != CPU else processes(plan, workload, machine)
     act, play = profile.cost("act"), profile.cost("simulate")
     step = _alone(profile, play, play.of(-(-size // count)))
     acting = 0.0 if plan.split == "head" else _alone(profile, act, act.of(size))

@@ -1,6 +1,6 @@
 """Run ``rlinf-vla train ... --dry-run``, and choose ``cluster.micro_batch_size=null``.
 
-A dry run prints recipe, plan and memory and loads nothing. What is missing ends it, in one line.
+A dry run prints recipe, plan and memory and loads no weights. What is missing ends it, in one line.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def run(config: DictConfig) -> None:
     if recipe.robot is None and (missing := builders.missing_simulator(recipe)) is not None:
         preview.missing.append(missing)
     preview.require_nothing()
-    print("dry run: nothing was loaded or started")
+    print("dry run: no weights were loaded, and no run was started")
 
 
 def _look_for_weights(recipe: Recipe, preview: Preview) -> None:

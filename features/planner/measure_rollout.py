@@ -13,20 +13,25 @@ import torch
 from torch import Tensor
 
 from rlinf_vla.config.recipe import Recipe, RewardConfig
-from rlinf_vla.core.protocols import Policy, VectorEnv, WrappedEnv
+from rlinf_vla.core.protocols import Policy, PolicySpec, VectorEnv, WrappedEnv
 from rlinf_vla.core.tasks import EVALUATION_SEEDS
 from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Observation, StepResult, Trajectory
 from rlinf_vla.features.planner import synthetic
-from rlinf_vla.features.planner.profile import CPU, GPU, Cost, Profile, fit
+from rlinf_vla.features.planner.profile import CPU, GPU, SIMULATOR, Cost, Profile, fit
 from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.rollout.collector import collect, rollout_calls
 from rlinf_vla.rollout.episodes import numbered_episodes
 from rlinf_vla.runtime import builders
+from rlinf_vla.runtime.fit import fitted
 from rlinf_vla.runtime.machines import this_machine
 from rlinf_vla.telemetry.measurement import synchronise, usage
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.lora import merged_lora
 
+FEW = 4
+"""Environments of a short measurement, beside a single one."""
+SECONDS = 2.0
+"""A short measurement repeats so long: core-seconds are counted in hundredths."""
 TURNS = 3
 """Repeats of a single environment's steps, and of policy calls alone and beside simulators."""
 
@@ -162,16 +167,14 @@ def measure_rollout(
     on_gpu = outer[0].spec.device.type == "cuda"
     if on_gpu or not processes:
         # a batched step may cost as much for many environments as for one: measure one alone, too
-        with builders.open_envs(
-            replace(recipe, env=replace(recipe.env, num_envs=1)), policy, 1
-        ) as groups:
+        with builders.open_envs(recipe, policy, 1, number=1) as groups:
             say("measuring a single environment")
             single = InstrumentedEnv(groups[0])
             _few_steps(single, policy.spec.chunk)
             samples += single.commands
     operations = {
         name: _fitted([sample for sample in samples if sample.name == name], on_gpu)
-        for name in ("simulate", "reset")
+        for name in SIMULATOR
     }
     if recipe.reward != RewardConfig():
         steps = [(rewarded, plain) for rewarded, plain in pairs if plain.name == "simulate"]
@@ -271,6 +274,35 @@ def _crowding(
         alone.append(cost())
     slower = max(0.0, statistics.median(crowded) / statistics.median(alone) - 1)
     return slower * (cores - 1) / (min(cores, 1 + processes) - 1)
+
+
+def measure_simulator(recipe: Recipe, spec: PolicySpec) -> tuple[dict[str, Cost], int, bool]:
+    """Measure steps and resets of a few of the recipe's environments, without a policy.
+
+    ``spec``: of the recipe's policy. Returns the costs, the time limit of episodes in control
+    steps, and whether the environments were simulated on a GPU. Raises UserError if the simulator
+    cannot run here.
+    """
+    fitting = replace(recipe, env=fitted(recipe.env, spec))
+    samples: list[TimedCommand] = []
+    for number in sorted({1, min(FEW, recipe.env.num_envs)}):
+        before = usage()
+        with builders.open_envs(fitting, None, 1, number) as (env,):
+            watched = InstrumentedEnv(env)
+            processes = usage().processes - before.processes
+            end = time.perf_counter() + SECONDS
+            while not watched.commands or time.perf_counter() < end:
+                _few_steps(watched, spec.chunk)
+        samples += [
+            command._replace(processes=min(processes, command.environments))
+            for command in watched.commands
+        ]
+    on_gpu = env.spec.device.type != "cpu"
+    costs = {
+        name: _fitted([sample for sample in samples if sample.name == name], on_gpu)
+        for name in SIMULATOR
+    }
+    return costs, env.spec.episode_limit, on_gpu
 
 
 def _few_steps(env: VectorEnv, chunk: int) -> None:

@@ -128,6 +128,9 @@ def planned(
     else:
         problem, _ = plan_problem(recipe, model)
         prediction = simulate(problem, plan_of(recipe))
+    if problem.assumed:
+        for profile in problem.profiles.values():
+            say(f"costs: {profile.note}")
     say(f"{problem.kind}: {prediction.seconds:.1f} s per iteration; {prediction.bottleneck}")
     say(whole_run(recipe, problem, prediction))
     return recipe, PlanMonitor(recipe, problem, prediction, say)

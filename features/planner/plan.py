@@ -237,7 +237,7 @@ def check_memory(problem: Problem, plan: Plan) -> None:
             needed = max(here) if plan.offload and node.gpus else sum(here)
             if not node.gpus:
                 needed += len(machine.rollout) * (
-                    processes(plan, workload, node) * plan.pipeline_depth * profile.bytes.process
+                    processes(plan, workload, machine) * plan.pipeline_depth * profile.bytes.process
                 )
                 needed += workload.rows * profile.bytes.call * bool(machine.trainers)
             if needed > SLACK * node.memory:
@@ -248,7 +248,11 @@ def check_memory(problem: Problem, plan: Plan) -> None:
     problem.refuse(plan)
 
 
-def processes(plan: Plan, workload: Workload, node: NodeConfig) -> int:
-    """Number of simulator processes per environment group."""
+def processes(plan: Plan, workload: Workload, machine: Machine) -> int:
+    """Number of simulator processes per environment group of a rollout worker on ``machine``."""
     size = workload.envs // (plan.rollout_workers * plan.pipeline_depth)
-    return min(size, max(1, (workload.processes or node.cpus) // plan.pipeline_depth))
+    if workload.processes is None:
+        of_a_worker = machine.node.cpus // len(machine.rollout)
+    else:
+        of_a_worker = workload.processes // plan.rollout_workers
+    return min(size, max(1, of_a_worker // plan.pipeline_depth))

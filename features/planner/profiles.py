@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.features.planner.measure import measure_profile
 from rlinf_vla.features.planner.memory import MemoryModel
 from rlinf_vla.features.planner.profile import Profile, read_profile
-from rlinf_vla.features.planner.published import CountedWork, published
+from rlinf_vla.features.planner.published import (
+    CountedWork,
+    measured_simulation,
+    published,
+    rates_of,
+    simulation_of,
+)
 from rlinf_vla.runtime import builders
 from rlinf_vla.runtime.machines import Cluster
 from rlinf_vla.telemetry.console import stages
@@ -40,7 +47,15 @@ def profiles_for(
         with stages() as show:
             show("counting the work of the policy", 0.0)
             work = CountedWork(model or MemoryModel(recipe))
-        profiles |= {device: published(work, device, node.cpus) for device, node in missing.items()}
+            for device, node in missing.items():
+                rates, remark = rates_of(node)
+                simulation = simulation_of(work.model, node)
+                if simulation is None:
+                    show(f"measuring {recipe.env.name}", 0.0)
+                    simulation = measured_simulation(work.model)
+                profile = published(work, node, simulation, rates)
+                note = profile.note if remark is None else f"{profile.note}; {remark}"
+                profiles[device] = replace(profile, note=note)
     return {
         device: profiles[device] for device in sorted({node.device for node in cluster.nodes})
     }, measured

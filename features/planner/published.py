@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 
 import torch
 
+from rlinf_vla.config.cluster import CUDA, NodeConfig
 from rlinf_vla.config.errors import UserError
+from rlinf_vla.core import plugins
+from rlinf_vla.core.protocols import HasBackends, HasOutline
 from rlinf_vla.features.planner.accounting import kernels_of
 from rlinf_vla.features.planner.devices import ASSUMED, DEVICES, SIMULATORS, Assumptions, Device
+from rlinf_vla.features.planner.measure_rollout import measure_simulator
 from rlinf_vla.features.planner.memory import FIT_ROWS, MemoryModel
-from rlinf_vla.features.planner.profile import GPU, Bytes, Cost, Profile, fit
+from rlinf_vla.features.planner.profile import CPU, GPU, Bytes, Cost, Profile, fit
 from rlinf_vla.features.planner.work import counted, counted_step
+from rlinf_vla.runtime.fit import fitted
+from rlinf_vla.runtime.machines import gpu_type
+from rlinf_vla.telemetry.measurement import synchronise
 from rlinf_vla.training.lora import network_dtype
 
 SIZES = (1, 8, 64, 512)
 """Rows at which the duration of a call is computed; a line is fitted through them."""
+SIDE, COPIED, REPEATS = 8192, 1 << 30, 5
+"""Rows and columns of the matrices, bytes of the copies, and repeats of a measurement of rates."""
 OPTIMISER_PASSES = 4
 """Times that clipping and Adam read or write a gradient; twice a moment, master and weight."""
 
@@ -57,35 +68,42 @@ class CountedWork:
         )
 
 
-def published(work: CountedWork, name: str, cores: int, assumed: Assumptions = ASSUMED) -> Profile:
-    """Return the profile of GPU type ``name`` on a machine with ``cores`` cores.
+@dataclass(frozen=True)
+class Simulation:
+    """Costs of a recipe's simulator: of one chunk and one reset.
 
-    Raises UserError if the GPU or the recipe's simulator has no published rates, or the recipe no
-    time limit of episodes.
+    ``episode_limit``: control steps. ``remark``: where the costs are from, unless published.
     """
+
+    costs: Mapping[str, Cost]
+    episode_limit: int
+    remark: str | None = None
+
+
+def published(
+    work: CountedWork,
+    node: NodeConfig,
+    simulation: Simulation,
+    rates: Device,
+    assumed: Assumptions = ASSUMED,
+) -> Profile:
+    """Return the profile of a machine like ``node``, whose GPUs have these ``rates``."""
     model = work.model
-    device = DEVICES.get(name)
     recipe = model.recipe
-    if device is None:
-        raise UserError(
-            f"no rates are published for {name} ({', '.join(DEVICES)}): give profile=FILE, measured on such a machine"
-        )
-    limit = recipe.env.episode_limit
-    if not limit:
-        raise UserError(
-            "the length of episodes is not known without the simulator: set env.episode_limit"
-        )
+    name = node.device
+    remark = "" if simulation.remark is None else f"; {simulation.remark}"
     return Profile(
         device=name,
-        cores=cores,
-        operations=_policy(work, device, assumed) | _simulator(model, name, assumed),
+        cores=node.cpus,
+        operations=_policy(work, rates, assumed) | dict(simulation.costs),
         bytes=work.bytes,
         chunk=model.policy.spec.chunk,
-        episode_limit=limit,
+        episode_limit=simulation.episode_limit,
         rounded=True,
-        bus=1e9 * device.bus,
+        bus=1e9 * rates.bus,
         note=f"PREDICTED from published numbers, not measured: {name}, model {recipe.model.name}, {recipe.env.name}; "
-        + ", ".join(f"{key} {value:g}" for key, value in asdict(assumed).items()),
+        + ", ".join(f"{key} {value:g}" for key, value in asdict(assumed).items())
+        + remark,
         assumed=True,
     )
 
@@ -121,23 +139,101 @@ def _policy(work: CountedWork, device: Device, assumed: Assumptions) -> dict[str
     return costs | {name: Cost(seconds, on=GPU) for name, seconds in fixed.items()}
 
 
-def _simulator(model: MemoryModel, device: str, assumed: Assumptions) -> dict[str, Cost]:
-    env, spec = model.recipe.env, model.policy.spec
-    backend = getattr(env, "backend", "cpu")
-    if backend == "auto":
-        backend = "gpu"  # the machines have GPUs
+def simulation_of(
+    model: MemoryModel, node: NodeConfig, assumed: Assumptions = ASSUMED
+) -> Simulation | None:
+    """Return the published costs of the recipe's simulator on a machine like ``node``.
+
+    None if there are none, or if only the simulator knows how long its episodes are. Raises
+    UserError if ``env.backend=gpu`` is not possible.
+    """
+    spec = model.policy.spec
+    env = fitted(model.recipe.env, spec)
+    plugin = plugins.choose("env", env.name, plugins.envs())
+    backend = plugin.backend(env, here=False) if isinstance(plugin, HasBackends) else CPU
     rates = SIMULATORS.get((env.name, backend))
-    if rates is None:
-        names = ", ".join(f"{name} on {where}" for name, where in SIMULATORS)
-        raise UserError(
-            f"no rates are published for env={env.name} on {backend} (only {names}): give profile=FILE, measured there"
-        )
+    limit = env.episode_limit
+    if limit is None and isinstance(plugin, HasOutline):
+        outline = plugin.outline(env)
+        limit = None if outline is None else outline.episode_limit
+    if rates is None or limit is None:
+        return None
     pixels = (getattr(env, "image_size", None) or 0) ** 2
     fixed, per_environment = rates.chunk(spec.chunk, len(spec.images), pixels)
-    if rates.device == "cpu":
-        return {"simulate": Cost(fixed, per_environment), "reset": Cost(per_item=rates.reset)}
-    slower = 1.0 if rates.device == device else 1 / assumed.simulation
-    return {
-        "simulate": Cost(fixed, per_environment, on=GPU).times(slower),
-        "reset": Cost(rates.reset, on=GPU).times(slower),
-    }
+    costs = {"simulate": Cost(fixed, per_environment), "reset": Cost(per_item=rates.reset)}
+    if backend == GPU:
+        slower = 1.0 if rates.device == node.device else 1 / assumed.simulation
+        costs = {
+            "simulate": Cost(fixed, per_environment, on=GPU).times(slower),
+            "reset": Cost(rates.reset, on=GPU).times(slower),
+        }
+    return Simulation(costs, limit)
+
+
+def measured_simulation(model: MemoryModel) -> Simulation:
+    """Measure the recipe's simulator on this machine. Raises UserError if it cannot run here."""
+    recipe = model.recipe
+    try:
+        costs, limit, on_gpu = measure_simulator(recipe, model.policy.spec)
+    except UserError as error:
+        raise UserError(
+            f"no rates are published for env={recipe.env.name}, and it cannot be measured here: {error}; or give profile=FILE"
+        ) from error
+    where = "GPU" if on_gpu else "CPU"
+    remark = f"{recipe.env.name} measured with a few environments on this machine's {where}"
+    return Simulation(costs, limit, remark)
+
+
+def rates_of(node: NodeConfig) -> tuple[Device, str | None]:
+    """Return the rates of the GPUs of ``node``, and a remark if they are not published.
+
+    Those of a GPU like this machine's are measured, in seconds. Of another, they are taken from
+    the published GPU with the most similar memory.
+    """
+    if node.device in DEVICES:
+        return DEVICES[node.device], None
+    gpu = torch.device(CUDA)
+    if torch.cuda.is_available() and gpu_type(torch.cuda.get_device_name(gpu)) == node.device:
+        return measured_rates(gpu, node), f"rates of {node.device} measured on this machine"
+    like = min(DEVICES, key=lambda name: abs(DEVICES[name].memory - node.gpu_memory_gb))
+    return DEVICES[
+        like
+    ], f"no rates are published for {node.device}: those of {like} are taken (or give profile=FILE)"
+
+
+def measured_rates(device: torch.device, node: NodeConfig) -> Device:
+    """Measure products of matrices and copies on ``device``; ``node`` describes its machine."""
+
+    def seconds(call: Callable[[], object]) -> float:
+        call()
+        durations = list[float]()
+        for _ in range(REPEATS):
+            synchronise(device)
+            started = time.perf_counter()
+            call()
+            synchronise(device)
+            durations.append(time.perf_counter() - started)
+        return min(durations)
+
+    def products(dtype: torch.dtype) -> float:
+        matrix = torch.rand(SIDE, SIDE, device=device).to(dtype)
+        return 2 * SIDE**3 / seconds(lambda: matrix @ matrix) / 1e12
+
+    precision = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high")
+        tf32 = products(torch.float32)
+        torch.set_float32_matmul_precision("highest")
+        fp32 = products(torch.float32)
+    finally:
+        torch.set_float32_matmul_precision(precision)
+    there = torch.zeros(COPIED, dtype=torch.uint8, device=device)
+    return Device(
+        bf16=products(torch.bfloat16),
+        tf32=tf32,
+        fp32=fp32,
+        bandwidth=2 * COPIED / seconds(there.clone) / 1e9,
+        memory=node.gpu_memory_gb,
+        host=COPIED / seconds(lambda: there.to("cpu", copy=True)) / 1e9,
+        bus=node.gpu_link_gbps / 8,
+    )

@@ -145,7 +145,7 @@ class _Simulation:
                         numbers,
                         name,
                         size,
-                        processes(plan, self.workload, host.node),
+                        processes(plan, self.workload, machine),
                         backbone,
                         rewards,
                     )

@@ -44,7 +44,7 @@ class Workload:
     row_groups: int = 1
     """Fixed groups from which minibatches are drawn evenly."""
     processes: int | None = None
-    """Simulator processes per rollout worker; None: one per core, at least one per group."""
+    """Simulator processes of all rollout workers; None: one per core. At least one per group."""
 
     @property
     def rows(self) -> int:

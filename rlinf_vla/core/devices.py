@@ -19,6 +19,7 @@ from torch import Tensor, nn
 CPU = torch.device("cpu")
 _fused_kernels = True
 _meta_tensors_as = "meta"
+_sharers = 1
 MEMORY = "memory/"
 """Beginning of the names of metrics that are peaks."""
 _ALIGNMENT = 64
@@ -128,6 +129,17 @@ def measured_memory(device: torch.device) -> Iterator[dict[str, float]]:
     peaks[f"{MEMORY}update_gb"] = statistics["active_bytes.all.peak"] / 1e9
     peaks[f"{MEMORY}reserved_gb"] = statistics["reserved_bytes.all.peak"] / 1e9
     peaks[f"{MEMORY}allocation_retries"] = float(statistics["num_alloc_retries"])
+
+
+def share_cores(processes: int) -> None:
+    """Let ``own_cores`` of this process be one of ``processes`` equal parts of the machine's."""
+    global _sharers
+    _sharers = processes
+
+
+def own_cores() -> int:
+    """Return how many cores this process and its simulators are to keep busy, at least one."""
+    return max(1, len(os.sched_getaffinity(0)) // _sharers)
 
 
 @contextmanager

@@ -521,6 +521,19 @@ class HasSuites(Protocol):
         Raises UserError for mistakes of the user."""
 
 
+@runtime_checkable
+class HasBackends(Protocol):
+    """An ``EnvPlugin`` that simulates on the CPU or on a GPU, as ``config.backend`` says."""
+
+    def backend(self, config: Any, here: bool = True) -> str:
+        """Return ``cpu`` or ``gpu``: where all ``config.num_envs`` environments are simulated.
+
+        ``here``: on this machine, whose GPU is examined; else on one with a GPU. With ``auto`` the
+        number decides, so it is that of the whole run, however workers divide it. Raises UserError
+        if ``gpu`` is set and not possible.
+        """
+
+
 class EnvPlugin(Protocol):
     """A simulator plug-in, registered as an entry point of ``rlinf_vla.envs``."""
 

@@ -27,7 +27,15 @@ from rlinf_vla.config.recipe import (
 from rlinf_vla.core import plugins
 from rlinf_vla.core.devices import set_fused_kernels, set_tf32
 from rlinf_vla.core.origin import Origin
-from rlinf_vla.core.protocols import EnvSpec, HasOutline, Learner, Policy, RewardModel, VectorEnv
+from rlinf_vla.core.protocols import (
+    EnvSpec,
+    HasBackends,
+    HasOutline,
+    Learner,
+    Policy,
+    RewardModel,
+    VectorEnv,
+)
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.faults import GuardedEnv
 from rlinf_vla.runtime.fit import check_fit, connect, fitted
@@ -250,15 +258,23 @@ def require_fit(recipe: Recipe, policy: Policy) -> None:
 
 
 @contextmanager
-def open_envs(recipe: Recipe, policy: Policy | None, groups: int) -> Iterator[Sequence[VectorEnv]]:
+def open_envs(
+    recipe: Recipe, policy: Policy | None, groups: int, number: int | None = None
+) -> Iterator[Sequence[VectorEnv]]:
     """Open the recipe's environments in ``groups`` groups and check that the policy fits them.
 
     Keys of ``env`` that are null get the values that the policy needs. It may be the ``outline``.
+    ``number``: open so many of them, simulated on the CPU or the GPU as all would be.
     """
     config = recipe.env if policy is None else fitted(recipe.env, policy.spec)
     if policy is not None:
         require_fit(recipe, policy)
-    envs = plugins.choose("env", recipe.env.name, plugins.envs()).create(config, groups)
+    plugin = plugins.choose("env", recipe.env.name, plugins.envs())
+    if number is not None:
+        if isinstance(plugin, HasBackends):
+            config = replace(config, backend=plugin.backend(config))
+        config = replace(config, num_envs=number)
+    envs = plugin.create(config, groups)
     try:
         if policy is not None:
             connect(policy, envs)
@@ -391,14 +407,18 @@ def _environments(
     if not needs_environments(recipe):
         yield (), ()
         return
-    share = replace(recipe, env=replace(recipe.env, num_envs=recipe.env.num_envs // shards))
+    groups_here = recipe.rollout.pipeline_depth
+    if getattr(recipe.env, "processes", None) is not None:
+        groups_in_all = recipe.cluster.rollout_workers * groups_here
+        processes = max(1, recipe.env.processes // groups_in_all) * groups_here
+        recipe = replace(recipe, env=replace(recipe.env, processes=processes))
     policy = None if recipe.algorithm.trains_reward else outline(recipe)
-    with open_envs(share, policy, recipe.rollout.pipeline_depth) as groups:
+    with open_envs(recipe, policy, groups_here, recipe.env.num_envs // shards) as groups:
         if policy is None:
             yield groups, groups
             return
         # supervised training reads no reward, and one that it trains cannot be built yet
         chunk = policy.spec.chunk
-        unrewarded = timed(share, groups, chunk)
+        unrewarded = timed(recipe, groups, chunk)
         supervised = recipe.algorithm.family == SUPERVISED
-        yield unrewarded, unrewarded if supervised else rewarded(share, groups, chunk)
+        yield unrewarded, unrewarded if supervised else rewarded(recipe, groups, chunk)

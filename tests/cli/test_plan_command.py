@@ -229,18 +229,15 @@ def test_a_users_cluster(
 
 
 def test_a_device_without_a_profile(
-    rlinf_vla: CommandLine, counting: Counting, known: str, unmeasured: None, tmp_path: Path
+    rlinf_vla: CommandLine, counting: Counting, unmeasured: None, tmp_path: Path
 ) -> None:
-    found = rlinf_vla(*counting.arguments("plan", "counting_ppo", "cluster=8gpu", known))
-    assert (
-        "no rates are published for env=" in found.complaint and "profile=FILE" in found.complaint
-    )
-    mine = cluster_file(counting, "nodes:\n  - {name: big, gpus: 2, gpu: fast}\n")
-    assert (
-        "no rates are published for fast"
-        in rlinf_vla(*counting.arguments("plan", "counting_ppo", mine)).complaint
-    )
-    assert not (tmp_path / "runs").exists()
+    """A simulator without published rates is measured, and a GPU without takes those of another."""
+    mine = cluster_file(counting, "nodes:\n  - {name: big, gpus: 2, gpu: fast, memory_gb: 99}\n")
+    result = rlinf_vla(*counting.arguments("plan", "counting_ppo", mine, "run_dir=plan"))
+    assert result.code == 0, result.err
+    (profile,) = read(tmp_path / "plan" / "plan.json")["profiles"].values()
+    assert "counter measured with a few environments on this machine's CPU" in profile["note"]
+    assert "no rates are published for fast: those of nvidia-h100" in profile["note"]
 
 
 def test_plan_predicts_without_a_gpu_or_a_measurement(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.envs.maniskill import scene25_assets, scene25_pictures
 from rlinf_vla.envs.maniskill.config import ManiSkillConfig
-from rlinf_vla.envs.maniskill.plugin import plugin, why_not_on_gpu
+from rlinf_vla.envs.maniskill.plugin import plugin
 from rlinf_vla.envs.maniskill.rows import by_row
 from rlinf_vla.envs.maniskill.scene25_episodes import OBJECT_SETS, TASKS, Episodes25
 from rlinf_vla.envs.maniskill.scene25_rules import Progress
@@ -140,8 +140,11 @@ def test_a_wrong_setting_is_named_with_its_fix(
 
 def test_the_gpu_backend_plays_it_unscaled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlinf_vla.envs.batched.why_not_on_gpu", lambda: None)
-    assert why_not_on_gpu(configured(image_size=None)) is None
-    assert "use env.image_size=null" in str(why_not_on_gpu(configured(image_size=224)))
+    large = {"num_envs": 64}
+    assert plugin.backend(configured(image_size=None, **large)) == "gpu"
+    assert plugin.backend(configured(image_size=224, **large)) == "cpu"
+    with pytest.raises(UserError, match=r"use env\.image_size=null"):
+        plugin.backend(configured(image_size=224, backend="gpu"))
 
 
 class TestAssets:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from rlinf_vla.runtime.ray.places import (
     Role,
     ask_where,
     machines_for,
+    neighbours,
     require_room,
     reserve_places,
     roles_of,
@@ -105,6 +107,7 @@ def launch_workers(
         )
 
         groups = {HEALTH: 1, WEIGHTS: 1}
+        beside = neighbours(places["rollout"])
 
         def spawn(
             kind: type, role: str, place: int, options: Mapping[str, Any] | None = None
@@ -112,10 +115,15 @@ def launch_workers(
             actor = remote(
                 max_restarts=0, concurrency_groups=groups, **options or places[role][place]
             )(kind)
+            parts = builders[role]
             asked = []
+            if kind is RolloutWorker:
+                # of one that joins, the machine is not known: it counts with the fullest
+                here = beside[place] if options is None else max(beside)
+                parts = replace(parts, neighbours=here)
             if kind is RolloutWorker and features is not None:
                 asked = [features.answering(place % len(features.actors))]
-            return actor.remote(builders[role], place, *asked)
+            return actor.remote(parts, place, *asked)
 
         def pool(kind: type, role: str) -> Pool | None:
             if not roles[role].count:

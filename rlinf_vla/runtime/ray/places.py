@@ -166,6 +166,25 @@ def reserve_places(
         yield worker_options
 
 
+def neighbours(options: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Return, for each worker of a role, how many of the role are on its machine.
+
+    ``options``: of its actors, as ``reserve_places`` yields them.
+    """
+    from ray.util.placement_group import placement_group_table
+
+    places = [worker["scheduling_strategy"] for worker in options]
+    groups = {place.placement_group.id: place.placement_group for place in places}
+    nodes = {
+        number: placement_group_table(group)["bundles_to_node_id"]
+        for number, group in groups.items()
+    }
+    machines = [
+        nodes[place.placement_group.id][place.placement_group_bundle_index] for place in places
+    ]
+    return [machines.count(machine) for machine in machines]
+
+
 def request(
     bundles: Sequence[Bundle], roles: Mapping[str, Role], strategy: str
 ) -> tuple[Any, dict[tuple[str, int], dict[str, Any]]]:

@@ -49,6 +49,8 @@ class Builders:
     """Reward workers, not rollout workers, compute the recipe's reward."""
     settings: Settings
     cluster: ClusterConfig
+    neighbours: int = 1
+    """Rollout workers of this one's machine, which divide its cores among their simulators."""
 
     def rollout_threads(self) -> AbstractContextManager[None]:
         return threads(self.cluster.rollout_threads)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from rlinf_vla.core.devices import share_cores
 from rlinf_vla.core.protocols import Policy, RewardModel
 from rlinf_vla.core.types import Episodes, Inputs, Tensors, Trajectory
 from rlinf_vla.rollout.actor import Actor
@@ -175,6 +176,7 @@ class RolloutWorker(PolicyWorker):
 
     def ready(self) -> WorkerInfo:
         builders = self.builders
+        share_cores(builders.neighbours)
         with builders.rollout_threads():
             self.groups, self.rewarded = self._open.enter_context(builders.environments())
             if self.features is None:

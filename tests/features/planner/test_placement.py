@@ -6,7 +6,7 @@ import pytest
 
 from rlinf_vla.config.cluster import NodeConfig
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.features.planner.plan import Plan, check_memory, place, processes
+from rlinf_vla.features.planner.plan import Machine, Plan, check_memory, place, processes
 from rlinf_vla.features.planner.profile import Bytes
 from rlinf_vla.features.planner.simulate import simulate
 from rlinf_vla.runtime.machines import Cluster
@@ -164,9 +164,13 @@ def test_simulators_need_memory_where_the_policy_has_no_gpu() -> None:
 
 
 def test_simulator_processes() -> None:
-    node = NodeConfig(cpus=6)
-    assert (
-        processes(Plan(), workload(), node) == 6 and processes(Plan(), workload(envs=4), node) == 4
-    )
-    assert processes(Plan(pipeline_depth=4), workload(), node) == 1
-    assert processes(Plan(pipeline_depth=2), workload(processes=4), node) == 2
+    """Of an environment group. Without a number, a machine's workers divide its cores."""
+    one = Machine(NodeConfig(cpus=6), 1, (0,), (0,), ((0,),))
+    two = replace(one, rollout=(0, 0), numbers=((0,), (1,)))
+    assert processes(Plan(), workload(), one) == 6
+    assert processes(Plan(), workload(envs=4), one) == 4
+    assert processes(Plan(pipeline_depth=4), workload(), one) == 1
+    assert processes(Plan(pipeline_depth=2), workload(processes=4), one) == 2
+    assert processes(Plan(rollout_workers=2), workload(), two) == 3
+    assert processes(Plan(rollout_workers=2), workload(processes=4), two) == 2
+    assert processes(Plan(rollout_workers=2), workload(processes=1), two) == 1

@@ -7,16 +7,25 @@ import json
 from dataclasses import asdict, replace
 
 import pytest
+import torch
 
 from rlinf_vla.cli import compose
 from rlinf_vla.config.cluster import NodeConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
+from rlinf_vla.envs.gymnasium.config import GymnasiumConfig
 from rlinf_vla.features.planner.devices import DEVICES, SIMULATORS, Assumptions
 from rlinf_vla.features.planner.memory import MemoryModel
-from rlinf_vla.features.planner.profile import GPU, Cost, Profile
+from rlinf_vla.features.planner.profile import CPU, GPU, Cost, Profile
 from rlinf_vla.features.planner.profiles import profiles_for
-from rlinf_vla.features.planner.published import CountedWork, published
+from rlinf_vla.features.planner.published import (
+    CountedWork,
+    measured_rates,
+    measured_simulation,
+    published,
+    rates_of,
+    simulation_of,
+)
 from rlinf_vla.runtime import recipes
 from rlinf_vla.runtime.machines import Cluster
 
@@ -33,13 +42,23 @@ def recipe(*more: str) -> Recipe:
 
 
 @functools.cache
-def counted() -> CountedWork:
-    return CountedWork(MemoryModel(recipe()))
+def counted(*more: str) -> CountedWork:
+    return CountedWork(MemoryModel(recipe(*more)))
+
+
+def profile(work: CountedWork, name: str, assumed: Assumptions = PERFECT) -> Profile:
+    """The profile of a machine with GPUs of type ``name``, for which all rates are published."""
+    node = NodeConfig(gpus=8, gpu=name)
+    simulation = simulation_of(work.model, node, assumed)
+    assert simulation is not None
+    rates, remark = rates_of(node)
+    assert remark is None
+    return published(work, node, simulation, rates, assumed)
 
 
 def test_costs_are_the_counted_work_at_the_devices_rates() -> None:
     work = counted()
-    found = published(counted(), H100, 128, PERFECT)
+    found = profile(counted(), H100)
     device = DEVICES[H100]
     for name in ("act", "value", "reference", "update"):
         for rows in (1, 512):
@@ -76,9 +95,7 @@ def test_costs_are_the_counted_work_at_the_devices_rates() -> None:
 )
 def test_each_assumption_changes_what_it_names(share: str, operation: str) -> None:
     values = (0.1, 0.2) if share == "dispatch" else (1.0, 0.5)
-    fast, slow = (
-        published(counted(), H100, 128, replace(PERFECT, **{share: value})) for value in values
-    )
+    fast, slow = (profile(counted(), H100, replace(PERFECT, **{share: value})) for value in values)
     assert slow.cost(operation).of(1) == pytest.approx(2 * fast.cost(operation).of(1))
     assert slow.cost("act").of(1) == pytest.approx(fast.cost("act").of(1)) or share == "bandwidth"
 
@@ -92,27 +109,62 @@ def test_simulators_reproduce_the_published_rates() -> None:
 
 
 def test_simulators_on_cores_and_on_gpus() -> None:
-    on_cores = CountedWork(MemoryModel(recipe("env.backend=cpu")))
+    on_cores = counted("env.backend=cpu")
     each_call = 2 * 3.0e-3 + 1.6e-3 + 1.9e-7 * 64**2
-    assert published(on_cores, L4, 8, PERFECT).cost("simulate") == Cost(0.0, each_call), (
+    assert profile(on_cores, L4).cost("simulate") == Cost(0.0, each_call), (
         "two control steps and an image"
     )
-    there = published(
-        counted(), "nvidia-geforce-rtx-4090", 8, replace(PERFECT, simulation=0.5)
-    ).cost("simulate")
-    assert there == published(counted(), L4, 8, PERFECT).cost("simulate"), (
+    there = profile(counted(), "nvidia-geforce-rtx-4090", replace(PERFECT, simulation=0.5))
+    assert there.cost("simulate") == profile(counted(), L4).cost("simulate"), (
         "the published GPU reaches all of its rate"
     )
 
 
-def test_what_nothing_is_published_for() -> None:
-    with pytest.raises(UserError, match="no rates are published for a-gpu"):
-        published(counted(), "a-gpu", 8)
-    work = CountedWork(MemoryModel(recipe("env.episode_limit=null")))
-    with pytest.raises(UserError, match=r"set env\.episode_limit"):
-        published(work, H100, 8)
-    with pytest.raises(UserError, match="no rates are published for env=genesis"):
-        published(CountedWork(MemoryModel(recipe("env=genesis", "env.episode_limit=30"))), H100, 8)
+@pytest.mark.parametrize(("environments", "on"), [(64, GPU), (32, CPU)])
+def test_the_planner_simulates_where_the_run_does(environments: int, on: str) -> None:
+    work = counted("env.backend=auto", f"env.num_envs={environments}")
+    assert profile(work, H100).cost("simulate").on == on
+
+
+def test_the_length_of_episodes_is_the_tasks() -> None:
+    simulation = simulation_of(counted("env.episode_limit=null").model, NodeConfig(gpus=1))
+    assert simulation is not None and simulation.episode_limit == 50
+
+
+@pytest.mark.simulator
+def test_a_simulator_without_published_rates_is_measured() -> None:
+    nodes = (NodeConfig(gpus=8, gpu=H100),)
+    asked = replace(recipe(), env=GymnasiumConfig(id="Pendulum-v1", num_envs=16))
+    found, _ = profiles_for(asked, Cluster("one", nodes), MemoryModel(asked))
+    simulate = found[H100].cost("simulate")
+    assert simulate.on == CPU and simulate.of(64) > 0
+    assert "measured with a few environments" in found[H100].note
+    assert found[H100].episode_limit == 100
+
+
+def test_a_simulator_that_cannot_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> None:
+        raise UserError("it is not installed: pip install it")
+
+    monkeypatch.setattr("rlinf_vla.features.planner.published.measure_simulator", refuse)
+    with pytest.raises(UserError, match=r"env=maniskill.*not installed.*give profile=FILE"):
+        measured_simulation(counted().model)
+
+
+def test_a_gpu_without_published_rates() -> None:
+    rates, remark = rates_of(NodeConfig(gpus=1, gpu="a-gpu", gpu_memory_gb=45))
+    assert rates == DEVICES["nvidia-l40s"], "the most similar memory"
+    assert remark is not None and "no rates are published for a-gpu" in remark
+
+
+def test_the_rates_of_a_device_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU stands in for a GPU without published rates."""
+    monkeypatch.setattr("rlinf_vla.features.planner.published.SIDE", 64)
+    monkeypatch.setattr("rlinf_vla.features.planner.published.COPIED", 1 << 16)
+    node = NodeConfig(gpus=2, gpu="a-gpu", gpu_memory_gb=20, gpu_link_gbps=80)
+    rates = measured_rates(torch.device("cpu"), node)
+    assert all(value > 0 for value in asdict(rates).values())
+    assert (rates.memory, rates.bus) == (20, 10)
 
 
 def test_each_type_of_device_has_a_profile() -> None:

@@ -111,10 +111,10 @@ def test_a_simulator_in_the_policys_process_does_not_overlap() -> None:
 def test_busy_cores_are_shared() -> None:
     """Two rollout workers, each with two simulator processes, on two cores: no faster than one."""
     alone = played(RAY, workload(processes=2), cpus=2)
-    together = played(replace(RAY, rollout_workers=2), workload(processes=2), cpus=2)
+    together = played(replace(RAY, rollout_workers=2), workload(processes=4), cpus=2)
     assert together.seconds > 0.8 * alone.seconds
     assert (
-        played(replace(RAY, rollout_workers=2), workload(processes=2), cpus=64).seconds
+        played(replace(RAY, rollout_workers=2), workload(processes=4), cpus=64).seconds
         < 0.7 * alone.seconds
     )
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +15,12 @@ from rlinf_vla.config.cluster import FAKE_GPU, PLACEMENTS, ClusterConfig, NodeCo
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.features.planner.plan import Plan, place
 from rlinf_vla.runtime.machines import Cluster, Slot, assign, machines_of_ray
-from rlinf_vla.runtime.ray.places import bundles_of, require_room, roles_of
+from rlinf_vla.runtime.ray.places import (
+    bundles_of,
+    neighbours,
+    require_room,
+    roles_of,
+)
 
 EIGHT = Cluster("made_up", (NodeConfig("node", 1, 8),))
 TWO = Cluster("made_up", (NodeConfig("node", 2, 2, labels={"type": "fast"}),))
@@ -118,6 +125,26 @@ def test_machines_of_a_ray_cluster() -> None:
     assert assign("collocated", 9, 9, found)[0][8] == Slot(1, 0)
     with pytest.raises(UserError, match="no node of the Ray cluster has a GPU"):
         machines_of_ray("mine", [node("10.0.0.3", 0)])
+
+
+def test_the_workers_of_a_machine_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two placement groups, as of two machines of a plan, whose bundles Ray has put on nodes."""
+    groups = [SimpleNamespace(id="first"), SimpleNamespace(id="second")]
+    nodes = {"first": {0: "a", 1: "a"}, "second": {0: "b", 1: "a"}}
+    module = import_module("ray.util.placement_group")
+    monkeypatch.setattr(
+        module, "placement_group_table", lambda group: {"bundles_to_node_id": nodes[group.id]}
+    )
+    options = [
+        {
+            "scheduling_strategy": SimpleNamespace(
+                placement_group=group, placement_group_bundle_index=bundle
+            )
+        }
+        for group in groups
+        for bundle in (0, 1)
+    ]
+    assert neighbours(options) == [3, 3, 1, 3]
 
 
 REAL = """
