@@ -85,6 +85,7 @@ for _ in range(100):
     renderer.render()
 getattr(renderer, "close", lambda: None)()
 """
+CONTEXT = 0.25e9
 COMPUTE = """
 import torch
 matrix = torch.rand(4096, 4096, device="cuda", dtype=torch.bfloat16)
@@ -175,6 +176,14 @@ def device_for(devices: Sequence[int | None], variables: Mapping[str, str]) -> i
     if not visible.isdecimal() or int(visible) not in devices:
         return None
     return list(devices).index(int(visible))
+
+
+def gpu_bytes(wanted: str, processes: int, scene: float) -> float:
+    """Return the memory of a GPU that processes take to render on it, unless OSMesa is ``wanted``.
+
+    ``scene``: bytes of a process's textures. A context of the driver is estimated.
+    """
+    return 0.0 if wanted == "osmesa" else processes * (CONTEXT + scene)
 
 
 @functools.cache

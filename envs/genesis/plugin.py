@@ -77,6 +77,15 @@ class Genesis:
             config.backend, config.num_envs, batched.why_not_on_gpu() if here else None
         )
 
+    def gpu_bytes(self, config: GenesisConfig, environments: int, processes: int) -> float:
+        from .. import batched
+        from ..mujoco_gl import CONTEXT
+
+        if self.backend(config, here=False) == "cpu":
+            return processes * CONTEXT
+        pixels = len(scene_options(config, config.scene)[1]["cameras"]) * config.image_size**2
+        return batched.gpu_bytes(environments, pixels)
+
     def outline(self, config: GenesisConfig) -> EnvSpec:
         refuse_several(config.tasks)
         return scene_spec(config, *simulator_options(config))

@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     from rlinf_vla.core.protocols import EnvSpec, VectorEnv
 
 
+TEXTURES = 0.26e9
+"""Bytes that a task's textures take in OpenGL."""
+
+
 class Libero:
     """Implements ``EnvPlugin``."""
 
@@ -64,6 +68,10 @@ class Libero:
             environment=renderer.environment(),
             python=config.python,
         )
+
+    def gpu_bytes(self, config: LiberoConfig, environments: int, processes: int) -> float:
+        textures = TEXTURES * (1 + config.scenes)
+        return gl.gpu_bytes(config.renderer, processes * bool(config.seen()), textures)
 
     def outline(self, config: LiberoConfig) -> EnvSpec:
         from ..checks import spec_of

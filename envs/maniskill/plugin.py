@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 PACKAGE = Package("ManiSkill", "mani_skill", "pip install 'rlinf-vla[maniskill]'")
 
 
+VULKAN_CONTEXT = 0.4e9
+"""Estimated bytes that a process of SAPIEN takes on a GPU whose driver it draws with."""
+
+
 class ManiSkill:
     """Implements ``EnvPlugin``."""
 
@@ -80,6 +84,21 @@ class ManiSkill:
 
         missing = batched.why_not_on_gpu() if here else None
         return batched.choose(config.backend, config.num_envs, missing or why_not_batched(config))
+
+    def gpu_bytes(self, config: ManiSkillConfig, environments: int, processes: int) -> float:
+        import torch
+
+        from .. import batched
+
+        pixels = sum(height * width for height, width in pictures(config).values())
+        if self.backend(config, here=False) == "gpu":
+            return batched.gpu_bytes(environments, pixels)
+        driver = None
+        if torch.cuda.is_available() and not PACKAGE.missing():
+            driver = vulkan.find()
+        if driver is not None and driver.render_backend == "cpu":
+            return 0.0
+        return processes * VULKAN_CONTEXT
 
     def outline(self, config: ManiSkillConfig) -> EnvSpec | None:
         from ..checks import spec_of

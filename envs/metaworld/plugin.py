@@ -52,6 +52,9 @@ class MetaWorld:
             python=config.python,
         )
 
+    def gpu_bytes(self, config: MetaWorldConfig, environments: int, processes: int) -> float:
+        return mujoco_gl.gpu_bytes(config.renderer, processes * bool(config.cameras), 0.0)
+
     def outline(self, config: MetaWorldConfig) -> EnvSpec:
         from ..checks import spec_of
         from .outline import outline

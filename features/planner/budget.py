@@ -7,7 +7,7 @@ roles of a device add up, unless they take turns (``cluster.offload``).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,6 +17,8 @@ from rich.table import Table
 from rlinf_vla.config.cluster import CUDA, IN_PROCESS
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import OFF_POLICY, Recipe
+from rlinf_vla.core import plugins
+from rlinf_vla.core.protocols import HasBackends, TakesGPU
 from rlinf_vla.features.planner.memory import (
     MemoryModel,
     estimate,
@@ -26,6 +28,8 @@ from rlinf_vla.features.planner.memory import (
 )
 from rlinf_vla.features.planner.plan import SLACK
 from rlinf_vla.rollout.collector import rollout_calls
+from rlinf_vla.runtime import builders
+from rlinf_vla.runtime.fit import fitted
 from rlinf_vla.runtime.machines import assign, broadcasts, describe, this_machine
 from rlinf_vla.training.ranks import BUCKET
 
@@ -35,6 +39,14 @@ REFERENCE = "reference"
 UPDATE = "update"
 STEP = "optimiser step"
 PUBLISH = "publishing weights"
+LOADING = "loading"
+SIMULATORS, NCCL, MAIN = "simulators", "NCCL", "main memory"
+STAYING = (SIMULATORS, NCCL)
+"""Roles that do not leave the device while another works (``cluster.offload``)."""
+COMMUNICATOR = 1.6e9
+"""Bytes that NCCL takes on a GPU for each group of processes: github.com/NVIDIA/nccl/issues/864."""
+PROCESS = 1.0e9
+"""Assumed main memory of a simulator process. LIBERO's take 0.9 GB, ManiSkill's less."""
 
 
 @dataclass(frozen=True)
@@ -79,24 +91,27 @@ class Budget:
     host: tuple[Part, ...] = ()
 
     def role_peak(self, role: str) -> float:
-        phases: dict[str, float] = {}
-        for part in self.parts:
-            if part.role == role:
-                phases[part.phase] = phases.get(part.phase, 0.0) + part.size
-        return phases.pop(ALWAYS, 0.0) + max(phases.values(), default=0.0)
+        return peak_of([part for part in self.parts if part.role == role])
 
     @property
     def peak(self) -> float:
-        peaks = [self.role_peak(role) for role in dict.fromkeys(part.role for part in self.parts)]
-        return max(peaks) if self.turns else sum(peaks)
+        roles = dict.fromkeys(part.role for part in self.parts)
+        staying = sum(self.role_peak(role) for role in roles if role in STAYING)
+        others = [self.role_peak(role) for role in roles if role not in STAYING]
+        return staying + (max(others) if self.turns else sum(others))
 
     @property
     def fits(self) -> bool:
         return self.peak <= SLACK * self.memory
 
+    @property
+    def host_peak(self) -> float:
+        """Bytes of main memory that a GPU machine with a trainer rank needs."""
+        return peak_of(self.host)
+
     def check_host(self, memory: float) -> None:
         """Raise UserError unless ``memory`` bytes of main memory have room beside a GPU's."""
-        needed = sum(part.size for part in self.host)
+        needed = self.host_peak
         avoidable = [part for part in self.host if part.without]
         if needed > SLACK * memory:
             largest = max(avoidable, key=lambda part: part.size, default=None)
@@ -122,10 +137,20 @@ class Budget:
         )
         for part in self.host:
             table.add_row(part.role, part.name, part.phase, f"{part.size / 1e9:.3f}")
+        if self.host:
+            table.add_row("", "peak", "main memory", f"{self.host_peak / 1e9:.3f}")
         return table
 
     def show(self) -> None:
         Console(width=120).print(self.table())
+
+
+def peak_of(parts: Sequence[Part]) -> float:
+    """Return what is always held, and the largest of the phases, which follow one another."""
+    phases: dict[str, float] = {}
+    for part in parts:
+        phases[part.phase] = phases.get(part.phase, 0.0) + part.size
+    return phases.pop(ALWAYS, 0.0) + max(phases.values(), default=0.0)
 
 
 def room_in(memory: float) -> str:
@@ -164,11 +189,16 @@ def budget(model: MemoryModel, setting: Setting, memory: float, exact: bool = Tr
                 Part("rollout worker", "weights", ALWAYS, weights.all),
                 *_acting(model, setting, "rollout worker", exact),
             ]
-    host = tuple(_host(model))
+    if cluster.device == CUDA:
+        parts += _communication(model, setting)
+        if cluster.runtime == IN_PROCESS or share_a_device(model.recipe):
+            parts += _simulators(model)
+    host = tuple(part for part in _host(model, setting) if part.size)
     if cluster.device != CUDA:  # the rollout is in the same memory
         parts = [*parts, *host]
         host = ()
-    return Budget(cluster.device, memory, tuple(parts), setting.offload, host)
+    held = tuple(part for part in parts if part.size)
+    return Budget(cluster.device, memory, held, setting.offload, host)
 
 
 def share_a_device(recipe: Recipe) -> bool:
@@ -233,7 +263,7 @@ def _trainer(model: MemoryModel, setting: Setting, role: str, exact: bool) -> li
                 count(model.reference_bytes, rows) if rows else 0.0,
             )
         )
-    return [part for part in parts if part.size]
+    return parts
 
 
 def _acting(model: MemoryModel, setting: Setting, role: str, exact: bool) -> list[Part]:
@@ -266,7 +296,7 @@ def _acting(model: MemoryModel, setting: Setting, role: str, exact: bool) -> lis
         Part(role, "policy call", ROLLOUT, call * (not graphs)),
         *_broadcast(model, setting, role, "broadcast weights that arrive"),
     ]
-    return [part for part in parts if part.size]
+    return parts
 
 
 def _broadcast(model: MemoryModel, setting: Setting, role: str, name: str) -> list[Part]:
@@ -286,30 +316,112 @@ def _broadcast(model: MemoryModel, setting: Setting, role: str, name: str) -> li
     ]
 
 
-def _host(model: MemoryModel) -> Iterator[Part]:
-    """Yield the main memory of adapted weights, and of the rollout if its size is known before the
-    simulator starts."""
+def _communication(model: MemoryModel, setting: Setting) -> list[Part]:
+    """Return the buffers of NCCL: of the trainer ranks' group, and of that which gets weights."""
+    cluster = model.recipe.cluster
+    groups = (cluster.trainer_ranks > 1) + bool(_broadcast(model, setting, "", ""))
+    return [Part(NCCL, "buffers", ALWAYS, groups * COMMUNICATOR)]
+
+
+def _simulators(model: MemoryModel) -> Iterator[Part]:
+    """Yield what the simulators of a rollout worker take on its GPU, as estimated."""
     recipe = model.recipe
-    config = model.recipe.algorithm
+    plugin = plugins.choose("env", recipe.env.name, plugins.envs())
+    if not _simulates(recipe) or not isinstance(plugin, TakesGPU):
+        return
+    env = fitted(recipe.env, model.policy.spec)
+    environments = -(-env.num_envs // _workers(recipe))
+    processes = simulator_processes(recipe)
+    least = min(processes, recipe.rollout.pipeline_depth)
+    needed = plugin.gpu_bytes(env, environments, least)
+    more = plugin.gpu_bytes(env, environments, processes) - needed
+    yield Part(SIMULATORS, "estimated", ALWAYS, needed)
+    yield Part(SIMULATORS, "more processes that draw", ALWAYS, more, _fewest_processes(recipe))
+
+
+def _simulates(recipe: Recipe) -> bool:
+    return recipe.robot is None and builders.needs_environments(recipe)
+
+
+def _workers(recipe: Recipe) -> int:
+    return 1 if recipe.cluster.runtime == IN_PROCESS else recipe.cluster.rollout_workers
+
+
+def _fewest_processes(recipe: Recipe) -> str:
+    return f"env.processes={_workers(recipe) * recipe.rollout.pipeline_depth}"
+
+
+def simulator_processes(recipe: Recipe) -> int:
+    """Return the most simulator processes of a rollout worker: on a GPU, one per group."""
+    cluster = recipe.cluster
+    env = recipe.env
+    plugin = plugins.choose("env", env.name, plugins.envs())
+    if isinstance(plugin, HasBackends) and plugin.backend(env, here=False) == "gpu":
+        return recipe.rollout.pipeline_depth
+    workers = _workers(recipe)
+    given = getattr(env, "processes", None)
+    node = cluster.nodes[0] if cluster.nodes else this_machine(gpu=False)
+    of_a_worker = (given or node.cpus * node.count) // workers
+    return min(-(-env.num_envs // workers), max(recipe.rollout.pipeline_depth, of_a_worker))
+
+
+def _on_a_machine(recipe: Recipe) -> tuple[int, int]:
+    """Return how many rollout workers and trainer ranks are on the first trainer's machine."""
+    cluster = recipe.cluster
+    if cluster.runtime == IN_PROCESS:
+        return 1, 0
+    rollouts, trainers = assign(
+        cluster.placement, cluster.rollout_workers, cluster.trainer_ranks, describe(cluster)
+    )
+    machine = trainers[0].machine
+    return sum(slot.machine == machine for slot in rollouts), sum(
+        slot.machine == machine for slot in trainers
+    )
+
+
+def _host(model: MemoryModel, setting: Setting) -> Iterator[Part]:
+    """Yield the main memory of all workers of the first trainer's machine: of weights, of
+    simulators, and of the rollout if its size is known before the simulator starts."""
+    recipe = model.recipe
+    cluster = recipe.cluster
+    config = recipe.algorithm
+    weights = model.weights()
+    on_ray = cluster.runtime != IN_PROCESS
+    rollouts, ranks = _on_a_machine(recipe)
+    if cluster.device == CUDA:
+        processes = rollouts + ranks
+        what = f"weights while they load, {processes} times"
+        yield Part(MAIN, what, LOADING, processes * weights.all)
+        merged = "weights before merging, of each rollout worker"
+        yield Part(MAIN, merged, ROLLOUT, rollouts * weights.merged, "model.lora.merge=false")
+        published = 2 * weights.trained * on_ray
+        yield Part(MAIN, "trained weights of two versions", ALWAYS, published)
+        if setting.offload:
+            pieces = ranks if cluster.trainer_sharding != "none" else 1
+            rank = model.weights(pieces)
+            held = rank.all + rank.gradients + rank.moments + rank.master
+            yield Part(MAIN, "trainer ranks, off the GPU", ROLLOUT, ranks * held)
+            yield Part(MAIN, "rollout workers, off the GPU", UPDATE, rollouts * weights.all)
+        if _simulates(recipe):
+            count = rollouts * simulator_processes(recipe)
+            least = min(count, rollouts * recipe.rollout.pipeline_depth)
+            more = (count - least) * PROCESS
+            fewer = _fewest_processes(recipe)
+            yield Part(MAIN, f"{least} simulator processes", ALWAYS, least * PROCESS)
+            yield Part(MAIN, f"{count - least} more of them", ALWAYS, more, fewer)
     limit = recipe.env.episode_limit
-    steps = _steps(model)
-    merged = model.weights().merged * (recipe.cluster.device == CUDA)
-    if merged:
-        yield Part(
-            "main memory", "weights before merging", ROLLOUT, merged, "model.lora.merge=false"
-        )
     if not model.on_policy or not limit:
         return
     if hasattr(config, "horizon"):
-        rows = recipe.env.num_envs * rollout_calls(config.horizon, limit, steps)
+        rows = recipe.env.num_envs * rollout_calls(config.horizon, limit, _steps(model))
     else:
-        rows = config.episodes * -(-limit // steps)
+        rows = config.episodes * -(-limit // _steps(model))
     call, prefix = model.host_bytes_per_call()
-    yield Part("main memory", f"{rows} policy calls of a rollout", ALWAYS, rows * call)
-    if prefix:
-        yield Part(
-            "main memory", "their prefixes", ALWAYS, rows * prefix, "cluster.reuse_frozen=false"
-        )
+    copies = 1 + ranks  # in the object store, and in each rank
+    what = f"{rows} policy calls of a rollout" + f", {copies} times" * on_ray
+    yield Part(MAIN, what, ALWAYS, copies * rows * call)
+    share = max(1, ranks) / cluster.trainer_ranks
+    yield Part(MAIN, "their prefixes", ALWAYS, share * rows * prefix, "cluster.reuse_frozen=false")
 
 
 def _steps(model: MemoryModel) -> int:

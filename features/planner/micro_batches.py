@@ -18,6 +18,7 @@ from rlinf_vla.features.planner.budget import (
     share_a_device,
 )
 from rlinf_vla.features.planner.memory import MemoryModel
+from rlinf_vla.features.planner.plan import SLACK
 
 ENOUGH_ROWS = 16
 """Rows from which on a larger micro-batch is not worth the time of gradient checkpointing."""
@@ -80,6 +81,10 @@ def _takes_turns(recipe: Recipe) -> bool:
 
 def _fix(model: MemoryModel, memory: float, exact: bool) -> str:
     recipe = model.recipe
+    smallest = least(model, memory, exact)
+    for part in smallest.parts:
+        if part.without and replace(smallest, memory=memory + part.size / SLACK).fits:
+            return f"set {part.without}"
     if model.takes_bfloat16:
         return "set model.options.dtype=bfloat16"
     if model.replay is not None:

@@ -534,6 +534,17 @@ class HasBackends(Protocol):
         """
 
 
+@runtime_checkable
+class TakesGPU(Protocol):
+    """An ``EnvPlugin`` whose simulators may take memory of the policy's GPU."""
+
+    def gpu_bytes(self, config: Any, environments: int, processes: int) -> float:
+        """Return the estimated bytes that ``environments`` of those of ``config`` take on a GPU.
+
+        ``processes``: that draw them, if the CPU simulates.
+        """
+
+
 class EnvPlugin(Protocol):
     """A simulator plug-in, registered as an entry point of ``rlinf_vla.envs``."""
 

@@ -15,7 +15,9 @@ from rlinf_vla.features.planner import dry_run
 from rlinf_vla.features.planner.accounting import Allocations, kernels_of
 from rlinf_vla.features.planner.budget import (
     ALWAYS,
+    NCCL,
     ROLLOUT,
+    SIMULATORS,
     UPDATE,
     budget,
     most_rows_of,
@@ -153,10 +155,12 @@ def test_roles_that_do_not_take_turns_are_never_off_loaded() -> None:
             "cluster=1gpu",
             node,
             "cluster.runtime=ray",
+            "env.processes=1",
         )
     )
     needed = least(model, LARGE)
-    assert needed.peak == needed.role_peak("trainer") + needed.role_peak("rollout worker")
+    roles = ("trainer", "rollout worker", SIMULATORS, NCCL)
+    assert needed.peak == sum(map(needed.role_peak, roles))
     assert not choose(model, needed.peak / 0.85).offload
     with pytest.raises(UserError, match=r"needs at least .*: lower algorithm\.batch_size"):
         choose(model, needed.peak / 0.95)
