@@ -13,7 +13,7 @@ import torch
 
 from rlinf_vla.features.planner.devices import DEVICES
 from rlinf_vla.features.planner.work import Work
-from rlinf_vla.runtime.machines import gpu_type
+from rlinf_vla.runtime.machines import this_machine
 from rlinf_vla.telemetry.measurement import time_interleaved
 
 REPEATS = 5
@@ -55,9 +55,7 @@ class Reached:
 
 def limits_of(device: torch.device, dtype: torch.dtype) -> Limits:
     """Return the peaks of a known GPU by its datasheet, of any other device as measured now."""
-    datasheet = (
-        DEVICES.get(gpu_type(torch.cuda.get_device_name(device))) if device.type == "cuda" else None
-    )
+    datasheet = DEVICES.get(this_machine(device.type).device)
     if datasheet is None or dtype not in (torch.bfloat16, torch.float32):
         return measured_limits(device, dtype)
     return Limits(
@@ -69,7 +67,7 @@ def limits_of(device: torch.device, dtype: torch.dtype) -> Limits:
 
 def measured_limits(device: torch.device, dtype: torch.dtype) -> Limits:
     """Measure with a large matrix product and a large copy (read and write), best of REPEATS."""
-    size, count = (8192, 2**28) if device.type == "cuda" else (1024, 2**26)
+    size, count = (1024, 2**26) if device.type == "cpu" else (8192, 2**28)
     a = torch.randn(size, size, device=device).to(dtype)
     source = torch.zeros(count, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)

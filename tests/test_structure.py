@@ -192,8 +192,8 @@ def test_the_main_job_imports_no_feature_and_no_other_plugin() -> None:
 BUDGETS = {
     "rlinf_vla/algorithms": 1_120,
     "rlinf_vla/cli": 1_540,
-    "rlinf_vla/config": 620,
-    "rlinf_vla/core": 1_220,
+    "rlinf_vla/config": 630,
+    "rlinf_vla/core": 1_240,
     "rlinf_vla/data": 850,
     "rlinf_vla/evaluation": 270,
     "rlinf_vla/rollout": 1_130,

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlinf_vla.config.cluster import CUDA
+from rlinf_vla.config.cluster import CPU, FAKE_GPU
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.devices import meta_tensors_as
 from rlinf_vla.core.types import mapped
@@ -107,8 +107,8 @@ def kernels_of(device: str) -> Iterator[None]:
 
     Those of attention do not keep its matrix for the backward pass, as PyTorch's fallback does,
     which meta tensors would take. On CUDA it is taken for grouped queries with a mask, for which
-    there is no fused kernel. (A ``TorchFunctionMode`` would be off while gradient checkpointing
-    runs blocks again.)
+    there is no fused kernel, and so it is on other accelerators, whose kernels are unknown. (A
+    ``TorchFunctionMode`` would be off while gradient checkpointing runs blocks again.)
     """
     plain = F.scaled_dot_product_attention
 
@@ -116,7 +116,7 @@ def kernels_of(device: str) -> Iterator[None]:
         q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **options: Any
     ) -> Tensor:
         if not q.is_meta or (
-            device == CUDA and options.get("enable_gqa") and attn_mask is not None
+            device not in (CPU, FAKE_GPU) and options.get("enable_gqa") and attn_mask is not None
         ):
             return plain(q, k, v, attn_mask, **options)
         causal = options.get("is_causal", False)

@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -18,6 +17,7 @@ from rlinf_vla.config.cluster import CUDA, IN_PROCESS
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import OFF_POLICY, Recipe
 from rlinf_vla.core import plugins
+from rlinf_vla.core.devices import accelerator
 from rlinf_vla.core.protocols import HasBackends, TakesGPU
 from rlinf_vla.features.planner.memory import (
     MemoryModel,
@@ -194,7 +194,7 @@ def budget(model: MemoryModel, setting: Setting, memory: float, exact: bool = Tr
         if cluster.runtime == IN_PROCESS or share_a_device(model.recipe):
             parts += _simulators(model)
     host = tuple(part for part in _host(model, setting) if part.size)
-    if cluster.device != CUDA:  # the rollout is in the same memory
+    if not cluster.on_accelerator:  # the rollout is in the same memory
         parts = [*parts, *host]
         host = ()
     held = tuple(part for part in parts if part.size)
@@ -278,7 +278,7 @@ def _acting(model: MemoryModel, setting: Setting, role: str, exact: bool) -> lis
             role,
             "weights before merging",
             ROLLOUT,
-            weights.merged * (recipe.cluster.device != CUDA),
+            weights.merged * (not recipe.cluster.on_accelerator),
         ),
         Part(
             role,
@@ -388,7 +388,7 @@ def _host(model: MemoryModel, setting: Setting) -> Iterator[Part]:
     weights = model.weights()
     on_ray = cluster.runtime != IN_PROCESS
     rollouts, ranks = _on_a_machine(recipe)
-    if cluster.device == CUDA:
+    if cluster.on_accelerator:
         processes = rollouts + ranks
         what = f"weights while they load, {processes} times"
         yield Part(MAIN, what, LOADING, processes * weights.all)
@@ -435,14 +435,15 @@ def device_memory(recipe: Recipe) -> float:
 
     Raises UserError if a GPU is wanted and there is none.
     """
-    if not recipe.cluster.nodes and recipe.cluster.device == CUDA and torch.cuda.is_available():
-        return torch.cuda.get_device_properties(0).total_memory
+    if not recipe.cluster.nodes and recipe.cluster.on_accelerator:
+        properties = accelerator(recipe.cluster.device).get_device_properties(0)
+        return float(properties.total_memory)
     return min(node.memory for node in describe(recipe.cluster).nodes)
 
 
 def main_memory(recipe: Recipe) -> float:
     """Return the bytes of main memory of the smallest of ``cluster.nodes``, or of this machine."""
-    return 1e9 * min(node.memory_gb for node in recipe.cluster.nodes or [this_machine(gpu=False)])
+    return 1e9 * min(node.memory_gb for node in recipe.cluster.nodes or [this_machine()])
 
 
 def most_rows_of(model: MemoryModel) -> int:

@@ -19,19 +19,19 @@ from rlinf_vla.algorithms.on_policy import Batch, OnPolicy
 from rlinf_vla.algorithms.parity import FLOAT32, unit_of
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import ON_POLICY, Recipe
-from rlinf_vla.core.devices import threads
+from rlinf_vla.core.devices import synchronise, threads
 from rlinf_vla.core.protocols import Policy, precompute_frozen, prepared
 from rlinf_vla.core.types import Episodes
 from rlinf_vla.features.planner import synthetic
 from rlinf_vla.features.planner.measure_rollout import measure_rollout
-from rlinf_vla.features.planner.profile import CPU, GPU, Bytes, Cost, Profile, fit
+from rlinf_vla.features.planner.profile import GPU, Bytes, Cost, Profile, fit
 from rlinf_vla.features.planner.synthetic import synthetic_batch, with_frozen_weights
 from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.rollout.split import head_weights
 from rlinf_vla.runtime import builders
-from rlinf_vla.runtime.machines import gpu_type, this_machine
+from rlinf_vla.runtime.machines import this_machine
 from rlinf_vla.runtime.workers.trainer import OnPolicyUpdater
-from rlinf_vla.telemetry.measurement import nbytes, saved_for_backward, synchronise
+from rlinf_vla.telemetry.measurement import nbytes, saved_for_backward
 from rlinf_vla.training.lora import merged_lora
 from rlinf_vla.training.trainer import Trainer
 
@@ -58,9 +58,9 @@ def measure_profile(
     with threads(recipe.cluster.update_threads):
         say("measuring updates")
         learning, stored = _learning(with_frozen_weights(recipe), policy, device)
-    node = this_machine(device.type == "cuda")
+    node = this_machine(device.type)
     profile = Profile(
-        device=CPU if device.type == "cpu" else gpu_type(torch.cuda.get_device_name(device)),
+        device=node.device,
         cores=node.cpus,
         operations=operations | learning,
         bytes=replace(stored, **_split(policy)),
@@ -97,12 +97,12 @@ def cost_of(
             wall = time.perf_counter() - wall
             cpu = time.process_time() - cpu
             own = time.thread_time() - own
-            durations.append(wall if device.type == "cuda" else cpu)
+            durations.append(cpu if device.type == "cpu" else wall)
             cores.append(cpu / own)
         sizes.append(size)
         costs.append(statistics.median(durations))
     fixed_cost, per_item = fit(sizes, costs)
-    if device.type == "cuda":
+    if device.type != "cpu":
         return Cost(fixed_cost, per_item, on=GPU)
     return Cost(fixed_cost, per_item, min(statistics.median(cores), float(torch.get_num_threads())))
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rlinf_vla.config.recipe import Recipe, RewardConfig
+from rlinf_vla.core.devices import synchronise
 from rlinf_vla.core.protocols import Policy, PolicySpec, VectorEnv, WrappedEnv
 from rlinf_vla.core.tasks import EVALUATION_SEEDS
 from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Observation, StepResult, Trajectory
@@ -24,7 +25,7 @@ from rlinf_vla.rollout.episodes import numbered_episodes
 from rlinf_vla.runtime import builders
 from rlinf_vla.runtime.fit import fitted
 from rlinf_vla.runtime.machines import this_machine
-from rlinf_vla.telemetry.measurement import synchronise, usage
+from rlinf_vla.telemetry.measurement import usage
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.training.lora import merged_lora
 
@@ -164,7 +165,7 @@ def measure_rollout(
         ]
         say("measuring the policy beside busy simulators")
         crowding = _crowding(recipe, actor, policy, groups, processes) if processes else 0.0
-    on_gpu = outer[0].spec.device.type == "cuda"
+    on_gpu = outer[0].spec.device.type != "cpu"
     if on_gpu or not processes:
         # a batched step may cost as much for many environments as for one: measure one alone, too
         with builders.open_envs(recipe, policy, 1, number=1) as groups:
@@ -251,7 +252,7 @@ def _crowding(
     recipe: Recipe, actor: Actor, policy: Policy, groups: Sequence[VectorEnv], processes: int
 ) -> float:
     """Measure ``Profile.crowding``: policy calls alone and beside all busy simulators, in turns."""
-    cores = this_machine(False).cpus
+    cores = this_machine().cpus
     rows = groups[0].spec.num_envs
     if cores == 1:
         return 0.0

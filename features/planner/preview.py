@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 
-from rlinf_vla.config.cluster import CUDA
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.features.planner.accounting import Uncounted
@@ -46,7 +45,7 @@ class Preview:
         """
         cluster = self.recipe.cluster
         model = self.model
-        if cluster.micro_batch_size is not None or cluster.device != CUDA or model is None:
+        if cluster.micro_batch_size is not None or not cluster.on_accelerator or model is None:
             return cluster.rows
         if self._memory is not None:
             try:
@@ -98,7 +97,7 @@ class Preview:
                 count.check_host(main_memory(recipe))
             except UserError as error:
                 self.missing.append(str(error))
-        if recipe.cluster.device == CUDA and self.model.takes_bfloat16:
+        if recipe.cluster.on_accelerator and self.model.takes_bfloat16:
             print(
                 "the network is in float32: model.options.dtype=bfloat16 takes half its memory, and is faster"
             )

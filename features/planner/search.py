@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from rlinf_vla.config.cluster import AUTO, CUDA, RAY
+from rlinf_vla.config.cluster import AUTO, RAY
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import ON_POLICY, SUPERVISED, Recipe
 from rlinf_vla.core.io import write_json
@@ -49,7 +49,7 @@ def plan_problem(
     """
     graph = trace(builders.build_algorithm(recipe))
     cluster = describe(recipe.cluster)
-    counts_memory = recipe.cluster.device == CUDA
+    counts_memory = recipe.cluster.on_accelerator
     if model is None and counts_memory:
         model = MemoryModel(recipe)
     profiles, measured = profiles_for(recipe, cluster, model)
@@ -73,7 +73,11 @@ def planned_problem(
         return recipe, problem, choose(problem), measured
     except NoRoom as error:
         cluster = recipe.cluster
-        if cluster.device != CUDA or cluster.trainer_sharding != "none" or problem.cluster.gpus < 2:
+        if (
+            not cluster.on_accelerator
+            or cluster.trainer_sharding != "none"
+            or problem.cluster.gpus < 2
+        ):
             raise
         alone = str(error)
     recipe = replace(recipe, cluster=replace(recipe.cluster, trainer_sharding="full"))

@@ -12,6 +12,7 @@ import torch
 from rlinf_vla.algorithms.feature_policy import ACTOR_OUTPUT, FeaturePolicy
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.robot import ControlConfig
+from rlinf_vla.core.devices import computes_on_cuda, synchronise
 from rlinf_vla.core.protocols import Policy, RealTimeChunking
 from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Tensors
 from rlinf_vla.features.realworld.action_space import ActionSpace, JointSpace
@@ -72,8 +73,8 @@ class ControlActor(Actor):
 
     def _features(self, inputs: Tensors) -> Any:
         features = super()._features(inputs)
-        if self.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
-            torch.cuda.synchronize(self.device)
+        if not (computes_on_cuda(self.device) and torch.cuda.is_current_stream_capturing()):
+            synchronise(self.device)
         self._thread.encoded = self._clock.now()
         return features
 

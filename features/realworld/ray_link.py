@@ -58,7 +58,7 @@ def robot_on_ray(recipe: Recipe, directory: Path, say: Say) -> Iterator[RobotCli
     Raises UserError if there is none.
     """
     cluster = recipe.cluster
-    role = Role(**vars(cluster.roles.robot), count=1)
+    role = Role(**vars(cluster.roles.robot), count=1, resource=cluster.ray_resource)
     with (
         connect_cluster(cluster.address, {"robot": role}, say),
         RobotClient(
@@ -164,7 +164,7 @@ class RayLink:
             max_restarts=0,
             runtime_env=ORPHANS_LIVE,
             label_selector=dict(role.labels),
-            **role.options,
+            **role.options(),
         )(RemoteRobotActor)
         self.actor = kind.remote(
             _session(directory), _recipe(directory, role), silence_s, cluster.heartbeat_s

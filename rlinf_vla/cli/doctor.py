@@ -158,6 +158,15 @@ def _has_nvidia_gpu(system: Path) -> bool:
     return False
 
 
+def described_accelerator() -> str:
+    """Return the type and name of PyTorch's accelerator; CPU without one."""
+    here = torch.accelerator.current_accelerator(check_available=True)
+    if here is None:
+        return "CPU"
+    name = getattr(torch.get_device_module(here), "get_device_name", None)
+    return here.type.upper() + (f" ({name()})" if name else "")  # MPS has no name
+
+
 def torch_check() -> Diagnosis:
     """Check PyTorch, torchvision and transformers.
 
@@ -165,8 +174,8 @@ def torch_check() -> Diagnosis:
     CPU build of PyTorch.
     """
     fix = "pip install -c constraints.txt torch, and pip uninstall -y torchvision"
-    device = f"CUDA ({torch.cuda.get_device_name()})" if torch.cuda.is_available() else "CPU"
-    if not torch.cuda.is_available() and (unused := unused_gpu(torch.version.cuda)):
+    device = described_accelerator()
+    if device == "CPU" and (unused := unused_gpu(torch.version.cuda)):
         return unused
     if importlib.util.find_spec("torchvision"):
         try:

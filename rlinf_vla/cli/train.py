@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from rlinf_vla.algorithms.base import Algorithm
-from rlinf_vla.config.cluster import CPU, CUDA, GIVEN
+from rlinf_vla.config.cluster import CPU, GIVEN
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import SUPERVISED, Recipe
 from rlinf_vla.config.robot import ROBOT
@@ -49,7 +49,7 @@ def run(config: DictConfig) -> None:
     builders.require_training(recipe)
     directory, checkpoint = run_directory.resolve_run(config)
     preview = None
-    if recipe.cluster.device == CUDA:
+    if recipe.cluster.on_accelerator:
         recipe, preview = hooks.planner().choose_rows(config, directory if checkpoint else None)
     recipe, monitor = _planned(recipe, preview.model if preview else None)
     if preview is not None:

@@ -29,7 +29,7 @@ SHARDINGS = ("none", "full")
 PLANS = GIVEN, AUTO = ("given", "auto")
 PLACEMENTS = COLLOCATED, DISAGGREGATED, HYBRID = ("collocated", "disaggregated", "hybrid")
 BROADCAST, STORE = ("broadcast", "store")
-DEVICES = CPU, CUDA, FAKE_GPU = ("cpu", "cuda", "fake_gpu")
+DEVICES = CPU, CUDA, NPU, XPU, MPS, FAKE_GPU = ("cpu", "cuda", "npu", "xpu", "mps", "fake_gpu")
 CPU_ROWS, GPU_ROWS = 320, 2048
 """Default micro-batches of a CPU; on a GPU only where memory is not counted in advance."""
 HEAD = Matches(
@@ -171,9 +171,9 @@ class ClusterConfig:
     trainer_sharding: Annotated[str, OneOf(*SHARDINGS)] = "none"
     """full: also shard the policy's weights and the optimiser state across the ranks (FSDP2)."""
     weights: Annotated[str, OneOf(AUTO, BROADCAST, STORE)] = AUTO
-    """How trained weights reach rollout workers. broadcast: from device to device (NCCL or gloo)
-    while rollouts go on; a worker then has a second copy of them. store: through Ray's object
-    store. auto: broadcast on GPUs, but not with ``offload``; store on CPUs (docs/cluster.md)."""
+    """How trained weights reach rollout workers. broadcast: by NCCL between CUDA devices, else by
+    gloo, while rollouts go on; a worker then has a second copy of them. store: through Ray's object
+    store. auto: broadcast on CUDA, but not with ``offload``; else store (docs/cluster.md)."""
     streaming: bool = True
     """Process each shard of a rollout as it arrives; false: wait until all have arrived."""
     offload: bool = False
@@ -192,8 +192,9 @@ class ClusterConfig:
     """Restarts of a lost trainer per run, each from the last complete checkpoint."""
     roles: RolesConfig = field(default_factory=RolesConfig)
     device: Annotated[str, OneOf(*DEVICES)] = CPU
-    """Device of the policy: cpu or cuda. fake_gpu: workers get places on GPUs that do not exist and
-    compute on the CPU, to try a plan for ``nodes`` on a machine without them."""
+    """Device of the policy, by PyTorch's name: cpu, cuda (also of ROCm), npu (Ascend), xpu (Intel)
+    or mps; docs/gpu.md tells what runs on CUDA alone. fake_gpu: workers get places on GPUs that do
+    not exist and compute on the CPU, to try a plan for ``nodes`` on a machine without them."""
     rollout_threads: Annotated[int, Range(1, 4096)] = 1
     """CPU threads of the policy during rollouts, when simulators compete for the cores."""
     update_threads: Annotated[int, Range(1, 4096)] | None = None
@@ -205,11 +206,11 @@ class ClusterConfig:
     """Compute the policy's frozen part once per update, not once per epoch; memory grows with the
     rollout (docs/pi0.md)."""
     cuda_graphs: bool = True
-    """Record policy calls as CUDA graphs (GPU only), so that no small kernel waits for Python."""
+    """Record policy calls as CUDA graphs (CUDA only), so that no small kernel waits for Python."""
     fused_kernels: bool = True
     """On CUDA, compute norms, rotations and gated MLPs by liger-kernel, where it is installed."""
     tf32: bool = True
-    """Multiply float32 matrices in TF32 (GPU only): many times faster, with 11 significant bits.
+    """Multiply float32 matrices in TF32 (CUDA only): many times faster, with 11 significant bits.
     It concerns a float32 network, and what is float32 in a bfloat16 one; false: exactly."""
     gradient_checkpointing: bool = False
     """Recompute the backbone's activations in the backward pass: slower, far less memory."""
@@ -217,7 +218,7 @@ class ClusterConfig:
     @property
     def rows(self) -> int:
         """``micro_batch_size``, or its limit where it is null and not chosen yet."""
-        return self.micro_batch_size or (GPU_ROWS if self.device == CUDA else CPU_ROWS)
+        return self.micro_batch_size or (GPU_ROWS if self.on_accelerator else CPU_ROWS)
 
     @property
     def shards(self) -> int:
@@ -232,4 +233,19 @@ class ClusterConfig:
     @property
     def torch_device(self) -> str:
         """The device of tensors: cpu for fake GPUs."""
+        return CPU if self.device == FAKE_GPU else self.device
+
+    @property
+    def on_accelerator(self) -> bool:
+        """Whether tensors are on an accelerator, which has memory of its own."""
+        return self.torch_device != CPU
+
+    @property
+    def broadcast_device(self) -> str:
+        """The device of weights that are broadcast: NCCL's, or main memory, as gloo sends."""
         return CUDA if self.device == CUDA else CPU
+
+    @property
+    def ray_resource(self) -> str:
+        """The name by which Ray counts the devices: "NPU", or "GPU" for those of all others."""
+        return "NPU" if self.device == NPU else "GPU"

@@ -1,9 +1,14 @@
-"""Move tensors between devices.
+"""Move tensors between devices, and ask accelerators: CUDA's (and ROCm's), Ascend's, Intel's.
 
 What a simulator shows, and what a policy computes, stays where it is made. Rollouts, replay records
 and demonstrations are stored on the CPU. A policy's inputs cross to its device here, and its
 results cross back: in rollouts once per call (``rollout/actor.py``), in updates once per
 micro-batch (``training/ranks.py``).
+
+Which accelerator there is, ``torch.accelerator`` tells; its memory is asked of its own module, such
+as ``torch.cuda``, because Ascend's does not answer through ``torch.accelerator``. What only CUDA
+has asks ``computes_on_cuda`` or ``uses_tf32``; CUDA graphs are in ``RECORDERS`` of
+``rollout/actor.py``.
 """
 
 from __future__ import annotations
@@ -12,9 +17,12 @@ import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from rlinf_vla.config.errors import UserError
 
 CPU = torch.device("cpu")
 _fused_kernels = True
@@ -24,6 +32,57 @@ MEMORY = "memory/"
 """Beginning of the names of metrics that are peaks."""
 _ALIGNMENT = 64
 """Bytes; as of a fresh allocation, because the last bit of some results depends on it."""
+_NEEDS = {
+    "cuda": "a GPU, and PyTorch for CUDA or ROCm",
+    "npu": "an Ascend NPU, CANN and the package torch_npu",
+    "xpu": "an Intel GPU, and PyTorch for XPU",
+    "mps": "a Mac with Apple silicon",
+}
+"""Type of device -> what PyTorch must find."""
+
+
+def accelerator(name: str) -> Any:
+    """Return PyTorch's module of an accelerator, such as ``torch.cuda`` for "cuda".
+
+    Raises UserError if PyTorch has no such device here, or if the device has no float64, in which
+    random numbers and norms of gradients are computed.
+    """
+    here = torch.accelerator.current_accelerator(check_available=True)
+    fix = (
+        "use cluster=laptop with cluster.device=cpu, cluster=1gpu where there is a GPU, "
+        "or describe your machines in cluster.nodes"
+    )
+    if here is None or here.type != name:
+        raise UserError(
+            f"this machine has no {name.upper()} device that PyTorch sees (cluster.device={name}), "
+            f"which takes {_NEEDS[name]}: {fix}"
+        )
+    if name != "cuda":  # it has float64, and simulators cannot be forked once it is initialised
+        try:
+            torch.ones(1, dtype=torch.float64, device=name).log()
+        except (RuntimeError, TypeError) as error:
+            raise UserError(
+                f"cluster.device={name} has no float64 ({str(error).splitlines()[0]}): {fix}"
+            ) from None
+    return torch.get_device_module(name)
+
+
+def is_accelerator(device: torch.device) -> bool:
+    """Return whether ``device`` is one of this machine's accelerator."""
+    here = torch.accelerator.current_accelerator()
+    return here is not None and here.type == device.type
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait for the accelerator, which works asynchronously; does nothing on CPU."""
+    if is_accelerator(device):
+        torch.accelerator.synchronize(device)
+
+
+def free_cache() -> None:
+    """Give memory that no tensor uses any more back to the accelerator, if there is one."""
+    if torch.accelerator.is_available():
+        torch.get_device_module().empty_cache()
 
 
 def set_tf32(wanted: bool) -> None:
@@ -76,7 +135,7 @@ def moved(tensors: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]
     """Return ``tensors`` on ``device``; those on the same other device cross in one copy.
 
     Tensors that are there already are returned as they are. The others share one storage. A copy to
-    a GPU is asynchronous, from pinned memory; a copy from it waits for the GPU.
+    an accelerator is asynchronous, from pinned memory; a copy from it waits for it.
     """
     elsewhere: dict[torch.device, dict[str, Tensor]] = {}
     for name, value in tensors.items():
@@ -100,7 +159,7 @@ def _copied(
     for name, value in tensors.items():
         ends[name] = end, end + value.nbytes
         end += math.ceil(value.nbytes / _ALIGNMENT) * _ALIGNMENT
-    pinned = source.type == "cpu" and device.type == "cuda"
+    pinned = source.type == "cpu" and is_accelerator(device)
     packed = torch.empty(end, dtype=torch.uint8, device=source, pin_memory=pinned)
     for name, value in tensors.items():
         _part(packed, ends[name], value).copy_(value)
@@ -116,16 +175,17 @@ def _part(packed: Tensor, span: tuple[int, int], like: Tensor) -> Tensor:
 def measured_memory(device: torch.device) -> Iterator[dict[str, float]]:
     """Yield a dictionary that gets the peaks of PyTorch's memory on ``device`` in this context.
 
-    It stays empty on a CPU. ``reserved`` is what the allocator took from the GPU; each of its
-    retries means that it was nearly full.
+    It stays empty on a CPU. ``reserved`` is what the allocator took from the accelerator; each of
+    its retries means that it was nearly full.
     """
     peaks: dict[str, float] = {}
-    if device.type != "cuda":
+    if not is_accelerator(device):
         yield peaks
         return
-    torch.cuda.reset_peak_memory_stats(device)
+    module = torch.get_device_module(device)
+    module.reset_peak_memory_stats(device)
     yield peaks
-    statistics = torch.cuda.memory_stats(device)
+    statistics = module.memory_stats(device)
     peaks[f"{MEMORY}update_gb"] = statistics["active_bytes.all.peak"] / 1e9
     peaks[f"{MEMORY}reserved_gb"] = statistics["reserved_bytes.all.peak"] / 1e9
     peaks[f"{MEMORY}allocation_retries"] = float(statistics["num_alloc_retries"])

@@ -25,7 +25,7 @@ from rlinf_vla.config.recipe import (
     RewardConfig,
 )
 from rlinf_vla.core import plugins
-from rlinf_vla.core.devices import set_fused_kernels, set_tf32
+from rlinf_vla.core.devices import accelerator, set_fused_kernels, set_tf32
 from rlinf_vla.core.origin import Origin
 from rlinf_vla.core.protocols import (
     EnvSpec,
@@ -62,7 +62,7 @@ def build_policy(recipe: Recipe, lora: bool = True) -> Policy:
 
     One that does not learn has neither, and is on no device. With ``rollout.backbone.url`` it is
     only the head. Random weights depend only on the
-    recipe's seed. Raises UserError if CUDA is not available.
+    recipe's seed. Raises UserError if the device is not there.
     """
     model = model_of(recipe)
     if not model.learns:
@@ -121,13 +121,10 @@ def model_of(recipe: Recipe) -> type[Policy]:
 
 
 def _device(recipe: Recipe) -> str:
-    """Return the recipe's device, ready in this process. Raises UserError without CUDA."""
+    """Return the recipe's device, ready in this process. Raises UserError if it is not there."""
     device = recipe.cluster.torch_device
-    if device == CUDA and not torch.cuda.is_available():
-        raise UserError(
-            f"cluster.device=cuda (cluster={recipe.cluster.name}): PyTorch sees no CUDA device here; use cluster=laptop with "
-            "cluster.device=cpu, or cluster=1gpu where there is a GPU and a PyTorch for CUDA"
-        )
+    if recipe.cluster.on_accelerator:
+        accelerator(device)
     set_tf32(recipe.cluster.tf32 and device == CUDA)
     set_fused_kernels(recipe.cluster.fused_kernels)
     return device
@@ -365,7 +362,7 @@ def build_reward_shaper(recipe: Recipe, env: EnvSpec) -> RewardShaper:
     reward = env_reward
     if config.name is not None:
         plugin = plugins.choose("reward", config.name, plugins.rewards())
-        reward = plugin.create(config.options, env, torch.device(recipe.cluster.torch_device))
+        reward = plugin.create(config.options, env, torch.device(_device(recipe)))
     return RewardShaper(reward, config.weight, config.env_weight, config.terminal)
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from rlinf_vla.config.cluster import (
     AUTO,
     BROADCAST,
+    CPU,
     CUDA,
     DISAGGREGATED,
     FAKE_GPU,
@@ -102,7 +103,7 @@ def describe(config: ClusterConfig) -> Cluster:
         raise UserError(
             "cluster.device=fake_gpu needs machines with GPUs to imitate: set cluster.nodes, or use cluster=8gpu"
         )
-    nodes = tuple(config.nodes) or (this_machine(config.device == CUDA),)
+    nodes = tuple(config.nodes) or (this_machine(config.torch_device),)
     if len({node.name for node in nodes}) < len(nodes):
         raise UserError(f"cluster={name}: two of cluster.nodes have the same name")
     if gpu and not any(node.gpus for node in nodes):
@@ -155,44 +156,45 @@ def assign(
     return [free[worker % len(free)] for worker in range(workers)], trainers
 
 
-def machines_of_ray(name: str, nodes: Sequence[Mapping[str, Any]]) -> Cluster:
+def machines_of_ray(
+    name: str, nodes: Sequence[Mapping[str, Any]], resource: str = "GPU"
+) -> Cluster:
     """Return the machines with GPUs among the nodes of a Ray cluster (``ray.nodes()``).
+
+    ``resource``: the name by which Ray counts them.
 
     Raises UserError if there is none.
     """
     alive = sorted(
-        (node["NodeManagerAddress"], int(node["Resources"].get("GPU", 0)))
+        (node["NodeManagerAddress"], int(node["Resources"].get(resource, 0)))
         for node in nodes
         if node["Alive"]
     )
     gpu_nodes = tuple(NodeConfig(address, gpus=gpus) for address, gpus in alive if gpus)
     if not gpu_nodes:
         raise UserError(
-            "no node of the Ray cluster has a GPU (cluster.device=cuda): start Ray where PyTorch sees one"
+            f"no node of the Ray cluster has a {resource}, as cluster.device needs: start Ray where PyTorch sees one"
         )
     return Cluster(name, gpu_nodes)
 
 
-def this_machine(gpu: bool) -> NodeConfig:
-    """Describe this machine. Raises UserError if ``gpu`` and PyTorch finds no CUDA device."""
+def this_machine(device: str = CPU) -> NodeConfig:
+    """Describe this machine, with its accelerators of type ``device``. Raises UserError if PyTorch
+    finds none."""
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     node = NodeConfig(cpus=cores, memory_gb=round(memory, 1))
-    if not gpu:
+    if device == CPU:
         return node
-    import torch
+    from rlinf_vla.core.devices import accelerator
 
-    if not torch.cuda.is_available():
-        raise UserError(
-            "this machine has no CUDA device that PyTorch sees (cluster.device=cuda): use cluster=laptop with cluster.device=cpu, "
-            "cluster=1gpu where there is a GPU, or describe your machines in cluster.nodes"
-        )
-    properties = torch.cuda.get_device_properties(0)
+    module = accelerator(device)
+    properties = module.get_device_properties(0)
     return replace(
         node,
-        gpus=torch.cuda.device_count(),
+        gpus=module.device_count(),
         gpu=gpu_type(properties.name),
         gpu_memory_gb=round(properties.total_memory / 1e9, 1),
     )
@@ -204,10 +206,10 @@ def compare_with_assumed(config: ClusterConfig) -> list[str]:
     The plan and the counted memory rest on the description. Raises UserError if a GPU has less
     memory than it says. Machines of another cluster (``cluster.address``) are not compared.
     """
-    if config.device != CUDA or config.address is not None or not config.nodes:
+    if not config.on_accelerator or config.address is not None or not config.nodes:
         return []
     assumed = config.nodes[0]
-    actual = this_machine(gpu=True)
+    actual = this_machine(config.device)
     if actual.gpu_memory_gb < (1 - ROUNDING) * assumed.gpu_memory_gb:
         raise UserError(
             f"cluster={config.name} assumes GPUs of {assumed.gpu_memory_gb:g} GB, this machine's have "

@@ -12,8 +12,13 @@ from rlinf_vla.config.cluster import IN_PROCESS
 from rlinf_vla.config.errors import Failure
 from rlinf_vla.config.recipe import OFF_POLICY, Recipe
 
-SIGNS = ("CUDA out of memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
-"""Parts of the messages of CUDA and its libraries, whose errors are RuntimeErrors."""
+SIGNS = (
+    "CUDA out of memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "NPU out of memory",
+)
+"""Parts of the messages of accelerators' libraries, whose errors are RuntimeErrors."""
 
 
 @contextmanager

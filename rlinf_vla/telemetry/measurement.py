@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from rlinf_vla.core.devices import is_accelerator, synchronise
+
 
 class Usage(NamedTuple):
     """processes: number alive; cpu: core-seconds so far; resident: bytes."""
@@ -68,12 +70,6 @@ def time_interleaved(
     return seconds
 
 
-def synchronise(device: torch.device) -> None:
-    """Wait for the GPU, which works asynchronously; does nothing on CPU."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def resident(which: str, process: int | str = "self") -> int:
     """Return a process's resident bytes: current (``VmRSS``; without mapped files ``RssAnon``) or
     peak so far (``VmHWM``). Raises OSError or LookupError if it has ended."""
@@ -84,13 +80,14 @@ def resident(which: str, process: int | str = "self") -> int:
 
 
 def peak_growth(call: Callable[[], Any], device: torch.device) -> int:
-    """Return the peak bytes of ``call`` above those before it: CUDA device's, or this process's."""
+    """Return the peak bytes of ``call`` above those before it: of the accelerator, or the process."""
     gc.collect()
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
+    if is_accelerator(device):
+        module = torch.get_device_module(device)
+        module.reset_peak_memory_stats(device)
+        before: int = module.memory_allocated(device)
         call()
-        return torch.cuda.max_memory_allocated(device) - before
+        return int(module.max_memory_allocated(device)) - before
     ctypes.CDLL(None).malloc_trim(
         0
     )  # otherwise reuse of freed but still resident memory is not counted

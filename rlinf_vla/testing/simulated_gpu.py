@@ -3,7 +3,7 @@
 Operations run on the CPU, but tensors of different devices must not meet, as on a real GPU. So a
 whole training run can be rehearsed on a machine without a GPU, and compared bit for bit with a run
 on the CPU. PyTorch's ``meta`` stands for the GPU, because its automatic differentiation works there
-without a driver.
+without a driver. Where a test registers another back end, that name can stand for it, too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import (
 )
 
 GPU = torch.device("meta")
-"""The device that the simulated GPU's tensors report."""
+"""The device that the simulated GPU's tensors report. A process may set it before its first use."""
 aten = torch.ops.aten
 
 COPIES = {aten._to_copy.default, aten.copy_.default}
@@ -225,7 +225,8 @@ def _run(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             f"{function} waits for the GPU in a call that a CUDA graph records"
         )
     plain = _mapped(_value, (args, kwargs))
-    if named is not None:
+    plain[1].pop("pin_memory", None)
+    if named is not None and (on_gpu or here):
         plain[1]["device"] = torch.device("cpu")
         if function is aten._to_copy.default and plain[0][0].dtype == kwargs.get(
             "dtype", plain[0][0].dtype

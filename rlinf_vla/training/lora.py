@@ -521,7 +521,7 @@ def _reading(path: Path, fix: str) -> Iterator[None]:
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    save_file({name: value.contiguous() for name, value in tensors.items()}, path)
+    save_file({name: value.to(CPU).contiguous() for name, value in tensors.items()}, path)
     path.chmod(0o644)  # safetensors creates files that only their owner can read
 
 

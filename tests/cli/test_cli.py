@@ -287,7 +287,7 @@ def test_a_wrong_key(
         ("rollout.temperature=0", ["rollout.temperature=0"]),
         ("iterations=-1", ["iterations=-1"]),
         ("episodes=0", ["episodes=0"]),
-        ("cluster.device=tpu", ["cluster.device=tpu", "cpu, cuda or fake_gpu"]),
+        ("cluster.device=tpu", ["cluster.device=tpu", "cpu, cuda, npu, xpu, mps or fake_gpu"]),
         ("evaluation.modes=[sampled,dreaming]", ["evaluation.modes", "dreaming"]),
         ("checkpoints.every=0", ["checkpoints.every"]),
         ("checkpoints.keep=0", ["checkpoints.keep"]),
@@ -660,11 +660,27 @@ def test_doctor_as_json(rlinf_vla: CommandLine, counting: Counting) -> None:
     assert "give one of the two" in rlinf_vla("doctor", "--json", "--fix").complaint
 
 
+@pytest.mark.parametrize(
+    ("device", "missing"),
+    [("npu", "torch_npu"), ("xpu", "PyTorch for XPU"), ("mps", "Apple silicon")],
+)
+@pytest.mark.parametrize("verb", ["train", "eval"])
+def test_a_device_that_pytorch_does_not_see_is_refused(
+    rlinf_vla: CommandLine, verb: str, device: str, missing: str
+) -> None:
+    found = rlinf_vla(verb, PPO, f"cluster.device={device}")
+    assert f"no {device.upper()} device" in found.complaint and missing in found.complaint
+    assert "starting" not in found.out
+
+
 def test_doctor_on_a_gpu_tells_of_fused_kernels(
     rlinf_vla: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "fused kernels" not in rlinf_vla("doctor").out
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(
+        torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda")
+    )
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA Test")
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(

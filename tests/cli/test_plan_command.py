@@ -63,7 +63,7 @@ def test_a_plan_is_measured_chosen_and_written(
     measured = read_profile(tmp_path / "plan" / "profile.json")
     assert (measured.device, measured.cores, measured.chunk, measured.episode_limit) == (
         "cpu",
-        this_machine(False).cpus,
+        this_machine().cpus,
         2,
         6,
     )

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,13 +16,15 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from rlinf_vla.core.devices import CPU
+from rlinf_vla.core.devices import CPU, MEMORY
 from rlinf_vla.core.types import Observation, StepResult
 from rlinf_vla.testing.simulated_gpu import GPU
 from rlinf_vla.testing.toy_env import CounterWorld
 from rlinf_vla.training.lora import read_tensors
+from tests import simulated_npu
 from tests.cli.conftest import CLASSIFIER, CommandLine
 from tests.cli.runs import assert_same_files
+from tests.sources import ROOT
 
 RECIPE = """# @package _global_
 defaults:
@@ -246,6 +251,31 @@ def test_a_run_on_a_gpu_is_the_run_on_the_cpu(
     ]
     for name, value in cpu.items():
         assert torch.equal(gpu[name], value), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "run", ["ppo of openvla", pytest.param("sac of compact", marks=pytest.mark.nightly)]
+)
+def test_a_run_on_another_accelerator_is_the_run_on_the_cpu(
+    rlinf_vla: CommandLine, package: Path, monkeypatch: pytest.MonkeyPatch, run: str
+) -> None:
+    """In a process of its own, as PyTorch takes one other back end per process, for ever."""
+    with sdpa_kernel(SDPBackend.MATH):
+        train(rlinf_vla, arguments(package, run, "cpu"))
+    simulated_npu.install(package / "npu_plugin")
+    paths = (package / "npu_plugin", package / "package", ROOT)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, paths)))
+    words = [*arguments(package, run, "npu"), "cluster.device=npu"]
+    found = subprocess.run(
+        [sys.executable, "-m", "rlinf_vla.cli.main", *words], capture_output=True, text=True
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert "(npu)" in found.stdout
+    (cpu, expected), (npu, rows) = numbers(package / "cpu"), numbers(package / "npu")
+    assert cpu.keys() == npu.keys() and all(torch.equal(npu[name], cpu[name]) for name in cpu)
+    for before, row in zip(expected, rows, strict=True):
+        assert before.keys() == {name for name in row if not name.startswith(MEMORY)} < row.keys()
 
 
 @pytest.mark.slow

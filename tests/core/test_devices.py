@@ -119,6 +119,7 @@ def test_what_a_cuda_graph_cannot_record_is_refused(call) -> None:  # type: igno
 def test_peaks_of_memory_are_those_of_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
     now = {"active_bytes.all.peak": 7e9, "reserved_bytes.all.peak": 9e9, "num_alloc_retries": 2}
     forgotten: list[torch.device] = []
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", forgotten.append)
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: now)
     gpu = torch.device("cuda", 1)

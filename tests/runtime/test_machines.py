@@ -80,6 +80,7 @@ def test_an_invalid_node(node: dict[str, object], word: str) -> None:
         ({"device": "cuda", "offload": True}, False),
         ({"device": "cuda", "weights": "store"}, False),
         ({"device": "fake_gpu"}, False),
+        ({"device": "npu"}, False),
         ({"weights": "broadcast"}, True),
     ],
 )
@@ -113,7 +114,7 @@ def test_an_invalid_cluster() -> None:
 def test_a_machine_is_compared_with_its_description(
     monkeypatch: pytest.MonkeyPatch, actual: NodeConfig, said: list[str]
 ) -> None:
-    monkeypatch.setattr(machines, "this_machine", lambda gpu: actual)
+    monkeypatch.setattr(machines, "this_machine", lambda device: actual)
     lines = machines.compare_with_assumed(ASSUMED)
     assert len(lines) == len(said)
     assert all(part in line for part, line in zip(said, lines, strict=True))
@@ -121,7 +122,7 @@ def test_a_machine_is_compared_with_its_description(
 
 def test_a_gpu_with_less_memory_than_assumed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     actual = NodeConfig(gpus=8, gpu="a100", gpu_memory_gb=42.4, cpus=128, memory_gb=1000)
-    monkeypatch.setattr(machines, "this_machine", lambda gpu: actual)
+    monkeypatch.setattr(machines, "this_machine", lambda device: actual)
     with pytest.raises(UserError, match=r"assumes GPUs of 80 GB, this machine's have 42\.4 GB"):
         machines.compare_with_assumed(ASSUMED)
     elsewhere = replace(ASSUMED, address="10.0.0.1:6379")

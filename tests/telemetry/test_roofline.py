@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from rlinf_vla.benchmarks import roofline
 from rlinf_vla.benchmarks.roofline import Limits, limits_of, measured_limits
+from rlinf_vla.config.cluster import NodeConfig
 from rlinf_vla.features.planner.accounting import kernels_of
 from rlinf_vla.features.planner.work import Work, counted, work
 from rlinf_vla.training.lora_layers import AdaptedProduct
@@ -144,13 +145,13 @@ def test_the_slower_of_both_limits_counts() -> None:
 
 
 def test_a_known_gpu_has_the_limits_of_its_datasheet(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = ["NVIDIA H100 80GB HBM3"]
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name[0])
+    machines = {"cuda": NodeConfig(gpus=1, gpu="nvidia-h100-80gb-hbm3"), "cpu": NodeConfig()}
+    monkeypatch.setattr(roofline, "this_machine", machines.__getitem__)
     monkeypatch.setattr(roofline, "measured_limits", lambda *_: Limits(1.0, 2.0))
     gpu = torch.device("cuda")
     assert limits_of(gpu, torch.bfloat16) == Limits(989.4e12, 3350e9, "datasheet")
     assert limits_of(gpu, torch.float32).flops_per_s == pytest.approx(66.9e12)
-    name[0] = "a GPU of tomorrow"
+    machines["cuda"] = NodeConfig(gpus=1, gpu="a-gpu-of-tomorrow")
     assert (
         limits_of(gpu, torch.bfloat16)
         == limits_of(torch.device("cpu"), torch.float32)

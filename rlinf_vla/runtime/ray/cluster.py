@@ -196,7 +196,6 @@ def explain(error: Exception) -> str:
 
 def _count(nodes: Sequence[Mapping[str, Any]]) -> str:
     alive = [node for node in nodes if node["Alive"]]
-    cpus, gpus = (
-        sum(node["Resources"].get(name, 0.0) for node in alive) for name in ("CPU", "GPU")
-    )
-    return f"{len(alive)} node{'s' if len(alive) > 1 else ''}, {cpus:g} CPUs, {gpus:g} GPUs"
+    amounts = {name: sum(node["Resources"].get(name, 0.0) for node in alive) for name in RAYS_OWN}
+    counts = (f"{amount:g} {name}s" for name, amount in amounts.items() if amount or name != "NPU")
+    return ", ".join([f"{len(alive)} node{'s' if len(alive) > 1 else ''}", *counts])

@@ -19,7 +19,7 @@ FEATURE = "feature"
 REFERENCE = "reference"
 BESIDE = {FEATURE: TRAINER, REFERENCE: TRAINER, "reward": ROLLOUT}
 """Roles whose workers share the GPUs of another role."""
-RAYS_OWN = ("CPU", "GPU")
+RAYS_OWN = ("CPU", "GPU", "NPU")
 _RAYS_UNIT = 10_000
 """Ray counts fractions of a resource in these parts."""
 
@@ -33,11 +33,13 @@ class Role(RoleConfig):
     """GPUs of each worker of a role that has no ``slots``."""
     slots: tuple[Slot, ...] = ()
     """GPU of each worker; empty: any machine."""
+    resource: str = "GPU"
+    """The name by which Ray counts these GPUs."""
 
     @property
     def bundle(self) -> dict[str, float]:
         """Resources of one worker, without the GPU of its slot."""
-        amounts = {"CPU": self.cpus, "GPU": self.gpus, **self.resources}
+        amounts = {"CPU": self.cpus, self.resource: self.gpus, **self.resources}
         return {name: amount for name, amount in amounts.items() if amount}
 
     def one_more(self) -> Role:
@@ -45,10 +47,13 @@ class Role(RoleConfig):
         others have one."""
         return replace(self, count=1, slots=(), gpus=1.0 if self.slots else self.gpus)
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """The same resources as options of a Ray actor."""
-        return {"num_cpus": self.cpus, "num_gpus": self.gpus, "resources": dict(self.resources)}
+    def options(self, share: float | None = None) -> dict[str, Any]:
+        """Return the same resources as options of a Ray actor, with this ``share`` of a GPU."""
+        options: dict[str, Any] = {"num_cpus": self.cpus, "resources": dict(self.resources)}
+        gpus = self.gpus if share is None else share
+        if self.resource == "GPU":
+            return options | {"num_gpus": gpus}
+        return options | {"resources": options["resources"] | {self.resource: gpus}}
 
 
 @dataclass
@@ -82,7 +87,7 @@ def roles_of(
     Raises UserError if the cluster has too few GPUs.
     """
     roles = {
-        name: Role(**vars(getattr(config.roles, name)), count=count)
+        name: Role(**vars(getattr(config.roles, name)), count=count, resource=config.ray_resource)
         for name, count in counts.items()
     }
     if cluster is None:
@@ -113,7 +118,7 @@ def bundles_of(roles: Mapping[str, Role], cluster: Cluster | None = None) -> lis
             key = slot or (host_role, number % roles[host_role].count)
             if key not in bundles:
                 labels = dict(cluster.each[slot.machine].labels) if slot and cluster else {}
-                bundles[key] = Bundle(slot, {"GPU": 1.0} if slot else {}, labels)
+                bundles[key] = Bundle(slot, {role.resource: 1.0} if slot else {}, labels)
             bundle = bundles[key]
             bundle.resources = sum_of(bundle.resources, role.bundle)
             bundle.labels |= role.labels
@@ -203,10 +208,8 @@ def request(
             placement_group=group, placement_group_bundle_index=index
         )
         for name, number in bundle.workers:
-            shared = {"num_gpus": bundle.share} if bundle.slot else {}
-            options[name, number] = (
-                roles[name].options | shared | {"scheduling_strategy": scheduling}
-            )
+            resources = roles[name].options(bundle.share if bundle.slot else None)
+            options[name, number] = resources | {"scheduling_strategy": scheduling}
     return group, options
 
 
@@ -221,7 +224,7 @@ def machines_for(config: ClusterConfig) -> Cluster | None:
         return None
     if config.nodes or config.address is None:
         return describe(config)
-    return machines_of_ray(config.name, ray.nodes())
+    return machines_of_ray(config.name, ray.nodes(), config.ray_resource)
 
 
 def ask_where(actors: Mapping[str, Sequence[Any]], patience_s: float) -> list[dict[str, Any]]:

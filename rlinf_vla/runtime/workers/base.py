@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from rlinf_vla.config.cluster import ClusterConfig
-from rlinf_vla.core.devices import threads
+from rlinf_vla.core.devices import free_cache, threads
 from rlinf_vla.core.protocols import EnvSpec, Policy, PolicySpec, VectorEnv
 from rlinf_vla.core.types import Tensors
 from rlinf_vla.rollout.actor import Settings
@@ -148,7 +148,10 @@ def node_id() -> str:
 def gpus() -> tuple[str, ...]:
     """Return the numbers of the GPUs that Ray gave this process."""
     ray = _ray()
-    return () if ray is None else tuple(ray.get_runtime_context().get_accelerator_ids()["GPU"])
+    if ray is None:
+        return ()
+    numbers = ray.get_runtime_context().get_accelerator_ids()
+    return (*numbers["GPU"], *numbers["NPU"])
 
 
 def fetched(value: Any) -> Any:
@@ -173,13 +176,7 @@ def load_weights(policy: Policy, weights: Tensors) -> None:
 
 def off_the_gpu(module: nn.Module) -> None:
     module.to("cpu")
-    free_gpu()
-
-
-def free_gpu() -> None:
-    """Give memory that no tensor uses any more back to the GPU."""
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    free_cache()
 
 
 def clock_offset() -> float:

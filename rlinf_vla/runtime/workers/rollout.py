@@ -235,7 +235,7 @@ class RolloutWorker(PolicyWorker):
     def inbox(self) -> Inbox:
         from rlinf_vla.runtime.ray.broadcast import Inbox
 
-        return Inbox(self.builders.cluster.torch_device, node_address())
+        return Inbox(self.builders.cluster.broadcast_device, node_address())
 
     def receive(self, rank: int, order: Order, layout: Layout, oldest: int) -> Received:
         """See ``Inbox.receive``; it may run while this worker does anything else."""

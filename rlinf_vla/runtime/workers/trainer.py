@@ -20,11 +20,10 @@ from torch import Tensor
 
 from rlinf_vla.algorithms.on_policy import Batch, OnPolicy, OnPolicyConfig
 from rlinf_vla.algorithms.parity import FLOAT32, Parity, parity_errors, unit_of
-from rlinf_vla.config.cluster import CUDA
-from rlinf_vla.core.devices import device_of, measured_memory
+from rlinf_vla.core.devices import device_of, free_cache, measured_memory
 from rlinf_vla.core.protocols import Policy, precompute_frozen
 from rlinf_vla.core.types import Tensors, Trajectory, flattened
-from rlinf_vla.runtime.workers.base import Builders, Worker, WorkerInfo, free_gpu, node_address
+from rlinf_vla.runtime.workers.base import Builders, Worker, WorkerInfo, node_address
 from rlinf_vla.runtime.workers.shards import HeavyParts, Packed, whole
 from rlinf_vla.telemetry.timeline import Span, trainer_track
 from rlinf_vla.training.checkpoint import begin_digests, load_checkpoint, save_checkpoint
@@ -213,7 +212,7 @@ class TrainerWorker(Worker):
         if meeting_point is not None:
             from rlinf_vla.runtime.ray.broadcast import dist
 
-            backend = "nccl" if cluster.device == CUDA else "gloo"
+            backend = dist.get_default_backend_for_device(cluster.torch_device)
             timeout = timedelta(seconds=cluster.call_timeout_s)
             if self.place:
                 self.store = dist.TCPStore(*meeting_point, is_master=False, wait_for_workers=False)
@@ -243,7 +242,7 @@ class TrainerWorker(Worker):
         """What broadcasts weights; its groups are formed after those of the ranks."""
         from rlinf_vla.runtime.ray.broadcast import Outbox
 
-        return Outbox(self.builders.cluster.torch_device, node_address())
+        return Outbox(self.builders.cluster.broadcast_device, node_address())
 
     @cached_property
     def learning(self) -> OnPolicyUpdater:
@@ -252,7 +251,7 @@ class TrainerWorker(Worker):
     def rest(self) -> None:
         """Move the policy and the optimiser state off the GPU until there is work again."""
         self.trainer.move("cpu")
-        free_gpu()
+        free_cache()
 
     def wake(self) -> None:
         self.trainer.move(self.builders.cluster.torch_device)

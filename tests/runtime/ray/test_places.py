@@ -85,6 +85,18 @@ def test_without_gpus_each_worker_has_its_own_bundle_and_features_share_the_trai
     }
 
 
+def test_npus_are_requested_by_the_name_by_which_ray_counts_them() -> None:
+    npus = replace(config("collocated"), device="npu")
+    roles = roles_of(npus, COUNTS, EIGHT)
+    (bundle, *_) = bundles_of(roles, EIGHT)
+    assert bundle.resources["NPU"] == 1 and "GPU" not in bundle.resources
+    role = roles["trainer"]
+    assert role.options(0.5) == {"num_cpus": 1.0, "resources": {"NPU": 0.5}}
+    assert role.one_more().bundle == {"CPU": 1.0, "NPU": 1.0}
+    node = {"Alive": True, "NodeManagerAddress": "10.0.0.1", "Resources": {"CPU": 8.0, "NPU": 4.0}}
+    assert machines_of_ray("mine", [node], npus.ray_resource).gpus == 4
+
+
 def test_too_few_gpus() -> None:
     with pytest.raises(
         UserError,
