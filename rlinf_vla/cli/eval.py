@@ -46,6 +46,7 @@ def run(config: DictConfig) -> dict[str, Any]:
             )
             where = f"at {recipe.robot.name}"
         else:
+            builders.require_device(recipe)
             groups = stack.enter_context(
                 builders.open_envs(recipe, builders.outline(recipe), recipe.rollout.pipeline_depth)
             )

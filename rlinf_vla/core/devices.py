@@ -62,7 +62,7 @@ def accelerator(name: str) -> Any:
             torch.ones(1, dtype=torch.float64, device=name).log()
         except (RuntimeError, TypeError) as error:
             raise UserError(
-                f"cluster.device={name} has no float64 ({str(error).splitlines()[0]}): {fix}"
+                f"cluster.device={name} cannot compute in float64 ({str(error).splitlines()[0]}): {fix}"
             ) from None
     return torch.get_device_module(name)
 

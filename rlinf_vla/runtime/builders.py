@@ -130,6 +130,12 @@ def _device(recipe: Recipe) -> str:
     return device
 
 
+def require_device(recipe: Recipe) -> None:
+    """Raise UserError if PyTorch does not have the device on which the recipe's model computes."""
+    if model_of(recipe).learns:
+        _device(recipe)
+
+
 def require_training(recipe: Recipe) -> None:
     """Raise UserError without an algorithm, a model that learns, or the library of a tracker."""
     if recipe.algorithm.name == NO_ALGORITHM:

@@ -80,7 +80,7 @@ def resident(which: str, process: int | str = "self") -> int:
 
 
 def peak_growth(call: Callable[[], Any], device: torch.device) -> int:
-    """Return the peak bytes of ``call`` above those before it: of the accelerator, or the process."""
+    """Return the peak bytes of ``call`` above those before it, on ``device``."""
     gc.collect()
     if is_accelerator(device):
         module = torch.get_device_module(device)

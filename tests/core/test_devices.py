@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlinf_vla.core.devices import CPU, device_of, measured_memory, moved
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.devices import CPU, accelerator, device_of, measured_memory, moved
 from rlinf_vla.testing.simulated_gpu import GPU, GpuTensor, captured, simulated_gpu
 
 DTYPES = [torch.uint8, torch.bool, torch.int64, torch.float32, torch.bfloat16, torch.float64]
@@ -114,6 +115,20 @@ def test_what_a_cuda_graph_cannot_record_is_refused(call) -> None:  # type: igno
         call(x)
         with captured(), pytest.raises(AssertionError):
             call(x)
+
+
+def test_an_accelerator_without_float64_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ones(*size: int, dtype: torch.dtype, device: str) -> torch.Tensor:
+        raise TypeError(f"{device} has no {dtype}\nmore")
+
+    monkeypatch.setattr(
+        torch.accelerator, "current_accelerator", lambda check_available: torch.device("mps")
+    )
+    monkeypatch.setattr(torch, "ones", ones)
+    with pytest.raises(UserError, match=r"device=mps cannot .* \(mps has no torch.float64\): use"):
+        accelerator("mps")
+    with pytest.raises(UserError, match="no XPU device"):
+        accelerator("xpu")
 
 
 def test_peaks_of_memory_are_those_of_the_context(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,26 +165,32 @@ from rlinf_vla.config.cluster import ClusterConfig
 from rlinf_vla.runtime.machines import Cluster, NodeConfig
 from rlinf_vla.runtime.ray.cluster import connect_cluster
 from rlinf_vla.runtime.ray.places import reserve_places, roles_of
+from rlinf_vla.runtime.workers.base import gpus
 
-placements, counts = json.loads(sys.argv[1])
+device, placements, counts = json.loads(sys.argv[1])
 cluster = Cluster("made_up", (NodeConfig("node", 1, 8),))
 found = {}
-with connect_cluster(None, {}, lambda text: None, fake_gpus=8):
-    import ray
+import ray
+
+with (
+    connect_cluster(None, {}, lambda text: None, fake_gpus=8)
+    if device == "fake_gpu"
+    else ray.init(address="local", num_cpus=2, resources={"NPU": 8}, include_dashboard=False)
+):
 
     class Asked:
         def gpus(self):
-            return ray.get_runtime_context().get_accelerator_ids()["GPU"]
+            return gpus()
 
     for placement in placements:
-        config = ClusterConfig("made_up", placement=placement, device="fake_gpu")
+        config = ClusterConfig("made_up", placement=placement, device=device)
         for name in counts:
             getattr(config.roles, name).cpus = 0.05
         roles = roles_of(config, counts, cluster)
         with reserve_places(roles, 60, cluster=cluster) as places:
             actors = {name: [ray.remote(Asked).options(**place).remote() for place in places[name]] for name in places}
-            gpus = {name: ray.get([actor.gpus.remote() for actor in of]) for name, of in actors.items()}
-            found[placement] = [gpus, {name: [slot.device for slot in role.slots] for name, role in roles.items()}]
+            given = {name: ray.get([actor.gpus.remote() for actor in of]) for name, of in actors.items()}
+            found[placement] = [given, {name: [slot.device for slot in role.slots] for name, role in roles.items()}]
             for of in actors.values():
                 for actor in of:
                     ray.kill(actor)
@@ -199,13 +205,14 @@ def same_groups(first: Sequence[Any], second: Sequence[Any]) -> bool:
 
 
 @pytest.mark.nightly
-def test_ray_gives_workers_the_gpus_of_the_plan() -> None:
-    """Real Ray, with eight GPUs that it only claims to have."""
+@pytest.mark.parametrize("device", ["fake_gpu", "npu"])
+def test_ray_gives_workers_the_gpus_of_the_plan(device: str) -> None:
+    """Real Ray, with eight GPUs or NPUs that it only claims to have."""
     import json
     import subprocess
     import sys
 
-    command = [sys.executable, "-c", REAL, json.dumps([PLACEMENTS, COUNTS])]
+    command = [sys.executable, "-c", REAL, json.dumps([device, PLACEMENTS, COUNTS])]
     run = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert run.returncode == 0, run.stderr
     for placement, (gpus, planned) in json.loads(run.stdout.splitlines()[-1]).items():
