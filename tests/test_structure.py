@@ -207,7 +207,7 @@ BUDGETS = {
     "features/sweeps": 1_330,
     "features/view": 390,
     "models": 4_140,
-    "envs": 5_810,
+    "envs": 5_890,
     "robots": 4_710,
     "rewards": 60,
     "benchmarks": 1_910,

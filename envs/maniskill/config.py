@@ -26,7 +26,7 @@ class ManiSkillConfig:
     episode_limit: control steps after which an episode is truncated; null: the limit of the task.
     backend: ``cpu`` simulates and renders in separate processes, bit-reproducibly; ``gpu`` steps
         each group as one batch on this process's GPU, in a process of its own; ``auto`` chooses
-        ``gpu`` if PyTorch finds one and ``num_envs`` >= 64.
+        ``gpu`` if PyTorch and Vulkan see one and ``num_envs`` >= 64.
     control_mode: ManiSkill control mode. ``pd_ee_delta_pos`` is (dx, dy, dz, gripper),
         ``pd_ee_delta_pose`` (dx, dy, dz, rx, ry, rz, gripper); 1 is 0.1 m or +0.1 rad about that
         axis of the robot's base; gripper 1 opens and -1 closes.

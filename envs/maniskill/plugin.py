@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from ..shared_arrays import SimulatorSpec
 
+logger = logging.getLogger(__name__)
 PACKAGE = Package("ManiSkill", "mani_skill", "pip install 'rlinf-vla[maniskill]'")
 
 
@@ -58,6 +60,9 @@ class ManiSkill:
         program = ["-m", "rlinf_vla.envs.maniskill.simulator"]
         device = None
         if self.backend(config) == "gpu":
+            from . import physx_gpu
+
+            physx_gpu.fetch()
             program = ["-m", "rlinf_vla.envs.maniskill.batch"]
             processes = 1
             device, environment = current_gpu()
@@ -83,7 +88,20 @@ class ManiSkill:
         from .. import batched
 
         missing = batched.why_not_on_gpu() if here else None
-        return batched.choose(config.backend, config.num_envs, missing or why_not_batched(config))
+        refusal = missing or why_not_batched(config)
+        chosen = batched.choose(config.backend, config.num_envs, refusal)
+        if chosen == "cpu" or not here:
+            return chosen
+        PACKAGE.require()
+        _, variables = batched.current_gpu()
+        if vulkan.sees_gpu(variables):
+            return chosen
+        if config.backend == "gpu":
+            raise UserError(
+                f"env.backend=gpu: {vulkan.NO_GPU}: {vulkan.INSTALL_FOR_GPU}, or use env.backend=cpu"
+            )
+        logger.warning("env.backend=auto: %s: simulating on the CPU instead", vulkan.NO_GPU)
+        return "cpu"
 
     def gpu_bytes(self, config: ManiSkillConfig, environments: int, processes: int) -> float:
         import torch
@@ -269,8 +287,6 @@ def cpu_driver(config: ManiSkillConfig) -> tuple[str, dict[str, str]]:
 
 
 def checks() -> Iterator[Diagnosis]:
-    import torch
-
     yield PACKAGE.diagnosis("mani_skill", "sapien")
     if PACKAGE.missing():
         return
@@ -282,14 +298,7 @@ def checks() -> Iterator[Diagnosis]:
         "rlinf-vla doctor --fix",
         vulkan.install,
     )
-    gpu = driver is not None and driver.render_backend == "gpu" and torch.cuda.is_available()
-    yield Diagnosis(
-        "ManiSkill on the GPU",
-        gpu,
-        "possible"
-        if gpu
-        else "optional: needs an NVIDIA GPU with its Vulkan driver; the cpu backend works without",
-    )
+    yield from gpu_checks()
     for what, task in (
         ("ManiSkill bridge tasks", "PutCarrotOnPlate"),
         ("PutOnPlateInScene25", "PutOnPlateInScene25Main-v3"),
@@ -301,6 +310,34 @@ def checks() -> Iterator[Diagnosis]:
             f"optional: {missing[0]} is missing" if missing else f"assets in {asset_dir(None)}",
             download(TASKS[task], None),
         )
+
+
+def gpu_checks() -> Iterator[Diagnosis]:
+    import torch
+
+    if not torch.cuda.is_available():
+        yield Diagnosis(
+            "ManiSkill on the GPU",
+            False,
+            "optional: needs an NVIDIA GPU; the cpu backend works without",
+        )
+        return
+    from . import physx_gpu
+
+    possible = vulkan.sees_gpu({})
+    detail = "Vulkan sees it" if possible else f"optional: {vulkan.NO_GPU}"
+    yield Diagnosis("ManiSkill on the GPU", possible, detail, vulkan.INSTALL_FOR_GPU)
+    library = physx_gpu.library()
+    is_there = library.exists()
+    yield Diagnosis(
+        "PhysX on the GPU",
+        is_there,
+        str(library)
+        if is_there
+        else f"optional: {library} is missing; the first run with env.backend=gpu fetches it",
+        "rlinf-vla doctor --fix",
+        physx_gpu.fetch,
+    )
 
 
 plugin = ManiSkill()

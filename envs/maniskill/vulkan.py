@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -25,6 +26,8 @@ from rlinf_vla.core import child_process
 from rlinf_vla.core.io import write_text
 
 NO_DRIVER = "no Vulkan driver that SAPIEN accepts: run `rlinf-vla doctor --fix`"
+NO_GPU = "Vulkan does not see the GPU on which ManiSkill's gpu backend renders"
+INSTALL_FOR_GPU = "install the Vulkan part of NVIDIA's driver (libnvidia-gl; for a container NVIDIA_DRIVER_CAPABILITIES=all)"
 _CHECK = "import sys, sapien; sapien.render.RenderSystem(sys.argv[1])"
 _ICD_DIRS = ("/usr/share/vulkan/icd.d", "/usr/local/share/vulkan/icd.d", "/etc/vulkan/icd.d")
 _PACKAGES = ("mesa-vulkan-drivers", "libvulkan1")
@@ -77,6 +80,14 @@ def find() -> Driver | None:
                 write_text(memory, json.dumps(asdict(driver)))
             return driver
     return None
+
+
+def sees_gpu(environment: Mapping[str, str]) -> bool:
+    """Return whether a process with these variables can render on its CUDA GPU.
+
+    ``find`` does not tell: it takes a software driver that works, on a machine with a GPU too.
+    """
+    return accepted(Driver("gpu", dict(environment), "the system's GPU driver"))
 
 
 def install() -> None:

@@ -360,7 +360,7 @@ def simulator_processes(recipe: Recipe) -> int:
         return recipe.rollout.pipeline_depth
     workers = _workers(recipe)
     given = getattr(env, "processes", None)
-    node = cluster.nodes[0] if cluster.nodes else this_machine(gpu=False)
+    node = cluster.nodes[0] if cluster.nodes else this_machine()
     of_a_worker = (given or node.cpus * node.count) // workers
     return min(-(-env.num_envs // workers), max(recipe.rollout.pipeline_depth, of_a_worker))
 

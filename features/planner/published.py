@@ -11,6 +11,7 @@ import torch
 from rlinf_vla.config.cluster import CUDA, NodeConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core import plugins
+from rlinf_vla.core.devices import synchronise
 from rlinf_vla.core.protocols import HasBackends, HasOutline
 from rlinf_vla.features.planner.accounting import kernels_of
 from rlinf_vla.features.planner.devices import ASSUMED, DEVICES, SIMULATORS, Assumptions, Device
@@ -20,7 +21,6 @@ from rlinf_vla.features.planner.profile import CPU, GPU, Bytes, Cost, Profile, f
 from rlinf_vla.features.planner.work import counted, counted_step
 from rlinf_vla.runtime.fit import fitted
 from rlinf_vla.runtime.machines import gpu_type
-from rlinf_vla.telemetry.measurement import synchronise
 from rlinf_vla.training.lora import network_dtype
 
 SIZES = (1, 8, 64, 512)

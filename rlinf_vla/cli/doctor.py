@@ -35,7 +35,9 @@ DRIVERS = (Driver(580, "13.0"), Driver(525, "12.9"))
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Print every check; ``--fix`` runs the repairs. Returns 1 while a required check fails.
+    """Print every check; ``--fix`` runs the repairs, and goes on where an optional one fails.
+
+    Returns 1 while a required check fails.
 
     With ``--json``, a list of objects: name, ok, optional, detail, fix.
     """
@@ -48,7 +50,12 @@ def run(arguments: Sequence[str]) -> int:
     for check in _checks():
         if not check.ok and check.repair and FIX in arguments:
             print(f"fix   {check.name}: {check.detail}; repairing", flush=True)
-            check.repair()
+            try:
+                check.repair()
+            except UserError as error:
+                if not check.detail.startswith("optional"):
+                    raise
+                print(f"      {error}", flush=True)
             check = next(again for again in _checks() if again.name == check.name)
         optional = check.detail.startswith("optional")
         results.append(

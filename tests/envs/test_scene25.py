@@ -140,6 +140,8 @@ def test_a_wrong_setting_is_named_with_its_fix(
 
 def test_the_gpu_backend_plays_it_unscaled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlinf_vla.envs.batched.why_not_on_gpu", lambda: None)
+    monkeypatch.setattr("rlinf_vla.envs.batched.current_gpu", lambda: (None, {}))
+    monkeypatch.setattr("rlinf_vla.envs.maniskill.vulkan.sees_gpu", lambda variables: True)
     large = {"num_envs": 64}
     assert plugin.backend(configured(image_size=None, **large)) == "gpu"
     assert plugin.backend(configured(image_size=224, **large)) == "cpu"

@@ -30,6 +30,8 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Any:
     plugin = plugins.envs()["maniskill"]
     monkeypatch.setattr(plugin, "create", create)
     monkeypatch.setattr("rlinf_vla.envs.batched.why_not_on_gpu", lambda: None)
+    monkeypatch.setattr("rlinf_vla.envs.batched.current_gpu", lambda: (None, {}))
+    monkeypatch.setattr("rlinf_vla.envs.maniskill.vulkan.sees_gpu", lambda variables: True)
 
     def config(recipe: Recipe, shards: int) -> Any:
         with (
