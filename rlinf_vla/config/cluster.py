@@ -185,7 +185,8 @@ class ClusterConfig:
     call_timeout_s: Seconds = 3600.0
     """Replace a worker when one call takes longer than this."""
     start_timeout_s: Seconds = 600.0
-    """Time limit to place a worker, and for it to load its policy and start its simulators."""
+    """Time limit to place a worker, for it to load its policy and start its simulators, and for the
+    trainer ranks to meet."""
     max_restarts: CountOrZero = 100
     """Lost workers that are replaced per role and run; one more ends the run."""
     trainer_restarts: CountOrZero = 3

@@ -19,6 +19,8 @@ from rlinf_vla.runtime.ray.places import RAYS_OWN, Role, bundles_of, require_roo
 
 _REACH_S = 5.0
 """Timeout of a connection to the address that the user gave."""
+NETWORK = ("NCCL_", "TORCH_NCCL_", "GLOO_", "TP_")
+"""Prefixes of the variables that choose how the workers connect to each other."""
 _SOCKET = "/ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
 _LONGEST_SOCKET = 107
 logger = logging.getLogger(__name__)
@@ -77,8 +79,14 @@ def connect_cluster(
             )
     else:
         _reach(address)
+        # workers of a cluster that was there before inherit the variables of `ray start`, not ours
+        passed = {key: value for key, value in os.environ.items() if key.startswith(NETWORK)}
+        if passed:
+            say(f"the cluster's workers get {', '.join(sorted(passed))} of this process")
         try:
-            context = ray.init(address=address, **quiet)
+            context = ray.init(
+                address=address, runtime_env={"env_vars": passed} if passed else None, **quiet
+            )
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise UserError(f"cluster.address={address}: {explain(error)}") from None
     try:

@@ -29,6 +29,10 @@ class WorkerLost(Exception):
     """A worker died or did not answer in time, or one of another role that it asked."""
 
 
+class WorkerLate(WorkerLost):
+    """A worker answers, but its call took too long."""
+
+
 def wait(
     actor: Any, refs: Sequence[Any], cluster: ClusterConfig, what: str, unless: Sequence[Any] = ()
 ) -> list[Any]:
@@ -55,7 +59,7 @@ def wait(
                 return []
             now = time.monotonic()
             if now > deadline:
-                raise WorkerLost(f"{what} took more than {cluster.call_timeout_s:g} s")
+                raise WorkerLate(f"{what} took more than {cluster.call_timeout_s:g} s")
             if pending is None or ray.wait([pending], timeout=0)[0]:
                 if pending is not None:
                     ray.get(pending)

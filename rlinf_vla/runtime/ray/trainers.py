@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from rlinf_vla.config.cluster import ClusterConfig
 from rlinf_vla.runtime.base import Restart
 from rlinf_vla.runtime.ray.notices import leaving_nodes
-from rlinf_vla.runtime.ray.pool import HEALTH, Pool, WorkerLost, wait
+from rlinf_vla.runtime.ray.pool import HEALTH, Pool, WorkerLate, WorkerLost, wait
+from rlinf_vla.runtime.ray.process_group import located, not_formed
 from rlinf_vla.runtime.workers.base import Progress, WorkerInfo
 from rlinf_vla.runtime.workers.shards import Packed
 
@@ -33,15 +34,29 @@ class Trainers:
         patience = cluster.start_timeout_s
         self.actors = actors
         self._patience = replace(cluster, heartbeat_s=patience, call_timeout_s=patience)
-        meeting_point = (
-            wait(actors[0], [actors[0].meeting_point.remote()], self._patience, "trainer 0")
-            if len(actors) > 1
-            else []
-        )
-        introduced = self.call("ready", *meeting_point, *([len(actors)] if meeting_point else []))
+        if len(actors) > 1:
+            self._form_group(cluster)
+        introduced = self.call("ready")
         self.worker_info: WorkerInfo = introduced[0][0]
         self._nodes = {info.node_id for (info,) in introduced}
         self._patience = cluster
+
+    def _form_group(self, cluster: ClusterConfig) -> None:
+        """Let the ranks form their process group. Raises UserError if it does not form."""
+        addresses = [where["node"] for (where,) in self.call("where")]
+        first = self.actors[0]
+        (meeting_point,) = wait(first, [first.meeting_point.remote()], self._patience, "trainer 0")
+        limit_s = cluster.start_timeout_s + cluster.heartbeat_s  # ranks that miss one say it first
+        patience = self._patience
+        self._patience = replace(patience, call_timeout_s=limit_s)
+        try:
+            self.call("join", meeting_point, len(self.actors))
+        except TrainerLost as loss:
+            if not isinstance(loss.__cause__, WorkerLate):
+                raise
+            why = f"{located(addresses)} did not connect within {limit_s:g} s (cluster.start_timeout_s)"
+            raise not_formed(why, cluster) from None
+        self._patience = patience
 
     def will_leave(self) -> bool:
         """Return whether the machine of a rank was told to leave the cluster."""

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from datetime import timedelta
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -197,6 +196,8 @@ class OnPolicyUpdater:
 class TrainerWorker(Worker):
     """Trainer rank. Only a checkpoint can restore its trained weights and optimiser state."""
 
+    ranks = 1
+
     def meeting_point(self) -> tuple[str, int]:
         """Open a store on this rank's machine, where the ranks form a process group."""
         from rlinf_vla.runtime.ray.broadcast import dist
@@ -205,21 +206,23 @@ class TrainerWorker(Worker):
         self.store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
         return host, self.store.port
 
-    def ready(self, meeting_point: tuple[str, int] | None = None, ranks: int = 1) -> WorkerInfo:
+    def join(self, meeting_point: tuple[str, int], ranks: int) -> None:
+        """Join the process group of ``ranks`` ranks. Raises UserError if it does not form."""
+        from rlinf_vla.runtime.ray.process_group import join
+
+        self.ranks = ranks
+        self.store = join(
+            meeting_point,
+            self.place,
+            ranks,
+            node_address(),
+            self.builders.cluster,
+            None if self.place else self.store,
+        )
+
+    def ready(self) -> WorkerInfo:
         builders = self.builders
         cluster = self.builders.cluster
-        self.ranks = ranks
-        if meeting_point is not None:
-            from rlinf_vla.runtime.ray.broadcast import dist
-
-            backend = dist.get_default_backend_for_device(cluster.torch_device)
-            timeout = timedelta(seconds=cluster.call_timeout_s)
-            if self.place:
-                self.store = dist.TCPStore(*meeting_point, is_master=False, wait_for_workers=False)
-            self.store.set_timeout(timeout)  # of each wait for another rank
-            dist.init_process_group(
-                backend, store=self.store, rank=self.place, world_size=ranks, timeout=timeout
-            )
         with builders.update_threads():
             self.policy = builders.learner()
             if cluster.trainer_sharding == "full":

@@ -271,14 +271,27 @@ class Rank:
     def ping(self) -> None:
         """Answer a health check."""
 
+    def where(self) -> dict[str, str]:
+        return {"node": "10.0.0.1"}
+
     def meeting_point(self) -> str:
         return "nowhere"
 
-    def ready(self, place: str, ranks: int) -> WorkerInfo:
+    def join(self, place: str, ranks: int) -> None:
+        """Nobody waits for the other rank."""
+
+    def ready(self) -> WorkerInfo:
         return WorkerInfo(os.getpid(), "127.0.0.1", "node", None)
 
     def update(self, dying: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL) if os.getpid() == dying else threading.Event().wait()
+
+
+class Apart(Rank):
+    """A trainer rank that does not reach the others, and waits for them without end, as NCCL may."""
+
+    def join(self, place: str, ranks: int) -> None:
+        threading.Event().wait()
 
 
 class Resting:

@@ -7,25 +7,28 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from rlinf_vla.config.cluster import ClusterConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.runtime.on_policy import OnPolicyFlow
 from rlinf_vla.runtime.ray import publisher
 from rlinf_vla.runtime.ray.broadcast import Order
-from rlinf_vla.runtime.ray.pool import HEALTH, Pool
+from rlinf_vla.runtime.ray.pool import HEALTH, Pool, wait
 from rlinf_vla.runtime.ray.trainers import TrainerLost, Trainers
 from tests.runtime.ray.counting import (
     CLUSTER,
     GRPO_CONFIG,
     PPO_CONFIG,
+    Apart,
     Rank,
     Recipe,
     Resting,
@@ -217,10 +220,36 @@ def test_a_lost_rank_is_noticed_while_the_first_waits_for_it(cluster: None) -> N
         ray.remote(num_cpus=0, concurrency_groups={"health": 1})(Rank).remote() for _ in range(2)
     ]
     trainers = Trainers(actors, CLUSTER)
-    (_,), (second,) = trainers.call("ready", "nowhere", 2)
+    (_,), (second,) = trainers.call("ready")
     with pytest.raises(TrainerLost, match="trainer 1 was lost"):
         trainers.call("update", second.pid)
     trainers.close()
+
+
+@pytest.mark.slow
+def test_ranks_that_wait_for_each_other_without_end_are_named(
+    cluster: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wait for them, which is longer than ``start_timeout_s``, is shortened here."""
+    import ray
+
+    def impatient(
+        actor: Any, refs: Sequence[Any], times: ClusterConfig, what: str, unless: Sequence[Any] = ()
+    ) -> list[Any]:
+        if times.call_timeout_s > CLUSTER.start_timeout_s:
+            times = replace(times, heartbeat_s=4.0, call_timeout_s=0.0)
+        return wait(actor, refs, times, what, unless)
+
+    monkeypatch.setattr("rlinf_vla.runtime.ray.trainers.wait", impatient)
+    kind = ray.remote(num_cpus=0, concurrency_groups={HEALTH: 1})(Apart)
+    actors = [kind.remote() for _ in range(2)]
+    with pytest.raises(UserError) as caught:
+        Trainers(actors, CLUSTER)
+    for actor in actors:
+        ray.kill(actor)
+    line = str(caught.value)
+    assert "rank 0 at 10.0.0.1, rank 1 at 10.0.0.1 did not connect within 320 s" in line
+    assert "set GLOO_SOCKET_IFNAME" in line
 
 
 @pytest.mark.slow

@@ -159,3 +159,41 @@ def test_a_local_cluster_requires_its_token() -> None:
     assert done.stdout.split() == ["AuthenticationError", "AuthenticationError", "let", "in"], (
         done.stdout + done.stderr
     )
+
+
+OTHERS_CLUSTER = """
+import os
+from ray.cluster_utils import Cluster
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+from rlinf_vla.runtime.ray.cluster import connect_cluster
+os.environ |= {"NCCL_SOCKET_IFNAME": "eth7", "TORCH_NCCL_BLOCKING_WAIT": "0", "GLOO_SOCKET_IFNAME": "eth8", "UNRELATED": "x"}
+with connect_cluster(cluster.address, {}, print):
+    import ray
+    names = ("NCCL_SOCKET_IFNAME", "TORCH_NCCL_BLOCKING_WAIT", "GLOO_SOCKET_IFNAME", "UNRELATED")
+    print(*ray.get(ray.remote(lambda: [os.environ.get(name) for name in names]).remote()))
+cluster.shutdown()
+"""
+
+
+@pytest.mark.slow
+def test_the_network_variables_of_this_process_reach_the_workers_of_a_cluster_that_was_there() -> (
+    None
+):
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("RAY_AUTH", *ray_cluster.NETWORK))
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", OTHERS_CLUSTER],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    lines = done.stdout.splitlines()
+    assert lines[-1:] == ["eth7 0 eth8 None"], done.stdout + done.stderr
+    assert (
+        "the cluster's workers get GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME, TORCH_NCCL_BLOCKING_WAIT of this process"
+        in lines
+    )
