@@ -197,7 +197,7 @@ BUDGETS = {
     "rlinf_vla/data": 850,
     "rlinf_vla/evaluation": 270,
     "rlinf_vla/rollout": 1_130,
-    "rlinf_vla/runtime": 3_510,
+    "rlinf_vla/runtime": 3_570,
     "rlinf_vla/telemetry": 1_030,
     "rlinf_vla/testing": 1_460,
     "rlinf_vla/training": 1_150,

@@ -270,6 +270,12 @@ def located(lora: LoraOptions, weights: bool = True) -> LoraOptions:
     )
 
 
+def hub_locations(recipe: Recipe) -> list[str]:
+    """Return what the workers of a run download from the Hub, as ``hf://ORG/NAME``."""
+    named = (recipe.model.checkpoint, recipe.model.lora.adapter)
+    return [location for location in named if location is not None and location.startswith(HUB)]
+
+
 def asset_path(location: str, weights: bool = True) -> Path:
     """Resolve a path, ``asset://NAME`` inside the package, or ``hf://ORG/NAME[@REVISION]``.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -19,6 +19,7 @@ from rlinf_vla.runtime.base import Say
 from rlinf_vla.runtime.builders import recipe_builders, reward_workers, trainer_class
 from rlinf_vla.runtime.machines import Cluster, compare_with_assumed, describe
 from rlinf_vla.runtime.ray.cluster import connect_cluster
+from rlinf_vla.runtime.ray.downloads import download_on_machines
 from rlinf_vla.runtime.ray.growth import Growth
 from rlinf_vla.runtime.ray.places import (
     Role,
@@ -31,6 +32,7 @@ from rlinf_vla.runtime.ray.places import (
 )
 from rlinf_vla.runtime.ray.pool import HEALTH, WEIGHTS, Pool
 from rlinf_vla.runtime.ray.trainers import Trainers
+from rlinf_vla.runtime.recipes import hub_locations
 from rlinf_vla.runtime.workers.base import Builders, Workers
 from rlinf_vla.runtime.workers.rollout import FeatureWorker, RolloutWorker
 from rlinf_vla.runtime.workers.scoring import ReferenceWorker, RewardWorker
@@ -71,7 +73,7 @@ def workers_on_ray(recipe: Recipe, directory: Path, say: Say) -> Iterator[Worker
                 f"starting {recipe.env.num_envs} environments ({recipe.env.name}) on {workers} rollout worker{'s' if workers > 1 else ''}"
             )
         with launch_workers(
-            parts, roles, cluster, say, machines, trainer_class(recipe)
+            parts, roles, cluster, say, machines, trainer_class(recipe), hub_locations(recipe)
         ) as launched:
             write_json(
                 directory / PLACEMENT,
@@ -91,11 +93,12 @@ def launch_workers(
     say: Say,
     machines: Cluster | None = None,
     learner: type[TrainerWorker] = TrainerWorker,
+    downloads: Sequence[str] = (),
 ) -> Iterator[Workers]:
     """Start workers in the connected cluster and stop them at the end. ``builders``: by role.
 
-    ``machines``: those of the roles' slots. ``learner``: of the trainer's workers. Raises UserError
-    if the cluster has no room.
+    ``machines``: those of the roles' slots. ``learner``: of the trainer's workers. ``downloads``:
+    what they load from the Hub. Raises UserError if the cluster has no room.
     """
     import ray
 
@@ -106,6 +109,7 @@ def launch_workers(
             reserve_places(roles, cluster.start_timeout_s, cluster.spread, machines)
         )
 
+        download_on_machines(downloads, places, cluster.call_timeout_s, say)
         groups = {HEALTH: 1, WEIGHTS: 1}
         beside = neighbours(places["rollout"])
 

@@ -17,7 +17,8 @@ TRAINER = "trainer"
 ROLLOUT = "rollout"
 FEATURE = "feature"
 REFERENCE = "reference"
-BESIDE = {FEATURE: TRAINER, REFERENCE: TRAINER, "reward": ROLLOUT}
+REWARD = "reward"
+BESIDE = {FEATURE: TRAINER, REFERENCE: TRAINER, REWARD: ROLLOUT}
 """Roles whose workers share the GPUs of another role."""
 RAYS_OWN = ("CPU", "GPU", "NPU")
 _RAYS_UNIT = 10_000
