@@ -393,7 +393,7 @@ def _host(model: MemoryModel, setting: Setting) -> Iterator[Part]:
         what = f"weights while they load, {processes} times"
         yield Part(MAIN, what, LOADING, processes * weights.all)
         merged = "weights before merging, of each rollout worker"
-        yield Part(MAIN, merged, ROLLOUT, rollouts * weights.merged, "model.lora.merge=false")
+        yield Part(MAIN, merged, ALWAYS, rollouts * weights.merged, "model.lora.merge=false")
         published = 2 * weights.trained * on_ray
         yield Part(MAIN, "trained weights of two versions", ALWAYS, published)
         if setting.offload:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from rlinf_vla.core.devices import own_cores
 from rlinf_vla.core.jpeg import round_trip
 from rlinf_vla.core.observation_features import camera, picture
 
+CODERS = 8
+"""Most threads that pass images through JPEG."""
 FARTHEST_MM = 4000
 """Distances of random pictures are below it."""
 
@@ -39,10 +43,14 @@ def noise(
 
 
 def through_jpeg(images: Tensor) -> Tensor:
-    """Pass uint8 ``[B, H, W, 3]`` through JPEG, on the CPU, one after the other."""
-    return torch.from_numpy(np.stack([round_trip(image) for image in images.cpu().numpy()])).to(
-        images.device
-    )
+    """Pass uint8 ``[B, H, W, 3]`` through JPEG, on several cores: Pillow releases Python's lock."""
+    pictures = images.cpu().numpy()
+    if len(pictures) == 1:
+        passed = [round_trip(pictures[0])]
+    else:
+        with ThreadPoolExecutor(min(len(pictures), own_cores(), CODERS)) as pool:
+            passed = list(pool.map(round_trip, pictures))
+    return torch.from_numpy(np.stack(passed)).to(images.device)
 
 
 def resized(images: Tensor, size: tuple[int, int]) -> Tensor:

@@ -15,6 +15,7 @@ from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 from rlinf_vla.config.errors import UserError, printable
 from rlinf_vla.config.ranges import Range
 from rlinf_vla.config.recipe import LoraOptions
-from rlinf_vla.core.devices import CPU
+from rlinf_vla.core.devices import CPU, is_accelerator
 from rlinf_vla.core.io import parse_json
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import Tensors, fault
@@ -33,6 +34,8 @@ from rlinf_vla.training.ranks import copy_whole, is_sharded
 if TYPE_CHECKING:
     from peft import LoraConfig
 
+_KEPT: WeakKeyDictionary[Policy, dict[Any, tuple[Tensor, int]]] = WeakKeyDictionary()
+"""Policy -> layer -> its weight before merging, and PyTorch's count of the weight's changes then."""
 _PREFIX = "base_model.model."
 _ADAPTER = ".default."
 _BASE = ".base_layer.weight"
@@ -236,7 +239,8 @@ def merged_lora(policy: Policy) -> Iterator[None]:
     exactly 1.
 
     The weights before are kept in main memory, so that a GPU needs no room for them, and restored
-    bit-identical. Raises UserError if the policy is sharded, RuntimeError if the adapters are
+    bit-identical. Those of a GPU stay there, pinned, as long as the policy does: what is not trained
+    need not be copied again for each version of the adapters. Raises UserError if the policy is sharded, RuntimeError if the adapters are
     already merged, as they would count twice.
     """
     if any(map(is_sharded, policy.parameters())):
@@ -256,7 +260,7 @@ def merged_lora(policy: Policy) -> Iterator[None]:
     if any(layer.merged for layer in layers):
         raise RuntimeError("the adapters are merged already: merged_lora cannot be nested")
     weights = {layer: layer.get_base_layer().weight for layer in layers}
-    saved = {layer: weight.detach().to(CPU, copy=True) for layer, weight in weights.items()}
+    saved = _unmerged(policy, weights)
     try:
         for layer in layers:
             layer.merge()
@@ -264,8 +268,28 @@ def merged_lora(policy: Policy) -> Iterator[None]:
     finally:
         with torch.no_grad():
             for layer, weight in saved.items():
-                weights[layer].copy_(weight)
+                weights[layer].copy_(weight, non_blocking=weight.is_pinned())
                 layer.merged_adapters.clear()
+        _KEPT[policy] = {
+            layer: (saved[layer], weight._version)
+            for layer, weight in weights.items()
+            if is_accelerator(weight.device)
+        }
+
+
+def _unmerged(policy: Policy, weights: Mapping[Any, Tensor]) -> dict[Any, Tensor]:
+    """Return copies of ``weights``, by layer, in main memory: new ones of those that have changed
+    since they were kept."""
+    kept = _KEPT.get(policy, {})
+    saved = {}
+    for layer, weight in weights.items():
+        copy, version = kept.get(layer, (None, -1))
+        if copy is None or version != weight._version:
+            pinned = is_accelerator(weight.device)
+            copy = torch.empty_like(weight, device=CPU, pin_memory=pinned, requires_grad=False)
+            copy.copy_(weight.detach())
+        saved[layer] = copy
+    return saved
 
 
 @contextmanager

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 
-from rlinf_vla.core.images import pillow_resized, resized
+from rlinf_vla.core.images import pillow_resized, resized, through_jpeg
+from rlinf_vla.core.jpeg import round_trip
 from rlinf_vla.testing.simulated_gpu import GPU, GpuTensor, simulated_gpu
 
 
@@ -23,6 +25,13 @@ def test_resizing_is_pillows_bilinear() -> None:
     ]
     assert found.dtype == torch.uint8 and found.shape == (2, 16, 20, 3) and found.is_contiguous()
     assert np.abs(found.numpy().astype(int) - np.stack(wanted).astype(int)).max() <= 1
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_a_batch_passes_through_jpeg_as_its_images_do(count: int) -> None:
+    images = torch.randint(256, (count, 20, 24, 3), dtype=torch.uint8)
+    wanted = [round_trip(image) for image in images.numpy()]
+    assert torch.equal(through_jpeg(images), torch.from_numpy(np.stack(wanted)))
 
 
 def test_the_same_size_is_the_same_image() -> None:

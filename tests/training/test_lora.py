@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -136,6 +137,37 @@ def test_adapters_are_merged_and_restored(directory: Path, dtype: str, tolerance
     assert torch.equal(log_prob(policy), expected)
     with merged_lora(plain):
         pass
+
+
+def test_a_gpus_weights_before_merging_are_copied_once(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The CPU stands in for the GPU, without pinned memory. A weight that changes is copied anew."""
+    copied = list[Tensor]()
+    empty_like = torch.empty_like
+
+    def unpinned(tensor: Tensor, *, pin_memory: bool = False, **keys: Any) -> Tensor:
+        if pin_memory:
+            copied.append(tensor)
+        return empty_like(tensor, **keys)
+
+    monkeypatch.setattr("rlinf_vla.training.lora.is_accelerator", lambda device: True)
+    monkeypatch.setattr(torch, "empty_like", unpinned)
+    policy = adapted(directory, trained=True)
+    base = {
+        name: value
+        for name, value in policy.named_parameters()
+        if name.endswith(".base_layer.weight")
+    }
+    for version in range(3):
+        before = {name: value.clone() for name, value in base.items()}
+        with merged_lora(policy):
+            assert not any(torch.equal(value, before[name]) for name, value in base.items())
+        assert all(torch.equal(value, before[name]) for name, value in base.items())
+        assert len(copied) == len(base) + max(0, version - 1)
+        if version:
+            with torch.no_grad():
+                next(iter(base.values())).add_(1)
 
 
 def test_adapters_stay_unmerged_where_there_is_no_room_for_the_weights_before(
