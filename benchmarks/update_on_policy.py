@@ -62,14 +62,14 @@ def measure(
         settings = builders.actor_settings(plan, recipe.rollout.temperature)
         trainer = builders.build_trainer(plan, policy)
         updater = OnPolicyUpdater(
-            trainer, settings.run_seed, settings.temperature, cluster.reuse_frozen
+            trainer, settings.run_seed, settings.temperature, bool(cluster.reuse_frozen)
         )
 
         def update(updater: OnPolicyUpdater = updater, name: str = name) -> None:
             norms[name] = updater.update(batch, algorithm, False, 0, 0)["actor/grad_norm"]
 
         measurements.memory[name] = _memory(
-            plan, algorithm, batch, trainer, update, again and cluster.reuse_frozen
+            plan, algorithm, batch, trainer, update, again and bool(cluster.reuse_frozen)
         )
         kinds[name] = Work(update, len(batch) * config.epochs, "policy calls", model_work(plan))
     say(f"{REPEATS} updates under each plan")

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.core.devices import own_cores
 from rlinf_vla.core.tasks import Diagnosis
 
 C = TypeVar("C", bound=Any)
@@ -75,6 +74,8 @@ def processes_per_group(config: Any, groups: int, *, batches: bool) -> int:
     """
     per_group = divide(config.num_envs, groups, "env.num_envs")
     if config.processes is None:
+        from rlinf_vla.core.devices import own_cores  # it imports PyTorch
+
         return 1 if batches else min(per_group, max(1, own_cores() // groups))
     own = divide(config.processes, groups, "env.processes")
     if batches:

@@ -13,10 +13,13 @@ from rlinf_vla.config.cluster import AUTO, GIVEN
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import ON_POLICY, Recipe
 from rlinf_vla.features.planner.monitor import planned
-from rlinf_vla.features.planner.preview import Preview
+from rlinf_vla.features.planner.preview import Preview, preview_of
 from rlinf_vla.features.planner.search import plan_of
 from rlinf_vla.runtime import builders, recipes, run_directory
 from rlinf_vla.runtime.recipes import ASSET, HUB, asset_path
+
+CHOSEN = ("micro_batch_size", "reuse_frozen")
+"""Keys of ``cluster`` that are chosen where they are null."""
 
 
 def run(config: DictConfig) -> None:
@@ -81,17 +84,18 @@ def _require_fit(preview: Preview) -> None:
 
 
 def choose_rows(config: DictConfig, resumed: Path | None = None) -> tuple[Recipe, Preview]:
-    """Set ``cluster.micro_batch_size`` in ``config`` if it is null: to what fits the device.
+    """Set ``cluster.micro_batch_size`` in ``config`` if it is null: to what fits the device; and
+    ``cluster.reuse_frozen``.
 
     Returns the recipe and its counted memory, whose ``missing`` says, with the fix, if nothing fits
     under the recipe's other keys. ``resumed``: run directory of a run that continues, and so keeps
-    its micro-batches. With ``cluster.plan=auto`` the plan has them.
+    both. With ``cluster.plan=auto`` the plan has them.
     """
-    if resumed is not None and config.cluster.micro_batch_size is None:
-        config.cluster.micro_batch_size = (
-            run_directory.saved_recipe(resumed).get("cluster", {}).get("micro_batch_size")
-        )
-    preview = Preview(recipes.read(config))
+    saved = {} if resumed is None else run_directory.saved_recipe(resumed).get("cluster", {})
+    for key in CHOSEN:
+        if config.cluster[key] is None:
+            config.cluster[key] = saved.get(key)
+    preview = preview_of(config)
     _require_fit(preview)
     if preview.recipe.cluster.plan == GIVEN or preview.recipe.algorithm.family != ON_POLICY:
         config.cluster.micro_batch_size = preview.rows()

@@ -157,7 +157,7 @@ def _learning(
     trainer = builders.build_trainer(recipe, policy)
     assert isinstance(trainer, Trainer)
     learning = OnPolicyUpdater(
-        trainer, recipe.seed, recipe.rollout.temperature, recipe.cluster.reuse_frozen
+        trainer, recipe.seed, recipe.rollout.temperature, bool(recipe.cluster.reuse_frozen)
     )
     inputs = batch.calls.inputs
     costs = dict[str, Cost]()

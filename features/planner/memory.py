@@ -193,7 +193,7 @@ class MemoryModel:
         """The updates of an off-policy algorithm, which have no micro-batches; None: of others."""
         self.kept = (
             self.on_policy
-            and recipe.cluster.reuse_frozen
+            and bool(recipe.cluster.reuse_frozen)
             and algorithm.epochs > 1
             and recipe.cluster.trainer_sharding == "none"
         )

@@ -5,15 +5,34 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 
+from omegaconf import DictConfig
+
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.features.planner.accounting import Uncounted
 from rlinf_vla.features.planner.budget import budget, device_memory, main_memory, setting_of
 from rlinf_vla.features.planner.memory import MemoryModel, is_counted
 from rlinf_vla.features.planner.micro_batches import choose, least
+from rlinf_vla.features.planner.plan import SLACK
+from rlinf_vla.runtime import recipes
 
 GPUS = tuple(1e9 * gigabytes for gigabytes in (24, 40, 80))
 """Memory that is compared where a GPU is wanted but neither described nor there."""
+
+
+def preview_of(config: DictConfig) -> Preview:
+    """Return the preview of a recipe, and set ``cluster.reuse_frozen`` in ``config`` if it is null.
+
+    Raises UserError as ``Preview`` does.
+    """
+    chooses = config.cluster.reuse_frozen is None
+    if chooses:
+        config.cluster.reuse_frozen = True
+    preview = Preview(recipes.read(config))
+    if chooses and not preview.has_main_memory():
+        config.cluster.reuse_frozen = False
+        preview = Preview(recipes.read(config))
+    return preview
 
 
 class Preview:
@@ -31,6 +50,14 @@ class Preview:
             self._memory = device_memory(recipe)
         except UserError as error:
             self.missing.append(str(error))
+
+    def has_main_memory(self) -> bool:
+        """Return false if main memory is known to be too small for the recipe."""
+        if self.model is None or self._memory is None:
+            return True
+        setting = replace(setting_of(self.recipe), micro_batch_size=0)
+        needed = budget(self.model, setting, self._memory, exact=False).host_peak
+        return needed <= SLACK * main_memory(self.recipe)
 
     def require_nothing(self) -> None:
         """Raise UserError, in one line, if anything is ``missing``."""

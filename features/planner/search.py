@@ -26,7 +26,7 @@ from rlinf_vla.features.planner.plan import (
     place,
 )
 from rlinf_vla.features.planner.prediction import Prediction
-from rlinf_vla.features.planner.preview import Preview
+from rlinf_vla.features.planner.preview import Preview, preview_of
 from rlinf_vla.features.planner.profile import Profile
 from rlinf_vla.features.planner.profiles import profiles_for
 from rlinf_vla.features.planner.workload import Workload
@@ -154,7 +154,8 @@ def run(config: DictConfig) -> dict[str, Any]:
             f"\nalgorithm={recipe.algorithm.name}: there is one plan, and nothing to choose: {only_plan(recipe)}"
         )
         return {"recipe": recipe.name, "chosen": {"plan": asdict(only_plan(recipe))}}
-    preview = _preview(recipe)
+    preview = _preview(config)
+    recipe = preview.recipe
     print(f"\ncluster {recipe.cluster.name}: {describe(recipe.cluster)}")
     unsharded = recipe.cluster.trainer_sharding
     recipe, problem, choice, measured = planned_problem(recipe, preview.model)
@@ -198,10 +199,11 @@ def _new_file(output: str) -> Path:
     return path
 
 
-def _preview(recipe: Recipe) -> Preview:
+def _preview(config: DictConfig) -> Preview:
     """Count the recipe's memory. If what a measurement needs is missing, print it, and raise
     UserError."""
-    preview = Preview(recipe)
+    preview = preview_of(config)
+    recipe = preview.recipe
     if preview.missing and not (recipe.cluster.nodes or recipe.profile):
         preview.show(
             replace(recipe, cluster=replace(recipe.cluster, micro_batch_size=preview.rows()))
@@ -243,7 +245,7 @@ def workload(recipe: Recipe, graph: Graph, profile: Profile) -> Workload:
         reference=config.kl_coef > 0,
         proximal=config.decoupled
         or (profile.rounded if config.recompute_log_prob is None else config.recompute_log_prob),
-        fixes=recipe.cluster.reuse_frozen and config.epochs > 1 and not sharded,
+        fixes=bool(recipe.cluster.reuse_frozen) and config.epochs > 1 and not sharded,
         critic=slots,
         broadcast=broadcasts(replace(recipe.cluster, offload=False)),
         sharded=sharded,

@@ -203,9 +203,9 @@ class ClusterConfig:
     micro_batch_size: Count | None = CPU_ROWS
     """Maximum number of policy calls per forward and backward pass. null, on a GPU: as many as its
     memory has room for, chosen by `train` before the run (docs/gpu.md)."""
-    reuse_frozen: bool = True
-    """Compute the policy's frozen part once per update, not once per epoch; memory grows with the
-    rollout (docs/pi0.md)."""
+    reuse_frozen: bool | None = True
+    """Compute the policy's frozen part once per update, not once per epoch; main memory grows with
+    the rollout (docs/pi0.md). null: if there is room, which `train` counts before the run."""
     cuda_graphs: bool = True
     """Record policy calls as CUDA graphs (CUDA only), so that no small kernel waits for Python."""
     fused_kernels: bool = True

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from peft import LoraConfig
 
 _KEPT: WeakKeyDictionary[Policy, dict[Any, tuple[Tensor, int]]] = WeakKeyDictionary()
-"""Policy -> layer -> its weight before merging, and PyTorch's count of the weight's changes then."""
+"""Policy -> layer -> its weight before merging, and PyTorch's count of its changes then."""
 _PREFIX = "base_model.model."
 _ADAPTER = ".default."
 _BASE = ".base_layer.weight"
@@ -239,9 +239,9 @@ def merged_lora(policy: Policy) -> Iterator[None]:
     exactly 1.
 
     The weights before are kept in main memory, so that a GPU needs no room for them, and restored
-    bit-identical. Those of a GPU stay there, pinned, as long as the policy does: what is not trained
-    need not be copied again for each version of the adapters. Raises UserError if the policy is sharded, RuntimeError if the adapters are
-    already merged, as they would count twice.
+    bit-identical. Those of a GPU stay there, pinned, as long as the policy does: what is not
+    trained need not be copied again for each version of the adapters. Raises UserError if the
+    policy is sharded, RuntimeError if the adapters are already merged, as they would count twice.
     """
     if any(map(is_sharded, policy.parameters())):
         raise UserError(

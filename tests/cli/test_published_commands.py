@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from rlinf_vla.cli import compose
 from rlinf_vla.models.openvla.cards import CARDS as OPENVLA
@@ -60,6 +61,10 @@ def one_gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """PyTorch says that there is a GPU, of 24 GB unless a test changes it."""
     properties = SimpleNamespace(name="NVIDIA A10", total_memory=24e9)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(
+        "torch.accelerator.current_accelerator",
+        lambda check_available=False: torch.device("cuda"),
+    )
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: properties)
     return properties

@@ -381,5 +381,5 @@ def learning(builders: Builders, trainer: Trainer) -> OnPolicyUpdater:
         trainer,
         builders.settings.run_seed,
         builders.settings.temperature,
-        builders.cluster.reuse_frozen,
+        bool(builders.cluster.reuse_frozen),
     )

@@ -323,6 +323,24 @@ def test_null_is_replaced_by_what_fits_and_a_resumed_run_keeps_it(tmp_path: Path
     assert again.cluster.micro_batch_size == 40
 
 
+@pytest.mark.parametrize(("gigabytes", "kept"), [(1000, True), (1, False)])
+def test_prefixes_are_kept_where_main_memory_has_room(
+    gigabytes: float, kept: bool, tmp_path: Path
+) -> None:
+    nodes = f"cluster.nodes=[{{gpus: 1, gpu: any, memory_gb: {gigabytes}}}]"
+    pi0 = ["model=pi0", "model.checkpoint=asset://pi0_tiny_pushcube", "env.num_envs=4096"]
+    keys = [*MODEL, "model.options.prompt_length=null", nodes, *pi0]
+    config = compose.load("train", keys)
+    assert config.cluster.reuse_frozen is None
+    choose_rows(config)
+    assert config.cluster.reuse_frozen is kept
+    config.cluster.reuse_frozen = not kept
+    save_recipe(tmp_path / "recipe.yaml", config)
+    resumed = compose.load("train", keys)
+    choose_rows(resumed, tmp_path)
+    assert resumed.cluster.reuse_frozen is not kept
+
+
 @pytest.mark.parametrize(
     ("keys", "key"),
     [
@@ -333,7 +351,8 @@ def test_null_is_replaced_by_what_fits_and_a_resumed_run_keeps_it(tmp_path: Path
 def test_too_little_main_memory_beside_a_gpu_is_refused_with_the_key_that_saves_most(
     keys: tuple[str, ...], key: str
 ) -> None:
-    model = MemoryModel(recipe(*MODEL, "model.options.prompt_length=null", *keys))
+    fixed = ("model.options.prompt_length=null", "cluster.reuse_frozen=true")
+    model = MemoryModel(recipe(*MODEL, *fixed, *keys))
     found = budget(model, setting_of(model.recipe), GIGABYTE)
     needed = found.host_peak
     found.check_host(needed / 0.89)
