@@ -5,18 +5,14 @@ After Williams, Waterman and Patterson, "Roofline" (2009). ``planner/work.py`` c
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from rlinf_vla.features.planner.devices import DEVICES
+from rlinf_vla.features.planner.rates import copied_per_s, products_per_s
 from rlinf_vla.features.planner.work import Work
 from rlinf_vla.runtime.machines import this_machine
-from rlinf_vla.telemetry.measurement import time_interleaved
-
-REPEATS = 5
 
 
 @dataclass(frozen=True)
@@ -66,15 +62,5 @@ def limits_of(device: torch.device, dtype: torch.dtype) -> Limits:
 
 
 def measured_limits(device: torch.device, dtype: torch.dtype) -> Limits:
-    """Measure with a large matrix product and a large copy (read and write), best of REPEATS."""
-    size, count = (1024, 2**26) if device.type == "cpu" else (8192, 2**28)
-    a = torch.randn(size, size, device=device).to(dtype)
-    source = torch.zeros(count, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    product = _best(lambda: a @ a, device)
-    copy = _best(lambda: target.copy_(source), device)
-    return Limits(2 * size**3 / product, 2 * count / copy)
-
-
-def _best(call: Callable[[], Any], device: torch.device) -> float:
-    return min(time_interleaved({"it": call}, device, REPEATS)["it"])
+    """Measure with a large matrix product and a large copy (read and write)."""
+    return Limits(products_per_s(device, dtype), copied_per_s(device))

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -23,24 +23,28 @@ sys.path.append(str(PACKAGES))  # at the end: the machine's own packages come fi
 import numpy as np
 from gpu_kit import MODELS, Kit, said
 from gpu_profile import costs
-from gpu_runs import conformance, genesis, large, maniskill, rehearsal
+from gpu_runs import conformance, genesis, large, maniskill, rehearsal, simulators, workers
 
 from rlinf_vla.benchmarks import policy as bench_policy
 from rlinf_vla.benchmarks.roofline import limits_of
 from rlinf_vla.benchmarks.update_on_policy import MINIBATCHES, model_work
 from rlinf_vla.config.recipe import Recipe
-from rlinf_vla.core.devices import set_fused_kernels, threads
+from rlinf_vla.core.devices import set_fused_kernels, synchronise, threads
+from rlinf_vla.core.images import through_jpeg
 from rlinf_vla.core.protocols import Policy, prepared
 from rlinf_vla.core.types import Episodes
 from rlinf_vla.envs import mujoco_gl
+from rlinf_vla.features.planner import rates as rates_of_devices
+from rlinf_vla.features.planner.devices import DEVICES
 from rlinf_vla.features.planner.memory import MemoryModel, weights_of
 from rlinf_vla.features.planner.synthetic import observation, synthetic_batch, with_frozen_weights
 from rlinf_vla.rollout.actor import Actor, Settings
 from rlinf_vla.runtime import builders
+from rlinf_vla.runtime.machines import this_machine
 from rlinf_vla.runtime.workers.trainer import OnPolicyUpdater
 from rlinf_vla.telemetry.measurement import peak_growth, time_interleaved
 from rlinf_vla.training.gradient_checkpointing import checkpoint_blocks
-from rlinf_vla.training.lora import network_dtype
+from rlinf_vla.training.lora import merged_lora, network_dtype
 
 TIMES_GENERATE, ROOFLINE, UPDATE_MFU = 3.0, 0.6, 0.5
 FUSED = 1e-3
@@ -379,10 +383,45 @@ def rendering(kit: Kit) -> None:
     kit.add("env.renderer=auto takes", f"{chosen.backend}: {chosen.name}, device {chosen.device}")
 
 
+def rates(kit: Kit) -> None:
+    """The rates that a plan rests on where none are published."""
+    if kit.tiny:
+        rates_of_devices.SIZES = {"cpu": (64, 1 << 16)}
+    node = this_machine(kit.device.type)
+    measured = asdict(rates_of_devices.measured_rates(kit.device, node))
+    known = DEVICES.get(node.device)
+    for name, value in measured.items():
+        peak = "not published" if known is None else f"{getattr(known, name):.4g} published"
+        kit.add(name, f"{value:.4g}", peak)
+
+
+def merging(kit: Kit) -> None:
+    """The first merge copies the weights to main memory; later ones need not."""
+    recipe = kit.recipe("openvla", "model.lora.rank=32")
+    policy = kit.policy(recipe)
+    for number in range(3):
+        synchronise(kit.device)
+        began = time.perf_counter()
+        with merged_lora(policy):
+            synchronise(kit.device)
+            merged = time.perf_counter()
+        synchronise(kit.device)
+        restored = time.perf_counter()
+        kit.add(
+            f"merge {number + 1}: merged, restored",
+            f"{merged - began:.2f} s, {restored - merged:.2f} s",
+        )
+    images = torch.randint(256, (4 if kit.tiny else 64, 224, 224, 3), dtype=torch.uint8)
+    began = time.perf_counter()
+    through_jpeg(images.to(kit.device))
+    kit.add(f"{len(images)} pictures through JPEG", f"{time.perf_counter() - began:.3f} s")
+
+
 PARTS: dict[str, Callable[[Kit], None]] = {
     **{model: partial(policy_calls, model) for model in MODELS},
     **{part.__name__: part for part in (capture, fused, update, profiles, memory)},
-    **{part.__name__: part for part in (finetune, rendering)},
+    **{part.__name__: part for part in (finetune, rendering, rates, merging)},
+    **{part.__name__: part for part in (simulators, workers)},
     **{part.__name__: part for part in (conformance, rehearsal, maniskill, genesis, large)},
 }
 

@@ -9,10 +9,17 @@ import sys
 from importlib import import_module
 from importlib.util import find_spec
 
+import torch
 from gpu_kit import Kit
 from prove_gpu import PACKAGES, ROOT
 
+from rlinf_vla.cli import compose
 from rlinf_vla.cli import main as cli
+from rlinf_vla.core import plugins
+from rlinf_vla.core.protocols import TakesGPU
+from rlinf_vla.core.tasks import EVALUATION_SEEDS
+from rlinf_vla.rollout.episodes import numbered_episodes
+from rlinf_vla.runtime import builders, recipes
 from rlinf_vla.telemetry.metrics import read_metrics
 
 
@@ -109,6 +116,49 @@ def maniskill(kit: Kit) -> None:
             codes.append(
                 train(kit, f"simulator on the {where.upper()}, pipeline depth {depth}", *keys)
             )
+    assert not any(codes), f"exit codes {codes}"
+
+
+def simulators(kit: Kit) -> None:
+    """What the budget of a GPU's memory says of simulators there, and what the driver counts."""
+    cases = {
+        "ManiSkill on the GPU, 64 environments": ("maniskill", "env.num_envs=64", "gpu"),
+        "ManiSkill on the GPU, 256 environments": ("maniskill", "env.num_envs=256", "gpu"),
+        "ManiSkill on the CPU, 8 processes": ("maniskill", "env.num_envs=8", "cpu"),
+    }
+    plugin = plugins.envs()["maniskill"]
+    assert isinstance(plugin, TakesGPU)
+    for name, (recipe_of, number, backend) in cases.items():
+        if kit.tiny and backend == "gpu":
+            continue
+        keys = [f"recipe={recipe_of}_ppo", "cluster=laptop", number, f"env.backend={backend}"]
+        recipe = recipes.read(compose.load("train", [*keys, "env.processes=8"]))
+        estimated = plugin.gpu_bytes(recipe.env, recipe.env.num_envs, recipe.env.processes)
+        before = free_bytes(kit)
+        with builders.open_envs(recipe, None, 1) as (env,):
+            env.reset(
+                numbered_episodes(EVALUATION_SEEDS, 0, recipe.env.num_envs, len(env.spec.tasks))
+            )
+            taken = before - free_bytes(kit)
+        kit.add(name, f"{taken / 1e9:.2f} GB", f"{estimated / 1e9:.2f} GB estimated")
+
+
+def free_bytes(kit: Kit) -> float:
+    return torch.cuda.mem_get_info(kit.device)[0] if kit.device.type == "cuda" else 0.0
+
+
+def workers(kit: Kit) -> None:
+    """PPO on Ray; with two GPUs, trainer ranks and broadcasts of weights over NCCL."""
+    ray = ("recipe=maniskill_ppo", "cluster.runtime=ray", "env.backend=cpu")
+    on_ray = ray if kit.tiny else (*ray, *on_gpu(16, 1), "cluster.start_timeout_s=120")
+    turns = ("cluster.offload=true",) if kit.device.type == "cuda" else ()
+    codes = [train(kit, "roles in turns", *on_ray, *turns)]
+    gpus = torch.cuda.device_count()
+    if gpus < 2:
+        kit.add("two trainer ranks, and broadcasts", f"left out: {gpus} GPUs")
+    else:
+        two = ("cluster.trainer_ranks=2", "cluster.rollout_workers=2", "cluster.weights=broadcast")
+        codes.append(train(kit, "two ranks and broadcasts over NCCL", *on_ray, *two))
     assert not any(codes), f"exit codes {codes}"
 
 

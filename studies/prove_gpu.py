@@ -72,6 +72,16 @@ PARTS: dict[str, tuple[str, tuple[str, ...]]] = {
         "MuJoCo's pictures on the GPU, by several processes, beside CUDA",
         (*ENGINE, "mujoco", "OpenGL"),
     ),
+    "rates": ("What the planner measures of a GPU, beside the published rates", ENGINE),
+    "merging": ("openvla-7b: adapters merged again, and pictures through JPEG", ENGINE),
+    "simulators": (
+        "Memory that simulators take on the GPU: estimated and measured",
+        (*TRAINING, "mani_skill"),
+    ),
+    "workers": (
+        "Two iterations of PPO on Ray: roles in turns on one GPU; on two GPUs over NCCL",
+        (*TRAINING, "mani_skill", "ray"),
+    ),
     "maniskill": (
         "Two iterations of PPO on ManiSkill, its simulator on the CPU and on the GPU",
         (*TRAINING, "mani_skill"),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 import torch
@@ -11,13 +10,13 @@ import torch
 from rlinf_vla.config.cluster import CUDA, NodeConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core import plugins
-from rlinf_vla.core.devices import synchronise
 from rlinf_vla.core.protocols import HasBackends, HasOutline
 from rlinf_vla.features.planner.accounting import kernels_of
 from rlinf_vla.features.planner.devices import ASSUMED, DEVICES, SIMULATORS, Assumptions, Device
 from rlinf_vla.features.planner.measure_rollout import measure_simulator
 from rlinf_vla.features.planner.memory import FIT_ROWS, MemoryModel
 from rlinf_vla.features.planner.profile import CPU, GPU, Bytes, Cost, Profile, fit
+from rlinf_vla.features.planner.rates import measured_rates
 from rlinf_vla.features.planner.work import counted, counted_step
 from rlinf_vla.runtime.fit import fitted
 from rlinf_vla.runtime.machines import gpu_type
@@ -25,8 +24,6 @@ from rlinf_vla.training.lora import network_dtype
 
 SIZES = (1, 8, 64, 512)
 """Rows at which the duration of a call is computed; a line is fitted through them."""
-SIDE, COPIED, REPEATS = 8192, 1 << 30, 5
-"""Rows and columns of the matrices, bytes of the copies, and repeats of a measurement of rates."""
 OPTIMISER_PASSES = 4
 """Times that clipping and Adam read or write a gradient; twice a moment, master and weight."""
 
@@ -199,41 +196,3 @@ def rates_of(node: NodeConfig) -> tuple[Device, str | None]:
     return DEVICES[
         like
     ], f"no rates are published for {node.device}: those of {like} are taken (or give profile=FILE)"
-
-
-def measured_rates(device: torch.device, node: NodeConfig) -> Device:
-    """Measure products of matrices and copies on ``device``; ``node`` describes its machine."""
-
-    def seconds(call: Callable[[], object]) -> float:
-        call()
-        durations = list[float]()
-        for _ in range(REPEATS):
-            synchronise(device)
-            started = time.perf_counter()
-            call()
-            synchronise(device)
-            durations.append(time.perf_counter() - started)
-        return min(durations)
-
-    def products(dtype: torch.dtype) -> float:
-        matrix = torch.rand(SIDE, SIDE, device=device).to(dtype)
-        return 2 * SIDE**3 / seconds(lambda: matrix @ matrix) / 1e12
-
-    precision = torch.get_float32_matmul_precision()
-    try:
-        torch.set_float32_matmul_precision("high")
-        tf32 = products(torch.float32)
-        torch.set_float32_matmul_precision("highest")
-        fp32 = products(torch.float32)
-    finally:
-        torch.set_float32_matmul_precision(precision)
-    there = torch.zeros(COPIED, dtype=torch.uint8, device=device)
-    return Device(
-        bf16=products(torch.bfloat16),
-        tf32=tf32,
-        fp32=fp32,
-        bandwidth=2 * COPIED / seconds(there.clone) / 1e9,
-        memory=node.gpu_memory_gb,
-        host=COPIED / seconds(lambda: there.to("cpu", copy=True)) / 1e9,
-        bus=node.gpu_link_gbps / 8,
-    )

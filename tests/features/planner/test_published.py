@@ -20,12 +20,12 @@ from rlinf_vla.features.planner.profile import CPU, GPU, Cost, Profile
 from rlinf_vla.features.planner.profiles import profiles_for
 from rlinf_vla.features.planner.published import (
     CountedWork,
-    measured_rates,
     measured_simulation,
     published,
     rates_of,
     simulation_of,
 )
+from rlinf_vla.features.planner.rates import measured_rates
 from rlinf_vla.runtime import recipes
 from rlinf_vla.runtime.machines import Cluster
 
@@ -159,8 +159,7 @@ def test_a_gpu_without_published_rates() -> None:
 
 def test_the_rates_of_a_device_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU stands in for a GPU without published rates."""
-    monkeypatch.setattr("rlinf_vla.features.planner.published.SIDE", 64)
-    monkeypatch.setattr("rlinf_vla.features.planner.published.COPIED", 1 << 16)
+    monkeypatch.setattr("rlinf_vla.features.planner.rates.SIZES", {"cpu": (64, 1 << 16)})
     node = NodeConfig(gpus=2, gpu="a-gpu", gpu_memory_gb=20, gpu_link_gbps=80)
     rates = measured_rates(torch.device("cpu"), node)
     assert all(value > 0 for value in asdict(rates).values())
