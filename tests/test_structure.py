@@ -200,7 +200,7 @@ BUDGETS = {
     "rlinf_vla/runtime": 3_590,
     "rlinf_vla/telemetry": 1_030,
     "rlinf_vla/testing": 1_460,
-    "rlinf_vla/training": 1_160,
+    "rlinf_vla/training": 1_240,
     "features/planner": 2_850,
     "features/realworld": 2_760,
     "features/serving": 1_860,

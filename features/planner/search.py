@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from rlinf_vla.config.cluster import AUTO, RAY
+from rlinf_vla.config.cluster import AUTO, MEASURED, RAY
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import ON_POLICY, SUPERVISED, Recipe
 from rlinf_vla.core.io import write_json
@@ -76,6 +76,7 @@ def planned_problem(
         if (
             not cluster.on_accelerator
             or cluster.trainer_sharding != "none"
+            or cluster.trainer_split == MEASURED
             or problem.cluster.gpus < 2
         ):
             raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from rlinf_vla.config.cluster import BROADCAST, GIVEN, RAY
+from rlinf_vla.config.cluster import BROADCAST, GIVEN, MEASURED, RAY
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import (
     INTERACTIVE,
@@ -65,6 +65,15 @@ def check(recipe: Recipe) -> None:
             cluster.trainer_ranks <= algorithm.episodes,
             f"cluster.trainer_ranks={cluster.trainer_ranks} is more than algorithm.episodes={algorithm.episodes}: "
             "each rank stores episodes of its own, use fewer ranks or more episodes per iteration",
+        )
+    if cluster.trainer_split == MEASURED:
+        require(
+            on_policy,
+            f"cluster.trainer_split=measured is for on-policy algorithms: {family}, use even",
+        )
+        require(
+            cluster.trainer_sharding == "none",
+            "cluster.trainer_split=measured: ranks of cluster.trainer_sharding=full make equally many passes, use even",
         )
     for name in ("rollout_workers", "shards_per_worker", "trainer_ranks", "feature_workers"):
         in_one = cluster.runtime == "ray" or getattr(cluster, name) == 1

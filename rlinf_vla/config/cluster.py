@@ -26,6 +26,7 @@ from rlinf_vla.config.ranges import (
 RUNTIMES = IN_PROCESS, RAY = ("in_process", "ray")
 SPLITS = ("none", "head")
 SHARDINGS = ("none", "full")
+EVEN, MEASURED = ("even", "measured")
 PLANS = GIVEN, AUTO = ("given", "auto")
 PLACEMENTS = COLLOCATED, DISAGGREGATED, HYBRID = ("collocated", "disaggregated", "hybrid")
 BROADCAST, STORE = ("broadcast", "store")
@@ -170,6 +171,10 @@ class ClusterConfig:
     algorithms each has a part of the replay buffers, and computes the rows that it stores."""
     trainer_sharding: Annotated[str, OneOf(*SHARDINGS)] = "none"
     """full: also shard the policy's weights and the optimiser state across the ranks (FSDP2)."""
+    trainer_split: Annotated[str, OneOf(EVEN, MEASURED)] = EVEN
+    """Rows of a minibatch per trainer rank. even: as many on each. measured: in proportion to the
+    measured speeds of the ranks, for GPUs of different types; on-policy, without trainer_sharding.
+    Weights then agree with those of even to rounding (docs/training_ranks.md)."""
     weights: Annotated[str, OneOf(AUTO, BROADCAST, STORE)] = AUTO
     """How trained weights reach rollout workers. broadcast: by NCCL between CUDA devices, else by
     gloo, while rollouts go on; a worker then has a second copy of them. store: through Ray's object

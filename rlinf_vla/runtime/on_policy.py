@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from rlinf_vla.algorithms.on_policy import Batch, OnPolicy
-from rlinf_vla.config.cluster import streams
+from rlinf_vla.config.cluster import MEASURED, streams
 from rlinf_vla.core.devices import MEMORY
 from rlinf_vla.core.types import Rollouts, Tensors, Trajectory, gather
 from rlinf_vla.rollout.actor import Settings
@@ -35,6 +35,7 @@ from rlinf_vla.runtime.workers.shards import (
     serial_of,
 )
 from rlinf_vla.telemetry.timeline import trainer_track
+from rlinf_vla.training.ranks import TrainerSplit
 
 
 class Inline(Executor):
@@ -79,6 +80,7 @@ class OnPolicyFlow(BaseFlow):
         worker: WorkerInfo = self.rollouts.call("worker_info")[0]
         assert worker.env is not None and worker.policy is not None
         self.trainers = trainers
+        self.split = TrainerSplit(len(trainers.actors), cluster.trainer_split == MEASURED)
         self.env = worker.env
         self.steps = self.env.steps(worker.policy.chunk)
         """Control steps of a policy call."""
@@ -183,9 +185,11 @@ class OnPolicyFlow(BaseFlow):
                 self.iteration,
                 self.policy_version,
                 algorithm.state(),
+                self.split.shares,
             )
         add_spans(self.timeline, [span for ((*_, span),) in results])
-        metrics, parity, span = results[0][0]
+        metrics, parity, _, span = results[0][0]
+        self.split.observe([speed for ((*_, speed, _),) in results])
         self.parity = self.parity if self.parity is not None else parity
         self.log_update(metrics)
         self.log(
@@ -271,7 +275,10 @@ class OnPolicyFlow(BaseFlow):
             longest = max(recovery_s, self.metrics.get("faults/recovery_s", 0.0))
             self.log({f"faults/{pool.role}": float(lost), "faults/recovery_s": longest})
 
-    # --- versions of the weights
+    # --- versions of the weights, and the state of a checkpoint
+
+    def save(self) -> dict[str, Any]:
+        return super().save() | self.split.save()
 
     def is_pending_version(self, version: int) -> bool:
         """Whether ``version`` is an earlier one with rollouts that are yet to be trained on."""

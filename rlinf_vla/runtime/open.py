@@ -48,6 +48,7 @@ def open_runtime(
             stack.enter_context(closing(on_policy))
             if checkpoint is not None:
                 on_policy.restore_earlier_weights(load_earlier(checkpoint))
+                on_policy.split.restore(state)
             flow = on_policy
             play = partial(on_policy.evaluate, recipe.episodes)
         elif recipe.algorithm.family == OFF_POLICY:

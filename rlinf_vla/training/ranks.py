@@ -3,7 +3,8 @@
 Every rank can read the whole batch and draws the same minibatches; of each it computes rows
 ``rank, rank + W, rank + 2 W, ...``, which it copies one micro-batch at a time. So minibatches, the
 order of steps and all divisors are those of a single process, which is rank 0 of ``W = 1`` and
-communicates nothing.
+communicates nothing. With ``cluster.trainer_split=measured`` a rank's rows are instead a share of
+each minibatch (see ``Division``); divisors are still counted on the whole minibatch.
 
 An unsharded tensor is its own piece. DTensor is imported on first use, because the import takes a
 second. Its arithmetic is not used: every operation on a DTensor has overhead, and the optimiser is
@@ -13,8 +14,11 @@ elementwise anyway.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any, Protocol
 
 import torch
@@ -22,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.core.devices import CPU
+from rlinf_vla.core.devices import CPU, synchronise
 from rlinf_vla.core.types import Tensors
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -34,6 +38,16 @@ BUCKET = 64 << 20
 LEAST = 4
 """Minimum number of rows per pass: with fewer, some CPUs multiply matrices in another order, and
 the size of the last micro-batch depends on the number of ranks."""
+
+
+LEAST_UPDATES = 3
+"""Updates that are measured before the first change: the first one is slower, by allocations."""
+WINDOW = 5
+"""Newest updates whose median counts."""
+TOLERANCE = 0.05
+"""Largest relative change of a share that is taken for noise."""
+SLOWEST = 0.05
+"""No rank counts as slower than this part of the fastest: a rank without rows is not measured."""
 
 
 class Sliceable(Protocol):
@@ -56,6 +70,102 @@ def rank() -> int:
 
 def world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
+
+
+@dataclass
+class Division:
+    """How the ranks divide rows, and how fast this rank computes its own."""
+
+    shares: Sequence[float] = ()
+    """Share of each rank, which sum to 1; all ranks have the same. Empty: all are equal."""
+    rows: int = 0
+    """Rows that this rank has computed; a row counts once per pass."""
+    seconds: float = 0.0
+    """Seconds in which it computed them, without those in which it waited for other ranks."""
+
+    def rows_of(self, rank: int, count: int) -> range:
+        """Return the positions of the rows of ``rank`` among ``count`` rows."""
+        if not self.shares:
+            return range(rank, count, world_size())
+        first, end = (round(count * sum(self.shares[:ranks])) for ranks in (rank, rank + 1))
+        return range(first, end)
+
+    def passes(self, count: int, size: int) -> int:
+        """Return the number of this rank's passes of at most ``size`` rows, at least one.
+
+        With equal shares, all ranks make the same number, because each pass of a sharded policy
+        has collectives. With others, only the sums after the last pass are collective.
+        """
+        most = len(self.rows_of(rank() if self.shares else 0, count))
+        return max(1, math.ceil(most / size))
+
+    @property
+    def speed(self) -> float:
+        """This rank's rows per second; 0 if it computed none."""
+        return self.rows / self.seconds if self.rows else 0.0
+
+    @contextmanager
+    def measured(self, device: torch.device, rows: int = 0) -> Iterator[None]:
+        """Measure work on ``rows`` of this rank in the context, which waits for no other rank."""
+        began = time.perf_counter()
+        yield
+        synchronise(device)
+        self.seconds += time.perf_counter() - began
+        self.rows += rows
+
+
+class TrainerSplit:
+    """The driver's decision on the shares of the trainer ranks in the rows of the next update.
+
+    Ranks whose speeds differ by less than ``TOLERANCE`` keep the even split, exactly. Only the
+    driver decides, and it sends the shares with each update, so all ranks have the same. Shares
+    change the rounding of gradients; they are part of a checkpoint, so that a resumed run goes on
+    with those of the interrupted one.
+    """
+
+    def __init__(self, ranks: int, measures: bool) -> None:
+        """``measures``: false keeps the even split, as one rank does."""
+        self._ranks = ranks
+        self._measures = measures and ranks > 1
+        self._speeds: list[list[float]] = []
+        """Of the newest updates: each rank's part of the summed speed, which does not depend on
+        what was computed."""
+        self.shares: list[float] = []
+        """They sum to 1, to rounding. Empty: the split is even."""
+
+    def observe(self, speeds: Sequence[float]) -> None:
+        """Receive each rank's rows per second in an update; one is 0 if it had no row."""
+        if not self._measures or not all(speeds):
+            return
+        self._speeds = [*self._speeds, _parts(speeds)][-WINDOW:]
+        if len(self._speeds) < LEAST_UPDATES:
+            return
+        typical = [median(of_rank) for of_rank in zip(*self._speeds, strict=True)]
+        wanted = _parts([max(speed, SLOWEST * max(typical)) for speed in typical])
+        even = [1 / self._ranks] * self._ranks
+        if not _near(wanted, self.shares or even):
+            self.shares = [] if _near(wanted, even) else wanted
+
+    def save(self) -> dict[str, Any]:
+        """Return the state for a checkpoint, as JSON; empty with an even split."""
+        if not self._measures:
+            return {}
+        return {"trainer_split": {"shares": self.shares, "speeds": self._speeds}}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore what ``save`` returned, unless it is of another number of ranks."""
+        saved = state.get("trainer_split", {"shares": [], "speeds": []})
+        if self._measures and all(len(speeds) == self._ranks for speeds in saved["speeds"]):
+            self.shares = saved["shares"]
+            self._speeds = saved["speeds"]
+
+
+def _parts(values: Sequence[float]) -> list[float]:
+    return [value / sum(values) for value in values]
+
+
+def _near(wanted: Sequence[float], present: Sequence[float]) -> bool:
+    return all(abs(new - old) <= TOLERANCE * old for new, old in zip(wanted, present, strict=True))
 
 
 class Rows:
@@ -94,27 +204,28 @@ def minibatches(count: int, epochs: int, size: int, seed: int, groups: int = 1) 
 
 
 def micro_batches(
-    batch: Sliceable, size: int, device: torch.device = CPU
+    batch: Sliceable, size: int, device: torch.device = CPU, division: Division | None = None
 ) -> Iterator[tuple[Any, bool]]:
     """Yield this rank's micro-batches of at most ``size`` rows, on ``device``, and if each counts.
 
-    A rank with one micro-batch fewer than others gets a row that does not count: collectives need
-    the same number of passes on all ranks.
+    A rank with fewer micro-batches than ``division`` requires (by default an even one) gets a row
+    that does not count, because collectives need all ranks.
     """
-    mine = range(rank(), len(batch), world_size())
+    division = division or Division()
+    mine = division.rows_of(rank(), len(batch))
     for start in range(0, len(mine), size):
         part = mine[start : start + size]
         yield batch[part.start : part.stop : part.step].to(device), True
-    for _ in range(
-        math.ceil(math.ceil(len(batch) / world_size()) / size) - math.ceil(len(mine) / size)
-    ):
+    for _ in range(division.passes(len(batch), size) - math.ceil(len(mine) / size)):
         yield batch[:1].to(device), False
 
 
-def rows_of_rank(minibatches: Sequence[Tensor], size: int) -> Tensor:
+def rows_of_rank(
+    minibatches: Sequence[Tensor], size: int, division: Division | None = None
+) -> Tensor:
     """Return the rows (int64, ascending) of ``minibatches`` that this rank computes."""
     return torch.cat(
-        [part for rows in minibatches for part, _ in micro_batches(rows, size)]
+        [part for rows in minibatches for part, _ in micro_batches(rows, size, division=division)]
     ).unique()
 
 
@@ -124,22 +235,29 @@ def map_rows(
     size: int,
     device: torch.device = CPU,
     least: int = LEAST,
+    division: Division | None = None,
 ) -> Tensor:
     """Apply a row-wise ``function`` to all rows ``[N, ...]``, ``size`` at a time, on ``device``.
-    The ranks share the work, and each gets the whole result, on the CPU. Passes of fewer than
-    ``least`` rows are filled up."""
-    outputs = [
-        function(_tall(part, least))[: len(part) if counted else 0]
-        for part, counted in micro_batches(batch, size, device)
-    ]
+    The ranks share the work, by default evenly, and each gets the whole result, on the CPU. Passes
+    of fewer than ``least`` rows are filled up."""
+    division = division or Division()
+    parts = [division.rows_of(each, len(batch)) for each in range(world_size())]
+    with division.measured(device, len(parts[rank()])):
+        outputs = [
+            function(_tall(part, least))[: len(part) if counted else 0]
+            for part, counted in micro_batches(batch, size, device, division)
+        ]
     own = torch.cat(outputs)
     if world_size() == 1:
         return own.cpu()
-    padded = own.new_zeros(math.ceil(len(batch) / world_size()), *own.shape[1:])
+    padded = own.new_zeros(max(map(len, parts)), *own.shape[1:])
     padded[: len(own)] = own
     every = [torch.empty_like(padded) for _ in range(world_size())]
     dist.all_gather(every, padded)
-    return torch.stack(every, dim=1).flatten(0, 1)[: len(batch)].cpu()
+    whole = own.new_empty(len(batch), *own.shape[1:])
+    for part, rows in zip(parts, every, strict=True):
+        whole[part.start : part.stop : part.step] = rows[: len(part)]
+    return whole.cpu()
 
 
 def _tall(part: Any, least: int) -> Any:

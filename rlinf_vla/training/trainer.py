@@ -147,6 +147,8 @@ class Trainer:
             for name, parameter in policy.named_parameters()
             if parameter.requires_grad
         }
+        self.division = ranks.Division()
+        """How the ranks divide the rows of minibatches; see ``divided``."""
         self.sharded = any(map(ranks.is_sharded, self.parameters.values()))
         if not self.sharded:
             ranks.require_alike(dict(policy.named_parameters()))
@@ -185,6 +187,15 @@ class Trainer:
             yield
         finally:
             self._put(present)
+
+    @contextmanager
+    def divided(self, shares: Sequence[float]) -> Iterator[ranks.Division]:
+        """Divide rows by the ranks' ``shares`` (of ``Division``) in the context. Not if sharded."""
+        self.division = ranks.Division(shares)
+        try:
+            yield self.division
+        finally:
+            self.division = ranks.Division()
 
     def copies(self) -> Tensors:
         """Return copies of this rank's trainable weights, by name."""
@@ -268,15 +279,18 @@ class Trainer:
         """Accumulate a term's gradient over micro-batches; return mean statistics of all ranks."""
         count = int(term.batch.counts.sum())
         totals = dict[str, Tensor]()
-        for part, counted in ranks.micro_batches(
-            term.batch, self.micro_batch_size, device_of(self.policy)
-        ):
-            value, statistics = term.loss(self.policy, part)
-            (value * (term.coefficient / count if counted else 0.0)).backward()
-            for name, statistic in statistics.items():
-                totals[name] = totals.get(name, 0) + (
-                    statistic if counted else torch.zeros_like(statistic)
-                )
+        device = device_of(self.policy)
+        mine = self.division.rows_of(ranks.rank(), len(term.batch))
+        with self.division.measured(device, len(mine)):
+            for part, counted in ranks.micro_batches(
+                term.batch, self.micro_batch_size, device, self.division
+            ):
+                value, statistics = term.loss(self.policy, part)
+                (value * (term.coefficient / count if counted else 0.0)).backward()
+                for name, statistic in statistics.items():
+                    totals[name] = totals.get(name, 0) + (
+                        statistic if counted else torch.zeros_like(statistic)
+                    )
         return {name: total / count for name, total in ranks.summed(totals).items()}
 
     def _reduce(self) -> Tensor:

@@ -12,8 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from rlinf_vla.config.cluster import MEASURED
 from tests.runtime.ray.counting import (
+    CLUSTER,
     GRPO_CONFIG,
+    ITERATIONS,
     PPO_CONFIG,
     Recipe,
     in_process,
@@ -131,6 +134,20 @@ def test_a_slow_worker_takes_less(cluster: None, tmp_path: Path) -> None:
     assert 3 * max(taken.values()) >= 2 * taken.total(), taken
     for name, value in expected("ppo")[0].items():
         assert torch.equal(found[name], value), name
+
+
+@pytest.mark.slow
+def test_ranks_in_uneven_shares_learn_the_same(cluster: None) -> None:
+    """The shares are those of a checkpoint; each update measures the ranks."""
+    subject = replace(RECIPES["ppo"], ranks=2)
+    with on_ray(subject, cluster=replace(CLUSTER, trainer_split=MEASURED)) as flow:
+        flow.split.restore({"trainer_split": {"shares": [0.75, 0.25], "speeds": []}})
+        iterate(flow, subject)
+        found = trained(flow)
+        speeds = flow.save()["trainer_split"]["speeds"]
+    assert len(speeds) == ITERATIONS and all(sum(each) == pytest.approx(1) for each in speeds)
+    for name, value in expected("ppo")[0].items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from rlinf_vla.testing.policy_calls import with_critic
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from rlinf_vla.training.gradient_checkpointing import checkpoint_blocks
 from rlinf_vla.training.lora import add_lora
-from rlinf_vla.training.ranks import map_rows, minibatches, rows_of_rank
+from rlinf_vla.training.ranks import Division, map_rows, minibatches, rows_of_rank, world_size
 from rlinf_vla.training.sharding import shard
 from rlinf_vla.training.trainer import REFERENCE, ExtraLoss, Trainer
 from tests.models.test_openvla_oft import small as small_oft
@@ -35,6 +35,7 @@ from tests.training.processes import on_ranks
 from tests.training.test_trainer import SETTINGS, Rows, rows
 
 MODES = ("replicated", "sharded")
+UNEVEN = "replicated, in uneven shares"
 SIZE = 7
 
 
@@ -74,7 +75,11 @@ def make(
 ) -> Trainer:
     if mode == "sharded":
         shard(policy)
-    return Trainer(policy, settings, micro_batch_size, keep_reference)
+    trainer = Trainer(policy, settings, micro_batch_size, keep_reference)
+    if mode == UNEVEN:
+        slowest = 0.2 / (world_size() - 1)
+        trainer.division = Division([0.8, *[slowest] * (world_size() - 1)])
+    return trainer
 
 
 def updates(mode: str, minibatch: int = 4, micro: int = 2, **options: Any) -> dict[str, Any]:
@@ -99,7 +104,7 @@ def only_touched(mode: str) -> dict[str, Any]:
     """A rank reads only its own rows."""
     subject = make(mode, 2, Toy())
     batch = rows(SIZE)
-    mine = rows_of_rank(minibatches(SIZE, 1, 4, 0), 2)
+    mine = rows_of_rank(minibatches(SIZE, 1, 4, 0), 2, subject.division)
     batch.x = torch.full_like(batch.x, float("nan")).index_copy(0, mine, batch.x[mine])
     return {
         "metrics": [subject.update(batch, loss, minibatches(SIZE, 1, 4, 0))],
@@ -134,7 +139,10 @@ def reference(mode: str) -> dict[str, Any]:
 
     @torch.no_grad()
     def seen() -> Tensor:
-        return map_rows(lambda part: subject.policy.evaluate(part)[1], rows(SIZE).x, 2)
+        division = subject.division
+        return map_rows(
+            lambda part: subject.policy.evaluate(part)[1], rows(SIZE).x, 2, division=division
+        )
 
     with subject.kept_weights(REFERENCE):
         first = seen()
@@ -206,7 +214,7 @@ def alone() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [*MODES, UNEVEN])
 def test_ranks_do_not_change_the_result(
     tmp_path: Path, alone: dict[str, Any], mode: str, count: int
 ) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from rlinf_vla.training import ranks
 from rlinf_vla.training.ranks import (
     LEAST,
+    Division,
     Rows,
     buckets,
     map_rows,
@@ -47,6 +48,23 @@ def test_each_row_has_one_rank_and_all_ranks_make_the_same_passes(
         assert all(0 < len(part) <= size for part, _ in parts)
     assert sorted(found) == list(range(count))
     assert passes == {math.ceil(math.ceil(count / world) / size)}
+
+
+@given(st.integers(1, 30), st.integers(1, 9), st.lists(st.floats(0.0, 1.0), min_size=2, max_size=5))
+def test_a_rank_computes_its_share_in_as_few_passes_as_it_needs(
+    count: int, size: int, weights: list[float]
+) -> None:
+    total = sum(weights) + 1.0
+    shares = [weight / total for weight in [*weights, 1.0]]
+    found = []
+    for rank, share in enumerate(shares):
+        with as_rank(rank, len(shares)):
+            parts = list(micro_batches(torch.arange(count), size, division=Division(shares)))
+        mine = [row for part, counted in parts if counted for row in part.tolist()]
+        assert abs(len(mine) - count * share) < 1.0 + 1e-9
+        assert len(parts) == max(1, math.ceil(len(mine) / size))
+        found += mine
+    assert found == list(range(count))
 
 
 @given(st.integers(1, 20), st.integers(1, 7), st.integers(1, 4), st.integers(1, 5))

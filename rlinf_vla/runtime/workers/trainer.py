@@ -82,14 +82,11 @@ class OnPolicyUpdater:
         if (
             self.reuse_frozen and config.epochs > 1 and not self.trainer.sharded
         ):  # a sharded policy computes on all ranks together
-            mine = rows_of_rank(parts, rows)
-            batch = replace(
-                batch,
-                calls=replace(
-                    batch.calls,
-                    inputs=precompute_frozen(self.policy, batch.calls.inputs, rows, mine),
-                ),
-            )
+            division = self.trainer.division
+            mine = rows_of_rank(parts, rows, division)
+            with division.measured(device_of(self.policy)):
+                inputs = precompute_frozen(self.policy, batch.calls.inputs, rows, mine)
+            batch = replace(batch, calls=replace(batch.calls, inputs=inputs))
         first = self._place[1] if self._place[0] == iteration else 0
         if config.decoupled:
             if algorithm.keeps_proximal and not first:
@@ -136,7 +133,11 @@ class OnPolicyUpdater:
         """Log-probabilities ``[N, C, D]`` of ``calls`` ``[N]`` under the current weights."""
 
         return map_rows(
-            self._evaluated, calls, self.trainer.micro_batch_size, device_of(self.policy)
+            self._evaluated,
+            calls,
+            self.trainer.micro_batch_size,
+            device_of(self.policy),
+            division=self.trainer.division,
         )
 
     @torch.no_grad()
@@ -150,7 +151,12 @@ class OnPolicyUpdater:
         device = device_of(self.policy)
         for rows in epoch:
             log_prob[rows] = map_rows(
-                self._evaluated, Rows(calls, rows), self.trainer.micro_batch_size, device, least=1
+                self._evaluated,
+                Rows(calls, rows),
+                self.trainer.micro_batch_size,
+                device,
+                least=1,
+                division=self.trainer.division,
             )
         return log_prob
 
@@ -356,14 +362,16 @@ class TrainerWorker(Worker):
         iteration: int,
         version: int,
         algorithm: dict[str, Any],
-    ) -> tuple[dict[str, float], Parity | None, Span]:
-        """Return metrics, ``OnPolicyUpdater.parity``, and the span of the work, in ``time.time``.
+        shares: Sequence[float] = (),
+    ) -> tuple[dict[str, float], Parity | None, float, Span]:
+        """Return metrics, ``OnPolicyUpdater.parity``, this rank's rows per second of its own work,
+        and the span of the update, in ``time.time``.
 
-        ``algorithm``: the state of the driver's, which adapts it.
+        ``algorithm``: the state of the driver's, which adapts it. ``shares``: see ``Division``.
         """
         started = time.time()
         self.algorithm.restore(algorithm)
-        with self.updating() as memory:
+        with self.updating() as memory, self.trainer.divided(shares) as division:
             batch = replace(batch, calls=self.heavy.complete(batch.calls))
             metrics = self.learning.update(
                 batch, self.algorithm, value_only, iteration, version, self.progress
@@ -371,6 +379,7 @@ class TrainerWorker(Worker):
         return (
             metrics | memory,
             self.learning.parity,
+            division.speed,
             Span("update", trainer_track(self.place, self.ranks), started, time.time()),
         )
 
