@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from rich.console import Console
 from rich.table import Table
 
-from rlinf_vla.config.cluster import CUDA, IN_PROCESS
+from rlinf_vla.config.cluster import CUDA, IN_PROCESS, MEASURED, ClusterConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import OFF_POLICY, Recipe
 from rlinf_vla.core import plugins
@@ -420,8 +420,13 @@ def _host(model: MemoryModel, setting: Setting) -> Iterator[Part]:
     copies = 1 + ranks  # in the object store, and in each rank
     what = f"{rows} policy calls of a rollout" + f", {copies} times" * on_ray
     yield Part(MAIN, what, ALWAYS, copies * rows * call)
-    share = max(1, ranks) / cluster.trainer_ranks
+    share = min(1.0, max(1, ranks) / _sharing(cluster))
     yield Part(MAIN, "their prefixes", ALWAYS, share * rows * prefix, "cluster.reuse_frozen=false")
+
+
+def _sharing(cluster: ClusterConfig) -> int:
+    """Return how many ranks divide rows evenly; 1 if they do not: one may get nearly all."""
+    return 1 if cluster.trainer_split == MEASURED else cluster.trainer_ranks
 
 
 def _steps(model: MemoryModel) -> int:
@@ -461,6 +466,6 @@ def most_rows_of(model: MemoryModel) -> int:
         return recipe.cluster.rows
     if groups is not None:
         minibatch = min(groups * config.group_size, config.episodes) * -(-limit // _steps(model))
-    share = minibatch / recipe.cluster.trainer_ranks
+    share = minibatch / _sharing(recipe.cluster)
     drawn = config.family == OFF_POLICY
     return min(minibatch, math.ceil(share + 6 * math.sqrt(share) * drawn))

@@ -13,7 +13,7 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.features.planner.plan import Machine, Plan, Problem, check_memory, place, processes
 from rlinf_vla.features.planner.prediction import Prediction
 from rlinf_vla.features.planner.profile import CPU, Cost, Profile
-from rlinf_vla.features.planner.simulate import simulate, update_seconds
+from rlinf_vla.features.planner.simulate import shares_of, simulate, update_seconds
 from rlinf_vla.features.planner.workload import Workload
 from rlinf_vla.runtime.machines import Cluster
 
@@ -243,7 +243,11 @@ def least_seconds(problem: Problem, plan: Plan) -> float:
     It leaves out rewards, resets, values, transfers and waiting for turns.
     """
     rollout = least_rollout_seconds(problem, plan)
-    update = max(_update(problem, plan, machine) for machine in place(plan, problem.cluster))
+    machines = place(plan, problem.cluster)
+    shares = shares_of(problem.profiles, plan, problem.workload, machines)
+    update = max(
+        _update(problem, plan, machine, shares.get(machine.node.device)) for machine in machines
+    )
     streams = plan.streams and problem.graph.streams_into("update")
     return (
         max(rollout, update)
@@ -285,13 +289,13 @@ def _rollout(problem: Problem, plan: Plan, machine: Machine) -> float:
     return calls * max(taking_turns, cores)
 
 
-def _update(problem: Problem, plan: Plan, machine: Machine) -> float:
+def _update(problem: Problem, plan: Plan, machine: Machine, share: float | None) -> float:
     if not machine.trainers:
         return 0.0
     workload = problem.workload
     profile = problem.profiles[machine.node.device]
     cost = profile.cost("update")
-    work = update_seconds(profile, plan, workload, workload.minibatches)
+    work = update_seconds(profile, plan, workload, workload.minibatches, share)
     alone = _alone(profile, cost, work)
     if cost.on != CPU:
         return alone * max(machine.trainers.count(device) for device in machine.trainers)

@@ -206,7 +206,8 @@ def trainer_bytes(stored: Bytes, plan: Plan, workload: Workload) -> float:
     Without reference workers, the reference policy's copy of the trained weights is added. If
     sharded, ranks share all but the activations; the block at work is not counted.
     """
-    rows = min(plan.micro_batch_size, -(-workload.most_rows // plan.trainer_ranks))
+    ranks = 1 if workload.measured else plan.trainer_ranks  # one may get nearly all rows
+    rows = min(plan.micro_batch_size, -(-workload.most_rows // ranks))
     reference = stored.trained if workload.reference and not plan.reference_workers else 0.0
     held = stored.weights + stored.gradients + stored.moments + reference
     return held / (plan.trainer_ranks if workload.sharded else 1) + rows * (

@@ -7,7 +7,7 @@ workers of one machine.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from math import gcd
@@ -15,7 +15,14 @@ from typing import Any
 
 from rlinf_vla.config.cluster import DISAGGREGATED, IN_PROCESS, NodeConfig
 from rlinf_vla.features.planner.events import Resource, Task, run_events
-from rlinf_vla.features.planner.plan import Plan, Problem, place, processes, rollout_bytes
+from rlinf_vla.features.planner.plan import (
+    Machine,
+    Plan,
+    Problem,
+    place,
+    processes,
+    rollout_bytes,
+)
 from rlinf_vla.features.planner.prediction import Prediction, critical_path, spans_between
 from rlinf_vla.features.planner.profile import GPU, Profile
 from rlinf_vla.features.planner.workload import Round, Workload, rounds
@@ -25,6 +32,10 @@ STORE = 1.3e9
 """Bytes per second into Ray's object store, which readers on the same machine map into memory.
 
 Measured with Ray 2.60 and numpy arrays of 100 MB."""
+
+
+ROUNDS = 20
+"""Steps in which measured shares settle."""
 
 
 def simulate(problem: Problem, plan: Plan) -> Prediction:
@@ -59,23 +70,65 @@ def simulate(problem: Problem, plan: Plan) -> Prediction:
     )
 
 
+def shares_of(
+    profiles: Mapping[str, Profile], plan: Plan, workload: Workload, machines: Sequence[Machine]
+) -> dict[str, float]:
+    """Return device type -> share of a rank on it in the rows; empty: all shares are equal.
+
+    Measured shares settle where all ranks take equally long, as a share is proportional to the
+    rows per second, which depend on it where a pass has a fixed cost.
+    """
+    ranks = Counter[str]()
+    for machine in machines:
+        ranks[machine.node.device] += machine.copies * len(machine.trainers)
+    devices = [device for device, count in ranks.items() if count]
+    if not workload.measured or len(devices) == 1:
+        return {}
+    shares = dict.fromkeys(devices, 1 / plan.trainer_ranks)
+    for _ in range(ROUNDS):
+        speeds = {
+            device: share
+            / update_seconds(profiles[device], plan, workload, workload.minibatches, share)
+            for device, share in shares.items()
+        }
+        total = sum(ranks[device] * speed for device, speed in speeds.items())
+        shares = {device: speed / total for device, speed in speeds.items()}
+    return shares
+
+
 def update_seconds(
-    profile: Profile, plan: Plan, workload: Workload, minibatches: Sequence[tuple[int, int]]
+    profile: Profile,
+    plan: Plan,
+    workload: Workload,
+    minibatches: Sequence[tuple[int, int]],
+    share: float | None = None,
 ) -> float:
-    """Seconds of one rank, alone on its device, to update on ``minibatches`` over all ranks."""
+    """Seconds of one rank, alone on its device, to update on ``minibatches`` over all ranks.
+
+    ``share``: of the rank in the rows; None: all ranks have the same.
+    """
     ranks = plan.trainer_ranks
     optimise = profile.cost("optimise").fixed
     rows = sum(count * size for count, size in minibatches)
     seconds = sum(
-        count * (passes(profile, "update", plan, -(-size // ranks)) + optimise)
+        count
+        * (
+            passes(profile, "update", plan, -(-size // ranks) if share is None else size * share)
+            + optimise
+        )
         for count, size in minibatches
     )
     # the frozen part of the rows that a rank learns from: each epoch draws its groups anew
     groups = gcd(workload.row_groups, ranks)
-    mine = rows / groups * (1 - (1 - groups / ranks) ** workload.epochs)
+    mine = (
+        rows / groups * (1 - (1 - groups / ranks) ** workload.epochs)
+        if share is None
+        else rows * (1 - (1 - share) ** workload.epochs)
+    )
+    first = rows / ranks if share is None else rows * share
     once = (
         passes(profile, "precompute", plan, mine) * workload.fixes
-        + passes(profile, "reference", plan, rows / ranks) * workload.proximal
+        + passes(profile, "reference", plan, first) * workload.proximal
     )
     return workload.epochs * seconds + once
 
@@ -116,6 +169,7 @@ class _Simulation:
             for host, machine in zip(self.hosts, self.machines, strict=True)
             for device in machine.trainers
         ]
+        self.shares = shares_of(problem.profiles, plan, self.workload, self.machines)
         self.workers = self._workers()
         self.thread = -1
         """In process: last task of the only thread."""
@@ -274,7 +328,8 @@ class _Simulation:
         ends = []
         for track, (host, device) in self._tracks():
             begin = self._switched(host, [ready, self.free.get(track, -1)], track)
-            seconds = update_seconds(host.profile, self.plan, self.workload, minibatches)
+            share = self.shares.get(host.node.device)
+            seconds = update_seconds(host.profile, self.plan, self.workload, minibatches, share)
             end = tasks.run(host, "update", track, device, seconds, [begin])
             if self.workload.sharded:
                 end = tasks.wait(

@@ -41,6 +41,8 @@ class Workload:
     """New weights are broadcast, unless roles take turns, and not fetched from the object store."""
     sharded: bool = False
     """Each trainer rank holds a share of the weights, their gradients and Adam's moments."""
+    measured: bool = False
+    """Trainer ranks get rows in proportion to their speed; false: as many on each."""
     row_groups: int = 1
     """Fixed groups from which minibatches are drawn evenly."""
     processes: int | None = None

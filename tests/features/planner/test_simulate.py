@@ -15,10 +15,11 @@ from rlinf_vla.algorithms.grpo import GRPO, GRPOConfig
 from rlinf_vla.config.cluster import NodeConfig
 from rlinf_vla.features.planner.choice import least_seconds
 from rlinf_vla.features.planner.graph import trace
-from rlinf_vla.features.planner.plan import Plan, device_hours
+from rlinf_vla.features.planner.plan import Plan, device_hours, place
 from rlinf_vla.features.planner.prediction import Prediction
 from rlinf_vla.features.planner.profile import Bytes, Cost, Profile
-from rlinf_vla.features.planner.simulate import STORE, simulate, update_seconds
+from rlinf_vla.features.planner.search import gain_of_measured
+from rlinf_vla.features.planner.simulate import STORE, shares_of, simulate, update_seconds
 from rlinf_vla.features.planner.workload import Workload, rounds
 from rlinf_vla.runtime.machines import Cluster
 from tests.features.planner.made_up import (
@@ -498,6 +499,44 @@ def test_core_hours_without_gpus() -> None:
 def test_a_price() -> None:
     found = played(Plan(), price_per_hour=36.0)
     assert found.price == pytest.approx(0.01 * found.seconds) and played(Plan()).price is None
+
+
+@pytest.mark.parametrize("fixed", [0.0, 0.5])
+def test_measured_shares_end_where_unlike_ranks_take_equally_long(fixed: float) -> None:
+    costs = COSTS | {"update": Cost(fixed, 1.0, cores=1.0), "optimise": Cost()}
+    profiles = {
+        "new": on_gpu("new", 4.0, operations=costs, bytes=LIGHT),
+        "old": on_gpu("old", 1.0, operations=costs, bytes=LIGHT),
+    }
+    nodes = tuple(
+        NodeConfig(device, gpus=1, gpu=device, cpus=64, memory_gb=1000.0, latency_ms=0.0)
+        for device in profiles
+    )
+    machines = Cluster("mixed", nodes)
+    plan = Plan("ray", rollout_workers=2, trainer_ranks=2)
+    even, measured = (
+        problem(workload(measured=chosen, processes=2), machines, profiles)
+        for chosen in (False, True)
+    )
+    assert shares_of(profiles, plan, even.workload, place(plan, machines)) == {}
+    shares = shares_of(profiles, plan, measured.workload, place(plan, machines))
+    assert sum(shares.values()) == pytest.approx(1)
+    load = measured.workload
+    new, old = (
+        update_seconds(profiles[device], plan, load, load.minibatches, shares[device])
+        for device in ("new", "old")
+    )
+    assert new == pytest.approx(old, rel=0.01)
+    if not fixed:
+        assert shares == pytest.approx({"new": 0.8, "old": 0.2})
+    slowest = update_seconds(profiles["old"], plan, load, load.minibatches)
+    before, after = (simulate(each, plan) for each in (even, measured))
+    assert before.seconds - after.seconds == pytest.approx(slowest - old, rel=0.05)
+    assert least_seconds(measured, plan) <= after.seconds
+    assert "cluster.trainer_split=measured" in gain_of_measured(even, before)
+    assert not gain_of_measured(measured, after), "it is set already"
+    alike = problem(workload(processes=2), cluster(2), {"cpu": profile()})
+    assert not gain_of_measured(alike, simulate(alike, plan)), "ranks are alike"
 
 
 def test_ranks_share_what_an_update_computes_once() -> None:
