@@ -201,7 +201,7 @@ BUDGETS = {
     "rlinf_vla/telemetry": 1_030,
     "rlinf_vla/testing": 1_460,
     "rlinf_vla/training": 1_240,
-    "features/planner": 2_880,
+    "features/planner": 2_900,
     "features/realworld": 2_760,
     "features/serving": 1_860,
     "features/sweeps": 1_330,

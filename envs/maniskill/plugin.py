@@ -262,8 +262,10 @@ def why_no_expert(config: ManiSkillConfig) -> str | None:
 
 
 def why_not_batched(config: ManiSkillConfig) -> str | None:
-    """Return why the gpu backend cannot run this configuration on any machine; None if it can."""
-    entry = TASKS[config.task]
+    """Return why the gpu backend cannot run this configuration on any machine; None if it can.
+
+    Raises UserError if there is no such task."""
+    entry = entry_of(config)
     if entry.scene25 is not None and config.image_size is not None:
         return f"env.image_size={config.image_size} scales a photograph, which env.backend=cpu does: use env.image_size=null"
     if entry.bridge and entry.scene25 is None:

@@ -39,7 +39,7 @@ REFERENCE = "reference"
 UPDATE = "update"
 STEP = "optimiser step"
 PUBLISH = "publishing weights"
-LOADING = "loading"
+LOADING, LOADED = "loading", "once loaded"
 SIMULATORS, NCCL, MAIN = "simulators", "NCCL", "main memory"
 STAYING = (SIMULATORS, NCCL)
 """Roles that do not leave the device while another works (``cluster.offload``)."""
@@ -146,11 +146,13 @@ class Budget:
 
 
 def peak_of(parts: Sequence[Part]) -> float:
-    """Return what is always held, and the largest of the phases, which follow one another."""
+    """Return what is always held, and the largest of the phases, which follow one another: that of
+    loading, or one of those with what is held once all is loaded."""
     phases: dict[str, float] = {}
     for part in parts:
         phases[part.phase] = phases.get(part.phase, 0.0) + part.size
-    return phases.pop(ALWAYS, 0.0) + max(phases.values(), default=0.0)
+    always, loading, loaded = (phases.pop(name, 0.0) for name in (ALWAYS, LOADING, LOADED))
+    return always + max(loading, loaded + max(phases.values(), default=0.0))
 
 
 def room_in(memory: float) -> str:
@@ -351,6 +353,17 @@ def _fewest_processes(recipe: Recipe) -> str:
     return f"env.processes={_workers(recipe) * recipe.rollout.pipeline_depth}"
 
 
+def fewer_processes(recipe: Recipe) -> Iterator[Recipe]:
+    """Yield the recipe with fewer simulator processes, if their number is left open: ever half."""
+    if not _simulates(recipe) or getattr(recipe.env, "processes", 0) is not None:
+        return
+    groups = _workers(recipe) * recipe.rollout.pipeline_depth
+    processes = _workers(recipe) * simulator_processes(recipe)
+    while processes > groups:
+        processes = max(1, processes // 2 // groups) * groups
+        yield replace(recipe, env=replace(recipe.env, processes=processes))
+
+
 def simulator_processes(recipe: Recipe) -> int:
     """Return the most simulator processes of a rollout worker: on a GPU, one per group."""
     cluster = recipe.cluster
@@ -393,9 +406,9 @@ def _host(model: MemoryModel, setting: Setting) -> Iterator[Part]:
         what = f"weights while they load, {processes} times"
         yield Part(MAIN, what, LOADING, processes * weights.all)
         merged = "weights before merging, of each rollout worker"
-        yield Part(MAIN, merged, ALWAYS, rollouts * weights.merged, "model.lora.merge=false")
+        yield Part(MAIN, merged, LOADED, rollouts * weights.merged, "model.lora.merge=false")
         published = 2 * weights.trained * on_ray
-        yield Part(MAIN, "trained weights of two versions", ALWAYS, published)
+        yield Part(MAIN, "trained weights of two versions", LOADED, published)
         if setting.offload:
             pieces = ranks if cluster.trainer_sharding != "none" else 1
             rank = model.weights(pieces)
@@ -419,9 +432,9 @@ def _host(model: MemoryModel, setting: Setting) -> Iterator[Part]:
     call, prefix = model.host_bytes_per_call()
     copies = 1 + ranks  # in the object store, and in each rank
     what = f"{rows} policy calls of a rollout" + f", {copies} times" * on_ray
-    yield Part(MAIN, what, ALWAYS, copies * rows * call)
+    yield Part(MAIN, what, LOADED, copies * rows * call)
     share = min(1.0, max(1, ranks) / _sharing(cluster))
-    yield Part(MAIN, "their prefixes", ALWAYS, share * rows * prefix, "cluster.reuse_frozen=false")
+    yield Part(MAIN, "their prefixes", LOADED, share * rows * prefix, "cluster.reuse_frozen=false")
 
 
 def _sharing(cluster: ClusterConfig) -> int:

@@ -95,8 +95,9 @@ def choose_rows(config: DictConfig, resumed: Path | None = None) -> tuple[Recipe
     for key in CHOSEN:
         if config.cluster[key] is None:
             config.cluster[key] = saved.get(key)
-    preview = preview_of(config)
-    _require_fit(preview)
+    preview = preview_of(config, _require_fit)
     if preview.recipe.cluster.plan == GIVEN or preview.recipe.algorithm.family != ON_POLICY:
         config.cluster.micro_batch_size = preview.rows()
+        if preview.processes is not None:
+            config.env.processes = preview.processes
     return recipes.read(config), preview

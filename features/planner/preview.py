@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -10,7 +11,13 @@ from omegaconf import DictConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.features.planner.accounting import Uncounted
-from rlinf_vla.features.planner.budget import budget, device_memory, main_memory, setting_of
+from rlinf_vla.features.planner.budget import (
+    budget,
+    device_memory,
+    fewer_processes,
+    main_memory,
+    setting_of,
+)
 from rlinf_vla.features.planner.memory import MemoryModel, is_counted
 from rlinf_vla.features.planner.micro_batches import choose, least
 from rlinf_vla.features.planner.plan import SLACK
@@ -20,15 +27,18 @@ GPUS = tuple(1e9 * gigabytes for gigabytes in (24, 40, 80))
 """Memory that is compared where a GPU is wanted but neither described nor there."""
 
 
-def preview_of(config: DictConfig) -> Preview:
+def preview_of(
+    config: DictConfig, refuse: Callable[[Preview], None] = lambda preview: None
+) -> Preview:
     """Return the preview of a recipe, and set ``cluster.reuse_frozen`` in ``config`` if it is null.
 
-    Raises UserError as ``Preview`` does.
+    ``refuse``: called before memory is counted. Raises UserError as ``Preview`` and ``refuse`` do.
     """
     chooses = config.cluster.reuse_frozen is None
     if chooses:
         config.cluster.reuse_frozen = True
     preview = Preview(recipes.read(config))
+    refuse(preview)
     if chooses and not preview.has_main_memory():
         config.cluster.reuse_frozen = False
         preview = Preview(recipes.read(config))
@@ -45,6 +55,8 @@ class Preview:
         self.model = MemoryModel(recipe) if is_counted(recipe) else None
         if self.model is not None and self.model.missing is not None:
             self.missing.append(self.model.missing)
+        self.processes: int | None = None
+        """``env.processes``, if ``rows`` chose fewer than there are cores: those that fit."""
         self._memory: float | None = None
         try:
             self._memory = device_memory(recipe)
@@ -80,6 +92,12 @@ class Preview:
             except UserError as error:
                 if isinstance(error, Uncounted) and model.replay is not None:
                     return cluster.rows
+                for model.recipe in fewer_processes(self.recipe):
+                    with suppress(UserError):
+                        setting = choose(model, self._memory, setting_of(self.recipe))
+                        self.processes = model.recipe.env.processes
+                        return setting.micro_batch_size
+                model.recipe = self.recipe
                 self.missing.append(str(error))
                 return 1
         for memory in GPUS:
@@ -119,6 +137,8 @@ class Preview:
             )
             print(f"there is no GPU here: one of {count.memory / 1e9:.0f} GB is assumed")
         count.show()
+        if self.processes is not None:
+            print(f"env.processes={self.processes}: more that draw on this GPU would not fit")
         if self._memory is not None:
             try:
                 count.check_host(main_memory(recipe))

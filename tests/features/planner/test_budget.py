@@ -19,6 +19,7 @@ from rlinf_vla.features.planner.budget import (
     budget,
     setting_of,
 )
+from rlinf_vla.features.planner.dry_run import choose_rows
 from rlinf_vla.features.planner.memory import MemoryModel
 from rlinf_vla.features.planner.micro_batches import choose
 from rlinf_vla.runtime import recipes
@@ -86,6 +87,20 @@ def test_processes_that_draw_on_the_gpu_are_counted_and_fewer_are_the_fix() -> N
     )
     with pytest.raises(UserError, match=r"needs at least 25\.6 GB .*: set env\.processes=2$"):
         choose(drawing, 20 * GIGABYTE)
+
+
+@pytest.mark.parametrize(("key", "chosen"), [(None, 32), ("env.processes=64", 64)])
+def test_processes_become_fewer_until_they_fit_unless_they_are_given(
+    key: str | None, chosen: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = "cluster.nodes=[{gpus: 1, gpu: any, gpu_memory_gb: 20, cpus: 128, memory_gb: 500}]"
+    keys = ["recipe=maniskill_ppo", "cluster=1gpu", node, "env.backend=cpu", "env.num_envs=64"]
+    config = compose.load("train", [*keys, *([key] if key else [])])
+    recipe, preview = choose_rows(config)
+    assert recipe.env.processes == config.env.processes == chosen
+    assert bool(preview.missing) == (key is not None)
+    preview.show(recipe)
+    assert ("env.processes=32: more that draw" in capsys.readouterr().out) == (key is None)
 
 
 @pytest.mark.parametrize(
