@@ -86,6 +86,7 @@ for _ in range(100):
 getattr(renderer, "close", lambda: None)()
 """
 CONTEXT = 0.25e9
+"""Estimated bytes of a driver's context on a GPU, per process."""
 COMPUTE = """
 import torch
 matrix = torch.rand(4096, 4096, device="cuda", dtype=torch.bfloat16)

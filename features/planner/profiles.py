@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 
 from rlinf_vla.config.recipe import Recipe
@@ -47,12 +48,11 @@ def profiles_for(
         with stages() as show:
             show("counting the work of the policy", 0.0)
             work = CountedWork(model or MemoryModel(recipe))
+            measured_here = cache(partial(measured_simulation, work.model))
             for device, node in missing.items():
                 rates, remark = rates_of(node)
-                simulation = simulation_of(work.model, node)
-                if simulation is None:
-                    show(f"measuring {recipe.env.name}", 0.0)
-                    simulation = measured_simulation(work.model)
+                show(f"rates of {recipe.env.name}", 0.0)
+                simulation = simulation_of(work.model, node) or measured_here()
                 profile = published(work, node, simulation, rates)
                 note = profile.note if remark is None else f"{profile.note}; {remark}"
                 profiles[device] = replace(profile, note=note)

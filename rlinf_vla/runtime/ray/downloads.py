@@ -12,7 +12,7 @@ from typing import Any
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.runtime.base import Say
-from rlinf_vla.runtime.ray.places import FEATURE, REWARD, ROLLOUT
+from rlinf_vla.runtime.ray.places import FEATURE, REWARD, ROLLOUT, nodes_of
 from rlinf_vla.runtime.ray.pool import raised_there
 from rlinf_vla.runtime.recipes import asset_path
 
@@ -79,13 +79,8 @@ def download_on_machines(
 
 def _machines(places: Places) -> list[str]:
     """Return the ids of the nodes whose workers load weights."""
-    from ray.util import placement_group_table
-
     without = {REWARD, ROLLOUT} if places.get(FEATURE) else {REWARD}  # a head gets them by message
-    nodes: dict[str, None] = {}
-    for role, every in places.items():
-        for options in () if role in without else every:
-            strategy = options["scheduling_strategy"]
-            table = placement_group_table(strategy.placement_group)
-            nodes[table["bundles_to_node_id"][strategy.placement_group_bundle_index]] = None
-    return list(nodes)
+    loading = [
+        options for role, every in places.items() if role not in without for options in every
+    ]
+    return list(dict.fromkeys(nodes_of(loading)))

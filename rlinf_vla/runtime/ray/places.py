@@ -175,8 +175,14 @@ def reserve_places(
 def neighbours(options: Sequence[Mapping[str, Any]]) -> list[int]:
     """Return, for each worker of a role, how many of the role are on its machine.
 
-    ``options``: of its actors, as ``reserve_places`` yields them.
+    ``options``: see ``nodes_of``.
     """
+    nodes = nodes_of(options)
+    return [nodes.count(node) for node in nodes]
+
+
+def nodes_of(options: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the id of each worker's node. ``options``: of actors, of ``reserve_places``."""
     from ray.util.placement_group import placement_group_table
 
     places = [worker["scheduling_strategy"] for worker in options]
@@ -185,10 +191,7 @@ def neighbours(options: Sequence[Mapping[str, Any]]) -> list[int]:
         number: placement_group_table(group)["bundles_to_node_id"]
         for number, group in groups.items()
     }
-    machines = [
-        nodes[place.placement_group.id][place.placement_group_bundle_index] for place in places
-    ]
-    return [machines.count(machine) for machine in machines]
+    return [nodes[place.placement_group.id][place.placement_group_bundle_index] for place in places]
 
 
 def request(
