@@ -52,8 +52,15 @@ PUT_ON_PLATE = (
     "maniskill_sft_putonplate",
     "maniskill_sft_putonplate_reach",
 )
-OTHER_SIMULATORS = (*PUT_ON_PLATE, "maniskill_dsrl", "reward_classifier")
-"""ManiSkill recipes that share a simulator with no recipe that is not slow."""
+NIGHTLY = (
+    *PUT_ON_PLATE,
+    "maniskill_grpo_putonplate25",
+    "maniskill_dsrl",
+    "reward_classifier",
+    "libero_sft",
+    "libero_ppo_pi0",
+)
+"""Recipes that share a simulator with no other one, or algorithm and simulator with others."""
 PROGRESS = "env.reward=progress"
 """The same in all recipes with rewards, so that recipes of a task share a simulator."""
 SMALL = {
@@ -171,7 +178,7 @@ def require_simulator(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name in OTHER_SIMULATORS)) for name in HERE],
+    [pytest.param(name, marks=[pytest.mark.nightly] * (name in NIGHTLY)) for name in HERE],
 )
 def test_a_recipe_runs_an_iteration(
     run: Run, name: str, capsys: pytest.CaptureFixture[str]

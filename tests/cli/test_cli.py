@@ -345,7 +345,7 @@ def test_a_reward_without_a_network_is_not_trained(
     )
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", [name for name in RECIPES if not name.startswith("repro_")])
 @pytest.mark.parametrize("cluster", ["laptop", "1gpu"])
 def test_every_recipe_is_complete(name: str, cluster: str) -> None:
     # only the user can provide it: a released checkpoint

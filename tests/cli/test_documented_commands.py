@@ -115,13 +115,18 @@ COMMANDS = {
 """Of each page. Pages of results quote what was measured, at its full size."""
 FIRST = {"start/quickstart", "guides/own_data", "guides/own_task", "guides/resume", "evaluation"}
 """Pages that a newcomer follows."""
+OFTEN = {"docs/start/quickstart.md", "docs/guides/own_data.md", "docs/guides/resume.md"}
+"""Pages whose commands run for each change. The program accepts those of all (test_documentation.py)."""
 
 
 def test_the_pages_of_a_newcomer_have_commands_that_run() -> None:
     assert {f"docs/{page}.md" for page in FIRST} <= COMMANDS.keys()
 
 
-@pytest.mark.parametrize("page", COMMANDS)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=() if page in OFTEN else pytest.mark.nightly) for page in COMMANDS],
+)
 def test_the_commands_of_a_page_run(
     folder: Path, page: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

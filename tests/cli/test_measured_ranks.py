@@ -21,7 +21,7 @@ def split_of(run: Path, iteration: int) -> dict[str, Any]:
     return state
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_a_resumed_run_keeps_what_was_measured(
     counting: Counting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -100,11 +100,9 @@ def test_its_keys_and_values_are_checked(rlinf_vla: CommandLine, strangers: Coun
     assert low.startswith("algorithm.exploration=0")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "name", [*(pytest.param(name, marks=pytest.mark.nightly) for name in [*KEYS, "sac"]), "sft"]
-)
+@pytest.mark.parametrize("name", [*KEYS, "sac", "sft"])
 def test_the_same_bits_on_ray(
     strangers: Counting, forked: Forked, tmp_path: Path, name: str
 ) -> None:

@@ -103,6 +103,7 @@ def remote(url: str, *settings: str) -> list[str]:
     return ["model=remote", f"model.options.url={url}", *settings]
 
 
+@pytest.mark.nightly
 def test_a_sweep_of_pi0_on_a_server_is_that_of_pi0(
     sweep: Eval, pi0_server: str, rlinf_vla: CommandLine
 ) -> None:

@@ -117,11 +117,9 @@ OF_EACH_KIND = {
 """One for each preset and kind of model; the others differ in suite, repository and numbers."""
 PLAYED_OFTEN = {
     "repro_rl4vla_ppo",
-    "repro_simplevla_10",
-    "repro_pirl_pi05_spatial_grpo",
     "repro_pirl_pi05_maniskill_noise",
 }
-"""Of these, one of each model and simulator plays an iteration for each change."""
+"""Of these, two play an iteration for each change; the commands of a sheet are of a third, on LIBERO."""
 ON_A_GPU = {"repro_rlinf_oft_ppo"}
 """tests/cli/test_simulated_gpu.py has the other kinds of models."""
 

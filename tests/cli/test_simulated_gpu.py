@@ -164,6 +164,9 @@ VARIANTS = {
     "grpo of smolvla with a frozen vlm in bfloat16",
     "grpo of gr00t with a frozen vlm in bfloat16",
     "dsrl of smolvla",
+    "ppo of smolvla",
+    "ppo of gr00t",
+    "rl token on pi0",
 }
 """Each differs in one setting from a run that trains the same model, and the setting is in another run."""
 
@@ -256,7 +259,10 @@ def test_a_run_on_a_gpu_is_the_run_on_the_cpu(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("run", "tolerance"),
-    [("sac of compact", 0.0), pytest.param("ppo of openvla", 1e-5, marks=pytest.mark.nightly)],
+    [
+        pytest.param("sac of compact", 0.0, marks=pytest.mark.nightly),
+        pytest.param("ppo of openvla", 1e-5, marks=pytest.mark.nightly),
+    ],
 )
 def test_a_run_on_another_accelerator_is_the_run_on_the_cpu(
     rlinf_vla: CommandLine,
@@ -293,7 +299,7 @@ def test_a_run_on_another_accelerator_is_the_run_on_the_cpu(
     "run",
     [
         pytest.param("ppo of openvla", marks=pytest.mark.nightly),
-        "ppo of openvla in full in bfloat16",
+        pytest.param("ppo of openvla in full in bfloat16", marks=pytest.mark.nightly),
         pytest.param("ppo of pi0 in bfloat16", marks=pytest.mark.nightly),
         "sac of compact",
     ],
@@ -311,7 +317,7 @@ def test_a_run_on_a_gpu_resumes(rlinf_vla: CommandLine, package: Path, gpu: None
     "run",
     [
         pytest.param("ppo of openvla", marks=pytest.mark.nightly),
-        "ppo of pi0",
+        pytest.param("ppo of pi0", marks=pytest.mark.nightly),
         "sac of compact",
         pytest.param("sft of openvla", marks=pytest.mark.nightly),
     ],

@@ -24,7 +24,11 @@ def head(url: str) -> list[str]:
     return ["rollout.split=head", f"rollout.backbone.url={url}"]
 
 
-@pytest.mark.parametrize("model", [PI0, OFT], ids=["pi0", "openvla_oft"])
+@pytest.mark.parametrize(
+    "model",
+    [pytest.param(PI0, marks=pytest.mark.nightly), OFT],
+    ids=["pi0", "openvla_oft"],
+)
 def test_a_sweep_is_that_of_the_whole_policy(
     sweep: Eval, rlinf_vla: CommandLine, model: tuple[str, ...]
 ) -> None:

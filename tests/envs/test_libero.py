@@ -150,6 +150,7 @@ class TestTasks:
         actions = play_expert(blind, places(*[(0, EVALUATION_SEEDS.stop + 1)] * 4))
         assert actions.shape[1] < 250
 
+    @pytest.mark.nightly
     def test_a_process_runs_more_tasks_than_it_keeps(self, blind: VectorEnv) -> None:
         first = blind.reset(places((0, 1), (1, 1), (2, 1), (3, 1)))
         actions = random_actions(blind, 4, seed=1)
@@ -363,6 +364,7 @@ def test_evaluation_episode_k_of_a_task_starts_in_its_initial_state_k() -> None:
         assert (listed.seed[listed.task_id == task] % 50).tolist() == list(range(50))
 
 
+@pytest.mark.nightly
 def test_evaluations_have_an_initial_state_for_each_seed() -> None:
     """The stored ones, and then others, which are drawn. Where none is drawn, more episodes than states are refused."""
     (drawn,) = create(suite="libero_object", tasks=[2], cameras=[], num_envs=2, processes=1)

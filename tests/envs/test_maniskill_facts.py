@@ -57,6 +57,7 @@ def test_the_experts_succeed() -> None:
     assert min(success["under_noise"].values()) >= 0.6, success
 
 
+@pytest.mark.nightly
 def test_a_positive_rotation_turns_in_the_positive_direction(facts: dict[str, Any]) -> None:
     for axis, turn in enumerate(facts["turns"]):
         assert turn[axis] > 0.15, facts["turns"]
@@ -120,6 +121,7 @@ def test_put_on_plate_rewards_grasping_then_placing(facts: dict[str, Any]) -> No
     assert rewards == [0.5, 0.5], "half at the grasp and half at the end of an expert's episode"
 
 
+@pytest.mark.nightly
 def test_the_expert_solves_every_split_of_put_on_plate_25() -> None:
     success = asked("plates_facts.py", "experts")
     solved, rewards = success["in_training"]

@@ -42,7 +42,12 @@ def test_paired_evidence_is_the_average_wealth_of_fixed_bets() -> None:
 
 
 @pytest.mark.parametrize(
-    "cells", [(0.3, 0.2, 0.2, 0.3), (0.0, 0.5, 0.5, 0.0), (0.86, 0.02, 0.02, 0.1)]
+    "cells",
+    [
+        pytest.param((0.3, 0.2, 0.2, 0.3), marks=pytest.mark.nightly),
+        pytest.param((0.0, 0.5, 0.5, 0.0), marks=pytest.mark.nightly),
+        (0.86, 0.02, 0.02, 0.1),
+    ],
 )
 def test_paired_errors_under_continuous_peeking(cells: tuple[float, float, float, float]) -> None:
     before, after = simulated(cells, seed=5)

@@ -93,6 +93,9 @@ TABLE += [
 ]
 """Each line starts processes, so no line repeats what another one tests."""
 IN_ANOTHER = (
+    "disaggregated",
+    "hybrid",
+    "collocated, taking turns",
     "1 rollout worker",
     "2 pipelined rollout workers",
     "2 rollout workers, no streaming",
@@ -105,6 +108,7 @@ AGAIN = [("ppo", f"ray, {plan}") for plan in IN_ANOTHER]
 AGAIN += [
     ("ppo, its own reward", "ray, reward worker"),
     ("grpo", "ray, 2 pipelined rollout workers"),
+    ("grpo, stale by two", "ray, 2 rollout workers, no streaming"),
 ]
 """Rows whose settings are also in other rows, or that differ from one in a single setting."""
 ALWAYS = "ray, 2 rollout workers, 4 shards"
@@ -116,7 +120,7 @@ def marks(recipe: str, plan: str) -> list[pytest.MarkDecorator]:
     return [pytest.mark.slow] if PLANS[plan][0] and plan != ALWAYS else []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_slow_worker_takes_less(cluster: None, tmp_path: Path) -> None:
     subject = replace(
         RECIPES["ppo"], rollout_workers=2, shards_per_worker=2, one_slow=str(tmp_path / "slow")

@@ -213,7 +213,7 @@ def alone() -> dict[str, Any]:
     return {name: run("alone") for name, run in SCENARIOS.items()}
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("mode", [*MODES, UNEVEN])
 def test_ranks_do_not_change_the_result(
     tmp_path: Path, alone: dict[str, Any], mode: str, count: int

@@ -50,6 +50,8 @@ TINY = {
         "cluster.reuse_frozen=false",
     ],
 }
+OFTEN = ("openvla, bfloat16", "pi0, one pass")
+"""Of these, compared for each change."""
 
 
 @pytest.fixture(autouse=True)
@@ -112,7 +114,10 @@ def test_gradient_checkpointing_and_more_rows_show_in_the_peak() -> None:
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("name", list(TINY))
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in OFTEN else pytest.mark.nightly) for name in TINY],
+)
 def test_meta_and_cpu_agree_exactly(name: str, checkpointing: bool) -> None:
     """Bytes saved for the backward pass, and peaks of forward and backward pass and of acting.
 

@@ -134,7 +134,7 @@ def test_only_the_version_that_is_held_is_sent() -> None:
 
 
 @pytest.mark.parametrize(
-    "how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)]
+    "how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.nightly)]
 )
 def test_a_member_lost_while_it_receives(how: signal.Signals) -> None:
     """The others return after the timeout; the next generation works without it."""

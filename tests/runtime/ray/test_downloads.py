@@ -104,7 +104,7 @@ def test_each_machine_whose_workers_load_weights_downloads_them_once(
     assert {path.name for path in (tmp_path / "hub").rglob("snapshots/*/*")} == {*FILES}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_download_that_is_impossible_names_the_machine(hub: Hub, tmp_path: Path) -> None:
     said, error = run(hub, tmp_path, "hf://org/nothing")
     assert len(said) <= 2 and error is not None and "\n" not in error

@@ -87,12 +87,14 @@ def test_a_worker_loads_what_was_broadcast_to_it(cluster: None) -> None:
     ("recipe", "receivers"),
     [
         pytest.param(BROADCAST, 2, id="between rollouts"),
-        pytest.param(with_staleness(BROADCAST, 1), 2, id="with staleness", marks=pytest.mark.slow),
+        pytest.param(
+            with_staleness(BROADCAST, 1), 2, id="with staleness", marks=pytest.mark.nightly
+        ),
         pytest.param(
             replace(BROADCAST, placement="collocated"),
             1,
             id="not to the worker on the trainer's GPU",
-            marks=pytest.mark.slow,
+            marks=pytest.mark.nightly,
         ),
     ],
 )

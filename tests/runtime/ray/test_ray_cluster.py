@@ -175,7 +175,7 @@ cluster.shutdown()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_network_variables_of_this_process_reach_the_workers_of_a_cluster_that_was_there() -> (
     None
 ):
