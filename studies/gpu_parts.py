@@ -24,6 +24,7 @@ import numpy as np
 from gpu_kit import MODELS, Kit, said
 from gpu_profile import costs
 from gpu_runs import conformance, genesis, large, maniskill, rehearsal, simulators, workers
+from gpu_tails import tails
 
 from rlinf_vla.benchmarks import policy as bench_policy
 from rlinf_vla.benchmarks.roofline import limits_of
@@ -419,7 +420,7 @@ def merging(kit: Kit) -> None:
 
 PARTS: dict[str, Callable[[Kit], None]] = {
     **{model: partial(policy_calls, model) for model in MODELS},
-    **{part.__name__: part for part in (capture, fused, update, profiles, memory)},
+    **{part.__name__: part for part in (tails, capture, fused, update, profiles, memory)},
     **{part.__name__: part for part in (finetune, rendering, rates, merging)},
     **{part.__name__: part for part in (simulators, workers)},
     **{part.__name__: part for part in (conformance, rehearsal, maniskill, genesis, large)},

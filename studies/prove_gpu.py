@@ -64,6 +64,7 @@ PARTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "oft": ("OpenVLA-OFT, chunks of 8, two images: policy calls", ENGINE),
     "pi0": ("π₀: policy calls", ENGINE),
     "pi05": ("π₀.₅: policy calls", ENGINE),
+    "tails": ("OpenVLA-OFT and π₀: in which phase the slowest calls lose time", ENGINE),
     "update": ("openvla-7b with LoRA r32: updates", ENGINE),
     "profiles": ("Kernels that take the time", ENGINE),
     "memory": ("openvla-7b with LoRA r32: counted and measured memory", ENGINE),

@@ -86,7 +86,8 @@ class PromptEncoder:
 
     def __call__(self, instructions: list[str], states: Tensor) -> tuple[Tensor, Tensor]:
         """Return ids int64 and mask bool ``[B, length]``. Raises UserError for longer prompts."""
-        pairs = zip(instructions, states.cpu(), strict=True)
+        # only what is read is fetched: it would wait for the GPU
+        pairs = zip(instructions, states.cpu() if self.with_state else states, strict=True)
         return padded_prompts(
             [(instruction, self.ids(instruction, state)) for instruction, state in pairs],
             self.length,

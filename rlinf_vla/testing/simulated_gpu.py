@@ -165,6 +165,21 @@ def captured() -> Iterator[None]:
         _Captured.active = False
 
 
+_waits: list[list[str]] = []
+"""Of each context of ``waits`` that is open."""
+
+
+@contextmanager
+def waits() -> Iterator[list[str]]:
+    """Yield a list that gets the name of each operation for which the CPU waits in the context."""
+    found: list[str] = []
+    _waits.append(found)
+    try:
+        yield found
+    finally:
+        _waits.remove(found)
+
+
 def recorder(function: Callable[..., Any]) -> Callable[..., Any]:
     """Stand in for ``rollout.actor.CudaGraphed``: each call is one that a CUDA graph records."""
 
@@ -213,17 +228,20 @@ def _run(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             for tensor in tensors
         )
         raise RuntimeError(f"{function} got tensors of different devices: {shapes}")
+    masks = function in INDEXING and any(
+        index is not None and index.dtype == torch.bool for index in args[1]
+    )
+    waiting = function in READS_BACK or masks
     if _Captured.active:
         copies = bool(on_cpu) or not on_gpu
         assert not copies, (
             f"{function} takes or makes a CPU tensor in a call that a CUDA graph records"
         )
-        masks = function in INDEXING and any(
-            index is not None and index.dtype == torch.bool for index in args[1]
-        )
-        assert function not in READS_BACK and not masks, (
-            f"{function} waits for the GPU in a call that a CUDA graph records"
-        )
+        assert not waiting, f"{function} waits for the GPU in a call that a CUDA graph records"
+    back = function in COPIES and isinstance(args[-1], GpuTensor) and not on_gpu
+    if back or (here and waiting):
+        for found in _waits:
+            found.append(str(function))
     plain = _mapped(_value, (args, kwargs))
     plain[1].pop("pin_memory", None)
     if named is not None and (on_gpu or here):

@@ -262,7 +262,7 @@ def map_rows(
 
 def _tall(part: Any, least: int) -> Any:
     """Repeat the last row, up to ``least`` rows."""
-    return part if len(part) >= least else part[[min(row, len(part) - 1) for row in range(least)]]
+    return part if len(part) >= least else part[torch.arange(least).clamp(max=len(part) - 1)]
 
 
 def summed(values: Mapping[str, Tensor]) -> dict[str, float]:

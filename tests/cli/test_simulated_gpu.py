@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rlinf_vla.core.devices import CPU, MEMORY
 from rlinf_vla.core.types import Observation, StepResult
-from rlinf_vla.testing.simulated_gpu import GPU
+from rlinf_vla.testing.simulated_gpu import GPU, waits
 from rlinf_vla.testing.toy_env import CounterWorld
 from rlinf_vla.training.lora import read_tensors
 from tests import simulated_npu
@@ -310,6 +311,28 @@ def test_a_run_on_a_gpu_resumes(rlinf_vla: CommandLine, package: Path, gpu: None
     (package / "run" / "checkpoints" / "step_000002").rename(package / "lost")
     assert "continuing after iteration 1" in train(rlinf_vla, ["train", "run=run"])
     assert_same_files(package / "whole", package / "run", 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "run",
+    [
+        "sft of pi0",
+        pytest.param("ppo of pi0", marks=pytest.mark.nightly),
+        pytest.param("grpo of openvla_oft in bfloat16", marks=pytest.mark.nightly),
+    ],
+)
+def test_nothing_waits_for_the_gpu_between_micro_batches(
+    rlinf_vla: CommandLine, package: Path, gpu: None, run: str
+) -> None:
+    """So the rows of the next one are gathered from main memory while the GPU computes."""
+    found: dict[int, Counter[str]] = {}
+    for rows in (12, 3):
+        with waits() as names:
+            words = [*arguments(package, run, f"run_{rows}"), f"cluster.micro_batch_size={rows}"]
+            train(rlinf_vla, words)
+        found[rows] = Counter(names)
+    assert found[12] == found[3] and found[3]
 
 
 @pytest.mark.slow
