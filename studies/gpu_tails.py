@@ -1,4 +1,4 @@
-"""A part of studies/prove_gpu.py: in which phase the slowest policy calls of one observation lose time."""
+"""A part of studies/prove_gpu.py: in which phase the slowest policy calls lose time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rlinf_vla.rollout.actor import Actor, Settings
 SLOWEST = 0.01
 WARMUP = 5
 PHASES = ("preparation", "launch and copies", "the device computes")
-"""Of a call: from the observation to the policy's inputs, and of the rest what the GPU waits and computes."""
+"""Of a call: from the observation to the policy's inputs, then what the GPU does not, and does."""
 
 
 def tails(kit: Kit) -> None:

@@ -1,4 +1,4 @@
-"""The gpu backend of ManiSkill: one batch, whose environments are reset one by one."""
+"""The gpu backend of ManiSkill: one batch, in which each episode depends on its own seed alone."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from ..batch_serving import BatchServer
 from ..serving import serve
 from .lowpoly import low_poly_visuals
+from .row_draws import NotByRow, rows_drawn
 from .simulator import ManiSkillEnv
 
 
@@ -65,7 +66,9 @@ class ManiSkillBatch(ManiSkillEnv):
         env = self.env
         if not getattr(env, "draws_each_row", False):
             self._initialize = env._initialize_episode
-            env._initialize_episode = self._initialize_one_by_one
+            env._initialize_episode = self._initialize_rows
+        self._draws_by_row = True
+        """Whether the task's layouts can be drawn together."""
         self._is_grasping = env.agent.is_grasping
         env.agent.is_grasping = self._is_grasping_now
         self._targets = Targets(env.agent.controller, env.scene)
@@ -81,12 +84,26 @@ class ManiSkillBatch(ManiSkillEnv):
         is_grasping: Tensor = self._is_grasping(*arguments, **keywords)
         return is_grasping & (self.env.elapsed_steps > 0)
 
-    def _initialize_one_by_one(self, rows: Tensor, options: dict[str, Any]) -> None:
-        """Initialise each row separately, with its own generators.
+    def _initialize_rows(self, rows: Tensor, options: dict[str, Any]) -> None:
+        """Initialise all rows at once, or one by one if the task draws what has no rows."""
+        if self._draws_by_row:
+            try:
+                self._initialize_together(rows, options)
+                return
+            except NotByRow:
+                self._draws_by_row = False
+                self.env._set_episode_rng(self.env._episode_seed, rows)
+        self._initialize_one_by_one(rows, options)
 
-        ManiSkill draws the layouts of all rows from the seed of environment 0, but an episode must
-        depend on its own seed alone.
-        """
+    def _initialize_together(self, rows: Tensor, options: dict[str, Any]) -> None:
+        env = self.env
+        seeds = [int(env._episode_seed[row]) for row in rows.tolist()]
+        numbers = [env._batched_episode_rng[row] for row in rows.tolist()]
+        with rows_drawn(seeds, numbers) as env._episode_rng:
+            self._initialize(rows, options)
+
+    def _initialize_one_by_one(self, rows: Tensor, options: dict[str, Any]) -> None:
+        """Initialise each row separately, with its own generators."""
         env = self.env
         for row in rows.tolist():
             torch.manual_seed(

@@ -170,3 +170,10 @@ def test_the_object_moves_once_in_the_middle_of_an_episode(plates: dict[str, Any
     assert max(distances[:MOVE_STEP]) < 0.002
     assert min(distances[MOVE_STEP:]) > OBJECTS_APART - 0.005
     assert plates["moves"]["from_the_end"] < 0.005
+
+
+def test_layouts_of_several_environments_are_those_of_each_alone() -> None:
+    answer = asked("row_draws_facts.py")
+    assert answer["rows"]
+    assert all(answer["refused"].values()), answer
+    assert all(answer["tasks"].values()), answer
