@@ -5,19 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Protocol
+from typing import Annotated, Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from rlinf_vla.algorithms.base import Algorithm, DemonstrationConfig
+from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import (
     Count,
     CountOrZero,
     LearningRate,
     Name,
+    OneOf,
     Positive,
     Probability,
+    Range,
     Size,
 )
 from rlinf_vla.config.recipe import SUPERVISED, AlgorithmConfig
@@ -36,8 +39,14 @@ class SFTConfig(AlgorithmConfig):
     batch_size: Size = 64
     learning_rate: LearningRate = 1e-3
     warmup_steps: CountOrZero = 60
+    schedule: Annotated[str, OneOf("cosine", "step")] = "cosine"
+    """How the learning rate falls after the warm-up: on a half cosine, or at once (step)."""
     decay_steps: Count | None = None
-    """Step at which the learning rate reaches zero, possibly beyond the run; null: iterations."""
+    """Step from which on learning_rate_end is left, possibly beyond the run; null: iterations."""
+    learning_rate_end: Probability = 0.0
+    """Share of the learning rate that is left from decay_steps on; 1: it stays constant."""
+    adam_beta2: Annotated[float, Range(0, 1, below=True)] = 0.95
+    """Adam's beta2; beta1 is 0.9."""
     weight_decay: Probability = 0.01
     max_grad_norm: Positive = 1.0
 
@@ -121,6 +130,21 @@ class SFT(Supervised):
     Config = SFTConfig
     config: SFTConfig
 
+    def __init__(self, config: Any, temperature: float = 1.0, iterations: int = 0) -> None:
+        super().__init__(config, temperature, iterations)
+        if config.schedule == "step" and config.decay_steps is None:
+            raise UserError(
+                "algorithm.schedule=step needs the step at which the learning rate falls: set algorithm.decay_steps"
+            )
+
+    def rate(self, step: int) -> float:
+        """Return the share of the learning rate at ``step``."""
+        config = self.config
+        total = config.decay_steps or self.iterations
+        if config.schedule == "step" and step >= config.warmup_steps:
+            return 1.0 if step < total else config.learning_rate_end
+        return warmup_cosine(step, config.warmup_steps, total, config.learning_rate_end)
+
     def iteration(self, flow: Flow) -> None:
         demonstrations = flow.demonstrate(self.config.demonstrations)
         size = self.config.batch_size
@@ -128,15 +152,18 @@ class SFT(Supervised):
             torch.randint(len(demonstrations), (size,), generator=flow.generator())
         ]
         batch = replace(batch, draws=flow.iteration * size + torch.arange(size))
-        rate = warmup_cosine(
-            flow.iteration, self.config.warmup_steps, self.config.decay_steps or self.iterations
-        )
+        rate = self.rate(flow.iteration)
         flow.imitate(batch, rate)
         flow.log({"sft/learning_rate": rate * self.config.learning_rate})
 
 
-def warmup_cosine(step: int, warmup: int, total: int) -> float:
-    """Return the learning rate factor: linear warm-up, then cosine decay to zero at ``total``."""
+def warmup_cosine(step: int, warmup: int, total: int, end: float = 0.0) -> float:
+    """Return the learning rate's share: linear warm-up, then a half cosine to ``end`` at ``total``.
+
+    optax's ``warmup_cosine_decay_schedule``, as openpi calls it, but for the warm-up: openpi's is
+    (step + 1) / (warmup + 1).
+    """
     if step < warmup:
         return (step + 1) / warmup
-    return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warmup) / max(1, total - warmup))))
+    done = min(1.0, (step - warmup) / max(1, total - warmup))
+    return end + (1 - end) * 0.5 * (1 + math.cos(math.pi * done))

@@ -238,9 +238,12 @@ def locked(
             or any(directory.glob(f"{EPISODES}/*"))
         )
 
-    follows = OmegaConf.select(config, "algorithm.decay_steps", default=0) is None
+    follows = (
+        OmegaConf.select(config, "algorithm.decay_steps", default=0) is None
+        and OmegaConf.select(config, "algorithm.learning_rate_end", default=0.0) < 1
+    )
     what = (
-        "resume (algorithm.decay_steps=null: the learning rate reaches zero at the last iteration)"
+        "resume (algorithm.decay_steps=null: the learning rate falls until the last iteration)"
         if follows
         else "resume"
     )
