@@ -21,6 +21,7 @@ from rlinf_vla.core.devices import accelerator
 from rlinf_vla.core.protocols import HasBackends, TakesGPU
 from rlinf_vla.features.planner.memory import (
     MemoryModel,
+    Weights,
     estimate,
     exactly,
     gathered_bytes,
@@ -228,7 +229,7 @@ def _trainer(model: MemoryModel, setting: Setting, role: str, exact: bool) -> li
         "reference copy of trained weights": weights.trained * model.algorithm.keeps_reference,
         "copy of trained weights at the start of an iteration": weights.trained
         * model.algorithm.keeps_proximal,
-        "moving averages": 0 if model.replay is None else model.replay.average_bytes,
+        "moving averages": _average_bytes(model, weights),
     }
     rows = most_rows_of(model)
     if model.replay is None or not setting.micro_batch_size:
@@ -255,6 +256,11 @@ def _trainer(model: MemoryModel, setting: Setting, role: str, exact: bool) -> li
         parts.append(
             Part(role, "gradients packed to be summed", STEP, min(weights.gradients, BUCKET))
         )
+    if model.algorithm.ema_decay is not None:
+        if cluster.runtime == IN_PROCESS:
+            parts.append(Part(role, "present weights, set aside", ROLLOUT, weights.trained))
+        rounded = weights.trained * bool(weights.master)
+        parts.append(Part(role, "rounded moving averages", PUBLISH, rounded))
     if model.algorithm.keeps_reference and not cluster.reference_workers:
         parts.append(Part(role, "present weights, set aside", REFERENCE, weights.trained))
         parts.append(
@@ -266,6 +272,13 @@ def _trainer(model: MemoryModel, setting: Setting, role: str, exact: bool) -> li
             )
         )
     return parts
+
+
+def _average_bytes(model: MemoryModel, weights: Weights) -> int:
+    """Return the bytes of moving averages: of critics, or in float32 of all trained weights."""
+    if model.replay is not None:
+        return model.replay.average_bytes
+    return weights.gradients if model.algorithm.ema_decay is not None else 0
 
 
 def _acting(model: MemoryModel, setting: Setting, role: str, exact: bool) -> list[Part]:

@@ -108,6 +108,11 @@ class Algorithm:
         """Whether the trainer copies the weights before an iteration, for its later updates."""
         return False
 
+    @property
+    def ema_decay(self) -> float | None:
+        """Decay, per step, of the moving average of the trained weights that acts; None: none."""
+        return None
+
     def optimizers(self, parameters: Mapping[str, Tensor]) -> dict[str, Optimizer]:
         """Return the optimisers, by name, of the trainable ``parameters``: one AdamW by default."""
         config = self.config
@@ -148,6 +153,7 @@ class OptimizerConfig:
     betas: tuple[float, float] = (0.9, 0.95)
     epsilon: float = 1e-8
     averaged: ClassVar[tuple[str, ...]] = ()
+    ema_decay: float | None = None
 
     def optimizers(self, parameters: Mapping[str, Tensor]) -> dict[str, Optimizer]:
         actor = [value for name, value in parameters.items() if not name.startswith(CRITIC)]

@@ -49,6 +49,11 @@ class SFTConfig(AlgorithmConfig):
     """Adam's beta2; beta1 is 0.9."""
     weight_decay: Probability = 0.01
     max_grad_norm: Positive = 1.0
+    ema_decay: Annotated[float, Range(0, 1, above=True, below=True)] | None = None
+    """Decay per step of a moving average of the trained weights; null: there is none.
+
+    The average is evaluated, saved and exported, while steps are taken on the weights themselves.
+    """
 
 
 @dataclass(frozen=True)
@@ -136,6 +141,10 @@ class SFT(Supervised):
             raise UserError(
                 "algorithm.schedule=step needs the step at which the learning rate falls: set algorithm.decay_steps"
             )
+
+    @property
+    def ema_decay(self) -> float | None:
+        return self.config.ema_decay
 
     def rate(self, step: int) -> float:
         """Return the share of the learning rate at ``step``."""

@@ -36,6 +36,7 @@ from rlinf_vla.training.checkpoint_files import (
     verify,
 )
 from rlinf_vla.training.lora import (
+    adapter_name,
     adapter_state,
     copy_all,
     is_lora,
@@ -123,6 +124,7 @@ def save_checkpoint(
 ) -> Path:
     """Write ``directory/step_<state["iteration"]>``; keep only it and ``keep - 1`` before it.
 
+    Of a trainer with moving averages these are the weights, and its state has the others.
     ``state``: JSON, to which the digests of the model's files are added. ``earlier``: trainable
     weights of older versions that still have rollouts to collect (``algorithm.staleness``). All
     trainer ranks must call it, and rank 0 writes; the checkpoint does not depend on the number of
@@ -134,9 +136,12 @@ def save_checkpoint(
         if isinstance(policy, Policy) and any(map(is_lora, trainer.parameters))
         else None
     )
-    factors = gather_full(Spread(adapter_state(backbone))) if backbone is not None else {}
-    heads = Spread(
-        {name: p.detach() for name, p in trainer.parameters.items() if not is_lora(name)}
+    weights = trainer.spread_weights()
+    adapters, heads = _renamed(weights, True), _renamed(weights, False)
+    factors = (
+        gather_full(Spread({**adapter_state(backbone), **adapters.tensors}, adapters.wholes))
+        if backbone is not None
+        else {}
     )
     spreads = {HEADS: heads, OPTIMIZER: trainer.spread_state()}
     parts = {name: spread.parts() for name, spread in spreads.items()}
@@ -157,6 +162,19 @@ def save_checkpoint(
         shutil.rmtree(old, ignore_errors=True)
         logger.debug("removed %s: checkpoints.keep=%d", old, keep)
     return final
+
+
+def _renamed(weights: Spread, of_adapters: bool) -> Spread:
+    """Return the adapters under the names that peft reads, or the other weights."""
+
+    def part(tensors: Mapping[str, Tensor]) -> Tensors:
+        return {
+            adapter_name(name.removeprefix("backbone.")) if of_adapters else name: tensor
+            for name, tensor in tensors.items()
+            if is_lora(name) == of_adapters
+        }
+
+    return Spread(part(weights.tensors), part(weights.wholes))
 
 
 def _write(

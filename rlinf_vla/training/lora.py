@@ -340,10 +340,13 @@ def is_lora(name: str) -> bool:
 def adapter_state(backbone: nn.Module) -> Tensors:
     """Return the LoRA factors under the names that peft reads."""
     return {
-        _PREFIX + name.replace(_ADAPTER, "."): value
-        for name, value in backbone.state_dict().items()
-        if is_lora(name)
+        adapter_name(name): value for name, value in backbone.state_dict().items() if is_lora(name)
     }
+
+
+def adapter_name(name: str) -> str:
+    """Return the name that peft reads of a LoRA factor with this name in the backbone."""
+    return _PREFIX + name.replace(_ADAPTER, ".")
 
 
 def save_adapter(backbone: nn.Module, factors: Tensors, directory: Path) -> None:

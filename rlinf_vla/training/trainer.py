@@ -24,8 +24,9 @@ from rlinf_vla.training import ranks
 
 _STEP, _MASTER = "step", "master"
 _TARGET = "target."
-REFERENCE, PROXIMAL = "reference", "proximal"
-"""Names of kept weights: those before the first update of the run, and of the iteration."""
+REFERENCE, PROXIMAL, AVERAGE = "reference", "proximal", "average"
+"""Names of kept weights: those before the first update of the run, and of the iteration, and the
+moving average of those after each step."""
 
 LossFunction = Callable[[Any, Any], tuple[Tensor, dict[str, Tensor]]]
 """Maps a network and a micro-batch to a summed loss and summed statistics. The trainer divides by
@@ -48,6 +49,8 @@ class OptimizerSettings(Protocol):
     def max_grad_norm(self) -> float: ...
     @property
     def averaged(self) -> Sequence[str]: ...
+    @property
+    def ema_decay(self) -> float | None: ...
     def optimizers(self, parameters: Mapping[str, Tensor]) -> dict[str, Optimizer]: ...
 
 
@@ -119,10 +122,6 @@ class Masters:
         for name in self.low:
             self.trained[name].data = self.trained[name].data.to(device)
 
-    def state(self) -> dict[str, Tensor]:
-        """Return the masters by the names of their weights."""
-        return {name: self.trained[name].detach() for name in self.low}
-
 
 class Trainer:
     """Named optimisers of a network's trainable weights, in one process or on several ranks."""
@@ -163,6 +162,11 @@ class Trainer:
         """The tensors by name that the optimisers step on, with the gradients of the last step."""
         self.low = self._masters.low
         """Names of the weights that have a float32 master (see ``Masters``)."""
+        if settings.ema_decay is not None:
+            self._kept[AVERAGE] = {
+                name: trained.detach().to(torch.float32, copy=True)
+                for name, trained in self.trained.items()
+            }
         self.optimizers = settings.optimizers(self.trained)
         self.target = nn.ModuleDict(
             {name: copy.deepcopy(getattr(policy, name)) for name in settings.averaged}
@@ -176,6 +180,13 @@ class Trainer:
     def kept_weights(self, name: str) -> AbstractContextManager[None]:
         """Set the policy's weights to those that were kept by this ``name`` within the context."""
         return self.swapped_weights(self._kept[name])
+
+    def averaged_weights(self) -> AbstractContextManager[None]:
+        """Set the policy's weights to their moving averages within the context, if there are any.
+
+        The averages act and are exported, while steps are taken on the weights themselves.
+        """
+        return self.kept_weights(AVERAGE) if AVERAGE in self._kept else nullcontext()
 
     @contextmanager
     def swapped_weights(self, weights: Tensors) -> Iterator[None]:
@@ -240,6 +251,7 @@ class Trainer:
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
         self._masters.apply()
+        self._average()
         return metrics | {"actor/grad_norm": float(norm)}
 
     def descend(self, name: str, loss: Tensor) -> None:
@@ -270,6 +282,15 @@ class Trainer:
                 slow.parameters(), getattr(self.policy, name).parameters(), strict=True
             ):
                 old.lerp_(new, rate)
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        """Add the weights to their moving averages, in float32 and as openpi's trainer does."""
+        decay = self.settings.ema_decay
+        if decay is None:
+            return
+        for name, average in self._kept[AVERAGE].items():
+            average.mul_(decay).add_(self.trained[name], alpha=1 - decay)
 
     def total(self, part: Tensor) -> Tensor:
         """Return the sum of all ranks' ``part``."""
@@ -372,15 +393,23 @@ class Trainer:
         for weights in self._kept.values():
             weights |= {name: value.to(device) for name, value in weights.items()}
 
+    def spread_weights(self) -> ranks.Spread:
+        """Return the trainable weights that act, by name: their moving averages if there are."""
+        if AVERAGE not in self._kept:
+            return ranks.Spread({name: each.detach() for name, each in self.parameters.items()})
+        averages = {
+            name: average.to(self.parameters[name].dtype)
+            for name, average in self._kept[AVERAGE].items()
+        }
+        return ranks.Spread(averages, self.parameters)
+
     def weights(self) -> Tensors:
-        """Return the trainable weights by name.
+        """Return all of ``spread_weights``.
 
         If sharded, all ranks must call it: rank 0 gets whole tensors on the CPU, the others an
         empty dict.
         """
-        return ranks.gather_full(
-            ranks.Spread({name: parameter.detach() for name, parameter in self.parameters.items()})
-        )
+        return ranks.gather_full(self.spread_weights())
 
     def acting_weights(self) -> Tensors:
         """Return the trainable weights that an actor needs, which has no critic. Not if sharded."""
@@ -398,6 +427,8 @@ class Trainer:
         """Return Adam's state as ``<parameter>.exp_avg`` and so on, and the averages ``target.*``.
 
         A weight of lower precision than float32 has its float32 master as ``<parameter>.master``.
+        With moving averages ``<parameter>.average``, every weight has one, because the weights of a
+        checkpoint are the averages.
         """
         slots = {
             f"{name}.{slot}": value
@@ -405,14 +436,17 @@ class Trainer:
             for optimizer in self.optimizers.values()
             for slot, value in optimizer.state.get(trained, {}).items()
         }
-        slots |= {f"{name}.{_MASTER}": value for name, value in self._masters.state().items()}
+        averages = self._kept.get(AVERAGE, {})
+        for name in averages or self.low:
+            slots[f"{name}.{_MASTER}"] = self.trained[name].detach()
+        slots |= {f"{name}.{AVERAGE}": average for name, average in averages.items()}
         wholes = {
             key: self.parameters[key.rpartition(".")[0]]
             for key in slots
             if not key.endswith("." + _STEP)
         }
-        averages = {_TARGET + name: value for name, value in self.target.state_dict().items()}
-        return ranks.Spread(slots | averages, wholes)
+        targets = {_TARGET + name: value for name, value in self.target.state_dict().items()}
+        return ranks.Spread(slots | targets, wholes)
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore what ``state`` returned on rank 0; every rank reads the whole of it, one tensor
@@ -421,10 +455,13 @@ class Trainer:
         The weights are loaded before; masters that ``tensors`` lacks become equal to them. Raises
         KeyError or RuntimeError if it belongs to another network or other optimisers.
         """
-        averages = {
+        targets = {
             key.removeprefix(_TARGET): tensors[key] for key in tensors if key.startswith(_TARGET)
         }
-        self.target.load_state_dict(averages)
+        self.target.load_state_dict(targets)
+        for name in self._kept.get(AVERAGE, {}):
+            average = ranks.local_copy(self.parameters[name], tensors[f"{name}.{AVERAGE}"])
+            self._kept[AVERAGE][name] = average
         owner = {
             parameter: optimizer
             for optimizer in self.optimizers.values()
@@ -436,6 +473,8 @@ class Trainer:
             if key.startswith(_TARGET):
                 continue
             name, slot = key.rsplit(".", 1)
+            if slot == AVERAGE:
+                continue
             trained = self.trained[name]
             value = tensors[key]
             if slot == _MASTER:
@@ -446,6 +485,7 @@ class Trainer:
             else:
                 stored = ranks.local_copy(self.parameters[name], value).to(trained.dtype)
             owner[trained].state[trained][slot] = stored
+        self._masters.apply()
 
 
 def _fused(optimizer: Optimizer) -> bool:

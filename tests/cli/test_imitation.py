@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
+from rlinf_vla.training import lora
 from tests.cli.conftest import CommandLine, Counting
+from tests.cli.runs import assert_same_files, checkpoint, metrics
+
+Train = Callable[..., Path]
 
 QUICK = (
     "evaluation.before_and_after=false",
@@ -35,6 +42,10 @@ QUICK = (
             ("algorithm.adam_beta2=1",),
             "algorithm.adam_beta2=1.0 is out of range: use a number of at least 0 and below 1",
         ),
+        (
+            ("algorithm.ema_decay=1",),
+            "algorithm.ema_decay=1.0 is out of range: use a number above 0 and below 1, or null",
+        ),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(
@@ -52,3 +63,57 @@ def test_a_constant_learning_rate_does_not_depend_on_the_runs_length(
     assert rlinf_vla("train", "run=run", "iterations=20").code == 0
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert {json.loads(line)["sft/learning_rate"] for line in lines} == {0.05}
+
+
+AVERAGED = (
+    *QUICK,
+    "algorithm.decay_steps=6",
+    "algorithm.ema_decay=0.8",
+    "checkpoints.every=2",
+    "checkpoints.keep=9",
+)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_moving_average_acts_and_resumes_while_training_goes_on_without_it(
+    train: Train, rlinf_vla: CommandLine, tmp_path: Path, rank: int
+) -> None:
+    adapters = f"model.lora.rank={rank}"
+    evaluated = ("evaluation.before_and_after=true", "evaluation.filmed=0", "episodes=4")
+    whole = train("whole", *AVERAGED, *evaluated, adapters, recipe="counting_sft")
+    train("parts", *AVERAGED, adapters, "iterations=2", recipe="counting_sft")
+    assert rlinf_vla("train", "run=parts", "iterations=6").code == 0
+    assert_same_files(whole, tmp_path / "parts", 6)
+
+    plain = train("plain", *AVERAGED, adapters, "algorithm.ema_decay=null", recipe="counting_sft")
+    assert [line["sft/loss"] for line in metrics(plain)] == [
+        line["sft/loss"] for line in metrics(whole)
+    ]
+    averaged, raw = checkpoint(whole, 6), checkpoint(plain, 6)
+    kept = [name.removesuffix(".average") for name in averaged if name.endswith(".average")]
+    files = {name.rpartition(":")[2]: name for name in raw if not name.startswith("optimizer")}
+    assert kept and len(kept) == len(files)
+    for name in kept:
+        key = files[as_saved(name.removeprefix("optimizer.safetensors:"))]
+        assert torch.equal(averaged[f"{name}.master"], raw[key]), "the weights that learn"
+        assert torch.equal(averaged[f"{name}.average"], averaged[key]), "the weights that act"
+        assert torch.equal(averaged[key], raw[key]) == name.startswith(
+            "optimizer.safetensors:value"
+        )
+
+    found = rlinf_vla("eval", "run=whole", "evaluation.filmed=0", "run_dir=again")
+    assert found.code == 0, found.out + found.err
+    again = json.loads((tmp_path / "again" / "evaluation" / "step_000006.json").read_text())
+    after = json.loads((whole / "evaluation" / "after.json").read_text())
+    assert again["greedy"]["episodes"] == after["greedy"]["episodes"]
+    if rank == 0:
+        policy = load_file(next((whole / "policy").rglob("*.safetensors")))
+        assert all(
+            any(torch.equal(value, averaged[key]) for key in files.values())
+            for value in policy.values()
+        )
+
+
+def as_saved(name: str) -> str:
+    """Return the name of a weight in its file of a checkpoint."""
+    return lora.adapter_name(name.removeprefix("backbone.")) if lora.is_lora(name) else name

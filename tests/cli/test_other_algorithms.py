@@ -107,12 +107,11 @@ def test_the_same_bits_on_ray(
     strangers: Counting, forked: Forked, tmp_path: Path, name: str
 ) -> None:
     on_ray = ["cluster.runtime=ray", "cluster.rollout_workers=2", "cluster.weights=broadcast"]
-    there = strangers.arguments(
-        "train", f"counting_{name}", *QUICK, "run_dir=there", *on_ray, "reward=success"
-    )
-    here = strangers.arguments(
-        "train", f"counting_{name}", *QUICK, "run_dir=shaped", "reward=success"
-    )
+    words = (*QUICK, "reward=success")
+    if name == "sft":  # its moving average is published, saved and evaluated
+        words += ("algorithm.ema_decay=0.5", "evaluation.before_and_after=true", "episodes=4")
+    there = strangers.arguments("train", f"counting_{name}", *words, "run_dir=there", *on_ray)
+    here = strangers.arguments("train", f"counting_{name}", *words, "run_dir=shaped")
     resumed = (
         [[*there, "iterations=2"], [*there, "resume=auto"]] if name in ("sac", "td3") else [there]
     )
@@ -120,6 +119,10 @@ def test_the_same_bits_on_ray(
         done = forked(arguments, tmp_path, CUDA_VISIBLE_DEVICES="")
         assert done.returncode == 0, done.stdout + done.stderr
     assert_same_files(tmp_path / "shaped", tmp_path / "there", 3)
+    after = [tmp_path / folder / "evaluation" / "after.json" for folder in ("shaped", "there")]
+    if name == "sft":
+        documents = [json.loads(path.read_text())["greedy"]["episodes"] for path in after]
+        assert documents[0] == documents[1]
 
 
 @pytest.mark.slow

@@ -46,12 +46,15 @@ class SharingRolloutWorker(RolloutWorker):
 
     @contextmanager
     def _acting(self, weights: Weights) -> Iterator[float]:
-        earlier: AbstractContextManager[None] = nullcontext()
-        if weights.everything is not None:
-            earlier = self._trainer.trainer.swapped_weights(weights.everything.tensors())
+        trainer = self._trainer.trainer
+        published = (
+            trainer.averaged_weights()
+            if weights.everything is None
+            else trainer.swapped_weights(weights.everything.tensors())
+        )
         with (
             self.builders.rollout_threads(),
-            earlier,
+            published,
             acting(self.policy, self.builders.settings.rounded),
         ):
             yield 0.0

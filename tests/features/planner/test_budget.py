@@ -10,10 +10,13 @@ from rlinf_vla.cli import compose
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core import plugins
 from rlinf_vla.features.planner.budget import (
+    ALWAYS,
     COMMUNICATOR,
     MAIN,
     NCCL,
     PROCESS,
+    PUBLISH,
+    ROLLOUT,
     SIMULATORS,
     Budget,
     budget,
@@ -53,6 +56,35 @@ def sizes(budget: Budget, role: str) -> list[float]:
 )
 def test_each_group_of_processes_has_buffers_of_nccl(keys: tuple[str, ...], groups: int) -> None:
     assert sum(sizes(counted(model(*keys)), NCCL)) == groups * COMMUNICATOR
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("rank", [0, 4])
+def test_moving_averages_take_a_float32_copy_of_the_trained_weights(dtype: str, rank: int) -> None:
+    keys = [
+        "recipe=maniskill_sft",
+        "model=openvla_oft",
+        f"model.options.dtype={dtype}",
+        f"model.lora.rank={rank}",
+    ]
+    plain, averaged = (
+        MemoryModel(recipes.read(compose.load("train", [*keys, *more])))
+        for more in ((), ("algorithm.ema_decay=0.99",))
+    )
+    weights = plain.weights()
+    numbers = sum(each.numel() for each in plain.policy.parameters() if each.requires_grad)
+    held = [
+        {(part.name, part.phase): part.size for part in counted(each).parts}
+        for each in (plain, averaged)
+    ]
+    more = {key: size for key, size in held[1].items() if key not in held[0]}
+    expected = {
+        ("moving averages", ALWAYS): 4 * numbers,
+        ("present weights, set aside", ROLLOUT): weights.trained,
+    }
+    if weights.master:
+        expected[("rounded moving averages", PUBLISH)] = weights.trained
+    assert more == expected and held[1].items() >= held[0].items()
 
 
 def test_simulators_stay_on_a_gpu_that_roles_take_in_turns() -> None:
