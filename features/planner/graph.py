@@ -160,7 +160,7 @@ class _Tracer:
 
     # other algorithms
 
-    def demonstrate(self, config: Any) -> Demonstrations:
+    def demonstrate(self, config: Any, augmented: bool = False) -> Demonstrations:
         self._sequel("demonstrate")
         return Demonstrations({}, torch.zeros(_EPISODES, 1, 1), torch.arange(_EPISODES))
 

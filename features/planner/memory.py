@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rlinf_vla.algorithms.base import CRITIC, Algorithm
 from rlinf_vla.algorithms.on_policy import Batch
-from rlinf_vla.algorithms.sft import Demonstrations
+from rlinf_vla.algorithms.sft import Demonstrations, imitation_loss
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import OFF_POLICY, ON_POLICY, SUPERVISED, Recipe
 from rlinf_vla.core import plugins
@@ -188,6 +188,7 @@ class MemoryModel:
         directory, options, self.missing = described(recipe)
         self.algorithm = builders.build_algorithm(recipe)
         self.policy, self._row = meta_policy(recipe, directory, options, self.algorithm)
+        builders.require_augmentation(recipe, self.policy)
         self.on_policy = algorithm.family == ON_POLICY
         self.replay = self._replay() if algorithm.family == OFF_POLICY else None
         """The updates of an off-policy algorithm, which have no micro-batches; None: of others."""
@@ -289,9 +290,9 @@ class MemoryModel:
     def loss(self, policy: Policy, batch: Any) -> Tensor:
         if self.on_policy:
             return self.algorithm.loss(policy, batch, False)[0]
-        return policy.supervised_loss(
-            batch.inputs, batch.actions, CounterNoise(0, *[batch.draws] * 3)
-        ).sum()
+        noise = CounterNoise(0, *[batch.draws] * 3)
+        augmentation = (lambda draws: noise) if self.algorithm.augments else None
+        return imitation_loss(policy, batch, lambda draws: noise, augmentation)[0]
 
     def step(self, rows: int, checkpointing: bool = False) -> None:
         """Run forward and backward pass of a micro-batch.

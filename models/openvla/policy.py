@@ -196,7 +196,29 @@ class OpenVLAPolicy(PretrainedPolicy):
         needed = {instruction: len(self.prompts.ids(instruction)) for instruction in instructions}
         self.prompts.length = files.prompt_length(self.options.prompt_length, PROMPT_LENGTH, needed)
 
+    @property
+    def augmentation_unsupported(self) -> str | None:  # type: ignore[override]
+        if self.config["center_crop"]:
+            return None
+        return "crops images in training, so it must also do so when it acts: set model.options.center_crop=true"
+
     def prepare(self, obs: Observation) -> Inputs:
+        inputs = self.prepare_to_augment(obs)
+        if self.config["center_crop"]:
+            inputs |= {name: center_crop(inputs[name]) for name in self._images()}
+        return inputs
+
+    def _images(self) -> list[str]:
+        return [f"image.{name}" for name in self.spec.images]
+
+    def augment(self, inputs: Inputs, noise: Noise) -> Inputs:
+        from .augmentation import prismatic_augmented
+
+        images = {name: prismatic_augmented(inputs[name], noise) for name in self._images()}
+        return inputs | images
+
+    def prepare_to_augment(self, obs: Observation) -> Inputs:
+        """Prepare without the centre crop, which the augmentation's random crop replaces."""
         inputs = {
             f"image.{name}": self._image(obs, name, size) for name, size in self.spec.images.items()
         }
@@ -207,14 +229,12 @@ class OpenVLAPolicy(PretrainedPolicy):
 
     def _image(self, obs: Observation, name: str, size: tuple[int, int]) -> Tensor:
         if self.spec.convention.jpeg:
-            images = lanczos(
+            return lanczos(
                 obs.jpeg[name] if name in obs.jpeg else through_jpeg(obs.images[name]), size
             )
-        else:
-            images = resize(
-                obs.images[name], size, self.config.get("image_resize_strategy", "resize-naive")
-            )
-        return center_crop(images) if self.config["center_crop"] else images
+        return resize(
+            obs.images[name], size, self.config.get("image_resize_strategy", "resize-naive")
+        )
 
     def encode(self, inputs: Inputs) -> Any:
         """Return a :class:`Prefix`."""

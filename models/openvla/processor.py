@@ -27,6 +27,7 @@ SIGLIP_MEAN, SIGLIP_STD = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
 LETTERBOX_FILL = (127, 127, 127)
 LANCZOS_LOBES = 3
 CROP_AREA = 0.9
+"""Share of an image's area that the crops of training and evaluation keep."""
 
 STRATEGIES = ("resize-naive", "letterbox", "resize-crop")
 

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.protocols import Noise
 from rlinf_vla.core.types import Inputs, Observation
 
 from .. import files
@@ -69,6 +70,7 @@ class Pi0Policy(FlowPolicy):
     )
     """Those of openpi's ``to_bfloat16_for_selected_params``, and what is outside its cast."""
     split_unsupported: ClassVar[str | None] = None
+    augmentation_unsupported: str | None = None
     head_modules: tuple[str, ...] = ("paligemma_with_expert.gemma_expert.model", *full_modules)
 
     def __init__(self, directory: Path, options: Pi0Options) -> None:
@@ -178,6 +180,17 @@ class Pi0Policy(FlowPolicy):
             "token_mask": token_mask.to(state.device),
         }
         return inputs | {"state": F.pad(state, (0, self.config.action_dim - state.shape[-1]))}
+
+    def augment(self, inputs: Inputs, noise: Noise) -> Inputs:
+        from .augmentation import openpi_augmented
+
+        images = {
+            f"image.{name}": openpi_augmented(
+                inputs[f"image.{name}"], noise, moves="wrist" not in name
+            )
+            for name in self.spec.images
+        }
+        return inputs | images
 
     def encode_prefix(self, inputs: Inputs) -> Prefix:
         images = to_unit_range(

@@ -109,6 +109,11 @@ class Algorithm:
         return False
 
     @property
+    def augments(self) -> bool:
+        """Whether the images of demonstrations are augmented."""
+        return False
+
+    @property
     def ema_decay(self) -> float | None:
         """Decay, per step, of the moving average of the trained weights that acts; None: none."""
         return None

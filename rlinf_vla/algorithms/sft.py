@@ -23,7 +23,7 @@ from rlinf_vla.config.ranges import (
     Range,
     Size,
 )
-from rlinf_vla.config.recipe import SUPERVISED, AlgorithmConfig
+from rlinf_vla.config.recipe import NO_AUGMENTATION, SUPERVISED, AlgorithmConfig
 from rlinf_vla.core.protocols import Noise, Policy
 from rlinf_vla.core.types import Batched, Inputs
 
@@ -54,6 +54,8 @@ class SFTConfig(AlgorithmConfig):
 
     The average is evaluated, saved and exported, while steps are taken on the weights themselves.
     """
+    augmentation: Annotated[str, OneOf(NO_AUGMENTATION, "official")] = NO_AUGMENTATION
+    """Augment training images as the model's official trainer does (official), or not (none)."""
 
 
 @dataclass(frozen=True)
@@ -97,10 +99,19 @@ def action_chunks(actions: Tensor, chunk: int) -> Tensor:
 
 
 def imitation_loss(
-    policy: Policy, batch: Demonstrations, noise: Callable[[Tensor], Noise]
+    policy: Policy,
+    batch: Demonstrations,
+    noise: Callable[[Tensor], Noise],
+    augmentation: Callable[[Tensor], Noise] | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the supervised loss, summed over the batch; ``noise(draws)``: its random numbers."""
-    loss = policy.supervised_loss(batch.inputs, batch.actions, noise(batch.draws)).sum()
+    """Return the supervised loss, summed over the batch; ``noise(draws)``: its random numbers.
+
+    ``augmentation(draws)``: those of the images' augmentation; None: they are not augmented.
+    """
+    inputs = batch.inputs
+    if augmentation is not None:
+        inputs = policy.augment(inputs, augmentation(batch.draws))
+    loss = policy.supervised_loss(inputs, batch.actions, noise(batch.draws)).sum()
     return loss, {"sft/loss": loss.detach()}
 
 
@@ -118,8 +129,10 @@ class StepFlow(Protocol):
 class Flow(StepFlow, Protocol):
     """The operations of behaviour cloning; a runtime implements them."""
 
-    def demonstrate(self, config: DemonstrationConfig) -> Demonstrations:
-        """Return all demonstrations; the first iteration of a run collects or reads them."""
+    def demonstrate(self, config: DemonstrationConfig, augmented: bool) -> Demonstrations:
+        """Return all demonstrations; the first iteration of a run collects or reads them.
+
+        ``augmented``: prepare them for ``Policy.augment``."""
 
     def imitate(self, batch: Demonstrations, rate: float) -> None:
         """Take one optimiser step with ``rate`` times the learning rate."""
@@ -143,6 +156,10 @@ class SFT(Supervised):
             )
 
     @property
+    def augments(self) -> bool:
+        return self.config.augmentation != NO_AUGMENTATION
+
+    @property
     def ema_decay(self) -> float | None:
         return self.config.ema_decay
 
@@ -155,7 +172,7 @@ class SFT(Supervised):
         return warmup_cosine(step, config.warmup_steps, total, config.learning_rate_end)
 
     def iteration(self, flow: Flow) -> None:
-        demonstrations = flow.demonstrate(self.config.demonstrations)
+        demonstrations = flow.demonstrate(self.config.demonstrations, self.augments)
         size = self.config.batch_size
         batch = demonstrations[
             torch.randint(len(demonstrations), (size,), generator=flow.generator())

@@ -34,7 +34,7 @@ ON_POLICY = "on-policy"
 OFF_POLICY = "off-policy"
 SUPERVISED = "supervised"
 INTERACTIVE = "interactive"
-NO_ALGORITHM = "none"
+NO_ALGORITHM = NO_AUGMENTATION = "none"
 """Algorithm name of a recipe without training, for ``rlinf-vla eval``."""
 
 TENSORBOARD = "tensorboard"

@@ -166,6 +166,11 @@ class Policy(nn.Module):
     """Weights of the head of which only these rows are used, unless they have adapters."""
     noise_dim: int | None = None
     """Dimension of the noise that ``act_from_noise`` takes; None: it is unsupported."""
+    augmentation_unsupported: str | None = "does not declare an official augmentation of its images"
+    """Why ``algorithm.augmentation=official`` is not supported, as a phrase that follows the name.
+
+    None: it is supported, by ``augment`` and ``prepare_to_augment``.
+    """
     sees_depth: ClassVar[bool] = False
     """Whether its images may be distances (``core/observation_features.py``)."""
     learns: ClassVar[bool] = True
@@ -233,6 +238,15 @@ class Policy(nn.Module):
     @abstractmethod
     def prepare(self, obs: Observation) -> Inputs:
         """Tokenise and resize an observation. The result is cheap to store."""
+
+    def prepare_to_augment(self, obs: Observation) -> Inputs:
+        """Prepare a demonstration for ``augment``: without what the augmentation replaces."""
+        return self.prepare(obs)
+
+    def augment(self, inputs: Inputs, noise: Noise) -> Inputs:
+        """Return inputs of ``supervised_loss`` with the images augmented as the official trainer
+        does, from what ``prepare_to_augment`` returned. A row depends on its own noise only."""
+        raise NotImplementedError
 
     @abstractmethod
     def encode(self, inputs: Inputs) -> Any:
@@ -397,9 +411,15 @@ Learner = Policy | RewardModel
 """A network that a trainer can train."""
 
 
-def prepared(learner: Learner, obs: Observation) -> Inputs:
-    """Return the inputs of ``learner``, prepared on its device."""
-    return learner.prepare(obs.to(device_of(learner)))
+def prepared(learner: Learner, obs: Observation, augmented: bool = False) -> Inputs:
+    """Return the inputs of ``learner``, prepared on its device.
+
+    ``augmented``: of a policy, for ``Policy.augment``.
+    """
+    seen = obs.to(device_of(learner))
+    if augmented and isinstance(learner, Policy):
+        return learner.prepare_to_augment(seen)
+    return learner.prepare(seen)
 
 
 @dataclass(frozen=True)

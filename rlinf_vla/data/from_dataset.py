@@ -50,10 +50,14 @@ def require_same_control_rate(path: str, environments: Iterable[EnvSpec]) -> Non
 
 
 def dataset_demonstrations(
-    policy: Policy, config: DemonstrationConfig, progress: Callable[[float], None]
+    policy: Policy,
+    config: DemonstrationConfig,
+    progress: Callable[[float], None],
+    augmented: bool = False,
 ) -> tuple[Demonstrations, float | None]:
     """Return every frame with its action chunk, and the share of successful episodes.
 
+    ``augmented``: prepare them for ``Policy.augment``.
     The share is None if the dataset does not record success. Raises UserError if the dataset is
     unreadable or does not fit the policy.
     """
@@ -61,7 +65,7 @@ def dataset_demonstrations(
     columns = [form.SUCCESS] if form.SUCCESS in source.reader.features else []
     episodes, successes = [], []
     for episode in source.episodes(columns, progress):
-        episodes.append((source.inputs(episode), source.actions(episode)))
+        episodes.append((source.inputs(episode, augmented), source.actions(episode)))
         successes += [bool(episode.columns[key].any()) for key in columns]
     return Demonstrations.of(episodes, policy.horizon), sum(successes) / len(
         successes
@@ -278,8 +282,8 @@ class _Source:
         """Return actions, float32 ``[L, D]``."""
         return torch.from_numpy(episode.vectors(self._action_key)).float()
 
-    def inputs(self, episode: Episode) -> Inputs:
-        """Return the prepared inputs of every frame, ``[L, ...]``."""
+    def inputs(self, episode: Episode, augmented: bool = False) -> Inputs:
+        """Return the prepared inputs of every frame, ``[L, ...]``; ``augmented``: to augment."""
         streams = {name: self.reader.frames(episode, key) for name, key in self._cameras.items()}
         nothing = np.zeros((len(episode), 0), np.float32)
         state = torch.from_numpy(
@@ -296,7 +300,9 @@ class _Source:
             parts.append(
                 moved(
                     prepared(
-                        self.policy, Observation(seen, state[rows], episode.instruction[rows])
+                        self.policy,
+                        Observation(seen, state[rows], episode.instruction[rows]),
+                        augmented,
                     ),
                     CPU,
                 )

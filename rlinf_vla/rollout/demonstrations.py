@@ -49,15 +49,17 @@ def collect_demonstrations(
     config: DemonstrationConfig,
     run_seed: int,
     progress: Callable[[float], None] = lambda fraction: None,
+    augmented: bool = False,
 ) -> tuple[Demonstrations, float | None]:
     """Label states with the expert's noise-free actions, visited under noise; or read a dataset.
 
     Also returns the share of successful episodes, None if a dataset does not record success.
-    ``groups`` may be empty if ``config.dataset`` is set.
+    ``groups`` may be empty if ``config.dataset`` is set. ``augmented``: prepare the states for
+    ``Policy.augment``.
     """
     if config.dataset is not None:
         require_same_control_rate(config.dataset, (env.spec for env in groups))
-        return dataset_demonstrations(policy, config, progress)
+        return dataset_demonstrations(policy, config, progress, augmented)
     inputs, outcomes = EpisodeRows(config.episodes), EpisodeRows(config.episodes)
 
     def on_call(env: VectorEnv, call: Call, index: Tensor) -> None:
@@ -69,7 +71,8 @@ def collect_demonstrations(
             sound,
         )
 
-    play_expert(partial(prepared, policy), groups, config, run_seed, on_call, progress)
+    prepare = partial(prepared, policy, augmented=augmented)
+    play_expert(prepare, groups, config, run_seed, on_call, progress)
     ended = outcomes.all()
     episodes = [(seen, outcome[LABEL]) for seen, outcome in zip(inputs.all(), ended, strict=True)]
     return Demonstrations.of(episodes, policy.horizon), sum(

@@ -22,6 +22,7 @@ IMITATION = 3
 DETOUR = 4
 DELAY = 5
 WORD_ORDER = 6
+AUGMENTATION = 7
 """Streams of random numbers; the policy uses stream 0."""
 
 
@@ -86,3 +87,8 @@ class CounterNoise:
 def imitation_noise(run_seed: int, draws: Tensor) -> CounterNoise:
     """Return the noise of an imitation loss; ``draws`` int64 ``[B]``, >= 0, are its keys."""
     return CounterNoise(run_seed, torch.zeros_like(draws), draws, draws >> 32, IMITATION)
+
+
+def augmentation_noise(run_seed: int, draws: Tensor) -> CounterNoise:
+    """Return the noise of the images' augmentation; ``draws`` as of ``imitation_noise``."""
+    return CounterNoise(run_seed, torch.zeros_like(draws), draws, draws >> 32, AUGMENTATION)

@@ -16,6 +16,7 @@ from rlinf_vla.config.cluster import CUDA
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import (
     NO_ALGORITHM,
+    NO_AUGMENTATION,
     OFF_POLICY,
     ON_POLICY,
     SUPERVISED,
@@ -80,6 +81,7 @@ def build_policy(recipe: Recipe, lora: bool = True) -> Policy:
         torch.manual_seed(recipe.seed)
         directory = asset_path(recipe.model.checkpoint)
         policy = model.load(directory, recipe.model.options)
+    require_augmentation(recipe, policy)
     if lora:
         add_lora(policy, located(recipe.model.lora), recipe.seed)
     base = policy
@@ -103,7 +105,18 @@ def outline(recipe: Recipe) -> Policy:
             f"model.checkpoint={recipe.model.checkpoint}: model={name} reads none, its server does: set model.checkpoint=none"
         )
     with torch.random.fork_rng(devices=[]):
-        return model.without_weights(description(recipe), recipe.model.options)
+        policy = model.without_weights(description(recipe), recipe.model.options)
+    require_augmentation(recipe, policy)
+    return policy
+
+
+def require_augmentation(recipe: Recipe, policy: Policy) -> None:
+    """Raise UserError if the recipe augments images in a way that the policy does not support."""
+    wanted = getattr(recipe.algorithm, "augmentation", NO_AUGMENTATION)
+    if wanted != NO_AUGMENTATION and policy.augmentation_unsupported is not None:
+        raise UserError(
+            f"algorithm.augmentation={wanted}: {policy.name} {policy.augmentation_unsupported}"
+        )
 
 
 def description(recipe: Recipe) -> Path:

@@ -14,7 +14,7 @@ from rlinf_vla.algorithms.sft import Demonstrations, imitation_loss
 from rlinf_vla.core.devices import device_of
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.evaluation_episodes import EpisodeResult
-from rlinf_vla.rollout.noise import imitation_noise
+from rlinf_vla.rollout.noise import augmentation_noise, imitation_noise
 from rlinf_vla.runtime.base import BaseFlow
 from rlinf_vla.runtime.workers.base import Workers
 from rlinf_vla.runtime.workers.rollout import Weights, evaluate_on
@@ -45,9 +45,9 @@ class SupervisedFlow(BaseFlow):
     def generator(self) -> torch.Generator:
         return torch.Generator().manual_seed(self.settings.run_seed * 1_000_003 + self.iteration)
 
-    def demonstrate(self, config: DemonstrationConfig) -> Demonstrations:
+    def demonstrate(self, config: DemonstrationConfig, augmented: bool = False) -> Demonstrations:
         if self._demonstrations is None:
-            self._demonstrations, success = self.collect_demonstrations(config)
+            self._demonstrations, success = self.collect_demonstrations(config, augmented)
             succeeded = "" if success is None else f"; {100 * success:.0f} % succeeded"
             self.say(f"{_source(config)}: {len(self._demonstrations)} states{succeeded}")
         return self._demonstrations
@@ -69,11 +69,11 @@ class SupervisedFlow(BaseFlow):
         self.publish()
 
     def collect_demonstrations(
-        self, config: DemonstrationConfig
+        self, config: DemonstrationConfig, augmented: bool
     ) -> tuple[Demonstrations, float | None]:
         """Return the demonstrations, and the share of successful episodes if it is known."""
         with self.rollouts.heard(partial(self.progress, "demonstrations")):
-            ((demonstrations, success),) = self.rollouts.call("demonstrate", config)
+            ((demonstrations, success),) = self.rollouts.call("demonstrate", config, augmented)
         return demonstrations, success
 
     def collect_frames(self, config: DemonstrationConfig) -> Frames:
@@ -115,13 +115,24 @@ class SupervisedFlow(BaseFlow):
 
 
 def supervised_step(
-    trainer: Trainer, run_seed: int, batch: Demonstrations | Frames, rate: float
+    trainer: Trainer,
+    run_seed: int,
+    batch: Demonstrations | Frames,
+    rate: float,
+    augmented: bool = False,
 ) -> dict[str, float]:
-    """Take one optimiser step: imitate demonstrations, or classify frames. Return its metrics."""
+    """Take one optimiser step: imitate demonstrations, or classify frames. Return its metrics.
+
+    ``augmented``: augment the images of the demonstrations.
+    """
     loss = (
         success_loss
         if isinstance(batch, Frames)
-        else partial(imitation_loss, noise=partial(imitation_noise, run_seed))
+        else partial(
+            imitation_loss,
+            noise=partial(imitation_noise, run_seed),
+            augmentation=partial(augmentation_noise, run_seed) if augmented else None,
+        )
     )
     return trainer.step(batch, loss, rate)
 

@@ -37,7 +37,8 @@ class Flow:
     def generator(self) -> torch.Generator:
         return torch.Generator().manual_seed(self.iteration)
 
-    def demonstrate(self, config: DemonstrationConfig) -> Demonstrations:
+    def demonstrate(self, config: DemonstrationConfig, augmented: bool) -> Demonstrations:
+        assert not augmented
         return Demonstrations({"x": torch.arange(50)}, torch.zeros(50, 1, 1), torch.arange(50))
 
     def imitate(self, batch: Demonstrations, rate: float) -> None:

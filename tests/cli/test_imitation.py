@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from rlinf_vla.training import lora
 from tests.cli.conftest import CommandLine, Counting
 from tests.cli.runs import assert_same_files, checkpoint, metrics
+from tests.models.tiny_openvla import smaller_directory
 
 Train = Callable[..., Path]
 
@@ -46,6 +47,14 @@ QUICK = (
             ("algorithm.ema_decay=1",),
             "algorithm.ema_decay=1.0 is out of range: use a number above 0 and below 1, or null",
         ),
+        (
+            ("algorithm.augmentation=strong",),
+            "algorithm.augmentation=strong is not known: use none or official",
+        ),
+        (
+            ("algorithm.augmentation=official",),
+            "algorithm.augmentation=official: linear does not declare an official augmentation of its images",
+        ),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(
@@ -67,7 +76,8 @@ def test_a_constant_learning_rate_does_not_depend_on_the_runs_length(
 
 AVERAGED = (
     *QUICK,
-    "algorithm.decay_steps=6",
+    "algorithm.decay_steps=10",
+    "iterations=10",
     "algorithm.ema_decay=0.8",
     "checkpoints.every=2",
     "checkpoints.keep=9",
@@ -82,14 +92,12 @@ def test_a_moving_average_acts_and_resumes_while_training_goes_on_without_it(
     evaluated = ("evaluation.before_and_after=true", "evaluation.filmed=0", "episodes=4")
     whole = train("whole", *AVERAGED, *evaluated, adapters, recipe="counting_sft")
     train("parts", *AVERAGED, adapters, "iterations=2", recipe="counting_sft")
-    assert rlinf_vla("train", "run=parts", "iterations=6").code == 0
-    assert_same_files(whole, tmp_path / "parts", 6)
+    assert rlinf_vla("train", "run=parts", "iterations=10").code == 0
+    assert_same_files(whole, tmp_path / "parts", 10)
 
     plain = train("plain", *AVERAGED, adapters, "algorithm.ema_decay=null", recipe="counting_sft")
-    assert [line["sft/loss"] for line in metrics(plain)] == [
-        line["sft/loss"] for line in metrics(whole)
-    ]
-    averaged, raw = checkpoint(whole, 6), checkpoint(plain, 6)
+    assert losses(plain) == losses(whole)
+    averaged, raw = checkpoint(whole, 10), checkpoint(plain, 10)
     kept = [name.removesuffix(".average") for name in averaged if name.endswith(".average")]
     files = {name.rpartition(":")[2]: name for name in raw if not name.startswith("optimizer")}
     assert kept and len(kept) == len(files)
@@ -103,7 +111,7 @@ def test_a_moving_average_acts_and_resumes_while_training_goes_on_without_it(
 
     found = rlinf_vla("eval", "run=whole", "evaluation.filmed=0", "run_dir=again")
     assert found.code == 0, found.out + found.err
-    again = json.loads((tmp_path / "again" / "evaluation" / "step_000006.json").read_text())
+    again = json.loads((tmp_path / "again" / "evaluation" / "step_000010.json").read_text())
     after = json.loads((whole / "evaluation" / "after.json").read_text())
     assert again["greedy"]["episodes"] == after["greedy"]["episodes"]
     if rank == 0:
@@ -112,6 +120,68 @@ def test_a_moving_average_acts_and_resumes_while_training_goes_on_without_it(
             any(torch.equal(value, averaged[key]) for key in files.values())
             for value in policy.values()
         )
+
+
+def augmented(package: Path, *words: str) -> list[str]:
+    """Imitation of the expert by an OpenVLA in counter world."""
+    return [
+        "train",
+        "--config-dir",
+        str(package),
+        "recipe=counted",
+        "algorithm=sft",
+        f"model.checkpoint={package / 'model'}",
+        "model.options.random_weights=true",
+        "model.options.prompt_length=56",
+        "model.lora.rank=0",
+        "env.num_envs=2",
+        "iterations=10",
+        "checkpoints.every=5",
+        "checkpoints.keep=9",
+        "algorithm.batch_size=8",
+        "algorithm.decay_steps=10",
+        "algorithm.augmentation=official",
+        *QUICK,
+        *words,
+    ]
+
+
+def test_augmented_images_are_the_same_in_a_resumed_run(
+    rlinf_vla: CommandLine, package: Path
+) -> None:
+    smaller_directory(package / "model")
+    crop = "model.options.center_crop=true"
+    for words in (
+        ("run_dir=whole",),
+        ("run_dir=parts", "iterations=5"),
+        ("run_dir=plain", "algorithm.augmentation=none"),
+        ("run_dir=rows", "cluster.micro_batch_size=3"),
+    ):
+        found = rlinf_vla(*augmented(package, crop, *words))
+        assert found.code == 0, found.out + found.err
+    assert rlinf_vla("train", "run=parts", "iterations=10").code == 0
+    assert_same_files(package / "whole", package / "parts", 10)
+    whole = losses(package / "whole")
+    assert whole != losses(package / "plain")
+    assert whole == pytest.approx(losses(package / "rows"), rel=1e-4)
+
+
+def test_a_model_that_acts_on_whole_images_is_not_trained_on_crops(
+    rlinf_vla: CommandLine, package: Path
+) -> None:
+    smaller_directory(package / "model")
+    found = rlinf_vla(*augmented(package))
+    assert found.code == 2
+    assert found.complaint == (
+        "algorithm.augmentation=official: openvla crops images in training, so it must also do so "
+        "when it acts: set model.options.center_crop=true"
+    )
+
+
+def losses(run: Path) -> list[float]:
+    found = [line["sft/loss"] for line in metrics(run)]
+    assert found
+    return found
 
 
 def as_saved(name: str) -> str:

@@ -98,6 +98,7 @@ ALGORITHMS = {
     ],
 }
 LORA, FULL = ["model.lora.rank=2"], ["model.lora.rank=0"]
+OFFICIAL = ["algorithm.augmentation=official", "algorithm.ema_decay=0.9"]
 BFLOAT16 = ["model.options.dtype=bfloat16"]
 RUNS = {
     "ppo of openvla": ("ppo", "openvla", LORA),
@@ -150,6 +151,12 @@ RUNS = {
     "sft of openvla": ("sft", "openvla", FULL),
     "sft of openvla_oft": ("sft", "openvla_oft", LORA),
     "sft of pi0": ("sft", "pi0", FULL),
+    "augmented sft of openvla": (
+        "sft",
+        "openvla",
+        [*FULL, "model.options.center_crop=true", *OFFICIAL],
+    ),
+    "augmented sft of pi0 in bfloat16": ("sft", "pi0", [*FULL, *BFLOAT16, *OFFICIAL]),
     "sft of pi0 with delays": ("sft", "pi0", [*FULL, "model.options.simulated_delay=1"]),
 }
 CHEAP = {run for run in RUNS if run.startswith("sft of ")} | {"sac of compact"}

@@ -361,12 +361,19 @@ class RolloutWorker(PolicyWorker):
             for span in shifted(timeline.spans(), clock_offset())
         ]
 
-    def demonstrate(self, config: DemonstrationConfig) -> tuple[Demonstrations, float | None]:
+    def demonstrate(
+        self, config: DemonstrationConfig, augmented: bool = False
+    ) -> tuple[Demonstrations, float | None]:
         from rlinf_vla.rollout.demonstrations import collect_demonstrations
 
         with self.builders.rollout_threads():
             return collect_demonstrations(
-                self.policy, self.groups, config, self.builders.settings.run_seed, self.progress
+                self.policy,
+                self.groups,
+                config,
+                self.builders.settings.run_seed,
+                self.progress,
+                augmented,
             )
 
     def label(self, config: DemonstrationConfig) -> Frames:

@@ -346,7 +346,13 @@ class TrainerWorker(Worker):
         from rlinf_vla.runtime.supervised import supervised_step
 
         with self.updating() as memory:
-            metrics = supervised_step(self.trainer, self.builders.settings.run_seed, batch, rate)
+            metrics = supervised_step(
+                self.trainer,
+                self.builders.settings.run_seed,
+                batch,
+                rate,
+                self.algorithm.augments,
+            )
         return metrics | memory
 
     def success_logits(self, frames: Frames) -> Tensor:

@@ -180,6 +180,17 @@ def test_imitation_of_a_flow_policy_is_counted_with_all_the_actions_that_it_pred
     model.step(3)
 
 
+@pytest.mark.parametrize(
+    "words", [("model=openvla", "model.options.center_crop=true"), ("model=pi0",)]
+)
+def test_augmented_images_are_counted(words: tuple[str, ...]) -> None:
+    keys = ("recipe=maniskill_sft", *words)
+    plain = MemoryModel(recipe(*keys))
+    augmented = MemoryModel(recipe(*keys, "algorithm.augmentation=official"))
+    found, before = augmented.update(16, False), plain.update(16, False)
+    assert found > before if "model=pi0" in words else found == before  # uint8 images as before
+
+
 def test_gradients_moments_and_masters_are_those_of_the_trainer() -> None:
     wanted = recipe(
         "recipe=maniskill_ppo",
