@@ -56,11 +56,16 @@ def same(first: dict[str, Tensor], second: dict[str, Tensor], limit: float = 0.0
 
 
 def part(
-    fresh: Policy, mode: str, steps: range, start: Path | None = None, written: Path | None = None
+    fresh: Policy,
+    decay: float | None,
+    mode: str,
+    steps: range,
+    start: Path | None = None,
+    written: Path | None = None,
 ) -> dict[str, Any]:
     """Some steps of a run, from a checkpoint to a checkpoint."""
     policy = copy.deepcopy(fresh)
-    trainer = make(mode, 3, policy, OptimizerConfig(3e-4, 3e-4, 1.0))
+    trainer = make(mode, 3, policy, OptimizerConfig(3e-4, 3e-4, 1.0, ema_decay=decay))
     if start is not None:
         assert load_checkpoint(start, policy, trainer) == {"iteration": 1}
     learn(policy, trainer, steps)
@@ -73,29 +78,39 @@ def part(
 
 
 @pytest.mark.parametrize(
-    ("before", "afters"), [("alone", ["sharded"]), ("sharded", ["alone", "replicated"])]
+    ("before", "afters", "decay"),
+    [
+        ("alone", ["sharded"], None),
+        ("sharded", ["alone", "replicated"], None),
+        ("alone", ["sharded"], 0.9),
+        ("sharded", ["alone"], 0.9),
+    ],
 )
 def test_a_run_resumes_with_another_number_of_ranks(
-    fresh: Policy, tmp_path: Path, before: str, afters: list[str]
+    fresh: Policy, tmp_path: Path, before: str, afters: list[str], decay: float | None
 ) -> None:
     """A checkpoint is read bit for bit as written; later steps differ by rounding."""
 
     def run(mode: str, *what: Any) -> dict[str, Any]:
         return (
-            part(fresh, mode, *what)
+            part(fresh, decay, mode, *what)
             if mode == "alone"
-            else on_ranks(lambda rank: part(fresh, mode, *what), tmp_path)[0]
+            else on_ranks(lambda rank: part(fresh, decay, mode, *what), tmp_path)[0]
         )
 
     saved = run(before, range(1), None, tmp_path)
     written = tmp_path / "step_000001"
-    expected = part(fresh, "alone", range(2))
+    expected = part(fresh, decay, "alone", range(2))
     for after in afters:
         read = run(after, range(0), written)
         end = run(after, range(1, 2), written)
         for kind in ("weights", "state"):
             same(read[kind], saved[kind])
             same(end[kind], expected[kind], 1e-5)
+    reader = copy.deepcopy(fresh)  # as an evaluation does
+    load_checkpoint(written, reader)
+    acts = {name: value for name, value in reader.named_parameters() if name in saved["weights"]}
+    same({name: value.detach() for name, value in acts.items()}, saved["weights"])
 
 
 def test_a_full_disk_leaves_no_rank_waiting(
