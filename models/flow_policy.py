@@ -95,6 +95,8 @@ class FlowPolicy(PretrainedPolicy):
 
     def _spec_of(self, chunk: int, size: ImageSize, card: Card | None) -> PolicySpec:
         images = dict.fromkeys(self.options.images or ["base"], size)
+        limit = self.state_normalizer.limit
+        self.state_limit = None if limit is None else ("state", limit)
         spec = PolicySpec(
             chunk, len(self.action_normalizer), len(self.state_normalizer), images, bars=self.bars
         )

@@ -13,6 +13,9 @@ from .statistics import FIX, read_numbers, read_range
 
 RANGES = {"QUANTILES": ("q01", "q99"), "QUANTILE10": ("q10", "q90"), "MIN_MAX": ("min", "max")}
 """Modes that map this range to [-1, 1]; names as in lerobot."""
+DEVIATIONS = 4.0
+"""Standard deviations beyond which values of any data are rare: 1 in 16 at most (Chebyshev), 1 in
+16,000 of normally distributed ones."""
 
 
 class Normalizer(nn.Module):
@@ -36,6 +39,8 @@ class Normalizer(nn.Module):
         if not isinstance(epsilon, int | float) or not 0 <= epsilon < 1:
             raise UserError(f"{where}: eps={epsilon} is not a number from 0 to 1: {FIX}")
         self.to_range = mode in RANGES
+        self.limit = 1.0 if self.to_range else DEVIATIONS if mode == "MEAN_STD" else None
+        """Magnitude from which a normalised value is beyond the statistics; None: unknown."""
         if self.to_range:
             low, high = read_range(statistics, RANGES[mode], where)
             offset = low

@@ -82,6 +82,7 @@ class CompactPolicy(PretrainedPolicy):
             raise UserError(
                 f"{directory / files.CONFIG}: low and high of state_range must be {expected}: copy the checkpoint again"
             )
+        self.state_limit = ("state", 1.0)
         self.register_buffer("low", low, persistent=False)
         self.register_buffer("high", high, persistent=False)
 

@@ -153,6 +153,7 @@ class OpenVLAPolicy(PretrainedPolicy):
             if proprio
             else None
         )
+        self.state_limit = ("proprio", 1.0) if proprio else None
         self.prompts = PromptEncoder(
             files.read_tokenizer(directory),
             options.prompt_length or PROMPT_LENGTH,

@@ -69,6 +69,7 @@ class FeaturePolicy(Policy):
         self.base = base
         self.spec = base.spec
         self.merge_adapters = base.merge_adapters
+        self.state_limit = base.state_limit
         for name, parameter in base.named_parameters():
             if not name.startswith("backbone."):
                 parameter.requires_grad_(False)

@@ -441,7 +441,8 @@ class OnPolicy(CostLimited):
             log_prob, old, batch.advantage, mask, batch.weight, self.clip, proximal
         )
         entropy = joint(new.entropy, calls.valid).sum()
-        summed = {"actor/pg_loss": actor, "actor/entropy": entropy} | {
+        each = torch.where(batch.counts, new.entropy.mean(dim=(-2, -1)), 0).sum()
+        summed = {"actor/pg_loss": actor, "actor/entropy": entropy, "actor/entropy_each": each} | {
             f"actor/{name}": value for name, value in statistics.items()
         }
         total = torch.zeros_like(actor) if value_only else actor - self.entropy_coef * entropy

@@ -180,6 +180,9 @@ class Policy(nn.Module):
     """Where the backbone runs if this policy is only a head (``rollout.backbone``); None: here."""
     origin: Origin | None = None
     """The files that it was loaded from; None: not known."""
+    state_limit: tuple[str, float] | None = None
+    """Name of the prepared input with the state as the checkpoint's statistics scale it, and the
+    magnitude from which an entry is beyond them; None: it has none."""
     merge_adapters: bool = True
     """Whether rollouts merge the adapters into the weights (``model.lora.merge``)."""
 

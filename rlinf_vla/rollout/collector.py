@@ -2,20 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from rlinf_vla.algorithms.base import EPISODE_COST
 from rlinf_vla.core.devices import CPU, moved
-from rlinf_vla.core.protocols import VectorEnv
+from rlinf_vla.core.protocols import EnvSpec, Policy, VectorEnv
 from rlinf_vla.core.types import Episodes, Tensors, Trajectory
 from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.rollout.episodes import training_episodes
 from rlinf_vla.rollout.player import Call, Spans, interleave, play_episodes, rollout_generator
 
 Beside = Callable[[Call], Tensors]
+
+
+AT_BOUND = 0.99
+"""Magnitude from which a number of an action counts as at its bound, which is 1 (conventions.md):
+the outermost centre of OpenVLA's 255 bins is 0.996."""
+CLOSED: dict[str, Callable[[Tensor], Tensor]] = {
+    "open_positive": lambda gripper: gripper < 0,
+    "close_positive": lambda gripper: gripper > 0,
+    "zero_to_one": lambda gripper: gripper < 0.5,
+}
+"""``Convention.gripper`` -> whether a command closes it."""
+SHARES = {
+    "rollout/actions_at_bounds": ("at_bounds", "numbers"),
+    "rollout/gripper_closed": ("closed", "commands"),
+    "rollout/state_outliers": ("outliers", "entries"),
+}
+"""Metric -> the counts of ``CallCounts`` that it is the quotient of."""
+
+
+class CallCounts:
+    """Counts of what a policy saw and commanded in its calls, for ``call_metrics``.
+
+    numbers, at_bounds: of executed actions, without the gripper, where bounds are known. commands,
+    closed: of the gripper, where its convention is known. entries, outliers: of normalised states.
+    """
+
+    def __init__(self, env: EnvSpec, policy: Policy) -> None:
+        convention = env.convention
+        self._bounded = convention.tool is not None
+        self._closed = CLOSED.get(convention.gripper or "")
+        self._moving = env.action_dim - (self._closed is not None)
+        self._state = policy.state_limit
+        self._state_dim = policy.spec.state_dim
+        self._counts = Counter[str]()
+        self._outliers: Tensor | int = 0
+
+    def add(self, call: Call) -> None:
+        """Count a call. Nothing waits for a GPU, where the inputs may be."""
+        executed = call.sample.actions[call.result.valid]
+        if self._bounded:
+            moving = executed[:, : self._moving]
+            self._counts["numbers"] += moving.numel()
+            self._counts["at_bounds"] += int((moving.abs() >= AT_BOUND).sum())
+        if self._closed is not None:
+            self._counts["commands"] += len(executed)
+            self._counts["closed"] += int(self._closed(executed[:, -1]).sum())
+        if self._state is not None and self._state[0] in call.inputs:
+            name, limit = self._state
+            state = call.inputs[name][:, : self._state_dim]
+            self._counts["entries"] += state.numel()
+            self._outliers = self._outliers + (state.abs() >= limit).sum()
+
+    def totals(self) -> dict[str, int]:
+        return {**self._counts, "outliers": int(self._outliers)}
+
+
+def call_metrics(counts: Iterable[Mapping[str, int]]) -> dict[str, float]:
+    """Return the SHARES of the sums of ``CallCounts.totals``; without those of which none is."""
+    total = Counter[str]()
+    for each in counts:
+        total.update(each)
+    return {
+        name: total[part] / total[whole] for name, (part, whole) in SHARES.items() if total[whole]
+    }
 
 
 def rollout_calls(horizon: int, episode_limit: int, steps: int) -> int:
@@ -109,13 +174,17 @@ def collect_episodes(
 def episode_metrics(calls: Trajectory) -> dict[str, float]:
     """Compute metrics of complete episodes, ``[N]`` calls."""
     success = calls.episode_success()
-    return {
-        "rollout/steps": float(calls.valid.sum()),
-        "rollout/episodes": float(len(success)),
-        "rollout/reward_mean": calls.reward[calls.valid].mean().item(),
-        "rollout/success_once": success.float().mean().item(),
-        "rollout/episode_len": calls.valid.sum().item() / len(success),
-    } | cost_metrics(calls)
+    return (
+        {
+            "rollout/steps": float(calls.valid.sum()),
+            "rollout/episodes": float(len(success)),
+            "rollout/reward_mean": calls.reward[calls.valid].mean().item(),
+            "rollout/success_once": success.float().mean().item(),
+            "rollout/episode_len": calls.valid.sum().item() / len(success),
+        }
+        | return_metrics(calls)
+        | cost_metrics(calls)
+    )
 
 
 def rollout_metrics(rollouts: Trajectory) -> dict[str, float]:
@@ -136,7 +205,19 @@ def rollout_metrics(rollouts: Trajectory) -> dict[str, float]:
     if episodes:
         metrics["rollout/success_once"] = success[ended].float().mean().item()
         metrics["rollout/episode_len"] = lengths[ended].float().mean().item()
-    return metrics | cost_metrics(rollouts)
+    return metrics | return_metrics(rollouts) | cost_metrics(rollouts)
+
+
+def return_metrics(calls: Trajectory) -> dict[str, float]:
+    """Return the extremes of the undiscounted returns of all episodes, complete or not."""
+    ids = calls.episode_ids().flatten()
+    reward = torch.where(calls.valid, calls.reward, 0).double().sum(-1).flatten()
+    returns = torch.zeros(int(ids.max()) + 1, dtype=torch.float64).index_add(0, ids, reward)
+    return extremes(returns.tolist())
+
+
+def extremes(returns: Sequence[float]) -> dict[str, float]:
+    return {"rollout/return_min": min(returns), "rollout/return_max": max(returns)}
 
 
 def cost_metrics(calls: Trajectory) -> dict[str, float]:

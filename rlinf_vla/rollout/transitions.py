@@ -15,6 +15,7 @@ from rlinf_vla.core.protocols import Policy, VectorEnv, precompute_frozen, prepa
 from rlinf_vla.core.transitions import ACTED, ACTION, COST, DISCOUNT, REWARD, EpisodeRecords
 from rlinf_vla.core.types import FAULTS, Episodes
 from rlinf_vla.rollout.actor import Actor, rows_of, whole_blocks
+from rlinf_vla.rollout.collector import extremes
 from rlinf_vla.rollout.faults import Fault
 from rlinf_vla.rollout.player import Call, EpisodeRows, Spans, play_episodes
 from rlinf_vla.rollout.scripted_actors import ExpertActor
@@ -32,11 +33,13 @@ def record_transitions(
     expert: bool,
     spans: Spans,
     progress: Callable[[float], None] = lambda fraction: None,
+    watch: Callable[[Call], None] = lambda call: None,
 ) -> list[EpisodeRecords]:
     """Run ``episodes`` to their end, by ``actor`` or by the scripted expert.
 
     Returns their records, in their order. ``rewards``: function of (reward, valid), see
-    ``algorithms/advantages.py``. Raises UserError if the expert cannot act for the policy.
+    ``algorithms/advantages.py``. ``watch`` gets each call. Raises UserError if the expert cannot
+    act for the policy.
     """
     if expert and policy.spec.chunk != 1:
         raise UserError(
@@ -47,6 +50,7 @@ def record_transitions(
 
     @torch.no_grad()
     def on_call(env: VectorEnv, call: Call, index: Tensor) -> None:
+        watch(call)
         result = call.result
         terminated = (result.terminated & result.valid).any(dim=1)
         done = result.done
@@ -115,10 +119,15 @@ def faults_of_records(
 def transition_metrics(episodes: Sequence[EpisodeRecords]) -> dict[str, float]:
     count = len(episodes)
     costs = [episode.cost for episode in episodes if episode.cost is not None]
-    return ({EPISODE_COST: sum(costs) / len(costs)} if costs else {}) | {
-        "rollout/episodes": float(count),
-        "rollout/success_once": sum(episode.success for episode in episodes) / count,
-        "rollout/episode_len": sum(episode.steps for episode in episodes) / count,
-        "rollout/reward_mean": sum(float(episode.records[REWARD].sum()) for episode in episodes)
-        / sum(episode.steps for episode in episodes),
-    }
+    returns = [float(episode.records[REWARD].sum()) for episode in episodes]
+    metrics = {EPISODE_COST: sum(costs) / len(costs)} if costs else {}
+    return (
+        metrics
+        | extremes(returns)
+        | {
+            "rollout/episodes": float(count),
+            "rollout/success_once": sum(episode.success for episode in episodes) / count,
+            "rollout/episode_len": sum(episode.steps for episode in episodes) / count,
+            "rollout/reward_mean": sum(returns) / sum(episode.steps for episode in episodes),
+        }
+    )

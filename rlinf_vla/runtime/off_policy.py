@@ -19,6 +19,7 @@ from rlinf_vla.core.transitions import ACTED, EpisodeRecords
 from rlinf_vla.core.types import Episodes, Tensors
 from rlinf_vla.data.from_dataset import require_same_control_rate
 from rlinf_vla.rollout.actor import Settings
+from rlinf_vla.rollout.collector import call_metrics
 from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS, drawn_episodes, numbered_episodes
 from rlinf_vla.rollout.evaluation_episodes import EpisodeResult
 from rlinf_vla.rollout.transitions import faults_of_records, transition_metrics
@@ -256,7 +257,7 @@ class OffPolicyFlow(ReplayFlow):
 
     def _demonstrations(self, episodes: int) -> Iterable[EpisodeRecords]:
         listed = numbered_episodes(DEMONSTRATION_SEEDS, 0, episodes, len(self.env.tasks))
-        return self._collected(listed, True, lambda fraction: None)
+        return self._collected(listed, True, lambda fraction: None, [])
 
     def training_episodes(self, count: int, draw: int) -> Episodes:
         return drawn_episodes(
@@ -265,24 +266,34 @@ class OffPolicyFlow(ReplayFlow):
 
     def collect_transitions(self, episodes: Episodes) -> int:
         started = time.perf_counter()
-        collected = self._collected(episodes, False, self._rolling)
+        counts: list[dict[str, int]] = []
+        collected = self._collected(episodes, False, self._rolling, counts)
         self.changed = True
         for episode in collected:
             self.replay.append(episode.records)
         self.log_faults(faults_of_records(episodes, collected, self.env.tasks))
         steps = sum(episode.steps for episode in collected)
-        self.log(transition_metrics(collected) | {"rollout/steps": float(steps)})
+        self.log(transition_metrics(collected) | call_metrics(counts))
+        self.log({"rollout/steps": float(steps)})
         self.log_rollout(time.perf_counter() - started, steps)
         return steps
 
     def _collected(
-        self, episodes: Episodes, expert: bool, progress: Callable[[float], None]
+        self,
+        episodes: Episodes,
+        expert: bool,
+        progress: Callable[[float], None],
+        counts: list[dict[str, int]],
     ) -> list[EpisodeRecords]:
-        """Run ``episodes`` to their end; return their records, in their order."""
+        """Run ``episodes`` to their end; return their records, in their order.
+
+        The totals of the workers' ``CallCounts`` are added to ``counts``.
+        """
         shards = [episodes] if self.rollouts.inline else parts(episodes, self.share)
         works = [(self.weights, shard, self.chunk_rewards, expert) for shard in shards]
         collected = []
-        for records, spans in self.rollouts.map("collect_transitions", works, progress):
+        for records, spans, totals in self.rollouts.map("collect_transitions", works, progress):
+            counts.append(totals)
             collected += [
                 EpisodeRecords(packed.tensors(), *outcome) for packed, *outcome in records
             ]

@@ -19,7 +19,12 @@ from rlinf_vla.config.cluster import MEASURED, streams
 from rlinf_vla.core.devices import MEMORY
 from rlinf_vla.core.types import Rollouts, Tensors, Trajectory, gather
 from rlinf_vla.rollout.actor import Settings
-from rlinf_vla.rollout.collector import episode_metrics, rollout_calls, rollout_metrics
+from rlinf_vla.rollout.collector import (
+    call_metrics,
+    episode_metrics,
+    rollout_calls,
+    rollout_metrics,
+)
 from rlinf_vla.rollout.episodes import drawn_episodes
 from rlinf_vla.rollout.evaluation_episodes import EpisodeResult
 from rlinf_vla.rollout.faults import faults_of
@@ -217,6 +222,7 @@ class OnPolicyFlow(BaseFlow):
                 seconds if self.inline else self._ended - self._began,
                 sum(shard.steps for shard in self._done),
             )
+            self.log(call_metrics(shard.counts for shard in self._done))
         if not self.inline:
             self._log_cluster()
 

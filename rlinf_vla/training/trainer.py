@@ -252,7 +252,8 @@ class Trainer:
                 group["lr"] = rate
         self._masters.apply()
         self._average()
-        return metrics | {"actor/grad_norm": float(norm)}
+        clipped = float(norm > self.settings.max_grad_norm)
+        return metrics | {"actor/grad_norm": float(norm), "actor/clipped_steps": clipped}
 
     def descend(self, name: str, loss: Tensor) -> None:
         """Take a step of optimiser ``name`` down the sum of all ranks' ``loss``. Not if sharded.

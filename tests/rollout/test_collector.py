@@ -8,12 +8,19 @@ import torch
 from torch import Tensor
 
 from rlinf_vla.algorithms.parity import parity_errors
-from rlinf_vla.core.protocols import Policy
-from rlinf_vla.core.types import StepResult, Trajectory
+from rlinf_vla.core.protocols import Convention, Policy
+from rlinf_vla.core.types import Inputs, Observation, StepResult, Trajectory
 from rlinf_vla.rollout.actor import Actor, Settings
-from rlinf_vla.rollout.collector import collect, rollout_calls, rollout_metrics
+from rlinf_vla.rollout.collector import (
+    CallCounts,
+    call_metrics,
+    collect,
+    rollout_calls,
+    rollout_metrics,
+)
 from rlinf_vla.rollout.episodes import training_episodes
 from rlinf_vla.rollout.noise import CounterNoise
+from rlinf_vla.rollout.player import Call
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.testing.policy_calls import with_critic
 from rlinf_vla.testing.simulated_gpu import GPU, GpuTensor, simulated_gpu
@@ -253,10 +260,11 @@ def test_a_simulator_that_fails_ends_the_rollout() -> None:
 @pytest.mark.parametrize("chunk", [1, 4])
 def test_metrics_against_a_loop(chunk: int, ends_at_goal: bool) -> None:
     found = rollout(linear(chunk), groups(8, 2, ends_at_goal=ends_at_goal))
-    lengths, outcomes, rewards = [], [], []
+    lengths, outcomes, rewards, returns = [], [], [], []
     for env in range(8):
         length = 0
         won = False
+        returns.append(0.0)
         for t in range(CALLS):
             for c in range(chunk):
                 if not found.valid[t, env, c]:
@@ -264,9 +272,11 @@ def test_metrics_against_a_loop(chunk: int, ends_at_goal: bool) -> None:
                 length = length + 1
                 won = won or bool(found.success[t, env, c])
                 rewards.append(float(found.reward[t, env, c]))
+                returns[-1] += rewards[-1]
                 if found.terminated[t, env, c] or found.truncated[t, env, c]:
                     lengths.append(length)
                     outcomes.append(won)
+                    returns.append(0.0)
                     length = 0
                     won = False
     assert rollout_metrics(found) == pytest.approx(
@@ -276,9 +286,79 @@ def test_metrics_against_a_loop(chunk: int, ends_at_goal: bool) -> None:
             "rollout/reward_mean": sum(rewards) / len(rewards),
             "rollout/success_once": sum(outcomes) / len(outcomes),
             "rollout/episode_len": sum(lengths) / len(lengths),
+            "rollout/return_min": min(returns),
+            "rollout/return_max": max(returns),
         },
         abs=1e-6,
     )
+
+
+def counted(policy: Policy, envs: list[CounterWorld]) -> tuple[dict[str, float], list[Call]]:
+    """The metrics of a rollout's calls, and the calls."""
+    counts = [CallCounts(env.spec, policy) for env in envs]
+    calls: list[Call] = []
+
+    def beside(call: Call) -> dict[str, Tensor]:
+        counts[len(calls) % len(envs)].add(call)
+        calls.append(call)
+        return {}
+
+    collect(Actor(policy, SETTINGS), envs, 2, VERSION, CALLS, Timeline(), beside=beside)
+    return call_metrics(each.totals() for each in counts), calls
+
+
+@pytest.mark.parametrize(
+    ("gripper", "sign"), [("open_positive", 1), ("close_positive", -1), ("zero_to_one", 0)]
+)
+def test_metrics_of_calls_against_a_loop(gripper: str, sign: int) -> None:
+    envs = groups(4, 2, tool_m=0.1)
+    for env in envs:
+        convention = replace(env.spec.convention, gripper=gripper)
+        env.spec = replace(env.spec, native=convention)
+    metrics, calls = counted(linear(4), envs)
+    executed = [
+        action
+        for call in calls
+        for chunk, valid in zip(call.sample.actions.tolist(), call.result.valid, strict=True)
+        for action, was in zip(chunk, valid.tolist(), strict=True)
+        if was
+    ]
+    bounds = sum(abs(number) >= 0.99 for action in executed for number in action[:3])
+    closed = sum(
+        action[3] * sign < 0
+        if sign
+        else action[3] < 0.5  # +1 opens, -1 opens, 1 opens and 0 closes
+        for action in executed
+    )
+    assert 0 < bounds < 3 * len(executed) and 0 < closed < len(executed)
+    assert metrics == {
+        "rollout/actions_at_bounds": bounds / (3 * len(executed)),
+        "rollout/gripper_closed": closed / len(executed),
+    }
+
+
+def test_actions_without_a_convention_are_not_judged() -> None:
+    (env,) = groups(2, 1)
+    assert env.spec.convention == Convention() and counted(linear(1), [env])[0] == {}
+
+
+def test_states_beyond_the_statistics_are_counted() -> None:
+    class Scaled(LinearPolicy):
+        """Sees its state in units of three steps."""
+
+        def prepare(self, obs: Observation) -> Inputs:
+            padding = torch.zeros(len(obs.state), 3)
+            return super().prepare(obs) | {"scaled": torch.cat([obs.state / 3, padding], 1)}
+
+    policy = Scaled(LinearOptions(chunk=1))
+    policy.state_limit = ("scaled", 1.0)
+    policy.spec = replace(policy.spec, state_dim=2)
+    metrics, calls = counted(policy, groups(2, 1))
+    numbers = [
+        number for call in calls for row in call.observation.state.tolist() for number in row
+    ]
+    outside = sum(abs(number) >= 3 for number in numbers)
+    assert outside and metrics == {"rollout/state_outliers": outside / len(numbers)}
 
 
 def test_metrics_without_a_finished_episode() -> None:

@@ -125,5 +125,7 @@ def test_metrics_are_per_episode_and_per_control_step() -> None:
             "rollout/success_once": 1 / 3,
             "rollout/episode_len": 10 / 3,
             "rollout/reward_mean": 0.5,
+            "rollout/return_min": -1.0,
+            "rollout/return_max": 3.0,
         }
     )

@@ -14,8 +14,9 @@ from rlinf_vla.core.devices import share_cores
 from rlinf_vla.core.protocols import Policy, RewardModel
 from rlinf_vla.core.types import Episodes, Inputs, Tensors, Trajectory
 from rlinf_vla.rollout.actor import Actor
-from rlinf_vla.rollout.collector import collect, collect_episodes
+from rlinf_vla.rollout.collector import CallCounts, collect, collect_episodes
 from rlinf_vla.rollout.evaluation_episodes import EpisodeResult, play_evaluation
+from rlinf_vla.rollout.player import Call
 from rlinf_vla.rollout.reward_shaping import seen
 from rlinf_vla.runtime.workers.base import (
     Builders,
@@ -62,7 +63,8 @@ class ShardDone:
     """The light part of a shard, and statistics of its rollout.
 
     spans: in seconds of ``time.time``. steps: control steps. load_s: seconds to load new weights.
-    nbytes: size of the heavy parts. sent, received: bytes to and from a feature worker."""
+    nbytes: size of the heavy parts. sent, received: bytes to and from a feature worker. counts: of
+    ``CallCounts``."""
 
     light: Packed
     spans: list[Span]
@@ -71,6 +73,7 @@ class ShardDone:
     nbytes: int
     sent: int
     received: int
+    counts: dict[str, int]
 
     @property
     def seconds(self) -> float:
@@ -271,13 +274,19 @@ class RolloutWorker(PolicyWorker):
     ) -> tuple[ShardDone, Packed, Packed]:
         timeline = Timeline()
         apart = self.builders.rewards_apart
+        counts = CallCounts(self.groups[0].spec, self.policy)
+
+        def beside(call: Call) -> Tensors:
+            counts.add(call)
+            return seen(call) if apart else {}
+
         if self.features is not None:
             self.actor.sent = self.actor.received = 0
         with self._acting(weights) as seconds:
             rollouts = play(
                 self.groups if apart else self.rewarded,
                 spans=timeline,
-                beside=seen if apart else lambda call: {},
+                beside=beside,
                 progress=self.progress,
             )
         spans = self._spans(timeline)
@@ -286,7 +295,13 @@ class RolloutWorker(PolicyWorker):
         heavy, scene = heavy_parts(rollouts)
         return (
             ShardDone(
-                light_part(rollouts), spans, steps, seconds, heavy.nbytes + scene.nbytes, *crossed
+                light_part(rollouts),
+                spans,
+                steps,
+                seconds,
+                heavy.nbytes + scene.nbytes,
+                *crossed,
+                counts.totals(),
             ),
             heavy,
             scene,
@@ -309,14 +324,16 @@ class RolloutWorker(PolicyWorker):
 
     def collect_transitions(
         self, weights: Weights, episodes: Episodes, rewards: ChunkRewards, expert: bool
-    ) -> tuple[list[tuple[Packed, bool, int, float | None, int]], list[Span]]:
+    ) -> tuple[list[tuple[Packed, bool, int, float | None, int]], list[Span], dict[str, int]]:
         """Run ``episodes`` to their end, by the policy or by the scripted expert.
 
-        Returns the fields of ``EpisodeRecords`` of each, and the spans of the rollout.
+        Returns the fields of ``EpisodeRecords`` of each, the spans of the rollout, and the totals
+        of ``CallCounts``.
         """
         from rlinf_vla.rollout.transitions import record_transitions
 
         timeline = Timeline()
+        counts = CallCounts(self.groups[0].spec, self.policy)
         with self._acting(weights):
             records = record_transitions(
                 self.policy,
@@ -327,17 +344,22 @@ class RolloutWorker(PolicyWorker):
                 expert,
                 timeline,
                 self.progress,
+                counts.add,
             )
-        return [
-            (
-                Packed.of(episode.records),
-                episode.success,
-                episode.steps,
-                episode.cost,
-                episode.fault,
-            )
-            for episode in records
-        ], self._spans(timeline)
+        return (
+            [
+                (
+                    Packed.of(episode.records),
+                    episode.success,
+                    episode.steps,
+                    episode.cost,
+                    episode.fault,
+                )
+                for episode in records
+            ],
+            self._spans(timeline),
+            counts.totals(),
+        )
 
     @contextmanager
     def _acting(self, weights: Weights) -> Iterator[float]:
