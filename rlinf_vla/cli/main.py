@@ -189,7 +189,7 @@ def _dispatch(arguments: Sequence[str]) -> int:
         return compose_and_run(verb, rest, begin)
     if verb not in WITH_DOCUMENT:
         raise UserError(
-            f"{verb} has no {JSON}: {', '.join(WITH_DOCUMENT)}, config, list, runs, compare and doctor have it"
+            f"{verb} has no {JSON}: {', '.join(WITH_DOCUMENT)}, config, diagnose, list, runs, compare and doctor have it"
         )
     if {"-m", "--multirun"} & set(rest):
         raise UserError(f"{JSON} prints one document: run without --multirun")

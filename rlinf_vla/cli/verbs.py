@@ -164,6 +164,17 @@ TRAINERS = {
         ),
         keys=True,
     ),
+    "diagnose": Verb(
+        SEE,
+        "say what is conspicuous in a run, and which keys to change",
+        "rlinf_vla.cli.diagnose",
+        Help(
+            ("RUN [--json]",),
+            (("RUN", "directory of a run, or its name in runs/"), *JSON),
+            ("maniskill_ppo/20261101-100000", "RUN", "RUN --json"),
+            "The exit code is 0 with verdicts, too.",
+        ),
+    ),
     "doctor": Verb(
         MACHINE,
         "check this machine and fix what can be fixed",

@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rlinf_vla.telemetry import charts, control_timing
+from rlinf_vla.telemetry import charts, control_timing, diagnosis
 from rlinf_vla.telemetry.console import duration
 from rlinf_vla.telemetry.page import machine_line, read_videos, write_page
 from rlinf_vla.telemetry.run_files import MOMENTS, Run, read_run
@@ -68,6 +68,7 @@ def content(run: Run) -> dict[str, Any]:
             {task for block in blocks.values() for task in block.get("per_task") or {}}
         ),
         "control": control_timing.section(run.control),
+        "verdicts": diagnosis.verdicts(run),
         "timeline": _timeline(run),
     }
 

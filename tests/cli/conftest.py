@@ -193,13 +193,8 @@ class Counting:
         return [verb, "--config-dir", str(self.folder), f"recipe={recipe}", *overrides]
 
 
-@pytest.fixture
-def counting(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Counting:
-    """Counter world and the linear policy as installed plug-ins, and recipes ``counting_ALGORITHM``."""
-    plugin = CounterPlugin()
-    monkeypatch.setattr(plugins, "envs", lambda: {"counter": plugin})
-    monkeypatch.setattr(plugins, "models", lambda: {"linear": LinearPolicy})
-    folder = tmp_path_factory.mktemp("user")
+def write_recipes(folder: Path) -> None:
+    """Recipes ``counting_ALGORITHM`` and the checkpoint of their policy."""
     LinearPolicy(LinearOptions(chunk=2)).save(folder / "model")
     (folder / "recipe").mkdir()
     for algorithm, text, iterations, rank in (
@@ -219,6 +214,16 @@ def counting(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
         (folder / "recipe" / f"{name}.yaml").write_text(filled)
     (folder / "recipe" / "counting_classifier.yaml").write_text(CLASSIFIER)
     (folder / "recipe" / "counting_eval.yaml").write_text(EVALUATION)
+
+
+@pytest.fixture
+def counting(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Counting:
+    """Counter world and the linear policy as installed plug-ins, and recipes ``counting_ALGORITHM``."""
+    plugin = CounterPlugin()
+    monkeypatch.setattr(plugins, "envs", lambda: {"counter": plugin})
+    monkeypatch.setattr(plugins, "models", lambda: {"linear": LinearPolicy})
+    folder = tmp_path_factory.mktemp("user")
+    write_recipes(folder)
     return Counting(folder, plugin)
 
 
