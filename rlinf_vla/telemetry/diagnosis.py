@@ -255,8 +255,8 @@ def _entropy(record: Record) -> Found | None:
     collapsed = end < ENTROPY_LEFT * begin if min(every) >= 0 else end < NARROW < begin - 1
     coefficient = record.value("algorithm.entropy_coef", 0.0)
     advice = (
-        f"algorithm.entropy_coef={10 * coefficient or 0.01:.3g}",
         record.scaled("algorithm.learning_rate", 0.3),
+        f"algorithm.entropy_coef={10 * coefficient or 0.01:.3g}",
         record.warmer(),
     )
     number = f"entropy {end:.3g} nats per number of an action, {begin:.3g} at first"

@@ -148,6 +148,9 @@ class PolicyConformance:
             assert len(value) == 5 and (
                 a_few_numbers or value.dtype in (torch.uint8, torch.int32, torch.int64, torch.bool)
             )
+        if policy.state_limit is not None:
+            name, limit = policy.state_limit
+            assert inputs[name].shape[1] >= policy.spec.state_dim and limit > 0
         for row in range(5):
             for name, value in policy.prepare(rows_of(observed, torch.tensor([row]))).items():
                 assert torch.equal(value, inputs[name][row : row + 1])

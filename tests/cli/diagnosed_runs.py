@@ -48,6 +48,7 @@ COMPACT = (
     "model.options.images=[]",
     "model.lora.rank=0",
     "env.state_dim=8",
+    "iterations=5",
 )
 
 

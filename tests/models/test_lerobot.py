@@ -139,6 +139,7 @@ def test_the_processors_decide_on_the_mode_not_the_kind_of_model(tmp_path: Path)
     )
     plain = load(directory(tmp_path / "plain", modes={"STATE": "IDENTITY"}))
     values = torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0]])
+    assert plain.state_limit is None
     assert torch.equal(plain.state_normalizer(values), values) and torch.equal(
         plain.action_normalizer.inverse(values[:, :4]), values[:, :4]
     )
