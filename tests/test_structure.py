@@ -394,6 +394,14 @@ FOREIGN = {"_replace", "_model", "_handle_udp_command", "_initialize_episode"}
 """Not ours, though a class of ours has the same or overrides it: of NamedTuple, robosuite, franky-sim and ManiSkill."""
 
 
+def test_files_of_tests_have_names_of_their_own() -> None:
+    """pytest imports a file of a folder without ``__init__.py`` by its name alone."""
+    files = [path for path in modules("tests") if path.name.startswith("test_")]
+    names = [path.name for path in files if not (path.parent / "__init__.py").exists()]
+    assert len(names) > 100
+    assert sorted({name for name in names if names.count(name) > 1}) == []
+
+
 def test_a_test_reads_nothing_private() -> None:
     assert offenders(modules("tests"), privates) == []
 

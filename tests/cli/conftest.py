@@ -51,6 +51,15 @@ def handlers_of_a_module() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="module")
+def undrawn() -> Iterator[None]:
+    """Reports have no charts: these take most of the time of a tiny run, and tests/telemetry draws them."""
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in ("curve", "success_curve", "timeline", "histogram"):
+            patch.setattr(f"rlinf_vla.telemetry.charts.{kind}", lambda *_: "<svg></svg>")
+        yield
+
+
 @pytest.fixture
 def rlinf_vla(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
