@@ -32,8 +32,8 @@ FLAKY = Path(__file__).with_name("flaky.md")
 MOST_FLAKY = 3
 MOST_REPEATED = 12
 """Failures of one run. More are no chance, and are not repeated."""
-WORKERS = min(8, len(os.sched_getaffinity(0)) + 1)
-"""Each needs 2 GB of memory. One more than cores: a worker waits in a fifth of its time, most in tests on Ray."""
+WORKERS = min(8, len(os.sched_getaffinity(0)))
+"""Each needs 2 GB of memory."""
 LONGEST = 40
 COMPLETE = (0, 1, 5)
 """Exit codes of pytest after all of its tests, or none, have run."""

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 
 def cases(runs: dict[str, Made]) -> list[Any]:
     return [
-        pytest.param(made, id=name, marks=[pytest.mark.slow] if made.slow else [])
+        pytest.param(made, id=name, marks=[pytest.mark.nightly] if made.slow else [])
         for name, made in runs.items()
     ]
 

@@ -125,7 +125,7 @@ def test_the_same_bits_on_ray(
         assert documents[0] == documents[1]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_imitation_on_all_gpus_of_a_cluster(
     strangers: Counting, forked: Forked, tmp_path: Path

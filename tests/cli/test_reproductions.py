@@ -119,7 +119,7 @@ PLAYED_OFTEN = {
     "repro_rl4vla_ppo",
     "repro_pirl_pi05_maniskill_noise",
 }
-"""Of these, two play an iteration for each change; the commands of a sheet are of a third, on LIBERO."""
+"""Of these, two play an iteration for each change, and README's command on LIBERO (test_published_commands.py)."""
 ON_A_GPU = {"repro_rlinf_oft_ppo"}
 """tests/cli/test_simulated_gpu.py has the other kinds of models."""
 
@@ -267,7 +267,7 @@ def test_an_iteration_on_a_simulated_gpu(
 
 @pytest.mark.slow
 @pytest.mark.simulator
-@pytest.mark.parametrize("name", ONE_TASK)
+@pytest.mark.parametrize("name", marked({"repro_rlinf_libero_10_grpo_eval"}, ONE_TASK))
 def test_an_evaluation_on_stand_ins(
     rlinf_vla: CommandLine, name: str, hub: Hub, tmp_path: Path
 ) -> None:
@@ -300,7 +300,7 @@ def test_what_does_not_fit_is_refused_before_weights_are_fetched(
     assert not fetched_weights(hub)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.simulator
 def test_the_commands_of_a_sheet_in_sequence(
     rlinf_vla: CommandLine, hub: Hub, tmp_path: Path

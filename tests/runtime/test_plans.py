@@ -109,6 +109,7 @@ AGAIN += [
     ("ppo, its own reward", "ray, reward worker"),
     ("grpo", "ray, 2 pipelined rollout workers"),
     ("grpo, stale by two", "ray, 2 rollout workers, no streaming"),
+    ("ppo, adapters", "ray, split policy"),
 ]
 """Rows whose settings are also in other rows, or that differ from one in a single setting."""
 ALWAYS = "ray, 2 rollout workers, 4 shards"
@@ -140,7 +141,7 @@ def test_a_slow_worker_takes_less(cluster: None, tmp_path: Path) -> None:
         assert torch.equal(found[name], value), name
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ranks_in_uneven_shares_learn_the_same(cluster: None) -> None:
     """The shares are those of a checkpoint; each update measures the ranks."""
     subject = replace(RECIPES["ppo"], ranks=2)
