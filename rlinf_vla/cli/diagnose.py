@@ -31,9 +31,10 @@ def run(arguments: Sequence[str]) -> None:
     read_metrics(directory)  # a damaged line is one of the user's to repair
     found = read_run(directory)
     given = verdicts(found)
-    state = _state(found, directory)
+    done = _iterations(found)
+    state = _state(found, done, directory)
     if options.json:
-        document = {"run": str(directory), "state": state, "iterations": _iterations(found)}
+        document = {"run": str(directory), "state": state, "iterations": done}
         print_json(document | {"verdicts": [asdict(each) for each in given]})
         return
     print(printable(f"{directory}: {state}"))
@@ -51,9 +52,8 @@ def _iterations(run: Run) -> int:
     return int(rows[-1]["step"]) if rows else 0
 
 
-def _state(run: Run, directory: Path) -> str:
-    """Say how far a run is, and whether it goes on or was stopped."""
-    done = _iterations(run)
+def _state(run: Run, done: int, directory: Path) -> str:
+    """Say how far a run with ``done`` iterations is, and whether it goes on or was stopped."""
     total = run.recipe.get("iterations") or 0
     reached = f"iteration {done} of {total}" if done else "no iteration has been logged yet"
     with held(directory) as idle:

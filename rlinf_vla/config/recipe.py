@@ -34,8 +34,10 @@ ON_POLICY = "on-policy"
 OFF_POLICY = "off-policy"
 SUPERVISED = "supervised"
 INTERACTIVE = "interactive"
-NO_ALGORITHM = NO_AUGMENTATION = "none"
+NO_ALGORITHM = "none"
 """Algorithm name of a recipe without training, for ``rlinf-vla eval``."""
+NO_AUGMENTATION = "none"
+"""Value of ``algorithm.augmentation`` with which images stay as they are."""
 
 TENSORBOARD = "tensorboard"
 TRACKERS = (TENSORBOARD, "wandb", "trackio", "mlflow")

@@ -84,11 +84,11 @@ class CounterNoise:
         )
 
 
-def imitation_noise(run_seed: int, draws: Tensor) -> CounterNoise:
+def imitation_noise(run_seed: int, draws: Tensor, stream: int = IMITATION) -> CounterNoise:
     """Return the noise of an imitation loss; ``draws`` int64 ``[B]``, >= 0, are its keys."""
-    return CounterNoise(run_seed, torch.zeros_like(draws), draws, draws >> 32, IMITATION)
+    return CounterNoise(run_seed, torch.zeros_like(draws), draws, draws >> 32, stream)
 
 
 def augmentation_noise(run_seed: int, draws: Tensor) -> CounterNoise:
     """Return the noise of the images' augmentation; ``draws`` as of ``imitation_noise``."""
-    return CounterNoise(run_seed, torch.zeros_like(draws), draws, draws >> 32, AUGMENTATION)
+    return imitation_noise(run_seed, draws, AUGMENTATION)

@@ -257,7 +257,7 @@ class OffPolicyFlow(ReplayFlow):
 
     def _demonstrations(self, episodes: int) -> Iterable[EpisodeRecords]:
         listed = numbered_episodes(DEMONSTRATION_SEEDS, 0, episodes, len(self.env.tasks))
-        return self._collected(listed, True, lambda fraction: None, [])
+        return self._collected(listed, True, lambda fraction: None)[0]
 
     def training_episodes(self, count: int, draw: int) -> Episodes:
         return drawn_episodes(
@@ -266,8 +266,7 @@ class OffPolicyFlow(ReplayFlow):
 
     def collect_transitions(self, episodes: Episodes) -> int:
         started = time.perf_counter()
-        counts: list[dict[str, int]] = []
-        collected = self._collected(episodes, False, self._rolling, counts)
+        collected, counts = self._collected(episodes, False, self._rolling)
         self.changed = True
         for episode in collected:
             self.replay.append(episode.records)
@@ -279,26 +278,21 @@ class OffPolicyFlow(ReplayFlow):
         return steps
 
     def _collected(
-        self,
-        episodes: Episodes,
-        expert: bool,
-        progress: Callable[[float], None],
-        counts: list[dict[str, int]],
-    ) -> list[EpisodeRecords]:
-        """Run ``episodes`` to their end; return their records, in their order.
-
-        The totals of the workers' ``CallCounts`` are added to ``counts``.
-        """
+        self, episodes: Episodes, expert: bool, progress: Callable[[float], None]
+    ) -> tuple[list[EpisodeRecords], list[dict[str, int]]]:
+        """Run ``episodes`` to their end; return their records, in their order, and the totals of
+        the workers' ``CallCounts``."""
         shards = [episodes] if self.rollouts.inline else parts(episodes, self.share)
         works = [(self.weights, shard, self.chunk_rewards, expert) for shard in shards]
         collected = []
+        counts = []
         for records, spans, totals in self.rollouts.map("collect_transitions", works, progress):
             counts.append(totals)
             collected += [
                 EpisodeRecords(packed.tensors(), *outcome) for packed, *outcome in records
             ]
             add_spans(self.timeline, spans)
-        return collected
+        return collected, counts
 
     def publish(self) -> None:
         super().publish()

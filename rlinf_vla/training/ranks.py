@@ -106,10 +106,14 @@ class Division:
 
     @contextmanager
     def measured(self, device: torch.device, rows: int = 0) -> Iterator[None]:
-        """Measure work on ``rows`` of this rank in the context, which waits for no other rank."""
+        """Measure work on ``rows`` of this rank in the context, which waits for no other rank.
+
+        A single process divides nothing, so it does not wait for its device either.
+        """
         began = time.perf_counter()
         yield
-        synchronise(device)
+        if world_size() > 1:
+            synchronise(device)
         self.seconds += time.perf_counter() - began
         self.rows += rows
 

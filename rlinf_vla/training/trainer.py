@@ -252,8 +252,9 @@ class Trainer:
                 group["lr"] = rate
         self._masters.apply()
         self._average()
-        clipped = float(norm > self.settings.max_grad_norm)
-        return metrics | {"actor/grad_norm": float(norm), "actor/clipped_steps": clipped}
+        size = float(norm)
+        clipped = float(size > self.settings.max_grad_norm)
+        return metrics | {"actor/grad_norm": size, "actor/clipped_steps": clipped}
 
     def descend(self, name: str, loss: Tensor) -> None:
         """Take a step of optimiser ``name`` down the sum of all ranks' ``loss``. Not if sharded.
@@ -461,8 +462,9 @@ class Trainer:
         }
         self.target.load_state_dict(targets)
         for name in self._kept.get(AVERAGE, {}):
-            average = ranks.local_copy(self.parameters[name], tensors[f"{name}.{AVERAGE}"])
-            self._kept[AVERAGE][name] = average
+            self._kept[AVERAGE][name] = ranks.local_copy(
+                self.parameters[name], tensors[f"{name}.{AVERAGE}"]
+            )
         owner = {
             parameter: optimizer
             for optimizer in self.optimizers.values()
@@ -471,11 +473,9 @@ class Trainer:
         }
         self._masters.reset()
         for key in tensors:
-            if key.startswith(_TARGET):
+            if key.startswith(_TARGET) or key.endswith(f".{AVERAGE}"):
                 continue
             name, slot = key.rsplit(".", 1)
-            if slot == AVERAGE:
-                continue
             trained = self.trained[name]
             value = tensors[key]
             if slot == _MASTER:
