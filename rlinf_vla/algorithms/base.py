@@ -50,7 +50,7 @@ class DemonstrationConfig:
     """Recipe node ``algorithm.demonstrations``: those of a scripted expert or of a dataset."""
 
     dataset: str | None = None
-    """LeRobotDataset (v3.0) to use in full; the keys of the scripted expert are then ignored."""
+    """LeRobotDataset to use in full; the keys of the scripted expert are then ignored."""
     action_key: Label = "action"
     """Name of the dataset's feature to imitate."""
     state_key: Label = "observation.state"

@@ -46,7 +46,7 @@ class OffPolicyConfig(CostConfig):
     demonstrations: CountOrZero = 0
     """Episodes of the scripted expert, run before the first iteration and kept throughout."""
     dataset: str | None = None
-    """LeRobotDataset (v3.0) with rewards, used as demonstrations instead of a scripted expert."""
+    """LeRobotDataset with rewards, used as demonstrations instead of a scripted expert."""
     dataset_cameras: list[Label] = field(default_factory=list)
     """Camera names that differ, as policy:dataset pairs: [base:front]."""
     demonstration_share: Annotated[float, Range(0, 1, below=True)] = 0.5

@@ -10,7 +10,7 @@ from rlinf_vla.cli.cards import card
 from rlinf_vla.cli.shared_files import DATASET, Shared, of_dataset, of_model, of_run
 from rlinf_vla.config.arguments import Parser
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.data.lerobot_format import INFO, VERSION
+from rlinf_vla.data.lerobot_format import INFO
 from rlinf_vla.runtime import hub
 from rlinf_vla.runtime.run_directory import RECIPE, checkpoint_at, split
 from rlinf_vla.runtime.run_names import named
@@ -48,7 +48,7 @@ def run(arguments: Sequence[str]) -> None:
         print(f"{len(shared.files)} files, {total:,.1f} MB; nothing was sent (--dry-run)")
         return
     message = f"Upload {shared.checkpoint or shared.kind} with rlinf-vla"
-    tag = VERSION if shared.kind == DATASET else None
+    tag = shared.info["codebase_version"] if shared.kind == DATASET else None
     address = hub.upload(
         options.repository,
         shared.kind,

@@ -60,6 +60,10 @@ DATASET_FILES = (
     *(form.INFO, form.STATS, form.TASKS, f"{form.EPISODES}/chunk-*/file-*.parquet"),
     *("data/chunk-*/file-*.parquet", "videos/*/chunk-*/file-*.mp4"),
 )
+OLD_DATASET_FILES = (
+    *(form.INFO, form.STATS, form.OLD_TASKS, form.OLD_EPISODES, form.OLD_EPISODES_STATS),
+    *("data/chunk-*/episode_*.parquet", "videos/chunk-*/*/episode_*.mp4"),
+)
 VOCABULARIES = ("tokenizer.json", "vocab.json", "added_tokens.json")
 """JSON whose strings are tokens, which may look like paths."""
 _START = r"(?:^|(?<=[\s=\[({,;\"'`|<@:]))(?!(?<=<)/\w+>)(?:file://|~[\w.-]*(?=/))?/(?!/)"
@@ -166,11 +170,17 @@ def of_dataset(directory: Path) -> Shared:
     """Return a LeRobotDataset. Raises UserError unless it is whole."""
     LeRobotReader(directory)
     info = read_document(directory / form.INFO, "copy the dataset again")
-    if info["data_path"] != form.DATA_PATH or info.get("video_path") not in (None, form.VIDEO_PATH):
+    version = info["codebase_version"]
+    data, video, names = (
+        (form.OLD_DATA_PATH, form.OLD_VIDEO_PATH, OLD_DATASET_FILES)
+        if version in form.OLD_VERSIONS
+        else (form.DATA_PATH, form.VIDEO_PATH, DATASET_FILES)
+    )
+    if info["data_path"] != data or info.get("video_path") not in (None, video):
         raise UserError(
-            f"{directory / form.INFO}: data_path and video_path are not those of LeRobotDataset {form.VERSION}"
+            f"{directory / form.INFO}: data_path and video_path are not those of LeRobotDataset {version}"
         )
-    files = {name: _content(directory / name) for name in _listed(directory, DATASET_FILES)}
+    files = {name: _content(directory / name) for name in _listed(directory, names)}
     return Shared(DATASET, files, info=without_private(info))
 
 

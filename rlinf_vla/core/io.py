@@ -92,6 +92,18 @@ def read_json(path: Path, most: int = 256 << 20) -> Any:
     return parse_json(_read_text(path, most))
 
 
+def read_json_lines(path: Path, most: int = 256 << 20) -> list[Any]:
+    """Return the JSON value of each line that is not blank. Raises as :func:`read_json`."""
+    values = []
+    for number, line in enumerate(_read_text(path, most).split("\n"), 1):
+        if line.strip():
+            try:
+                values.append(parse_json(line))
+            except ValueError as error:
+                raise ValueError(f"line {number}: {error}") from None
+    return values
+
+
 def read_document(path: Path, wanted: str) -> Any:
     """``read_json`` of a given file. Raises UserError; ``wanted``: what to give."""
     try:

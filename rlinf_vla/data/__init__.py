@@ -1,5 +1,6 @@
-"""LeRobotDataset v3.0, and its episodes as demonstrations, labelled frames or transitions.
+"""LeRobotDatasets, and their episodes as demonstrations, labelled frames or transitions.
 
-May enter: files of recorded episodes. Read lerobot_format (the layout), lerobot_video,
-lerobot_statistics, lerobot_reader, lerobot_writer; then from_dataset, which alone knows policies.
+May enter: files of recorded episodes. Read lerobot_format (names and types), lerobot_layout (where
+each version has its episodes), lerobot_video, lerobot_statistics, lerobot_reader, lerobot_writer;
+then from_dataset, which alone knows policies.
 """

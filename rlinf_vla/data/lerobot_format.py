@@ -1,7 +1,10 @@
-"""Define the LeRobotDataset v3.0 layout: names of files and features, and their Arrow types.
+"""Define the LeRobotDataset layout: names of files and features, and their Arrow types.
 
-After huggingface/lerobot 0.6.1 (``lerobot/datasets/utils.py``, ``feature_utils.py``) and datasets
-recorded with it. Many episodes share a file; ``meta/episodes`` lists the file and place of each.
+v3.0: after huggingface/lerobot 0.6.1 (``lerobot/datasets/utils.py``, ``feature_utils.py``) and
+datasets recorded with it. Many episodes share a file; ``meta/episodes`` lists the file and place of
+each. v2.0 and v2.1, which are only read: after ``lerobot/common/datasets/utils.py`` of lerobot 0.1
+and ``convert_dataset_v21_to_v30.py`` of 0.4. An episode has a file of its own, and the metadata are
+JSON lines.
 """
 
 from __future__ import annotations
@@ -27,6 +30,12 @@ _NUMBERED = "chunk-{chunk_index:03d}/file-{file_index:03d}"
 EPISODES_PATH = f"{EPISODES}/{_NUMBERED}.parquet"
 DATA_PATH = f"data/{_NUMBERED}.parquet"
 VIDEO_PATH = f"videos/{{video_key}}/{_NUMBERED}.mp4"
+OLD_VERSIONS = ("v2.0", "v2.1")
+OLD_TASKS = "meta/tasks.jsonl"
+OLD_EPISODES = "meta/episodes.jsonl"
+OLD_EPISODES_STATS = "meta/episodes_stats.jsonl"
+OLD_DATA_PATH = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
+OLD_VIDEO_PATH = "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
 
 READ = {
     INFO: (
@@ -37,6 +46,7 @@ READ = {
         "data_path",
         "video_path",
         "features",
+        "chunks_size",
     ),
     "a feature": ("dtype", "shape", "names", "fps", "info", "video_info"),
     "info of a feature": ("is_depth_map", "video.is_depth_map", "video.fps"),
@@ -50,6 +60,8 @@ READ = {
         "videos/*/to_timestamp",
     ),
     TASKS: ("task_index", "task", "__index_level_0__"),
+    OLD_EPISODES: ("episode_index", "length", "tasks"),
+    OLD_TASKS: ("task_index", "task"),
     "data": ("timestamp", "frame_index", "episode_index", "task_index"),
 }
 """What the reader uses of each file; patterns of ``fnmatch``."""
@@ -59,7 +71,6 @@ UNUSED = {
         "total_tasks",
         "total_chunks",
         "total_videos",
-        "chunks_size",
         "*_files_size_in_mb",
         "splits",
         "cameras",
@@ -68,6 +79,7 @@ UNUSED = {
     EPISODES: ("dataset_from_index", "dataset_to_index", "stats/*", "meta/episodes/*"),
     "data": ("index",),
     STATS: ("*",),
+    OLD_EPISODES_STATS: ("*",),
 }
 """What changes nothing here: other tools' settings, places that follow from the lengths, and
 statistics, because a policy has those of its checkpoint. Keys in neither list are named once."""

@@ -16,11 +16,8 @@ from rlinf_vla.core.io import read_json
 from rlinf_vla.data import lerobot_format as form
 from rlinf_vla.data.lerobot_format import Feature
 
-CONVERTER = "python -m lerobot.scripts.convert_dataset_v21_to_v30 --repo-id=ID"
-"""LeRobot's conversion script from v2.1."""
-
-
-_FIELD = re.compile(r"{video_key}|{(chunk|file)_index(:0?\d?d)?}")
+_FIELD = re.compile(r"{video_key}|{(chunk_index|file_index)(:0?\d?d)?}")
+_OLD_FIELD = re.compile(r"{video_key}|{(episode_chunk|episode_index)(:0?\d?d)?}")
 """A field of a path template; a format with a width of many digits would fill the memory."""
 _LONGEST = 255
 """Characters of a path template or the name of a feature."""
@@ -28,14 +25,30 @@ _LONGEST = 255
 
 @dataclass(frozen=True)
 class Info:
-    """What the reader uses of ``meta/info.json``."""
+    """What the reader uses of ``meta/info.json``. ``chunks_size``: episodes in a folder of v2."""
 
+    version: str
     fps: float
     features: dict[str, Feature]
     data_path: str
     video_path: str
     episodes: int
     frames: int
+    chunks_size: int
+
+    @property
+    def videos(self) -> list[str]:
+        """Names of the cameras that are video files."""
+        return [
+            key
+            for key, feature in self.features.items()
+            if feature.is_camera and feature.dtype == "video"
+        ]
+
+    @property
+    def is_old(self) -> bool:
+        """Whether the layout is that of v2.0 and v2.1."""
+        return self.version in form.OLD_VERSIONS
 
 
 def read_info(directory: Path) -> Info:
@@ -47,13 +60,17 @@ def read_info(directory: Path) -> Info:
     try:
         fps = _number(info["fps"])
         features = {_name(key): _feature(feature, fps) for key, feature in info["features"].items()}
-        paths = _template(info["data_path"]), _template(info.get("video_path") or "")
+        version = info["codebase_version"]
+        field = _OLD_FIELD if version in form.OLD_VERSIONS else _FIELD
         result = Info(
+            version,
             fps,
             features,
-            *paths,
+            _template(info["data_path"], field),
+            _template(info.get("video_path") or "", field),
             int(_number(info["total_episodes"])),
             int(_number(info["total_frames"])),
+            int(_number(info.get("chunks_size", form.CHUNKS_SIZE))),
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise UserError(
@@ -78,13 +95,9 @@ def _info(directory: Path) -> dict[str, Any]:
         raise UserError(
             f"{path} cannot be read ({type(error).__name__}): copy the dataset again"
         ) from None
-    if version.startswith("v2."):
+    if version not in form.OLD_VERSIONS and not version.startswith("v3."):
         raise UserError(
-            f"{directory} is a LeRobotDataset {version}, {form.VERSION} is wanted: convert it with {CONVERTER}"
-        )
-    if not version.startswith("v3."):
-        raise UserError(
-            f"{directory} is a LeRobotDataset {version}, only {form.VERSION} can be read"
+            f"{directory} is a LeRobotDataset {version}, only {', '.join(form.OLD_VERSIONS)} and {form.VERSION} can be read"
         )
     return info
 
@@ -103,8 +116,8 @@ def _name(text: Any) -> str:
     return text
 
 
-def _template(text: Any) -> str:
-    if any(mark in _FIELD.sub("", _name(text)) for mark in "{}"):
+def _template(text: Any, field: re.Pattern[str]) -> str:
+    if any(mark in field.sub("", _name(text)) for mark in "{}"):
         raise ValueError(f"{text!r} is not a path template inside the dataset")
     return _name(text)
 

@@ -1,12 +1,11 @@
-"""Read a LeRobotDataset v3.0 episode by episode, written by this project or by LeRobot's tools."""
+"""Read a LeRobotDataset episode by episode, written by this project or by LeRobot's tools."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,12 +15,10 @@ from rlinf_vla.data import lerobot_format as form
 from rlinf_vla.data.lerobot_columns import opened, picture, read_table, require_size, values
 from rlinf_vla.data.lerobot_format import Column, Feature, Frame
 from rlinf_vla.data.lerobot_info import read_info
+from rlinf_vla.data.lerobot_layout import SECONDS, WHOLE, layout_of, said
 from rlinf_vla.data.lerobot_video import TOLERANCE, read_frames
 
-_WHOLE = Feature("int64", (1,))
-_SECONDS = Feature("float64", (1,))
-_TEXT = Feature("string", (1,))
-_INDICES = {"timestamp": _SECONDS, "frame_index": _WHOLE, "task_index": _WHOLE}
+_INDICES = {"timestamp": SECONDS, "frame_index": WHOLE, "task_index": WHOLE}
 
 
 @dataclass(frozen=True)
@@ -51,21 +48,25 @@ class LeRobotReader:
         self._info = read_info(directory)
         self.fps = self._info.fps
         self.features = self._info.features
-        self._tasks = self._read_tasks()
-        self._rows = self._read_rows(self._info.episodes)
+        self._layout = layout_of(directory, self._info)
+        self._tasks = self._layout.texts()
+        self._rows = self._layout.rows()
         self._checked: dict[Path, set[str]] = defaultdict(set)
         self._rows_of: Counter[Path] = Counter()
         for row in self._rows:
-            self._rows_of[self._path(row, "data")] += row["length"]
+            self._rows_of[self._layout.path(row, "data")] += row["length"]
         actual = (len(self._rows), self._rows_of.total())
         counted = (self._info.episodes, self._info.frames)
         if actual != counted:
             raise UserError(
-                f"{directory / form.EPISODES} has {actual[0]} episodes with {actual[1]} frames, "
+                f"{directory / self._layout.episodes} has {actual[0]} episodes with {actual[1]} frames, "
                 f"{form.INFO} says {counted[0]} with {counted[1]}: the recording was not finished, or not copied whole"
             )
         for path in sorted(
-            {*self._rows_of, *(self._path(row, key) for row in self._rows for key in self._videos)}
+            {
+                *self._rows_of,
+                *(self._layout.path(row, key) for row in self._rows for key in self._info.videos),
+            }
         ):
             if not path.exists():
                 raise UserError(f"{path} is missing: copy the dataset again")
@@ -110,18 +111,18 @@ class LeRobotReader:
         for index, task in zip(indices["task_index"].tolist(), instruction, strict=True):
             if task is None:
                 raise UserError(
-                    f"{self.directory / form.TASKS} has no task {index} of episode {number}: copy the dataset again"
+                    f"{self.directory / self._layout.tasks} has no task {index} of episode {number}: copy the dataset again"
                 )
             if listed is not None and task not in listed:
                 raise UserError(
-                    f"{self.directory / form.TASKS}: task {index} of episode {number} is {task[:80]!r}, {form.EPISODES} says "
-                    f"{', '.join(map(str, listed))[:80]!r}: the two must agree"
+                    f"{self.directory / self._layout.tasks}: task {index} of episode {number} is {task[:80]!r}, "
+                    f"{self._layout.episodes} says {', '.join(map(str, listed))[:80]!r}: the two must agree"
                 )
         return Episode(number, values, instruction, indices["timestamp"])  # type: ignore[arg-type]
 
     def _check_times(self, number: int, times: Column, frame_index: Column) -> None:
         """Raise UserError unless the frames are in their order, 1/fps apart, as lerobot demands."""
-        where = f"{self._path(self._rows[number], 'data')}"
+        where = f"{self._layout.path(self._rows[number], 'data')}"
         if not np.array_equal(frame_index, np.arange(len(times))):
             raise UserError(
                 f"{where} does not hold the {len(times)} frames of episode {number} in their order: copy the dataset again"
@@ -150,14 +151,14 @@ class LeRobotReader:
                 f"{self.directory}: {camera} has shape {list(feature.shape)}: images of red, green and blue are needed"
             )
         if feature.dtype == "video":
-            begin, end = (row[f"videos/{camera}/{name}_timestamp"] for name in ("from", "to"))
+            begin, end = self._layout.part(row, camera)
             times = [begin + float(time) for time in episode.time]
             if times[0] < begin - TOLERANCE or times[-1] > end + TOLERANCE:
                 raise UserError(
-                    f"{self.directory / form.EPISODES}: episode {episode.number} has frames from {times[0]:.4f} to {times[-1]:.4f} s of "
-                    f"{camera}, its part of the video is {begin:.4f} to {end:.4f} s: copy the dataset again"
+                    f"{self.directory / self._layout.episodes}: episode {episode.number} has frames from {times[0]:.4f} "
+                    f"to {times[-1]:.4f} s of {camera}, its part of the video is {begin:.4f} to {end:.4f} s: copy the dataset again"
                 )
-            yield from read_frames(self._path(row, camera), times[first:], size)
+            yield from read_frames(self._layout.path(row, camera), times[first:], size)
             return
         for index, stored in enumerate(
             self._table(episode.number, [camera]).column(camera)[first:], first
@@ -166,106 +167,13 @@ class LeRobotReader:
                 yield picture(stored.as_py(), size)
             except ValueError as error:
                 raise UserError(
-                    f"{self._path(row, 'data')}: {camera} of episode {episode.number}, frame {index}, {error}"
+                    f"{self._layout.path(row, 'data')}: {camera} of episode {episode.number}, frame {index}, {error}"
                 ) from None
-
-    @property
-    def _videos(self) -> list[str]:
-        return [key for key, feature in self.cameras.items() if feature.dtype == "video"]
-
-    def _read_tasks(self) -> dict[int, str]:
-        path = self.directory / form.TASKS
-        table = read_table(path)
-        # pandas stores an unnamed index as __index_level_0__
-        text = next(
-            (name for name in ("task", "__index_level_0__") if name in table.column_names), None
-        )
-        if text is None or "task_index" not in table.column_names:
-            raise UserError(f"{path} has columns {table.column_names}, not task_index and task")
-        index, tasks = (
-            _column(path, table, name, kind).tolist()
-            for name, kind in (("task_index", _WHOLE), (text, _TEXT))
-        )
-        if len(set(index)) < len(index):
-            raise UserError(f"{path} has two tasks of one task_index: copy the dataset again")
-        return dict(zip(index, tasks, strict=True))
-
-    def _read_rows(self, most: int) -> list[dict[str, Any]]:
-        """Return the ``most`` rows of ``meta/episodes``, in order of episode."""
-        paths = sorted((self.directory / form.EPISODES).glob("*/*.parquet"))
-        if not paths:
-            raise UserError(
-                f"{self.directory / form.EPISODES} holds no parquet file: the recording was not finished, or not copied whole"
-            )
-        kinds = {
-            "episode_index": _WHOLE,
-            "length": _WHOLE,
-            "data/chunk_index": _WHOLE,
-            "data/file_index": _WHOLE,
-        }
-        for key in self._videos:
-            kinds |= {f"videos/{key}/{name}": _WHOLE for name in ("chunk_index", "file_index")}
-            kinds |= {
-                f"videos/{key}/{name}": _SECONDS for name in ("from_timestamp", "to_timestamp")
-            }
-        rows: list[dict[str, Any]] = []
-        for path in paths:
-            table = read_table(path, [*kinds, "tasks"], most=most)
-            if missing := sorted(kinds.keys() - {*table.column_names}):
-                raise UserError(
-                    f"{path} lacks {missing[0]}: the recording was not finished, or not copied whole"
-                )
-            values = {key: _column(path, table, key, kind) for key, kind in kinds.items()}
-            for key, numbers in values.items():
-                if not (numbers >= (key == "length")).all():  # also false of NaN
-                    row = int((~(numbers >= (key == "length"))).argmax())
-                    what = (
-                        "an episode has at least 1 frame"
-                        if key == "length"
-                        else "it cannot be negative"
-                    )
-                    raise UserError(
-                        f"{path}: {key} of episode {values['episode_index'][row]} is {numbers[row]}: {what}, leave that episode out"
-                    )
-            tasks = (
-                table.column("tasks").to_pylist()
-                if "tasks" in table.column_names
-                else [None] * len(table)
-            )
-            columns = {key: numbers.tolist() for key, numbers in values.items()} | {"tasks": tasks}
-            rows += [
-                dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)
-            ]
-        rows.sort(key=lambda row: int(row["episode_index"]))
-        if [row["episode_index"] for row in rows] != list(range(len(rows))):
-            raise UserError(
-                f"{self.directory / form.EPISODES}: its episodes are not numbered 0 to {len(rows) - 1}: copy the dataset again"
-            )
-        return rows
-
-    def _path(self, row: Mapping[str, Any], kind: str) -> Path:
-        """Return the path of an episode's data (``kind="data"``) or of a camera's video."""
-        prefix, template = (
-            ("data", self._info.data_path)
-            if kind == "data"
-            else (f"videos/{kind}", self._info.video_path)
-        )
-        path = Path(
-            template.format(
-                video_key=kind,
-                **{name: row[f"{prefix}/{name}"] for name in ("chunk_index", "file_index")},
-            )
-        )
-        if path.is_absolute() or ".." in path.parts or path == Path():
-            raise UserError(
-                f"{self.directory / form.INFO}: {template!r} is not a path template inside the dataset"
-            )
-        return self.directory / path
 
     def _table(self, number: int, columns: list[str]) -> pa.Table:
         """Return these columns of an episode, with all frames in order of the file."""
         row = self._rows[number]
-        path = self._path(row, "data")
+        path = self._layout.path(row, "data")
         for key in {*columns, "episode_index"} - self._checked[path]:
             self._check_column(path, key)
             self._checked[path].add(key)
@@ -283,14 +191,14 @@ class LeRobotReader:
             raise UserError(f"{path} has no column {key}, which {form.INFO} names")
         if metadata.num_rows > self._rows_of[path]:
             raise UserError(
-                f"{path} has {metadata.num_rows} rows, {form.EPISODES} says {self._rows_of[path]}: copy the dataset again"
+                f"{path} has {metadata.num_rows} rows, {self._layout.episodes} says {self._rows_of[path]}: copy the dataset again"
             )
         feature = self.features.get(key) or form.INDICES[key]
         try:
             require_size(metadata, schema, key, feature)
         except ValueError as error:
             raise UserError(
-                f"{path}: {key} is not {_said(feature)}, as {form.INFO} says ({error})"
+                f"{path}: {key} is not {said(feature)}, as {form.INFO} says ({error})"
             ) from None
 
     def _values(self, number: int, table: pa.Table, key: str, feature: Feature) -> Column:
@@ -298,20 +206,7 @@ class LeRobotReader:
         try:
             return values(table.column(key), feature)
         except ValueError as error:
-            path = self._path(self._rows[number], "data")
+            path = self._layout.path(self._rows[number], "data")
             raise UserError(
-                f"{path}: {key} is not {_said(feature)}, as {form.INFO} says (episode {number}: {error})"
+                f"{path}: {key} is not {said(feature)}, as {form.INFO} says (episode {number}: {error})"
             ) from None
-
-
-def _said(feature: Feature) -> str:
-    return f"{feature.dtype} {list(feature.shape)}"
-
-
-def _column(path: Path, table: pa.Table, name: str, feature: Feature) -> Column:
-    try:
-        return values(table.column(name), feature)
-    except ValueError as error:
-        raise UserError(
-            f"{path}: {name} is not {_said(feature)} ({error}): copy the dataset again"
-        ) from None

@@ -64,7 +64,7 @@ def download(location: str, patterns: Sequence[str] = DATA) -> Path:
         ) from None
 
 
-SHARED = (*DATA, "README.md", "recipe.yaml", "*/COMPLETE", "*.parquet", "*.mp4")
+SHARED = (*DATA, "README.md", "recipe.yaml", "*/COMPLETE", "*.jsonl", "*.parquet", "*.mp4")
 """Patterns of the files that ``fetch`` takes."""
 MAIN = "main"
 LOGIN = "run `hf auth login`, or set HF_TOKEN"

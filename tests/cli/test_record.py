@@ -18,6 +18,7 @@ from rlinf_vla.rollout.demonstrations import RecordedEpisode
 from rlinf_vla.telemetry.metrics import read_metrics
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from tests.cli.conftest import CommandLine, Counting
+from tests.data.old_versions import V21, rewrite
 
 LEROBOT = Path(__file__).parents[1] / "data/fixtures"
 QUICK = "evaluation.before_and_after=false"
@@ -81,6 +82,32 @@ def test_imitation_of_a_recording_needs_no_simulator(
         for name in ("recorded", "played")
     ]
     assert learnt[0] == learnt[1], "the same states and the same labels"
+
+
+@pytest.mark.slow
+def test_an_older_version_is_imitated_shared_and_never_continued(
+    rlinf_vla: CommandLine, counting: Counting, tmp_path: Path
+) -> None:
+    keep = ["record.failures=true", "record.video=false"]
+    assert rlinf_vla(*counting.arguments("record", "counting_sft", "output=new", *keep)).code == 0
+    rewrite(tmp_path / "new", tmp_path / "old", V21)
+    for name in ("new", "old"):
+        keys = [QUICK, f"run_dir=of_{name}", f"algorithm.demonstrations.dataset={name}"]
+        found = rlinf_vla(*counting.arguments("train", "counting_sft", *keys))
+        assert found.code == 0, found.err
+    one, other = (
+        (tmp_path / f"of_{name}/policy/model.safetensors").read_bytes() for name in ("new", "old")
+    )
+    assert one == other
+    refused = rlinf_vla(*counting.arguments("record", "counting_sft", "output=old", *keep))
+    assert "old is not empty: choose another directory" in refused.complaint
+    shown = rlinf_vla("push", "old", "me/old", "--license", "mit", "--dry-run")
+    assert shown.code == 0 and "A LeRobotDataset v2.1" in shown.out, shown.err
+    sent = [line.split()[-1] for line in shown.out.splitlines() if " bytes  " in line]
+    files = (path for path in (tmp_path / "old").rglob("*") if path.is_file())
+    assert sorted(sent) == sorted(
+        ["README.md", *(path.relative_to(tmp_path / "old").as_posix() for path in files)]
+    )
 
 
 @pytest.mark.parametrize("kind", ["image", "video"])

@@ -1,4 +1,5 @@
-"""Real lerobot, in a separate Python (it needs another torch): ``python lerobot_peer.py record DIR video|image`` or ``dump DIR OUT.npz``.
+"""Real lerobot, in a separate Python (it needs another torch): ``python lerobot_peer.py`` and
+``record DIR video|image``, ``dump DIR OUT.npz`` or ``convert DIR NAME``.
 
 ``record`` of lerobot 0.6.1 made the folders in ``fixtures/``.
 """
@@ -71,6 +72,16 @@ def dump(directory: Path, target: Path) -> None:
     np.savez(target, **found)
 
 
+def convert(directory: Path, name: str) -> None:
+    """Convert v2.1 to v3.0, in place."""
+    from lerobot.scripts.convert_dataset_v21_to_v30 import convert_dataset
+
+    convert_dataset(f"local/{name}", root=directory, push_to_hub=False)
+
+
 if __name__ == "__main__":
     verb, where, argument = sys.argv[1:]
-    record(Path(where), argument) if verb == "record" else dump(Path(where), Path(argument))
+    if verb == "dump":
+        dump(Path(where), Path(argument))
+    else:
+        {"record": record, "convert": convert}[verb](Path(where), argument)

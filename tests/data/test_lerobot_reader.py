@@ -148,13 +148,9 @@ ACCIDENTS: dict[str, tuple[Callable[[Path], object], str]] = {
         r"has no meta/info\.json: its recording was never finished",
     ),
     "half an info": (lambda d: cut(d / "meta/info.json", 0.5), "info.json cannot be read"),
-    "v2.1": (
-        lambda d: edit_info(d, codebase_version="v2.1"),
-        "is a LeRobotDataset v2.1, v3.0 is wanted: .*convert_dataset_v21_to_v30",
-    ),
     "v4": (
         lambda d: edit_info(d, codebase_version="v4.0"),
-        "is a LeRobotDataset v4.0, only v3.0 can be read",
+        "is a LeRobotDataset v4.0, only v2.0, v2.1 and v3.0 can be read",
     ),
     "no features": (
         lambda d: edit_info(d, features=None),

@@ -6,15 +6,18 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from rlinf_vla.data.lerobot_format import ACTION, REWARD, STATE
 from rlinf_vla.data.lerobot_reader import LeRobotReader
 from tests.data import lerobot_peer
 from tests.data.episodes import features, write
+from tests.data.old_versions import V21, rewrite
 
 PYTHON = os.environ.get("LEROBOT_PYTHON")
 pytestmark = pytest.mark.skipif(
@@ -63,3 +66,24 @@ def test_we_read_what_lerobot_records(tmp_path: Path, kind: str) -> None:
         for key in reader.cameras
     )
     assert frames == 2 * sum(lerobot_peer.LENGTHS)
+
+
+@pytest.mark.parametrize("kind", ["image", "video"])
+def test_its_converter_makes_the_same_episodes_of_version_2_1(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlinf_vla.data.lerobot_format.VIDEO_FILE_MB", 0)
+    write(tmp_path / "new", video=kind == "video")
+    rewrite(tmp_path / "new", tmp_path / "old", V21)
+    shutil.copytree(tmp_path / "old", tmp_path / "converted")
+    lerobot("convert", tmp_path / "converted", "converted")
+    old, new = (LeRobotReader(tmp_path / name) for name in ("old", "converted"))
+    assert old.listed() == new.listed()
+    for number in range(3):
+        one, other = (each.episode(number, [STATE, ACTION, REWARD]) for each in (old, new))
+        assert one.instruction == other.instruction
+        for key, values in one.columns.items():
+            assert np.array_equal(values, other.columns[key])
+        for key in old.cameras:
+            for frame, same in zip(old.frames(one, key), new.frames(other, key), strict=True):
+                assert np.array_equal(frame, same)

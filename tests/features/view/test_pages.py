@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from tests.data import episodes
+from tests.data.old_versions import V20, rewrite
 from tests.features.view.conftest import HOSTILE, Viewed, block, log
 from tests.skips import needs
 
@@ -277,6 +278,16 @@ def test_a_dataset(tmp_path: Path, viewed: Viewed, video: bool) -> None:
         )
         assert page.get("/episodes/2/2/0.jpg").status == page.get("/episodes/x").status == 404
         assert "there is no episode 3: the last one is 2" in page.get("/episodes/3").text
+
+
+def test_a_dataset_of_an_older_version(tmp_path: Path, viewed: Viewed) -> None:
+    episodes.write(tmp_path / "new" / "pushes")
+    rewrite(tmp_path / "new" / "pushes", tmp_path / "old" / "pushes", V20)
+    answers = []
+    for name in ("new", "old"):
+        with viewed(tmp_path / name / "pushes") as page:
+            answers.append([page.get(path).text for path in ("/", "/episodes/2")])
+    assert answers[0] == answers[1] and "3 episodes" in answers[0][0]
 
 
 def test_a_long_dataset_is_on_several_pages(tmp_path: Path, viewed: Viewed) -> None:
