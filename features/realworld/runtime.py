@@ -61,7 +61,7 @@ def at_robot(
         raise UserError(
             f"algorithm={config.name} cannot learn at a robot, in single episodes: set algorithm=sac or hg_dagger, or sft"
         )
-    if family == SUPERVISED and config.demonstrations.dataset is None:
+    if family == SUPERVISED and not config.demonstrations.datasets:
         raise UserError(
             "algorithm=sft at a robot needs algorithm.demonstrations.dataset=DIR: rlinf-vla robot record makes one"
         )
@@ -82,8 +82,12 @@ def at_robot(
             recipe.cluster,
             trainer_class(recipe),
         )
-        dataset = config.dataset if family == OFF_POLICY else config.demonstrations.dataset
-        if dataset is not None and checkpoint is None:
+        datasets = (
+            [config.dataset] * (config.dataset is not None)
+            if family == OFF_POLICY
+            else [entry.dataset for entry in config.demonstrations.datasets.values()]
+        )
+        for dataset in datasets if checkpoint is None else ():
             require_same_control_rate(dataset, [spec])
         flow: BaseFlow
         if family == SUPERVISED:

@@ -20,12 +20,14 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import (
     Count,
     CountOrZero,
     Label,
     NonEmpty,
     NonNegative,
+    Positive,
     Probability,
     Range,
 )
@@ -45,9 +47,28 @@ MULTIPLIER = "cost_multiplier"
 """Its name in metrics and checkpoints."""
 
 
+DEMONSTRATIONS = "algorithm.demonstrations"
+
+
+@dataclass
+class WeightedDataset:
+    """An entry of ``algorithm.demonstrations.mixture``."""
+
+    dataset: Label = ""
+    """LeRobotDataset to use in full."""
+    weight: Positive = 1.0
+    """A row of a batch is of this dataset with a probability in proportion to its weight."""
+    action_key: Label | None = None
+    """As ``algorithm.demonstrations.action_key``, which counts if this is null."""
+    state_key: Label | None = None
+    """As ``algorithm.demonstrations.state_key``, which counts if this is null."""
+    cameras: list[Label] | None = None
+    """As ``algorithm.demonstrations.cameras``, which count if this is null."""
+
+
 @dataclass
 class DemonstrationConfig:
-    """Recipe node ``algorithm.demonstrations``: those of a scripted expert or of a dataset."""
+    """Recipe node ``algorithm.demonstrations``: those of a scripted expert or of datasets."""
 
     dataset: str | None = None
     """LeRobotDataset to use in full; the keys of the scripted expert are then ignored."""
@@ -57,6 +78,9 @@ class DemonstrationConfig:
     """Name of the dataset's feature that the policy reads as its state."""
     cameras: list[Label] = field(default_factory=list)
     """Camera names that differ, as policy:dataset pairs: [base:front]."""
+    mixture: list[WeightedDataset] = field(default_factory=list)
+    """Several datasets instead of one: [{dataset: DIR, weight: 0.7}, {dataset: B, weight: 0.3}].
+    Each may have its own action_key, state_key and cameras."""
     episodes: Count = 300
     """Number of episodes of the scripted expert."""
     noise: Annotated[list[Annotated[float, Range(0, 100)]], NonEmpty()] = field(
@@ -71,6 +95,32 @@ class DemonstrationConfig:
     Without them, the arm's position soon reveals the task, and a policy learns to ignore the
     instruction.
     """
+
+    @property
+    def datasets(self) -> dict[str, WeightedDataset]:
+        """The datasets by the recipe node of their keys; without any, the scripted expert plays.
+
+        Raises UserError if there is a mixture beside ``dataset``.
+        """
+        if self.dataset is not None and self.mixture:
+            raise UserError(
+                f"{DEMONSTRATIONS}.dataset and {DEMONSTRATIONS}.mixture exclude each other: set only one of them"
+            )
+        if self.dataset is not None:
+            return {DEMONSTRATIONS: self._filled(WeightedDataset(self.dataset))}
+        return {
+            f"{DEMONSTRATIONS}.mixture[{number}]": self._filled(entry)
+            for number, entry in enumerate(self.mixture)
+        }
+
+    def _filled(self, entry: WeightedDataset) -> WeightedDataset:
+        return WeightedDataset(
+            entry.dataset,
+            entry.weight,
+            entry.action_key or self.action_key,
+            entry.state_key or self.state_key,
+            self.cameras if entry.cameras is None else entry.cameras,
+        )
 
 
 class Algorithm:

@@ -26,7 +26,7 @@ class HGDAggerConfig(AlgorithmConfig):
 
     name: Name = "hg_dagger"
     demonstrations: DemonstrationConfig = field(default_factory=DemonstrationConfig)
-    """``dataset``: imitated beside the corrections; null: the corrections alone."""
+    """Datasets are imitated beside the corrections; without any, the corrections alone."""
     episodes: Count = 4
     """Number of the policy's episodes per iteration, before its updates."""
     updates: Count = 50
@@ -69,9 +69,7 @@ class HGDAgger(Algorithm):
     def iteration(self, flow: Flow) -> None:
         config = self.config
         demonstrations = (
-            flow.demonstrate(config.demonstrations)
-            if config.demonstrations.dataset is not None
-            else None
+            flow.demonstrate(config.demonstrations) if config.demonstrations.datasets else None
         )
         corrections = flow.correct(config.episodes)
         if demonstrations is not None or corrections is not None:
@@ -93,9 +91,7 @@ class HGDAgger(Algorithm):
         batches = []
         for update in range(config.updates):
             drawn = [
-                part[torch.randint(len(part), (count,), generator=generator)]
-                for part, count in parts
-                if part is not None and count
+                part.draw(count, generator) for part, count in parts if part is not None and count
             ]
             first = (flow.iteration * config.updates + update) * size
             batches.append(replace(Demonstrations.cat(drawn), draws=first + torch.arange(size)))

@@ -63,11 +63,13 @@ class Demonstrations(Batched):
     """``N`` prepared policy inputs and the expert's next actions, float32 ``[N, horizon, D]``.
 
     draws: int64 ``[N]``, counters of the random numbers in a loss, unique within a run.
+    weight: float64 ``[N]``, in proportion to which rows are drawn; None: all alike.
     """
 
     inputs: Inputs
     actions: Tensor
     draws: Tensor
+    weight: Tensor | None = None
 
     @staticmethod
     def of(episodes: Sequence[tuple[Inputs, Tensor]], horizon: int) -> Demonstrations:
@@ -80,6 +82,15 @@ class Demonstrations(Batched):
             [action_chunks(episode_actions, horizon) for _, episode_actions in episodes]
         )
         return Demonstrations(inputs, actions, torch.arange(len(actions)))
+
+    def draw(self, count: int, generator: torch.Generator) -> Demonstrations:
+        """Draw rows with replacement; they have no weight any more."""
+        if self.weight is None:
+            return self[torch.randint(len(self), (count,), generator=generator)]
+        ends = self.weight.cumsum(0)
+        drawn = ends[-1] * torch.rand(count, dtype=torch.float64, generator=generator)
+        rows = torch.searchsorted(ends, drawn, right=True).clamp(max=len(self) - 1)
+        return replace(self[rows], weight=None)
 
     @property
     def counts(self) -> Tensor:
@@ -174,9 +185,7 @@ class SFT(Supervised):
     def iteration(self, flow: Flow) -> None:
         demonstrations = flow.demonstrate(self.config.demonstrations, self.augments)
         size = self.config.batch_size
-        batch = demonstrations[
-            torch.randint(len(demonstrations), (size,), generator=flow.generator())
-        ]
+        batch = demonstrations.draw(size, flow.generator())
         batch = replace(batch, draws=flow.iteration * size + torch.arange(size))
         rate = self.rate(flow.iteration)
         flow.imitate(batch, rate)

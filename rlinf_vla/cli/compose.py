@@ -288,6 +288,9 @@ def explain(error: BaseException, arguments: Sequence[str]) -> str:
                 return (
                     f"{match[1]} has no entry {entry[1]}: add it with +{match[1]}.{entry[1]}=VALUE"
                 )
+            inner = re.search(r"Key '([^']+)' not in '", " ".join(map(str, causes)))
+            if inner and match[1] in keys and inner[1] != match[1].rpartition(".")[2]:
+                return f"an entry of {match[1]} has no key {inner[1]}: see its keys in the documentation"
             if (run := _given("run", arguments)) and key in keys:
                 return f"{key} is not a key of the recipe of {run}: its env, model or algorithm is one that does not have it"
             return f"{key} is not a key{recipes.unknown_key_hint(str(key))}"

@@ -40,7 +40,7 @@ def run(config: DictConfig) -> None:
         raise UserError(
             "record needs algorithm.demonstrations and an output directory: rlinf-vla record recipe=maniskill_sft output=DIR"
         )
-    if demonstrations.dataset is not None:
+    if demonstrations.datasets:
         raise UserError(
             "record plays the scripted expert: leave algorithm.demonstrations.dataset out"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlinf_vla.algorithms.advantages import chunk_rewards
-from rlinf_vla.algorithms.base import DemonstrationConfig
+from rlinf_vla.algorithms.base import DEMONSTRATIONS, DemonstrationConfig, WeightedDataset
 from rlinf_vla.algorithms.classifier import Frames
 from rlinf_vla.algorithms.off_policy import OffPolicyConfig
 from rlinf_vla.algorithms.sft import Demonstrations
@@ -57,19 +58,55 @@ def dataset_demonstrations(
 ) -> tuple[Demonstrations, float | None]:
     """Return every frame with its action chunk, and the share of successful episodes.
 
-    ``augmented``: prepare them for ``Policy.augment``.
-    The share is None if the dataset does not record success. Raises UserError if the dataset is
-    unreadable or does not fit the policy.
+    ``augmented``: prepare them for ``Policy.augment``. Of a mixture, the frames have weights, and
+    the share is the weighted mean of those of its datasets. It is None if a dataset does not record
+    success. Raises UserError if a dataset is unreadable or does not fit the policy.
     """
-    source = _Source.of_demonstrations(policy, config)
-    columns = [form.SUCCESS] if form.SUCCESS in source.reader.features else []
-    episodes, successes = [], []
-    for episode in source.episodes(columns, progress):
-        episodes.append((source.inputs(episode, augmented), source.actions(episode)))
-        successes += [bool(episode.columns[key].any()) for key in columns]
-    return Demonstrations.of(episodes, policy.horizon), sum(successes) / len(
-        successes
-    ) if successes else None
+    sources = {
+        node: _Source.of_demonstrations(policy, entry, node)
+        for node, entry in config.datasets.items()
+    }
+    _require_one_rate([source.reader for source in sources.values()])
+    recorded = all(form.SUCCESS in source.reader.features for source in sources.values())
+
+    def read(number: int, source: _Source) -> tuple[list[tuple[Inputs, Tensor]], float]:
+        """Return the episodes of a dataset, and its share of successful ones."""
+        shown: list[tuple[Inputs, Tensor]] = []
+        successes = 0
+
+        def part(fraction: float) -> None:
+            progress((number + fraction) / len(sources))
+
+        for episode in source.episodes([form.SUCCESS] if recorded else [], part):
+            shown.append((source.inputs(episode, augmented), source.actions(episode)))
+            successes += recorded and bool(episode.columns[form.SUCCESS].any())
+        return shown, successes / len(shown)
+
+    total = sum(entry.weight for entry in config.datasets.values())
+    episodes: list[tuple[Inputs, Tensor]] = []
+    weights = []
+    success = 0.0
+    for number, (node, source) in enumerate(sources.items()):
+        share = config.datasets[node].weight / total
+        shown, succeeded = read(number, source)
+        frames = sum(len(actions) for _, actions in shown)
+        weights.append(torch.full((frames,), share / frames, dtype=torch.float64))
+        episodes += shown
+        success += share * succeeded
+    demonstrations = Demonstrations.of(episodes, policy.horizon)
+    if len(sources) > 1:
+        demonstrations = replace(demonstrations, weight=torch.cat(weights))
+    return demonstrations, success if recorded else None
+
+
+def _require_one_rate(readers: Sequence[LeRobotReader]) -> None:
+    """Raise UserError unless the datasets of a mixture have one control rate."""
+    for reader in readers[1:]:
+        if abs(reader.fps - readers[0].fps) > 0.01 * readers[0].fps:
+            raise UserError(
+                f"{reader.directory} has {reader.fps:g} steps per second, {readers[0].directory} {readers[0].fps:g}: "
+                "a mixture needs datasets of one control rate"
+            )
 
 
 @torch.no_grad()
@@ -78,9 +115,15 @@ def dataset_frames(
 ) -> Frames:
     """Return every frame, labelled by ``next.success`` of its row, as LeRobot does.
 
-    Raises UserError if the dataset is unreadable, does not fit the model or lacks this column.
+    Raises UserError if the dataset is unreadable, does not fit the model or lacks this column, or
+    if there are several.
     """
-    source = _Source.of_demonstrations(model, config)
+    if len(config.datasets) > 1:
+        raise UserError(
+            f"{DEMONSTRATIONS}.mixture: half the frames of a classifier's batch show success, whatever the weights: give one dataset"
+        )
+    ((node, entry),) = config.datasets.items()
+    source = _Source.of_demonstrations(model, entry, node)
     parts = []
     for episode in source.episodes([form.SUCCESS], progress):
         success = torch.from_numpy(episode.columns[form.SUCCESS]).bool()
@@ -229,15 +272,16 @@ class _Source:
         self._cameras = {name: self._camera(name, called[name], key) for name in called}
 
     @classmethod
-    def of_demonstrations(cls, policy: Learner, config: DemonstrationConfig) -> _Source:
-        assert config.dataset is not None
+    def of_demonstrations(cls, policy: Learner, entry: WeightedDataset, node: str) -> _Source:
+        """``entry``: without nulls; ``node``: the recipe node that has its keys."""
+        assert entry.action_key and entry.state_key and entry.cameras is not None
         return cls(
             policy,
-            config.dataset,
-            config.action_key,
-            config.state_key,
-            config.cameras,
-            "algorithm.demonstrations.cameras",
+            entry.dataset,
+            entry.action_key,
+            entry.state_key,
+            entry.cameras,
+            f"{node}.cameras",
         )
 
     def _camera(self, name: str, called: str, key: str) -> str:

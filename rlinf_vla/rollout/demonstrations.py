@@ -51,14 +51,15 @@ def collect_demonstrations(
     progress: Callable[[float], None] = lambda fraction: None,
     augmented: bool = False,
 ) -> tuple[Demonstrations, float | None]:
-    """Label states with the expert's noise-free actions, visited under noise; or read a dataset.
+    """Label states with the expert's noise-free actions, visited under noise; or read datasets.
 
     Also returns the share of successful episodes, None if a dataset does not record success.
-    ``groups`` may be empty if ``config.dataset`` is set. ``augmented``: prepare the states for
+    ``groups`` may be empty if ``config`` names datasets. ``augmented``: prepare the states for
     ``Policy.augment``.
     """
-    if config.dataset is not None:
-        require_same_control_rate(config.dataset, (env.spec for env in groups))
+    if config.datasets:
+        for entry in config.datasets.values():
+            require_same_control_rate(entry.dataset, (env.spec for env in groups))
         return dataset_demonstrations(policy, config, progress, augmented)
     inputs, outcomes = EpisodeRows(config.episodes), EpisodeRows(config.episodes)
 
@@ -90,9 +91,9 @@ def labelled_frames(
 ) -> Frames:
     """Return the observation after every step of the demonstrations, labelled by success.
 
-    Raises UserError if ``config.dataset`` is unreadable, does not fit the model or lacks success.
+    Raises UserError if a dataset is unreadable, does not fit the model or lacks success.
     """
-    if config.dataset is not None:
+    if config.datasets:
         return dataset_frames(model, config, progress)
     inputs, outcomes = EpisodeRows(config.episodes), EpisodeRows(config.episodes)
 

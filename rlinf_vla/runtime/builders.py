@@ -259,7 +259,7 @@ def needs_environments(recipe: Recipe) -> bool:
     """Return false for supervised training on a dataset, unless its policy is evaluated."""
     config = recipe.algorithm
     evaluates = not config.trains_reward and recipe.evaluation.before_and_after
-    return config.family != SUPERVISED or config.demonstrations.dataset is None or evaluates
+    return config.family != SUPERVISED or not config.demonstrations.datasets or evaluates
 
 
 def require_fit(recipe: Recipe, policy: Policy) -> None:

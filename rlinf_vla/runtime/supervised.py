@@ -147,4 +147,11 @@ def success_logits(trainer: Trainer, frames: Frames) -> Tensor:
 
 
 def _source(config: DemonstrationConfig) -> str:
-    return config.dataset or f"{config.episodes} episodes of the scripted expert with action noise"
+    datasets = config.datasets.values()
+    total = sum(entry.weight for entry in datasets)
+    if len(datasets) > 1:
+        return ", ".join(
+            f"{100 * entry.weight / total:.3g} % {entry.dataset}" for entry in datasets
+        )
+    expert = f"{config.episodes} episodes of the scripted expert with action noise"
+    return next((entry.dataset for entry in datasets), expert)

@@ -187,3 +187,61 @@ def losses(run: Path) -> list[float]:
 def as_saved(name: str) -> str:
     """Return the name of a weight in its file of a checkpoint."""
     return lora.adapter_name(name.removeprefix("backbone.")) if lora.is_lora(name) else name
+
+
+MIXTURE = "algorithm.demonstrations.mixture=[{dataset: one, weight: 3}, {dataset: other}]"
+
+
+@pytest.fixture
+def recorded(rlinf_vla: CommandLine, counting: Counting) -> None:
+    """Two datasets, of 3 and 6 episodes."""
+    for name, episodes in (("one", 3), ("other", 6)):
+        keys = [f"algorithm.demonstrations.episodes={episodes}", "record.failures=true"]
+        command = counting.arguments("record", "counting_sft", f"output={name}", *keys)
+        assert rlinf_vla(*command, "record.video=false").code == 0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("recorded")
+def test_a_mixture_is_imitated_and_resumes(
+    train: Train, rlinf_vla: CommandLine, tmp_path: Path
+) -> None:
+    keys = [*QUICK, "algorithm.decay_steps=10", "iterations=10", "checkpoints.every=5"]
+    whole = train("whole", *keys, MIXTURE, recipe="counting_sft")
+    train("parts", *keys, MIXTURE, "iterations=5", recipe="counting_sft")
+    assert rlinf_vla("train", "run=parts", "iterations=10").code == 0
+    assert_same_files(whole, tmp_path / "parts", 10)
+    even = train("even", *keys, MIXTURE.replace("3", "1"), recipe="counting_sft")
+    assert losses(even) != losses(whole), "the weights count"
+
+
+@pytest.mark.usefixtures("recorded")
+def test_a_mixture_is_imitated_beside_reinforcement_learning(train: Train) -> None:
+    run = train("run", QUICK[0], MIXTURE, "algorithm.sft_coef=1", "iterations=1")
+    assert "sft/loss" in metrics(run)[-1]
+
+
+@pytest.mark.usefixtures("recorded")
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (
+            [MIXTURE.replace("3", "0")],
+            "mixture[0].weight=0.0 is out of range: use a number above 0",
+        ),
+        ([MIXTURE.replace("3", "nan")], "mixture[0].weight=nan is out of range"),
+        ([MIXTURE.replace("3", "heavy")], "algorithm.demonstrations.mixture"),
+        ([MIXTURE.replace("one", "nowhere")], "nowhere is not a directory"),
+        ([MIXTURE.replace("dataset: one, ", "")], "mixture[0].dataset= cannot be used"),
+        (
+            [MIXTURE.replace("dataset: one", "data: one")],
+            "an entry of algorithm.demonstrations.mixture has no key data",
+        ),
+        ([MIXTURE, "algorithm.demonstrations.dataset=one"], "exclude each other"),
+    ],
+)
+def test_mixtures_that_make_no_sense_are_refused(
+    rlinf_vla: CommandLine, counting: Counting, words: list[str], complaint: str
+) -> None:
+    command = counting.arguments("train", "counting_sft", "run_dir=run", *QUICK, *words)
+    assert complaint in rlinf_vla(*command).complaint

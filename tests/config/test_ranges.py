@@ -95,8 +95,9 @@ def paths(node: Any, prefix: str = "") -> Iterator[tuple[str, Any, str, Any]]:
         key = f"{prefix}{each.name}"
         if is_dataclass(value):
             yield from paths(value, f"{key}.")
-        elif isinstance(value, list) and value and is_dataclass(value[0]):
-            yield from paths(value[0], f"{key}[0].")
+        elif any(map(is_dataclass, get_args(unwrapped(hints[each.name])[0]))):  # a list of nodes
+            for entry in value[:1]:
+                yield from paths(entry, f"{key}[0].")
         elif any(numbers(hints[each.name], "")):
             yield key, node, each.name, unwrapped(hints[each.name])[0]
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from rlinf_vla.algorithms.advantages import chunk_rewards
-from rlinf_vla.algorithms.base import DemonstrationConfig
+from rlinf_vla.algorithms.base import DemonstrationConfig, WeightedDataset
 from rlinf_vla.algorithms.sac import SACConfig
 from rlinf_vla.algorithms.sft import Demonstrations
 from rlinf_vla.config.errors import UserError
@@ -412,17 +412,7 @@ def test_names_of_rlinf_and_openpi(tmp_path: Path) -> None:
     """``state``, ``actions`` and ``image``, as RLinf's rlinf/data/lerobot_writer.py and openpi's LIBERO dataset call them."""
     names = {form.STATE: "state", form.ACTION: "actions", "observation.images.base": "image"}
     ours, theirs = (write(tmp_path / each, played(config=CLEAN)) for each in ("ours", "theirs"))
-    info = Path(theirs) / form.INFO
-    document = json.loads(info.read_text())
-    document["features"] = {
-        names.get(key, key): feature for key, feature in document["features"].items()
-    }
-    info.write_text(json.dumps(document))
-    for path in Path(theirs).glob("data/*/*.parquet"):
-        table = pq.read_table(path)
-        pq.write_table(
-            table.rename_columns([names.get(name, name) for name in table.column_names]), path
-        )
+    rename(Path(theirs), names)
     keys = {"action_key": "actions", "state_key": "state", "cameras": ["base:image"]}
     found, expected = (
         collect_demonstrations(Sees(), (), DemonstrationConfig(dataset=path, **options), 0)[0]
@@ -437,3 +427,111 @@ def test_a_policy_that_reads_no_state_needs_none(tmp_path: Path) -> None:
     assert found.inputs["state"].shape == (len(found), 0)
     with pytest.raises(UserError, match=r"has no feature observation\.state"):
         collect_demonstrations(Sees(), (), DemonstrationConfig(dataset=path), 0)
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> list[dict[str, Any]]:
+    """Two datasets of counter world, the second with other names: entries of a mixture."""
+    paths = [
+        write(tmp_path / name, played(config=replace(CLEAN, episodes=count)))
+        for name, count in (("ours", 4), ("theirs", 2))
+    ]
+    rename(Path(paths[1]), {form.ACTION: "actions", "observation.images.base": "image"})
+    return [
+        {"dataset": paths[0], "weight": 3.0},
+        {"dataset": paths[1], "action_key": "actions", "cameras": ["base:image"]},
+    ]
+
+
+def mixed(entries: list[dict[str, Any]], **keys: Any) -> DemonstrationConfig:
+    return DemonstrationConfig(mixture=[WeightedDataset(**entry) for entry in entries], **keys)
+
+
+def test_a_mixture_has_the_frames_of_its_datasets_and_their_weights(
+    two: list[dict[str, Any]],
+) -> None:
+    policy = Sees(2)
+    seen: list[float] = []
+    found, success = collect_demonstrations(policy, (), mixed(two), 0, seen.append)
+    parts = [collect_demonstrations(policy, (), mixed([entry]), 0) for entry in two]
+    assert success == 0.75 * parts[0][1] + 0.25 * parts[1][1]  # type: ignore[operator]
+    assert (
+        sorted(seen) == seen and seen[-1] == 1.0 and all(part.weight is None for part, _ in parts)
+    )
+    both = Demonstrations.cat([part for part, _ in parts])
+    assert_equal(found, replace(both, draws=torch.arange(len(both))))
+    first = len(parts[0][0])
+    assert found.weight is not None
+    assert torch.allclose(
+        torch.stack([found.weight[:first].sum(), found.weight[first:].sum()]),
+        torch.tensor([0.75, 0.25], dtype=torch.float64),
+    )
+    assert found.weight[:first].unique().numel() == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "changes", "keys", "message"),
+    [
+        (1, {"action_key": None}, {}, "theirs has no feature action "),
+        (
+            1,
+            {"cameras": None},
+            {},
+            r"theirs has cameras \['image'\] .*mixture\[1\].cameras=\[base:NAME\]",
+        ),
+        (0, {"dataset": "nowhere"}, {}, "nowhere is not a directory"),
+        (
+            0,
+            {},
+            {"dataset": "x"},
+            "dataset and algorithm.demonstrations.mixture exclude each other",
+        ),
+        (
+            0,
+            {},
+            {"state_key": "next.reward"},
+            r"ours: next.reward has shape \[1\], the policy's state",
+        ),
+    ],
+)
+def test_a_mixture_that_does_not_fit_is_one_line(
+    two: list[dict[str, Any]],
+    number: int,
+    changes: dict[str, Any],
+    keys: dict[str, Any],
+    message: str,
+) -> None:
+    two[number] |= changes
+    with pytest.raises(UserError, match=message) as caught:
+        collect_demonstrations(Sees(), (), mixed(two, **keys), 0)
+    assert "\n" not in str(caught.value)
+
+
+def test_datasets_of_a_mixture_have_one_control_rate(two: list[dict[str, Any]]) -> None:
+    slow(Path(two[1]["dataset"]))
+    with pytest.raises(
+        UserError, match=r"theirs has 5 steps per second, .*ours 10: a mixture needs"
+    ):
+        collect_demonstrations(Sees(), (), mixed(two), 0)
+    with pytest.raises(UserError, match="theirs has 5 steps per second, the environment 10"):
+        collect_demonstrations(Sees(), groups(1, 1), mixed(two), 0)
+
+
+def slow(directory: Path) -> None:
+    info = directory / form.INFO
+    info.write_text(json.dumps(json.loads(info.read_text()) | {"fps": 5}))
+
+
+def rename(directory: Path, names: dict[str, str]) -> None:
+    """Give features of a dataset other names."""
+    info = directory / form.INFO
+    document = json.loads(info.read_text())
+    document["features"] = {
+        names.get(key, key): feature for key, feature in document["features"].items()
+    }
+    info.write_text(json.dumps(document))
+    for path in directory.glob("data/*/*.parquet"):
+        table = pq.read_table(path)
+        pq.write_table(
+            table.rename_columns([names.get(name, name) for name in table.column_names]), path
+        )

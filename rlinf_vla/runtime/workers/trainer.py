@@ -187,7 +187,7 @@ class OnPolicyUpdater:
             # demonstrations depend only on the minibatch's index: a resumed run draws the same ones
             batch_number = (iteration << 20) + first + index
             generator = torch.Generator().manual_seed(self.run_seed * 1_000_003 + batch_number)
-            batch = demonstrations[torch.randint(len(demonstrations), (size,), generator=generator)]
+            batch = demonstrations.draw(size, generator)
             return [
                 ExtraLoss(
                     replace(batch, draws=batch_number * size + torch.arange(size)),
