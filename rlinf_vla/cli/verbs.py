@@ -137,6 +137,33 @@ TRAINERS = {
         composed=True,
         keys=True,
     ),
+    "data": Verb(
+        DATA,
+        "statistics of datasets, as checkpoints have them",
+        "rlinf_vla.cli.data",
+        Help(
+            ("statistics DATASET [DATASET ...] output=DIR [KEY=VALUE ...]",),
+            (
+                ("DATASET", "directory of a LeRobotDataset; several count as one"),
+                ("output=DIR", "where norm_stats.json (or the files of layout) is written"),
+                ("layout=NAME", "openpi, openvla or lerobot"),
+                ("horizon=N", "actions of a chunk, the checkpoint's action_horizon"),
+                ("delta_mask=[6,-1]", "actions relative to the state, and absolute ones"),
+                ("mask=[6,-1]", "openvla: dimensions that are scaled, and others"),
+                ("action_key=NAME", "feature of actions (action)"),
+                ("state_key=NAME", "feature of states (observation.state)"),
+            ),
+            (
+                "statistics pushes output=stats horizon=50",
+                "statistics pushes output=stats horizon=50 delta_mask=[6,-1]",
+                "statistics pushes output=stats layout=openvla mask=[6,-1]",
+            ),
+            "Of openvla, each dataset has an entry of its own, by its directory's name.",
+        ),
+        words=("statistics",),
+        programs=True,
+        uncomposed=("statistics",),
+    ),
     "list": Verb(
         SEE,
         "list what is installed",
