@@ -72,6 +72,7 @@ SMALL = {
         "algorithm.minibatch_size=4",
     ),
     "sac": ("algorithm.episodes=2", "algorithm.batch_size=4", "algorithm.updates_per_step=0.25"),
+    "dagger": ("algorithm.episodes=2", "algorithm.batch_size=4", "algorithm.updates=2"),
     "sft": ("algorithm.demonstrations.episodes=2", "algorithm.batch_size=4"),
     "classifier": (
         "algorithm.demonstrations.episodes=10",

@@ -20,7 +20,16 @@ TRAINER = "trainer"
 STREAM, BARRIER = "stream", "barrier"
 
 _ROLES = dict.fromkeys(
-    ("collect", "collect_groups", "collect_transitions", "correct", "demonstrate", "label"), ROLLOUT
+    (
+        "collect",
+        "collect_groups",
+        "collect_transitions",
+        "visit",
+        "correct",
+        "demonstrate",
+        "label",
+    ),
+    ROLLOUT,
 )
 _ROLES |= {"score": REWARD, "reference": REFERENCE}
 _ROLES |= dict.fromkeys(
@@ -173,6 +182,10 @@ class _Tracer:
         self._note("collect_transitions")
         self._loose.append("collect_transitions")
         return len(episodes)
+
+    def visit(self, episodes: Episodes, beta: float | None) -> None:
+        self._note("visit")
+        self._loose.append("visit")
 
     def training_episodes(self, count: int, draw: int) -> Episodes:
         return Episodes.first_attempts(torch.zeros(count, dtype=torch.int64), torch.arange(count))

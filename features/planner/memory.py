@@ -267,12 +267,8 @@ class MemoryModel:
     @torch.no_grad()
     def _replay(self) -> ReplayUpdate:
         inputs = self.inputs(1)
-        return ReplayUpdate(
-            self.algorithm,
-            self.policy,
-            self.policy.precompute(inputs),
-            self.act(self.policy, inputs),
-        )
+        sample = self.act(self.policy, inputs)
+        return ReplayUpdate(self.algorithm, self.policy, inputs, sample)
 
     def batch(self, rows: int) -> Any:
         """Return a micro-batch as an update reads it."""

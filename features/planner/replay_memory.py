@@ -7,12 +7,11 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from rlinf_vla.algorithms.feature_policy import ACTOR_OUTPUT
-from rlinf_vla.algorithms.off_policy import OffPolicy
+from rlinf_vla.algorithms.off_policy import ReplayLearner
 from rlinf_vla.core.protocols import Policy
-from rlinf_vla.core.transitions import ACTED, ACTION, COST, DISCOUNT, REWARD, Transitions
+from rlinf_vla.core.transitions import Transitions
 from rlinf_vla.core.types import ActionSample, Inputs
-from rlinf_vla.features.planner.accounting import META, UnknownNumbers, repeated
+from rlinf_vla.features.planner.accounting import UnknownNumbers, repeated
 
 AFTER_WARMUP = 1 << 30
 """Number of an iteration in which every part of the policy learns."""
@@ -39,18 +38,10 @@ class ReplayUpdate:
     """The updates of an off-policy algorithm: each of their passes is of a whole batch."""
 
     def __init__(
-        self, algorithm: OffPolicy, policy: Policy, inputs: Inputs, sample: ActionSample
+        self, algorithm: ReplayLearner, policy: Policy, inputs: Inputs, sample: ActionSample
     ) -> None:
-        """``inputs``, ``sample``: of one call ``[1]``, as the replay stores them."""
-        number = torch.empty(1, device=META)
-        acted = torch.empty(1, dtype=torch.bool, device=META)
-        self._record = inputs | {
-            ACTION: sample.latent[ACTOR_OUTPUT],
-            REWARD: number,
-            DISCOUNT: number,
-            ACTED: acted,
-            COST: number,
-        }
+        """``inputs``, ``sample``: of one call ``[1]``."""
+        self._record = algorithm.record(policy, inputs, sample)
         self._algorithm = algorithm
         self._averages = nn.ModuleDict(
             {name: copy.deepcopy(getattr(policy, name)) for name in algorithm.averaged}

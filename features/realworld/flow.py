@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from rlinf_vla.algorithms.base import EPISODE_COST
-from rlinf_vla.algorithms.off_policy import OffPolicy
+from rlinf_vla.algorithms.off_policy import ReplayLearner
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.protocols import Policy, prepared
 from rlinf_vla.core.transitions import EpisodeRecords
@@ -120,9 +120,7 @@ class OnlineFlow(ReplayFlow):
         self.log_rollout(time.perf_counter() - started, steps)
         return steps
 
-    def update_from_replay(self, updates: int, algorithm: OffPolicy) -> None:
-        if not len(self.replay):
-            return
+    def update_from_replay(self, updates: int, algorithm: ReplayLearner) -> None:
         running = self._updates.submit(super().update_from_replay, updates, algorithm)
         while not wait([running], ATTEND_S).done:
             self.player.attend()

@@ -1,17 +1,18 @@
-"""Shared parts of off-policy algorithms: recipe keys, replay batches and flow."""
+"""Shared parts of algorithms that learn from a replay buffer: recipe keys, batches and flow."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from rlinf_vla.algorithms.advantages import GAMMA_UNITS
 from rlinf_vla.algorithms.augmentation import shift_images
-from rlinf_vla.algorithms.base import CostConfig, CostLimited, Trainable
+from rlinf_vla.algorithms.base import Algorithm, CostConfig, CostLimited, Trainable
+from rlinf_vla.algorithms.feature_policy import ACTOR_OUTPUT
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import (
     Count,
@@ -25,24 +26,33 @@ from rlinf_vla.config.ranges import (
     Range,
     Size,
 )
-from rlinf_vla.config.recipe import OFF_POLICY
+from rlinf_vla.config.recipe import OFF_POLICY, AlgorithmConfig
+from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.transitions import ACTED, ACTION, COST, DISCOUNT, REWARD, Transitions
-from rlinf_vla.core.types import Episodes, Tensors
+from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Tensors
 
 
 @dataclass
-class OffPolicyConfig(CostConfig):
-    """Recipe node ``algorithm``: keys shared by off-policy algorithms."""
+class ReplayConfig(AlgorithmConfig):
+    """Recipe node ``algorithm``: keys shared by algorithms that learn from a replay buffer."""
 
     family: ClassVar[str] = OFF_POLICY
 
     episodes: Count = 16
     """Number of episodes collected per iteration, before its updates."""
-    updates_per_step: Annotated[float, Range(0, 1000)] = 0.5
-    """Critic updates per collected control step."""
     batch_size: Size = 128
     replay_capacity: Count = 100_000
     """Maximum number of stored observations; the oldest ones are dropped."""
+    learning_rate: LearningRate = 3e-4
+    max_grad_norm: Positive = 10.0
+
+
+@dataclass
+class OffPolicyConfig(ReplayConfig, CostConfig):
+    """Recipe node ``algorithm``: keys shared by off-policy algorithms."""
+
+    updates_per_step: Annotated[float, Range(0, 1000)] = 0.5
+    """Critic updates per collected control step."""
     demonstrations: CountOrZero = 0
     """Episodes of the scripted expert, run before the first iteration and kept throughout."""
     dataset: str | None = None
@@ -73,9 +83,7 @@ class OffPolicyConfig(CostConfig):
     """Rate of the moving average that updates the target networks (tau)."""
     shift: Annotated[int, Range(0, 1024)] = 4
     """Shift images at random by up to this many pixels (DrQ, Kostrikov et al. 2021); 0: off."""
-    learning_rate: LearningRate = 3e-4
     value_learning_rate: LearningRate = 3e-4
-    max_grad_norm: Positive = 10.0
 
 
 class Flow(Protocol):
@@ -90,14 +98,49 @@ class Flow(Protocol):
     def collect_transitions(self, episodes: Episodes) -> int:
         """Run the episodes and store their transitions; return the number of control steps."""
 
-    def update_from_replay(self, updates: int, algorithm: OffPolicy) -> None:
+    def update_from_replay(self, updates: int, algorithm: ReplayLearner) -> None:
         """Run ``updates`` gradient steps on replay batches."""
 
     def publish(self) -> None: ...
     def log(self, metrics: dict[str, float]) -> None: ...
 
 
-class OffPolicy(CostLimited):
+class ReplayLearner(Algorithm):
+    """Base class of algorithms that learn from a replay buffer."""
+
+    config: Any
+    demonstration_share = 0.0
+    """Fraction of every batch drawn from the demonstrations, if there are any."""
+
+    def charged(self, batch: Transitions) -> Transitions:
+        """Return a replay batch as ``step`` learns from it."""
+        return batch
+
+    def record(self, policy: Policy, inputs: Inputs, sample: ActionSample) -> Tensors:
+        """Return a policy call as the replay stores it, to count memory: fields ``[1, ...]``."""
+        raise NotImplementedError
+
+    def step(
+        self,
+        trainer: Trainable,
+        batch: Transitions,
+        generator: torch.Generator,
+        iteration: int,
+        index: int,
+        demonstrations: Callable[[], Transitions],
+    ) -> dict[str, float]:
+        """Take the gradient steps of ``iteration``'s update number ``index``; return statistics.
+
+        ``batch`` may be one trainer rank's rows of the drawn batch. So losses and statistics are
+        this rank's part of it (``Transitions.part``); the caller and ``trainer`` sum over ranks.
+        ``generator`` (on the CPU) is the only source of randomness, the same on all ranks: random
+        numbers are drawn for ``len(batch)`` rows (``Transitions.own``). ``demonstrations`` draws a
+        batch of them, for ``sft_coef``. Raises FloatingPointError if a gradient is not finite.
+        """
+        raise NotImplementedError
+
+
+class OffPolicy(CostLimited, ReplayLearner):
     """Base class of off-policy algorithms: collect episodes, then update from the replay.
 
     Subclasses implement ``wrap``, ``optimizers`` and ``step``.
@@ -141,24 +184,19 @@ class OffPolicy(CostLimited):
         flow.update_from_replay(round(steps * self.config.updates_per_step), self)
         flow.publish()
 
-    def step(
-        self,
-        trainer: Trainable,
-        batch: Transitions,
-        generator: torch.Generator,
-        iteration: int,
-        index: int,
-        demonstrations: Callable[[], Transitions],
-    ) -> dict[str, float]:
-        """Take the gradient steps of ``iteration``'s update number ``index``; return statistics.
+    @property
+    def demonstration_share(self) -> float:  # type: ignore[override]
+        return self.config.demonstration_share
 
-        ``batch`` may be one trainer rank's rows of the drawn batch. So losses and statistics are
-        this rank's part of it (``Transitions.part``); the caller and ``trainer`` sum over ranks.
-        ``generator`` (on the CPU) is the only source of randomness, the same on all ranks: random
-        numbers are drawn for ``len(batch)`` rows (``Transitions.own``). ``demonstrations`` draws a
-        batch of them, for ``sft_coef``. Raises FloatingPointError if a gradient is not finite.
-        """
-        raise NotImplementedError
+    def record(self, policy: Policy, inputs: Inputs, sample: ActionSample) -> Tensors:
+        number = sample.value.new_empty(1)
+        return policy.precompute(inputs) | {
+            ACTION: sample.latent[ACTOR_OUTPUT],
+            REWARD: number,
+            DISCOUNT: number,
+            ACTED: number.bool(),
+            COST: number,
+        }
 
     def inputs(
         self, batch: Transitions, records: Tensors, generator: torch.Generator, device: torch.device

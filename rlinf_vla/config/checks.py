@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rlinf_vla.config.cluster import BROADCAST, GIVEN, MEASURED, RAY
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import (
+    EXPERT,
     INTERACTIVE,
     NO_ALGORITHM,
     OFF_POLICY,
@@ -158,6 +159,10 @@ def _check_deadline(recipe: Recipe, require: Callable[[bool, str], None]) -> Non
     require(
         unit == "step", f"algorithm.gamma_unit={unit}: with rollout.deadline use gamma_unit=step"
     )
+    require(
+        getattr(recipe.algorithm, "teacher", None) != EXPERT,
+        f"rollout.deadline: algorithm={recipe.algorithm.name} plays single steps, so that the expert labels each, leave it out",
+    )
     predicted = recipe.cluster.plan != GIVEN or recipe.profile is not None
     require(
         not predicted,
@@ -227,6 +232,10 @@ def _check_robot(recipe: Recipe, require: Callable[[bool, str], None]) -> None:
     )
     if not at_robot:
         return
+    require(
+        not hasattr(recipe.algorithm, "teacher"),
+        f"algorithm={recipe.algorithm.name}: a teacher labels what is visited in a simulator, set algorithm=hg_dagger at a robot",
+    )
     require(
         recipe.robot is not None,
         "env=robot needs a robot: give robot=NAME (`rlinf-vla list robots` names them)",

@@ -38,6 +38,8 @@ NO_ALGORITHM = "none"
 """Algorithm name of a recipe without training, for ``rlinf-vla eval``."""
 NO_AUGMENTATION = "none"
 """Value of ``algorithm.augmentation`` with which images stay as they are."""
+EXPERT = "expert"
+"""``algorithm.teacher``: the simulator's scripted expert."""
 
 TENSORBOARD = "tensorboard"
 TRACKERS = (TENSORBOARD, "wandb", "trackio", "mlflow")

@@ -23,6 +23,7 @@ DETOUR = 4
 DELAY = 5
 WORD_ORDER = 6
 AUGMENTATION = 7
+MIXTURE = 8
 """Streams of random numbers; the policy uses stream 0."""
 
 

@@ -13,7 +13,7 @@ from rlinf_vla.algorithms.feature_policy import ACTOR_OUTPUT, FEATURES
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.protocols import Policy, VectorEnv, precompute_frozen, prepared
 from rlinf_vla.core.transitions import ACTED, ACTION, COST, DISCOUNT, REWARD, EpisodeRecords
-from rlinf_vla.core.types import FAULTS, Episodes
+from rlinf_vla.core.types import FAULTS, Episodes, StepResult
 from rlinf_vla.rollout.actor import Actor, rows_of, whole_blocks
 from rlinf_vla.rollout.collector import extremes
 from rlinf_vla.rollout.faults import Fault
@@ -83,16 +83,7 @@ def record_transitions(
                 last | {name: torch.zeros_like(value[rows]) for name, value in outcome.items()},
                 cut[rows],
             )
-        for slot, number in enumerate(index.tolist()):
-            if number >= 0:
-                records[number].success |= bool((result.success & result.valid)[slot].any())
-                records[number].steps += int(result.valid[slot].sum())
-                if result.fault is not None:
-                    records[number].fault = max(
-                        records[number].fault, int(result.fault[slot].max())
-                    )
-                if result.cost is not None:
-                    records[number].cost = (records[number].cost or 0.0) + float(cost[slot].sum())
+        add_outcome(records, result, index)
 
     actor_of = (
         partial(ExpertActor, prepare=partial(prepared, policy)) if expert else lambda env: actor
@@ -101,6 +92,20 @@ def record_transitions(
     for recorded, rows in zip(records, episode_rows.all(), strict=True):
         recorded.records = rows
     return records
+
+
+def add_outcome(records: Sequence[EpisodeRecords], result: StepResult, index: Tensor) -> None:
+    """Add the outcome of a policy call to the records of its episodes; ``index``: see
+    ``play_episodes``."""
+    for slot, number in enumerate(index.tolist()):
+        if number >= 0:
+            record = records[number]
+            record.success |= bool((result.success & result.valid)[slot].any())
+            record.steps += int(result.valid[slot].sum())
+            if result.fault is not None:
+                record.fault = max(record.fault, int(result.fault[slot].max()))
+            if result.cost is not None:
+                record.cost = (record.cost or 0.0) + float(result.cost[slot].sum())
 
 
 def faults_of_records(

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from rlinf_vla.algorithms.advantages import chunk_rewards
-from rlinf_vla.algorithms.off_policy import OffPolicy, OffPolicyConfig
+from rlinf_vla.algorithms.off_policy import ReplayConfig, ReplayLearner
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.devices import device_of
 from rlinf_vla.core.transitions import ACTED, EpisodeRecords
@@ -22,7 +22,7 @@ from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.collector import call_metrics
 from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS, drawn_episodes, numbered_episodes
 from rlinf_vla.rollout.evaluation_episodes import EpisodeResult
-from rlinf_vla.rollout.transitions import faults_of_records, transition_metrics
+from rlinf_vla.rollout.transitions import ChunkRewards, faults_of_records, transition_metrics
 from rlinf_vla.runtime.base import BaseFlow
 from rlinf_vla.runtime.workers.base import WorkerInfo, Workers, add_spans
 from rlinf_vla.runtime.workers.rollout import evaluate_on
@@ -64,7 +64,7 @@ class TrainersReplay:
 
 
 def open_replays(
-    directory: Path, config: OffPolicyConfig, state: dict[str, Any]
+    directory: Path, config: ReplayConfig, state: dict[str, Any]
 ) -> tuple[AnyReplay, AnyReplay]:
     """Open the replay buffers of online data and of demonstrations, or this rank's part of them.
 
@@ -99,7 +99,7 @@ def append_all(store: AnyReplay | TrainersReplay, episodes: Iterable[EpisodeReco
 
 def learn_from_replay(
     trainer: Trainer,
-    algorithm: OffPolicy,
+    algorithm: ReplayLearner,
     replays: tuple[AnyReplay, AnyReplay],
     updates: int,
     run_seed: int,
@@ -114,7 +114,7 @@ def learn_from_replay(
     config = algorithm.config
     demonstrations = replays[1]
     size = config.batch_size
-    share = config.demonstration_share if len(demonstrations) else 0.0
+    share = algorithm.demonstration_share if len(demonstrations) else 0.0
     for index in range(updates):
         # random numbers depend only on the update's index: a resumed run draws the same
         seed = ((run_seed * 1_000_003 + iteration) << 20) + index
@@ -141,12 +141,13 @@ class ReplayFlow(BaseFlow):
         self,
         trainers: Any,
         settings: Settings,
-        config: OffPolicyConfig,
+        config: Any,
         directory: Path,
         state: dict[str, Any],
         instructions: tuple[str, ...],
     ) -> None:
-        """``trainers``: ``LocalTrainers`` or ``Trainers`` of ``LearnerWorker``s. ``directory``,
+        """``trainers``: ``LocalTrainers`` or ``Trainers`` of ``LearnerWorker``s. ``config``: a
+        ``ReplayConfig``, with the keys that the algorithm's operations read. ``directory``,
         ``state``: see ``open_replays``. ``instructions``: all that episodes can have."""
         super().__init__(settings)
         self.config = config
@@ -155,7 +156,6 @@ class ReplayFlow(BaseFlow):
         self.replay, self.demonstrations = (
             TrainersReplay(trainers, number, size) for number, size in enumerate(sizes)
         )
-        self.chunk_rewards = partial(chunk_rewards, gamma=config.gamma, unit=config.gamma_unit)
         self._showing = False
         """Whether demonstrations are being collected; a run resumed then collects them anew."""
 
@@ -184,7 +184,9 @@ class ReplayFlow(BaseFlow):
     def _demonstrations(self, episodes: int) -> Iterable[EpisodeRecords]:
         raise NotImplementedError
 
-    def update_from_replay(self, updates: int, algorithm: OffPolicy) -> None:
+    def update_from_replay(self, updates: int, algorithm: ReplayLearner) -> None:
+        if not len(self.replay):  # every episode was cut before its first step
+            return
         started = time.perf_counter()
         with (
             self.timeline.span("update", "trainer"),
@@ -228,7 +230,7 @@ class OffPolicyFlow(ReplayFlow):
         workers: Workers,
         share: int,
         settings: Settings,
-        config: OffPolicyConfig,
+        config: Any,
         directory: Path,
         state: dict[str, Any],
     ) -> None:
@@ -257,7 +259,8 @@ class OffPolicyFlow(ReplayFlow):
 
     def _demonstrations(self, episodes: int) -> Iterable[EpisodeRecords]:
         listed = numbered_episodes(DEMONSTRATION_SEEDS, 0, episodes, len(self.env.tasks))
-        return self._collected(listed, True, lambda fraction: None)[0]
+        rewarded = (self._rewards(), True)
+        return self._collected(listed, "collect_transitions", rewarded, lambda fraction: None)[0]
 
     def training_episodes(self, count: int, draw: int) -> Episodes:
         return drawn_episodes(
@@ -265,8 +268,18 @@ class OffPolicyFlow(ReplayFlow):
         )
 
     def collect_transitions(self, episodes: Episodes) -> int:
+        return self._stored(episodes, "collect_transitions", (self._rewards(), False))
+
+    def visit(self, episodes: Episodes, beta: float | None) -> None:
+        self._stored(episodes, "visit", (beta,))
+
+    def _rewards(self) -> ChunkRewards:
+        return partial(chunk_rewards, gamma=self.config.gamma, unit=self.config.gamma_unit)
+
+    def _stored(self, episodes: Episodes, method: str, arguments: tuple[Any, ...]) -> int:
+        """Run ``episodes``, see ``_collected``; store them and return their control steps."""
         started = time.perf_counter()
-        collected, counts = self._collected(episodes, False, self._rolling)
+        collected, counts = self._collected(episodes, method, arguments, self._rolling)
         self.changed = True
         for episode in collected:
             self.replay.append(episode.records)
@@ -278,15 +291,22 @@ class OffPolicyFlow(ReplayFlow):
         return steps
 
     def _collected(
-        self, episodes: Episodes, expert: bool, progress: Callable[[float], None]
+        self,
+        episodes: Episodes,
+        method: str,
+        arguments: tuple[Any, ...],
+        progress: Callable[[float], None],
     ) -> tuple[list[EpisodeRecords], list[dict[str, int]]]:
-        """Run ``episodes`` to their end; return their records, in their order, and the totals of
-        the workers' ``CallCounts``."""
+        """Run ``episodes`` to their end.
+
+        ``method``, ``arguments``: of the rollout workers. Returns their records, in their order,
+        and the totals of the workers' ``CallCounts``.
+        """
         shards = [episodes] if self.rollouts.inline else parts(episodes, self.share)
-        works = [(self.weights, shard, self.chunk_rewards, expert) for shard in shards]
+        works = [(self.weights, shard, *arguments) for shard in shards]
         collected = []
         counts = []
-        for records, spans, totals in self.rollouts.map("collect_transitions", works, progress):
+        for records, spans, totals in self.rollouts.map(method, works, progress):
             counts.append(totals)
             collected += [
                 EpisodeRecords(packed.tensors(), *outcome) for packed, *outcome in records

@@ -185,6 +185,7 @@ defaults:
 name: counted
 iterations: 1
 """
+DAGGER = COUNTING + "  episodes: 4\n  updates: 3\n  batch_size: 8\n  beta: 0.5\n"
 SFT = (
     COUNTING
     + "  batch_size: 8\n  warmup_steps: 1\n  learning_rate: 0.05\n  demonstrations:\n    episodes: 6\n"
@@ -210,6 +211,7 @@ def write_recipes(folder: Path) -> None:
         ("ppo", PPO, 2, 2),
         ("grpo", GRPO, 2, 2),
         ("sac", SAC, 2, 0),
+        ("dagger", DAGGER, 2, 0),
         ("sft", SFT, 6, 0),
     ):
         name = f"counting_{algorithm}"

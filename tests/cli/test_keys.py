@@ -204,6 +204,7 @@ def test_the_engine_reads_its_keys(
         f"model.checkpoint={tmp_path}/single",
     )
     run("train", "counting_sft", "run_dir=sft", "iterations=1", "evaluation.before_and_after=false")
+    run("train", "counting_dagger", "run_dir=dagger", "iterations=1", "episodes=2")
     run("train", "counting_classifier", "run_dir=classifier", "iterations=1")
     run(
         "record",

@@ -102,7 +102,7 @@ def test_its_keys_and_values_are_checked(rlinf_vla: CommandLine, strangers: Coun
 
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", [*KEYS, "sac", "sft"])
+@pytest.mark.parametrize("name", [*KEYS, "sac", "dagger", "sft"])
 def test_the_same_bits_on_ray(
     strangers: Counting, forked: Forked, tmp_path: Path, name: str
 ) -> None:
@@ -113,7 +113,9 @@ def test_the_same_bits_on_ray(
     there = strangers.arguments("train", f"counting_{name}", *words, "run_dir=there", *on_ray)
     here = strangers.arguments("train", f"counting_{name}", *words, "run_dir=shaped")
     resumed = (
-        [[*there, "iterations=2"], [*there, "resume=auto"]] if name in ("sac", "td3") else [there]
+        [[*there, "iterations=2"], [*there, "resume=auto"]]
+        if name in ("sac", "td3", "dagger")
+        else [there]
     )
     for arguments in (here, *resumed):
         done = forked(arguments, tmp_path, CUDA_VISIBLE_DEVICES="")

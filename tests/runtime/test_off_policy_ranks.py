@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rlinf_vla.algorithms.off_policy import OffPolicy, OffPolicyConfig
+from rlinf_vla.algorithms.dagger import DAgger, DAggerConfig
+from rlinf_vla.algorithms.off_policy import ReplayConfig, ReplayLearner
 from rlinf_vla.algorithms.sac import SAC, SACConfig
 from rlinf_vla.core.types import Inputs
 from rlinf_vla.runtime.off_policy import learn_from_replay, open_replays
@@ -28,11 +29,12 @@ COMMON: dict[str, Any] = {
 }
 SOFT = SACConfig(critics=3, backup_entropy=True, **COMMON)
 SHOWN = {"demonstrations": 3, "sft_coef": 0.3, "demonstration_share": 0.5}
-RECIPES: dict[str, tuple[type[OffPolicy], OffPolicyConfig]] = {
+RECIPES: dict[str, tuple[type[ReplayLearner], ReplayConfig]] = {
     "sac": (SAC, SOFT),
     "rlpd": (SAC, replace(SOFT, **SHOWN)),
     "dsrl": (SAC, replace(SOFT, frozen_backbone=True, noise_bound=1.5)),
     "td3": (TD3, TD3Config(**COMMON)),
+    "dagger": (DAgger, DAggerConfig(batch_size=7, replay_capacity=30)),
 }
 
 
@@ -46,6 +48,8 @@ class Seeing(LinearPolicy):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             self.backbone["seen"] = nn.Linear(8 * 8 * 3, 6)
+            self.backbone["logits"] = nn.Linear(6, 4 * self.options.bins)
+            self.value_head = nn.Linear(6, 1)
 
     def encode(self, inputs: Inputs) -> Tensor:
         seen: Tensor = self.backbone["seen"](
@@ -84,7 +88,7 @@ def episode(number: int, features: bool = False) -> dict[str, Tensor]:
     }
 
 
-def make(name: str) -> tuple[Trainer, OffPolicy]:
+def make(name: str) -> tuple[Trainer, ReplayLearner]:
     kind, config = RECIPES[name]
     algorithm = kind(config)
     policy = algorithm.wrap(Seeing(), 0).double()
@@ -96,12 +100,13 @@ def learnt(name: str, folder: Path, iterations: int = 3) -> dict[str, Any]:
     trainer, algorithm = make(name)
     config = algorithm.config
     stores = open_replays(folder, config, {})
-    for number in range(config.demonstrations):
+    for number in range(getattr(config, "demonstrations", 0)):
         stores[1].append(episode(100 + number))
     metrics = []
+    frozen = getattr(config, "frozen_backbone", False)
     for iteration in range(iterations):
         for number in range(4):
-            stores[0].append(episode(4 * iteration + number, config.frozen_backbone))
+            stores[0].append(episode(4 * iteration + number, frozen))
         metrics.append(learn_from_replay(trainer, algorithm, stores, 5, 0, iteration))
     return {"metrics": metrics, "weights": trainer.weights(), "state": trainer.state()}
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from rlinf_vla.algorithms.dagger import DAgger
 from rlinf_vla.algorithms.grpo import GRPO
 from rlinf_vla.algorithms.ppo import PPO
 from rlinf_vla.algorithms.sac import SAC
@@ -52,6 +53,16 @@ class TestGRPO(Suite):
 class TestSAC(Suite):
     algorithm = SAC
     keys = ("algorithm.critics=3", *REPLAY)
+
+
+class TestDAgger(Suite):
+    algorithm = DAgger
+    keys = (
+        "algorithm.episodes=4",
+        "algorithm.updates=2",
+        "algorithm.batch_size=8",
+        "algorithm.beta=0.5",
+    )
 
 
 class TestSFT(Suite):

@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from rlinf_vla.core.devices import share_cores
 from rlinf_vla.core.protocols import Policy, RewardModel
+from rlinf_vla.core.transitions import EpisodeRecords
 from rlinf_vla.core.types import Episodes, Inputs, Tensors, Trajectory
 from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.rollout.collector import CallCounts, collect, collect_episodes
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
     from rlinf_vla.rollout.transitions import ChunkRewards
     from rlinf_vla.runtime.ray.broadcast import Inbox, Layout, Order, Received
 
+Recorded = tuple[list[tuple[Packed, bool, int, float | None, int]], list[Span], dict[str, int]]
+"""The fields of ``EpisodeRecords`` of each episode, the spans of their rollout, and the totals of
+``CallCounts``."""
 Member = tuple[str, int]
 """A worker: address of its machine and process id."""
 
@@ -324,27 +328,33 @@ class RolloutWorker(PolicyWorker):
 
     def collect_transitions(
         self, weights: Weights, episodes: Episodes, rewards: ChunkRewards, expert: bool
-    ) -> tuple[list[tuple[Packed, bool, int, float | None, int]], list[Span], dict[str, int]]:
-        """Run ``episodes`` to their end, by the policy or by the scripted expert.
-
-        Returns the fields of ``EpisodeRecords`` of each, the spans of the rollout, and the totals
-        of ``CallCounts``.
-        """
+    ) -> Recorded:
+        """Run ``episodes`` to their end, by the policy or by the scripted expert."""
         from rlinf_vla.rollout.transitions import record_transitions
 
+        play = partial(record_transitions, rewards=rewards, expert=expert)
+        return self._recorded(weights, episodes, play)
+
+    def visit(self, weights: Weights, episodes: Episodes, beta: float | None) -> Recorded:
+        """Run ``episodes`` to their end, and label their states; see ``record_visits``."""
+        from rlinf_vla.rollout.visits import record_visits
+
+        return self._recorded(weights, episodes, partial(record_visits, beta=beta))
+
+    def _recorded(
+        self, weights: Weights, episodes: Episodes, play: Callable[..., list[EpisodeRecords]]
+    ) -> Recorded:
         timeline = Timeline()
         counts = CallCounts(self.groups[0].spec, self.policy)
         with self._acting(weights):
-            records = record_transitions(
+            records = play(
                 self.policy,
                 self.actor,
                 self.rewarded,
                 episodes,
-                rewards,
-                expert,
-                timeline,
-                self.progress,
-                counts.add,
+                spans=timeline,
+                progress=self.progress,
+                watch=counts.add,
             )
         return (
             [

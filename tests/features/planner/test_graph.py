@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from rlinf_vla.algorithms.classifier import ClassifierConfig, ClassifierTraining
+from rlinf_vla.algorithms.dagger import DAgger, DAggerConfig
 from rlinf_vla.algorithms.grpo import GRPO, GRPOConfig
 from rlinf_vla.algorithms.on_policy import OnPolicyConfig
 from rlinf_vla.algorithms.ppo import PPO, PPOConfig
@@ -91,6 +92,14 @@ def test_sac() -> None:
         ("publish", "collect_transitions"): "barrier",
     }
     assert [each.name for each in graph.operations if each.once] == ["demonstrate"]
+
+
+def test_dagger() -> None:
+    assert edges(trace(DAgger(DAggerConfig(), 1.0))) == {
+        ("visit", "update_from_replay"): "barrier",
+        ("update_from_replay", "publish"): "barrier",
+        ("publish", "visit"): "barrier",
+    }
 
 
 @pytest.mark.parametrize(
