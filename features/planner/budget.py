@@ -230,6 +230,7 @@ def _trainer(model: MemoryModel, setting: Setting, role: str, exact: bool) -> li
         "copy of trained weights at the start of an iteration": weights.trained
         * model.algorithm.keeps_proximal,
         "moving averages": _average_bytes(model, weights),
+        "teacher": 0 if model.replay is None else model.replay.teacher_bytes,
     }
     rows = most_rows_of(model)
     if model.replay is None or not setting.micro_batch_size:

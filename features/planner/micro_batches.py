@@ -88,7 +88,8 @@ def _fix(model: MemoryModel, memory: float, exact: bool) -> str:
     if model.takes_bfloat16:
         return "set model.options.dtype=bfloat16"
     if model.replay is not None:
-        return "lower algorithm.batch_size, or set algorithm.frozen_backbone=true"
+        freeze = hasattr(recipe.algorithm, "frozen_backbone")
+        return "lower algorithm.batch_size" + ", or set algorithm.frozen_backbone=true" * freeze
     if recipe.model.lora.rank or recipe.model.lora.adapter:
         return "use a device with more memory"
     many = _devices_for(model, memory, exact)

@@ -20,9 +20,10 @@ AFTER_WARMUP = 1 << 30
 class _Passes:
     """A ``Trainable`` that computes gradients. It takes no step, for which Adam needs no memory."""
 
-    def __init__(self, policy: Policy, target: nn.ModuleDict) -> None:
+    def __init__(self, policy: Policy, target: nn.ModuleDict, teacher: Policy | None) -> None:
         self.policy = policy
         self.target = target
+        self.teacher = teacher
 
     def descend(self, name: str, loss: Tensor) -> None:
         loss.backward()
@@ -38,9 +39,15 @@ class ReplayUpdate:
     """The updates of an off-policy algorithm: each of their passes is of a whole batch."""
 
     def __init__(
-        self, algorithm: ReplayLearner, policy: Policy, inputs: Inputs, sample: ActionSample
+        self,
+        algorithm: ReplayLearner,
+        policy: Policy,
+        inputs: Inputs,
+        sample: ActionSample,
+        teacher: Policy | None,
     ) -> None:
-        """``inputs``, ``sample``: of one call ``[1]``."""
+        """``inputs``, ``sample``: of one call ``[1]``. ``teacher``: on the meta device, too."""
+        self.teacher = teacher
         self._record = algorithm.record(policy, inputs, sample)
         self._algorithm = algorithm
         self._averages = nn.ModuleDict(
@@ -53,6 +60,14 @@ class ReplayUpdate:
         """Bytes of the moving averages that the trainer keeps."""
         return sum(average.nbytes for average in self._averages.parameters())
 
+    @property
+    def teacher_bytes(self) -> int:
+        """Bytes of the teacher's weights, which each trainer rank has."""
+        if self.teacher is None:
+            return 0
+        held = (*self.teacher.parameters(), *self.teacher.buffers())
+        return sum(each.nbytes for each in held)
+
     def batch(self, rows: int) -> Transitions:
         return Transitions(repeated(self._record, rows), repeated(self._record, rows))
 
@@ -60,7 +75,7 @@ class ReplayUpdate:
         """Run the passes of one update, the actor's included. Statistics are 0."""
         with UnknownNumbers():
             self._algorithm.step(
-                _Passes(policy, self._averages),
+                _Passes(policy, self._averages, self.teacher),
                 batch,
                 torch.Generator(),
                 AFTER_WARMUP,

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.distributions import Gaussian
 from rlinf_vla.core.images import resized
 from rlinf_vla.core.protocols import Noise, PolicySpec
 from rlinf_vla.core.types import ActionEval, ActionSample, Inputs, Observation, Tensors
@@ -57,6 +58,7 @@ class CompactPolicy(PretrainedPolicy):
     built_from: ClassVar[tuple[str, ...]] = (files.CONFIG,)
     lora_targets: ClassVar[tuple[str, ...]] = CompactOptions.lora_targets
     split_unsupported: ClassVar[str | None] = None
+    distributions_unsupported: str | None = None
 
     def __init__(self, directory: Path, options: CompactOptions) -> None:
         super().__init__(directory, options)
@@ -144,6 +146,13 @@ class CompactPolicy(PretrainedPolicy):
         mean, log_std = self._distribution(features, temperature)
         entropy = (log_std + 0.5 * math.log(2 * math.pi * math.e)).expand_as(mean)
         return ActionEval(_log_prob(latent["drawn"], mean, log_std), entropy, self.value(features))
+
+    def distributions(
+        self, inputs: Inputs, latent: dict[str, Tensor], temperature: float
+    ) -> Gaussian:
+        """Return the Gaussian from which an action is drawn before it is clamped."""
+        mean, log_std = self._distribution(self.encode(inputs), temperature)
+        return Gaussian(mean, log_std.expand_as(mean))
 
     def supervised_loss(self, inputs: Inputs, actions: Tensor, noise: Noise) -> Tensor:
         mean, log_std = self._distribution(self.encode(inputs), 1.0)

@@ -149,6 +149,7 @@ class OpenVLAOFTPolicy(OpenVLAPolicy):
                 "language_model.lm_head.weight": slice(first, first + self.action_tokens.n_bins)
             }
         else:
+            self.distributions_unsupported = "has no distribution with model.options.head=l1"
             width = self.backbone.hidden_size
             with files.build_device(options.random_weights):
                 self.action_head = L1RegressionHead(
@@ -248,7 +249,10 @@ class OpenVLAOFTPolicy(OpenVLAPolicy):
             raise UserError(
                 "model.options.head=l1 has no action distribution, which reinforcement learning needs: use head=discrete"
             )
-        return self._evaluate(self.encode(inputs), latent["token_ids"], temperature)
+        return super().evaluate(inputs, latent, temperature)
+
+    def _predicting(self, inputs: Inputs, token_ids: Tensor) -> Tensor:
+        return self.encode(inputs)
 
     def reference_actions(self, inputs: Inputs) -> Tensor | None:
         return None  # a single pass has no slower reference

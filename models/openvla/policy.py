@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +33,9 @@ from .keys import KEYS
 from .options import OpenVLAOptions
 from .prismatic import PrismaticVLA
 from .processor import PixelNormalizer, PromptEncoder, center_crop, lanczos, resize
+
+if TYPE_CHECKING:
+    from rlinf_vla.core.distributions import Categorical
 
 COMPANIONS = (
     *(
@@ -99,6 +102,7 @@ class OpenVLAPolicy(PretrainedPolicy):
     language_modules: ClassVar[tuple[str, ...]] = ("language_model",)
     keys: ClassVar[Table] = KEYS
     has_components: ClassVar[bool] = False
+    distributions_unsupported: str | None = None
     stop_id: int | None = None
     """Token that ends the sequence, if the model reads it."""
     split_unsupported: ClassVar[str | None] = (
@@ -275,7 +279,7 @@ class OpenVLAPolicy(PretrainedPolicy):
 
     def evaluate(self, inputs: Inputs, latent: dict[str, Tensor], temperature: float) -> ActionEval:
         token_ids = latent["token_ids"]
-        return self._evaluate(self._teacher_forced(inputs, token_ids), token_ids, temperature)
+        return self._evaluate(self._predicting(inputs, token_ids), token_ids, temperature)
 
     def _evaluate(self, states: Tensor, token_ids: Tensor, temperature: float) -> ActionEval:
         log_prob = self._log_softmax(states, temperature)
@@ -284,6 +288,21 @@ class OpenVLAPolicy(PretrainedPolicy):
             entropy=self._per_action(-(log_prob.exp() * log_prob).sum(-1)),
             value=self.value_head(states[:, 0].float()).squeeze(-1),
         )
+
+    def distributions(
+        self, inputs: Inputs, latent: dict[str, Tensor], temperature: float
+    ) -> Categorical:
+        from rlinf_vla.core.distributions import Categorical
+
+        tokens = self.action_tokens
+        log_prob = self._log_softmax(self._predicting(inputs, latent["token_ids"]), temperature)
+        every = tokens.first_id + torch.arange(tokens.n_bins, device=log_prob.device)
+        numbers = tokens.decode(every[:, None].expand(-1, tokens.action_dim))
+        return Categorical(self._per_action(log_prob), numbers)
+
+    def _predicting(self, inputs: Inputs, token_ids: Tensor) -> Tensor:
+        """Return the states ``[B, C * D, d]`` that predict the sampled tokens."""
+        return self._teacher_forced(inputs, token_ids)
 
     def reference_actions(self, inputs: Inputs) -> Tensor | None:
         embeds, mask = self.embed_prompt(inputs)
@@ -306,7 +325,7 @@ class OpenVLAPolicy(PretrainedPolicy):
         return log_prob.gather(-1, (token_ids - self.action_tokens.first_id)[..., None])[..., 0]
 
     def _per_action(self, per_token: Tensor) -> Tensor:
-        """Reshape ``[B, C * D]`` to ``[B, C, D]``."""
+        """Reshape ``[B, C * D, ...]`` to ``[B, C, D, ...]``."""
         return per_token.unflatten(1, (self.spec.chunk, self.spec.action_dim))
 
     def precompute(self, inputs: Inputs) -> Inputs:

@@ -236,6 +236,8 @@ class Trainable(Protocol):
     policy: Any
     target: Any
     """Moving averages of the modules that ``Algorithm.averaged`` names, as attributes."""
+    teacher: Any
+    """The policy that labels what is visited, whose weights do not change; None: there is none."""
 
     def descend(self, name: str, loss: Tensor) -> None:
         """Take a step of the optimiser ``name`` down the sum of all ranks' ``loss``.

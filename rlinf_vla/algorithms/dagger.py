@@ -1,7 +1,8 @@
-"""DAgger: imitate a teacher in the states that the policy visits.
+"""DAgger: learn from a teacher in the states that the policy visits.
 
 Ross, Gordon and Bagnell 2011 (arXiv 1011.0686): the states of all iterations so far, which a
-mixture of teacher and policy visits, are labelled by the teacher and imitated.
+mixture of teacher and policy visits, are labelled by the teacher and imitated. With a policy as
+teacher it is distillation on the student's own states.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ from torch import Tensor
 
 from rlinf_vla.algorithms.base import Trainable
 from rlinf_vla.algorithms.off_policy import ReplayConfig, ReplayLearner
+from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import Count, Name, OneOf, Positive, Probability, Size
 from rlinf_vla.config.recipe import EXPERT
 from rlinf_vla.core.devices import device_of
-from rlinf_vla.core.protocols import Policy
-from rlinf_vla.core.transitions import ACTED, ACTION, REWARD, Transitions
+from rlinf_vla.core.protocols import Noise, Policy
+from rlinf_vla.core.transitions import ACTED, ACTION, LATENT, REWARD, Transitions
 from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Tensors
+
+LOSSES = (IMITATION, FORWARD, REVERSE) = ("imitation", "forward_kl", "reverse_kl")
 
 
 @dataclass
@@ -28,8 +32,12 @@ class DAggerConfig(ReplayConfig):
     """Recipe node ``algorithm``."""
 
     name: Name = "dagger"
-    teacher: Annotated[str, OneOf(EXPERT)] = EXPERT
-    """What labels the visited states: the simulator's scripted expert."""
+    teacher: str = EXPERT
+    """What labels the visited states: the simulator's scripted expert (expert), or the policy in a
+    directory as of model.checkpoint, of the same model."""
+    loss: Annotated[str, OneOf(*LOSSES)] = IMITATION
+    """Imitate the teacher's actions (imitation), or lower a divergence between the distributions of
+    each number of an action: KL(teacher || policy) (forward_kl) or KL(policy || teacher)."""
     beta: Probability | None = None
     """In iteration i, from 0 on, the expert acts with probability beta**i, drawn per policy call.
 
@@ -48,9 +56,9 @@ class Flow(Protocol):
     iteration: int
 
     def training_episodes(self, count: int, draw: int) -> Episodes: ...
-    def visit(self, episodes: Episodes, beta: float) -> None:
-        """Run the episodes, with probability ``beta`` by the expert; store and label their
-        states."""
+    def visit(self, episodes: Episodes, beta: float | None) -> None:
+        """Run the episodes and store what they visit, labelled by the expert, which acts with
+        probability ``beta``. None: the policy acts, and there are no labels."""
 
     def update_from_replay(self, updates: int, algorithm: ReplayLearner) -> None:
         """Run ``updates`` gradient steps on replay batches."""
@@ -65,10 +73,28 @@ class DAgger(ReplayLearner):
     Config = DAggerConfig
     config: DAggerConfig
 
+    def __init__(self, config: DAggerConfig, temperature: float = 1.0, iterations: int = 0) -> None:
+        super().__init__(config, temperature, iterations)
+        if self._by_expert and config.loss != IMITATION:
+            raise UserError(
+                f"algorithm.loss={config.loss} compares distributions, and the scripted expert has none: "
+                "set algorithm.teacher to a model directory, or algorithm.loss=imitation"
+            )
+        if not self._by_expert and config.beta is not None:
+            raise UserError(
+                f"algorithm.beta={config.beta}: a teacher that is a policy only labels, set algorithm.beta=null"
+            )
+
+    @property
+    def _by_expert(self) -> bool:
+        return self.config.teacher == EXPERT
+
     def iteration(self, flow: Flow) -> None:
         config = self.config
-        beta = 0.0 if config.beta is None else config.beta**flow.iteration
-        flow.log({"dagger/beta": beta})
+        beta = None
+        if self._by_expert:
+            beta = 0.0 if config.beta is None else config.beta**flow.iteration
+            flow.log({"dagger/beta": beta})
         flow.visit(flow.training_episodes(config.episodes, 0), beta)
         flow.update_from_replay(config.updates, self)
         flow.publish()
@@ -82,21 +108,45 @@ class DAgger(ReplayLearner):
         index: int,
         demonstrations: Callable[[], Transitions],
     ) -> dict[str, float]:
-        """Take an optimiser step on the labels."""
-        policy = trainer.policy
-        device = device_of(policy)
+        """Take an optimiser step on the mean loss of the batch."""
+        device = device_of(trainer.policy)
         now = {name: value.to(device) for name, value in batch.now.items()}
-        label = now.pop(ACTION)
-        inputs = {name: value for name, value in now.items() if name not in (REWARD, ACTED)}
         noise = DrawnNoise(batch, generator, device)
-        loss = batch.part(policy.supervised_loss(inputs, label, noise).mean())
+        loss = batch.part(self.loss(trainer.policy, trainer.teacher, now, noise).mean())
         trainer.descend("policy", loss)
-        return {"sft/loss": float(loss.detach())}
+        name = "sft/loss" if self.config.loss == IMITATION else f"dagger/{self.config.loss}"
+        return {name: float(loss.detach())}
+
+    def loss(self, policy: Policy, teacher: Policy, records: Tensors, noise: Noise) -> Tensor:
+        """Return the loss ``[B]`` on the device of ``records``: an imitation loss, or the mean
+        divergence of the numbers of a chunk, each given the policy's own ones before it."""
+        latent, inputs = dict[str, Tensor](), dict[str, Tensor]()
+        for name, value in records.items():
+            if name.startswith(LATENT):
+                latent[name.removeprefix(LATENT)] = value
+            elif name not in (ACTION, REWARD, ACTED):
+                inputs[name] = value
+        if self._by_expert:
+            return policy.supervised_loss(inputs, records[ACTION], noise)
+        if self.config.loss == IMITATION:
+            with torch.no_grad():
+                label = teacher.act(teacher.encode(inputs), None, 0.0).actions
+            return policy.supervised_loss(inputs, label, noise)
+        with torch.no_grad():
+            theirs = teacher.distributions(inputs, latent, self.temperature)
+        own = policy.distributions(inputs, latent, self.temperature)
+        forward = self.config.loss == FORWARD
+        divergence = theirs.divergence(own) if forward else own.divergence(theirs)
+        return divergence.mean((1, 2))
 
     def record(self, policy: Policy, inputs: Inputs, sample: ActionSample) -> Tensors:
-        label = sample.actions.new_empty(1, policy.horizon, policy.spec.action_dim)
         number = sample.value.new_empty(1)
-        return inputs | {ACTION: label, REWARD: number, ACTED: number.bool()}
+        if self._by_expert:
+            label = sample.actions.new_empty(1, policy.horizon, policy.spec.action_dim)
+            labels = {ACTION: label}
+        else:
+            labels = {f"{LATENT}{name}": value for name, value in sample.latent.items()}
+        return inputs | labels | {REWARD: number, ACTED: number.bool()}
 
 
 class DrawnNoise:

@@ -34,6 +34,7 @@ from rlinf_vla.core.types import (
 )
 
 if TYPE_CHECKING:
+    from rlinf_vla.core.distributions import Distribution
     from rlinf_vla.core.origin import Origin
 
 
@@ -171,6 +172,10 @@ class Policy(nn.Module):
 
     None: it is supported, by ``augment`` and ``prepare_to_augment``.
     """
+    distributions_unsupported: str | None = (
+        "draws no number of an action from a distribution in closed form"
+    )
+    """Why ``distributions`` is not supported, as a phrase that follows the name; None: it is."""
     sees_depth: ClassVar[bool] = False
     """Whether its images may be distances (``core/observation_features.py``)."""
     learns: ClassVar[bool] = True
@@ -294,6 +299,13 @@ class Policy(nn.Module):
     @abstractmethod
     def evaluate(self, inputs: Inputs, latent: dict[str, Tensor], temperature: float) -> ActionEval:
         """Evaluate samples under the same distribution as ``act``, differentiably."""
+
+    def distributions(
+        self, inputs: Inputs, latent: dict[str, Tensor], temperature: float
+    ) -> Distribution:
+        """Return what each number of a sample was drawn from, differentiably: the distribution
+        whose log-probability and entropy ``evaluate`` returns."""
+        raise NotImplementedError
 
     @abstractmethod
     def supervised_loss(self, inputs: Inputs, actions: Tensor, noise: Noise) -> Tensor:

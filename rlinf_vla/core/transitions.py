@@ -16,6 +16,8 @@ DISCOUNT = "discount"
 ACTED = "acted"
 COST = "cost"
 """Fields of a replay record beside the policy's inputs: see ``EpisodeRecords``."""
+LATENT = "latent."
+"""Prefix of the names of a sample's latents in a record."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Label the states that a policy visits: by the simulator's scripted expert, at every step."""
+"""Record what a policy visits, labelled by the simulator's scripted expert at every step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from rlinf_vla.algorithms.sft import action_chunks
 from rlinf_vla.core.devices import CPU
 from rlinf_vla.core.protocols import Policy, VectorEnv
-from rlinf_vla.core.transitions import ACTED, ACTION, REWARD, EpisodeRecords
+from rlinf_vla.core.transitions import ACTED, ACTION, LATENT, REWARD, EpisodeRecords
 from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Observation
 from rlinf_vla.rollout.actor import Actor, noise_task, whole_blocks
 from rlinf_vla.rollout.demonstrations import LABEL
@@ -25,7 +25,7 @@ def record_visits(
     actor: Actor,
     groups: Sequence[VectorEnv],
     episodes: Episodes,
-    beta: float,
+    beta: float | None,
     spans: Spans,
     progress: Callable[[float], None] = lambda fraction: None,
     watch: Callable[[Call], None] = lambda call: None,
@@ -36,23 +36,27 @@ def record_visits(
     ``action`` ``[horizon, D]``, the expert's actions in this state and in those visited next, and
     ``reward``. ``acted`` is false where the simulator failed. ``watch`` gets each call. Raises
     UserError if the task has no expert.
+
+    If ``beta`` is None, no expert is asked: a record is a policy call, with its latents.
     """
     rows = EpisodeRows(len(episodes))
     records = [EpisodeRecords({}, False, 0) for _ in range(len(episodes))]
 
     def on_call(env: VectorEnv, call: Call, index: Tensor) -> None:
         watch(call)
-        outcome = {
-            LABEL: call.sample.latent[LABEL],
-            REWARD: call.result.reward[:, 0],
-            ACTED: ~call.result.failed,
-        }
-        rows.add(index, call.inputs | outcome)
-        add_outcome(records, call.result, index)
+        result = call.result
+        outcome = {REWARD: result.reward.sum(1), ACTED: ~result.failed}
+        latent = {f"{LATENT}{name}": value for name, value in call.sample.latent.items()}
+        rows.add(index, call.inputs | latent | outcome)
+        add_outcome(records, result, index)
 
-    play_episodes(partial(MixedActor, actor, beta), groups, episodes, on_call, spans, progress)
+    actor_of = partial(MixedActor, actor, beta) if beta is not None else lambda env: actor
+    play_episodes(actor_of, groups, episodes, on_call, spans, progress)
     for record, visited in zip(records, rows.all(), strict=True):
-        labels = visited.pop(LABEL)
+        if beta is None:
+            record.records = visited
+            continue
+        labels = visited.pop(f"{LATENT}{LABEL}")
         sound = int(visited[ACTED].sum())  # the simulator fails in an episode's last step
         chunks = action_chunks(labels[:sound], policy.horizon)
         unused = chunks.new_zeros(len(labels) - sound, *chunks.shape[1:])

@@ -40,7 +40,7 @@ from rlinf_vla.core.protocols import (
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.faults import GuardedEnv
 from rlinf_vla.runtime.fit import check_fit, connect, fitted
-from rlinf_vla.runtime.recipes import asset_path, located
+from rlinf_vla.runtime.recipes import asset_path, located, teacher_of
 from rlinf_vla.runtime.workers.base import Builders
 from rlinf_vla.runtime.workers.trainer import TrainerWorker
 from rlinf_vla.telemetry.metrics import require_trackers
@@ -107,6 +107,10 @@ def outline(recipe: Recipe) -> Policy:
     with torch.random.fork_rng(devices=[]):
         policy = model.without_weights(description(recipe), recipe.model.options)
     require_augmentation(recipe, policy)
+    if teacher_of(recipe) is not None:
+        from rlinf_vla.runtime.teacher import require_labels
+
+        require_labels(recipe, policy)
     return policy
 
 
@@ -211,7 +215,13 @@ def build_reward_model(recipe: Recipe) -> RewardModel:
 def build_trainer(recipe: Recipe, network: Learner) -> Trainer:
     """Return the trainer of the recipe's algorithm, with a reference policy if ``kl_coef`` > 0."""
     algorithm = build_algorithm(recipe)
-    return Trainer(network, algorithm, recipe.cluster.rows, algorithm.keeps_reference)
+    trainer = Trainer(network, algorithm, recipe.cluster.rows, algorithm.keeps_reference)
+    if teacher_of(recipe) is not None:
+        from rlinf_vla.runtime.teacher import build_teacher
+
+        assert isinstance(network, Policy)
+        trainer.teacher = build_teacher(recipe, network)
+    return trainer
 
 
 def build_initial(recipe: Recipe) -> Learner:

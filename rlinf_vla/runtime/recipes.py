@@ -20,6 +20,7 @@ from rlinf_vla.config.cluster import ClusterConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import check_values
 from rlinf_vla.config.recipe import (
+    EXPERT,
     NO_ALGORITHM,
     START,
     LoraOptions,
@@ -270,9 +271,15 @@ def located(lora: LoraOptions, weights: bool = True) -> LoraOptions:
     )
 
 
+def teacher_of(recipe: Recipe) -> str | None:
+    """Return the location of the policy that teaches (``algorithm.teacher``); None: none does."""
+    location = getattr(recipe.algorithm, "teacher", EXPERT)
+    return None if location == EXPERT else location
+
+
 def hub_locations(recipe: Recipe) -> list[str]:
     """Return what the workers of a run download from the Hub, as ``hf://ORG/NAME``."""
-    named = (recipe.model.checkpoint, recipe.model.lora.adapter)
+    named = (recipe.model.checkpoint, recipe.model.lora.adapter, teacher_of(recipe))
     return [location for location in named if location is not None and location.startswith(HUB)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.devices import CPU, device_of, moved
+from rlinf_vla.core.distributions import Categorical, Gaussian
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.types import ActionSample
 from rlinf_vla.rollout.actor import Actor, Settings, nbytes, rows_of
@@ -169,6 +171,26 @@ class PolicyConformance:
         evaluation = policy.evaluate(inputs, sample.latent, temperature)
         torch.testing.assert_close(evaluation.log_prob, sample.log_prob, rtol=0, atol=TOLERANCE)
         torch.testing.assert_close(evaluation.value, sample.value, rtol=0, atol=TOLERANCE)
+
+    def test_its_distribution_is_what_evaluate_evaluates(self, policy: Policy) -> None:
+        if policy.distributions_unsupported is not None:
+            return
+        inputs = policy.prepare(observations(policy, 3))
+        latent = act(policy, inputs).latent
+        found: Any = policy.distributions(inputs, latent, 1.3)
+        entropy = policy.evaluate(inputs, latent, 1.3).entropy
+        if isinstance(found, Categorical):
+            assert found.numbers.shape == (found.log_prob.shape[-1], policy.spec.action_dim)
+            own = -(found.log_prob.exp() * found.log_prob).sum(-1)
+        else:
+            assert isinstance(found, Gaussian)
+            own = found.log_std + 0.5 * math.log(2 * math.pi * math.e)
+        torch.testing.assert_close(own, entropy, rtol=0, atol=TOLERANCE)
+        itself = policy.distributions(inputs, latent, 1.3)
+        torch.testing.assert_close(
+            found.divergence(itself), torch.zeros_like(entropy), rtol=0, atol=TOLERANCE
+        )
+        assert (found.divergence(policy.distributions(inputs, latent, 0.7)) > 0).all()
 
     def test_temperature_changes_the_distribution(self, policy: Policy) -> None:
         inputs = policy.prepare(observations(policy, 4))

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from rlinf_vla.core.distributions import Categorical
 from rlinf_vla.core.protocols import Noise, Policy, PolicySpec
 from rlinf_vla.core.types import ActionEval, ActionSample, Inputs, Observation, Tensors
 
@@ -38,6 +39,7 @@ class LinearPolicy(Policy):
     lora_targets: ClassVar[tuple[str, ...]] = ("logits",)
     split_unsupported: ClassVar[str | None] = None
     head_modules: tuple[str, ...] = ("logits",)
+    distributions_unsupported: str | None = None
     centres: Tensor
 
     def __init__(self, options: LinearOptions) -> None:
@@ -122,6 +124,12 @@ class LinearPolicy(Policy):
             entropy=-(log_prob.exp() * log_prob).sum(-1),
             value=self.value(features),
         )
+
+    def distributions(
+        self, inputs: Inputs, latent: dict[str, Tensor], temperature: float
+    ) -> Categorical:
+        log_prob = self._log_softmax(self.encode(inputs), temperature)
+        return Categorical(log_prob, self.centres[:, None].expand(-1, self.spec.action_dim))
 
     def supervised_loss(self, inputs: Inputs, actions: Tensor, noise: Noise) -> Tensor:
         choice = (actions[..., None] - self.centres).abs().argmin(-1)

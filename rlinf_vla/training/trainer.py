@@ -126,6 +126,9 @@ class Masters:
 class Trainer:
     """Named optimisers of a network's trainable weights, in one process or on several ranks."""
 
+    teacher: nn.Module | None = None
+    """See ``algorithms.base.Trainable``."""
+
     def __init__(
         self,
         policy: nn.Module,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from rlinf_vla.algorithms.grpo import GRPO
 from rlinf_vla.algorithms.ppo import PPO
 from rlinf_vla.algorithms.sac import SAC
 from rlinf_vla.algorithms.sft import SFT
-from rlinf_vla.testing.algorithm import AlgorithmConformance
+from rlinf_vla.testing.algorithm import AlgorithmConformance, Train
+from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from tests.algorithms.a2c import A2C
 from tests.algorithms.td3 import TD3
 
@@ -63,6 +65,22 @@ class TestDAgger(Suite):
         "algorithm.batch_size=8",
         "algorithm.beta=0.5",
     )
+
+
+class TestDistillation(Suite):
+    algorithm = DAgger
+    keys = (
+        *TestDAgger.keys[:-1],
+        "algorithm.teacher=teacher",
+        "algorithm.loss=reverse_kl",
+    )
+
+    @classmethod
+    @contextmanager
+    def installed(cls, folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Train]:
+        with super().installed(folder, patch) as train:
+            LinearPolicy(LinearOptions(chunk=2, seed=1)).save(folder / "teacher")
+            yield train
 
 
 class TestSFT(Suite):

@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from rlinf_vla.algorithms.dagger import DAgger
+from rlinf_vla.algorithms.off_policy import ReplayLearner
 from rlinf_vla.algorithms.sac import SAC
 from rlinf_vla.cli import compose
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
+from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.transitions import Transitions
 from rlinf_vla.core.types import Tensors
 from rlinf_vla.features.planner import dry_run
@@ -25,12 +28,13 @@ from rlinf_vla.features.planner.budget import (
 )
 from rlinf_vla.features.planner.memory import MemoryModel
 from rlinf_vla.features.planner.micro_batches import choose, least
-from rlinf_vla.features.planner.synthetic import records
+from rlinf_vla.features.planner.synthetic import observation, records
 from rlinf_vla.runtime import builders, recipes
 
 ROWS = 6
 LARGE = 1e12
-KEYS = ["cluster=laptop", f"algorithm.batch_size={ROWS}", "algorithm.hidden=32"]
+KEYS = ["cluster=laptop", f"algorithm.batch_size={ROWS}"]
+NARROW = "algorithm.hidden=32"
 RUNS = {
     "sac": ["recipe=maniskill_sac"],
     "co-training": ["recipe=maniskill_rlpd", "algorithm.sft_coef=1.0"],
@@ -41,11 +45,37 @@ RUNS = {
         "model.checkpoint=asset://openvla_tiny_pushcube",
         "model.lora.rank=4",
     ],
+    "dagger": ["recipe=maniskill_dagger"],
+    "distillation": [
+        "recipe=maniskill_dagger",
+        "model=openvla",
+        "model.checkpoint=asset://openvla_tiny_pushcube",
+        "algorithm.beta=null",
+        "algorithm.teacher=asset://openvla_tiny_pushcube",
+        "algorithm.loss=forward_kl",
+    ],
 }
 
 
 def recipe(*overrides: str) -> Recipe:
-    return recipes.read(compose.load("train", [*KEYS, *overrides]))
+    narrow = [] if overrides[0] == "recipe=maniskill_dagger" else [NARROW]
+    return recipes.read(compose.load("train", [*KEYS, *narrow, *overrides]))
+
+
+def stored(wanted: Recipe, policy: Policy, algorithm: ReplayLearner) -> Tensors:
+    """Records as the replay has them."""
+    settings = builders.actor_settings(wanted, 1.0)
+    if not isinstance(algorithm, DAgger):
+        return records(policy, ROWS, settings, 0.9)
+    inputs = policy.prepare(observation(policy.spec, 1))
+    with torch.no_grad():
+        record = algorithm.record(policy, inputs, policy.act(policy.encode(inputs), None, 1.0))
+    return {
+        name: value.expand(ROWS, *value.shape[1:])
+        if name in inputs or "latent" in name
+        else value.new_zeros(ROWS, *value.shape[1:])
+        for name, value in record.items()
+    }
 
 
 def copied(rows: Tensors) -> Tensors:
@@ -64,7 +94,7 @@ def test_counted_bytes_are_those_of_a_step(name: str, checkpointing: bool) -> No
     policy = builders.build_policy(wanted)
     trainer = builders.build_trainer(wanted, policy)
     algorithm = builders.build_algorithm(wanted)
-    rows = records(policy, ROWS, builders.actor_settings(wanted, 1.0), 0.9)
+    rows = stored(wanted, policy, algorithm)
 
     def step() -> None:
         batch = Transitions(copied(rows), copied(rows))
@@ -88,7 +118,15 @@ def test_counted_bytes_are_those_of_a_step(name: str, checkpointing: bool) -> No
         2 * learnt, abs=8
     )  # alpha is one number
     assert held["Adam's moments"] == 2 * trained
-    assert held["moving averages"] == sum(each.nbytes for each in trainer.target.parameters())
+    teacher = trainer.teacher
+    assert held.get("teacher", 0) == (
+        0
+        if teacher is None
+        else sum(each.nbytes for each in (*teacher.parameters(), *teacher.buffers()))
+    )
+    assert held.get("moving averages", 0) == sum(
+        each.nbytes for each in trainer.target.parameters()
+    )
 
     counted = sum(part.size for part in found.parts if part.phase == UPDATE) + learnt
     with kernels_of("cpu"), Allocations() as measured:

@@ -1,0 +1,95 @@
+"""A teacher that does not fit its student is refused in one line, before the first rollout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlinf_vla.cli import compose
+from rlinf_vla.config.errors import UserError
+from rlinf_vla.core.types import Inputs, Observation
+from rlinf_vla.runtime import builders, recipes
+from rlinf_vla.runtime.teacher import load_teacher, unlike
+from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
+
+OPENVLA = "asset://openvla_tiny_pushcube"
+
+
+def built(*keys: str) -> None:
+    words = ["recipe=maniskill_dagger", "algorithm.beta=null", "cluster=laptop", *keys]
+    recipe = recipes.read(compose.load("train", words))
+    policy = builders.build_policy(recipe)
+    builders.outline(recipe)
+    builders.build_trainer(recipe, policy)
+
+
+@pytest.mark.parametrize(
+    ("keys", "complaint"),
+    [
+        (["algorithm.teacher=exprt"], "algorithm.teacher=exprt is not there: give the directory"),
+        (
+            [
+                "model=pi0",
+                "model.checkpoint=asset://pi0_tiny_pushcube",
+                "algorithm.teacher=asset://pi0_tiny_pushcube",
+                "algorithm.loss=forward_kl",
+            ],
+            "algorithm.loss=forward_kl: model=pi0 draws no number of an action from a distribution "
+            "in closed form: set algorithm.loss=imitation",
+        ),
+        (
+            [
+                "model=openvla_oft",
+                "model.checkpoint=asset://openvla_oft_plus_tiny",
+                "model.options.head=l1",
+                "model.options.random_weights=true",
+                f"algorithm.teacher={OPENVLA}",
+                "algorithm.loss=reverse_kl",
+            ],
+            "model=openvla_oft has no distribution with model.options.head=l1",
+        ),
+    ],
+)
+def test_it_is_refused(keys: list[str], complaint: str) -> None:
+    with pytest.raises(UserError) as found:
+        built(*keys)
+    assert complaint in str(found.value) and "\n" not in str(found.value)
+
+
+class Dimmed(LinearPolicy):
+    def prepare(self, obs: Observation) -> Inputs:
+        return {name: value // 2 for name, value in super().prepare(obs).items()}
+
+
+@pytest.mark.parametrize(
+    ("teacher", "difference"),
+    [
+        (LinearPolicy(LinearOptions(chunk=2, seed=3)), None),
+        (LinearPolicy(LinearOptions(chunk=3)), "has chunk=3, the policy 2"),
+        (LinearPolicy(LinearOptions(chunk=2, bins=4)), "chooses from other numbers"),
+        (Dimmed(LinearOptions(chunk=2)), "is given another input image than the policy"),
+    ],
+)
+def test_what_differs_is_found(teacher: LinearPolicy, difference: str | None) -> None:
+    found = unlike(teacher, LinearPolicy(LinearOptions(chunk=2)), "forward_kl")
+    assert found is None if difference is None else (found or "").startswith(difference)
+
+
+def test_it_is_loaded_with_its_weights_though_the_student_begins_with_random_ones() -> None:
+    words = [
+        "recipe=maniskill_dagger",
+        "model=openvla",
+        "model.checkpoint=asset://openvla_tiny",
+        "algorithm.beta=null",
+        f"algorithm.teacher={OPENVLA}",
+    ]
+    recipe = recipes.read(compose.load("train", words))
+    assert recipe.model.options.random_weights
+    teacher = load_teacher(recipe)
+    student = builders.build_policy(recipe)
+    assert teacher is not None and not any(each.requires_grad for each in teacher.parameters())
+    stored = type(teacher).load(Path(recipes.asset_path(OPENVLA)), type(teacher).Config())
+    for name, value in stored.backbone.state_dict().items():
+        assert (teacher.backbone.state_dict()[name] == value).all()
+    assert unlike(teacher, student, "reverse_kl") is None
