@@ -37,6 +37,9 @@ class Features:
     state: Tensor
     critic: Tensor
     """Input of the value head, ``[B, width]``."""
+    without: Prefix | None = None
+    """Prefix without a condition, from whose velocity is extrapolated (``guided``)."""
+    scale: float = 1.0
 
 
 class FlowPolicy(PretrainedPolicy):
@@ -162,6 +165,9 @@ class FlowPolicy(PretrainedPolicy):
         assert prefix is not None
         return Features(prefix, tensors["state"], tensors["critic"])
 
+    def guided(self, features: Features, without: Features, scale: float) -> Features:
+        return replace(features, without=without.prefix, scale=scale)
+
     def act(self, features: Features, noise: Noise | None, temperature: float) -> ActionSample:
         return self._denoise(features, noise, temperature, self._flow(features))
 
@@ -194,7 +200,16 @@ class FlowPolicy(PretrainedPolicy):
         )
 
     def _flow(self, features: Features) -> Velocity:
-        return lambda x, time: self._velocity(features.prefix, features.state, x, time)
+        prefix, state = features.prefix, features.state
+
+        def guided(x: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
+            velocity, states = self._velocity(prefix, state, x, time)
+            if features.without is None:
+                return velocity, states
+            plain, _ = self._velocity(features.without, state, x, time)
+            return plain + features.scale * (velocity - plain), states
+
+        return guided
 
     def _denoise(
         self, features: Features, noise: Noise | None, temperature: float, velocity_at: Velocity
@@ -257,8 +272,9 @@ class FlowPolicy(PretrainedPolicy):
         """See ``Policy``. Uses the same noise for every action of the horizon."""
         x = noise[:, None].expand(-1, self.horizon, -1)
         steps = self.options.denoise_steps
+        velocity_at = self._flow(features)
         for time in flow.times(steps, x.device):
-            x = flow.ode_step(x, self._velocity(features.prefix, features.state, x, time)[0], steps)
+            x = flow.ode_step(x, velocity_at(x, time)[0], steps)
         return self._actions(x, features)
 
     def _actions(self, x: Tensor, features: Features) -> Tensor:

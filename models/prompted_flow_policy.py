@@ -22,6 +22,7 @@ class PromptedFlowPolicy(FlowPolicy):
     ``_read_tokenizer``.
     """
 
+    condition_unsupported: str | None = None
     config: Any
     prompt_length: int
     """Tokens that an instruction is padded to."""
@@ -45,10 +46,13 @@ class PromptedFlowPolicy(FlowPolicy):
     def prepare(self, obs: Observation) -> Inputs:
         """Images keep their size, which may be smaller than the model's, until they are encoded."""
         inputs = {f"image.{name}": obs.images[name] for name in self.spec.images}
+        state = self.state_normalizer(obs.state)
+        padding = (0, self.config.state_dim - state.shape[-1])
+        return inputs | self.prompt(obs) | {"state": F.pad(state, padding)}
+
+    def prompt(self, obs: Observation) -> Inputs:
         ids, mask = files.padded_prompts(
             [(instruction, self.ids(instruction)) for instruction in obs.instruction],
             self.prompt_length,
         )
-        state = self.state_normalizer(obs.state)
-        inputs |= {"token_ids": ids.to(state.device), "token_mask": mask.to(state.device)}
-        return inputs | {"state": F.pad(state, (0, self.config.state_dim - state.shape[-1]))}
+        return {"token_ids": ids.to(obs.state.device), "token_mask": mask.to(obs.state.device)}

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +17,9 @@ from rlinf_vla.cli.list import recipe_names
 from rlinf_vla.config.robot import ROBOT
 from rlinf_vla.core import plugins
 from rlinf_vla.core.protocols import VectorEnv
+from rlinf_vla.data import lerobot_format as form
+from rlinf_vla.data.lerobot_format import Feature
+from rlinf_vla.data.lerobot_writer import LeRobotWriter
 from rlinf_vla.runtime import recipes
 from rlinf_vla.telemetry.metrics import read_metrics
 from tests.cli.conftest import handlers_of_a_module  # noqa: F401
@@ -74,6 +78,8 @@ SMALL = {
     "sac": ("algorithm.episodes=2", "algorithm.batch_size=4", "algorithm.updates_per_step=0.25"),
     "dagger": ("algorithm.episodes=2", "algorithm.batch_size=4", "algorithm.updates=2"),
     "sft": ("algorithm.demonstrations.episodes=2", "algorithm.batch_size=4"),
+    "value": ("algorithm.demonstrations.dataset=recording", "algorithm.batch_size=4"),
+    "recap": ("algorithm.demonstrations.dataset=recording", "algorithm.batch_size=4"),
     "classifier": (
         "algorithm.demonstrations.episodes=10",
         "algorithm.batch_size=4",
@@ -156,8 +162,29 @@ def run(kept_simulators: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
+        record(folder / "recording")
         yield once
     torch.set_num_threads(threads)
+
+
+def record(directory: Path) -> None:
+    """A labelled recording of PushCube's sizes, of which some episodes fail."""
+    flag = Feature("bool", (1,))
+    features = {
+        form.STATE: Feature("float32", (8,)),
+        form.ACTION: Feature("float32", (4,)),
+        form.SUCCESS: flag,
+        "advantage_positive": flag,
+        f"{form.IMAGES}base": Feature.camera((64, 64), video=False),
+    }
+    with LeRobotWriter(directory, 20, features) as writer:
+        for number in range(12):
+            frames = {
+                key: np.zeros((2, *feature.shape), np.uint8 if feature.is_camera else feature.dtype)
+                for key, feature in features.items()
+            }
+            frames[form.SUCCESS][-1] = number % 2
+            writer.add_episode(frames, "push the blue cube to the red and white target")
 
 
 def require_simulator(name: str) -> None:
@@ -197,7 +224,7 @@ def test_a_recipe_runs_an_iteration(
     algorithm = recipes.read(
         compose.load("train", [f"recipe={name}", "cluster=laptop"])
     ).algorithm.name
-    made = {"sft": "policy", "classifier": "classifier"}
+    made = {"sft": "policy", "recap": "policy", "classifier": "classifier", "value": "value"}
     if algorithm in made:
         assert (directory / made[algorithm] / "manifest.json").exists()
     else:

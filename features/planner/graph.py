@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rlinf_vla.algorithms.classifier import Frames
 from rlinf_vla.algorithms.sft import Demonstrations
+from rlinf_vla.algorithms.value import Returns
 from rlinf_vla.core.types import Episodes, Rollouts, Trajectory
 
 ROLLOUT = "rollout"
@@ -28,14 +29,13 @@ _ROLES = dict.fromkeys(
         "correct",
         "demonstrate",
         "label",
+        "returns",
     ),
     ROLLOUT,
 )
 _ROLES |= {"score": REWARD, "reference": REFERENCE}
-_ROLES |= dict.fromkeys(
-    ("update", "update_from_replay", "imitate", "aggregate", "classify", "publish"), TRAINER
-)
-_ONCE = ("demonstrate", "label")
+_ROLES |= dict.fromkeys(("update", "update_from_replay", "fit", "aggregate", "publish"), TRAINER)
+_ONCE = ("demonstrate", "label", "returns")
 _SOURCE = "source"
 """Input of a synthetic trajectory that holds the index of the operation that made it.
 
@@ -178,6 +178,11 @@ class _Tracer:
         number = torch.arange(_EPISODES)
         return Frames({}, number % 2 == 0, number // 4)
 
+    def returns(self, config: Any, failure: float) -> tuple[Returns, dict[str, int]]:
+        self._sequel("returns")
+        number = torch.arange(_EPISODES)
+        return Returns({}, -torch.ones(_EPISODES), number), {}
+
     def collect_transitions(self, episodes: Episodes) -> int:
         self._note("collect_transitions")
         self._loose.append("collect_transitions")
@@ -193,8 +198,8 @@ class _Tracer:
     def update_from_replay(self, updates: int, algorithm: Any) -> None:
         self._sequel("update_from_replay")
 
-    def imitate(self, batch: Any, rate: float) -> None:
-        self._sequel("imitate")
+    def fit(self, batch: Any, rate: float) -> None:
+        self._sequel("fit")
 
     def correct(self, episodes: int) -> Demonstrations:
         self._sequel("correct")
@@ -202,9 +207,6 @@ class _Tracer:
 
     def aggregate(self, batches: Any) -> None:
         self._sequel("aggregate")
-
-    def classify(self, batch: Any, rate: float) -> None:
-        self._sequel("classify")
 
     def publish(self) -> None:
         self._sequel("publish")

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rlinf_vla.algorithms.base import CRITIC, Algorithm
 from rlinf_vla.algorithms.on_policy import Batch
-from rlinf_vla.algorithms.sft import Demonstrations, imitation_loss
+from rlinf_vla.algorithms.sft import Demonstrations, Draws, SFTConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import OFF_POLICY, ON_POLICY, SUPERVISED, Recipe
 from rlinf_vla.core import plugins
@@ -170,7 +170,7 @@ def _gathered_groups(policy: Policy) -> list[list[Tensor]]:
 
 def is_counted(recipe: Recipe) -> bool:
     """Return whether the memory of the recipe's algorithm is counted."""
-    return recipe.algorithm.family != SUPERVISED or recipe.algorithm.name == "sft"
+    return recipe.algorithm.family != SUPERVISED or isinstance(recipe.algorithm, SFTConfig)
 
 
 class MemoryModel:
@@ -290,8 +290,9 @@ class MemoryModel:
         if self.on_policy:
             return self.algorithm.loss(policy, batch, False)[0]
         noise = CounterNoise(0, *[batch.draws] * 3)
-        augmentation = (lambda draws: noise) if self.algorithm.augments else None
-        return imitation_loss(policy, batch, lambda draws: noise, augmentation)[0]
+        return self.algorithm.loss(policy, batch, Draws(lambda draws: noise, lambda draws: noise))[
+            0
+        ]
 
     def step(self, rows: int, checkpointing: bool = False) -> None:
         """Run forward and backward pass of a micro-batch.

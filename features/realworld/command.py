@@ -20,7 +20,7 @@ from rlinf_vla.features.realworld.verb import ROBOT_VERBS
 ORDERS = ("stop", "acknowledge")
 USAGE = (
     "rlinf-vla robot {check|home|stop|acknowledge} robot=NAME [robot.KEY=VALUE ...] [operator=NAME], "
-    "rlinf-vla robot {run|record|replay} recipe=franka_rlpd"
+    "rlinf-vla robot {run|record|replay} recipe=franka_rlpd, rlinf-vla robot dataset run=RUN output=DIR"
 )
 CONNECT_S, HOME_S = 60.0, 60.0
 
@@ -37,7 +37,7 @@ def run(arguments: Sequence[str]) -> int:
         raise UserError(
             f"robot needs a verb{plugins.nearest(verb, list(ROBOT_VERBS)) if verb else ''}: {USAGE}"
         )
-    if verb in ("run", "record", "replay"):
+    if verb in ("run", "record", "dataset", "replay"):
         return _with_recipe(verb, rest)
     operator = next(
         (word.removeprefix("operator=") for word in rest if word.startswith("operator=")), ""
@@ -81,8 +81,10 @@ def _with_recipe(verb: str, rest: Sequence[str]) -> int:
         from rlinf_vla.features.realworld.run_policy import run_policy
 
         return compose_and_run("robot_run", rest, run_policy)
-    from rlinf_vla.features.realworld.record import record, replay
+    from rlinf_vla.features.realworld.record import dataset, record, replay
 
+    if verb == "dataset":
+        return compose_and_run("robot_dataset", rest, dataset)
     if verb == "record":
         return compose_and_run("robot_record", rest, record)
     episode = next(

@@ -13,18 +13,20 @@ from omegaconf import DictConfig
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.config.robot import NO_OPERATOR
+from rlinf_vla.core import plugins
+from rlinf_vla.core.protocols import EnvSpec
 from rlinf_vla.data import lerobot_format as form
-from rlinf_vla.data.from_dataset import require_same_control_rate
+from rlinf_vla.data.dataset_source import require_same_control_rate
 from rlinf_vla.data.lerobot_format import Column, Feature, recorded_features
 from rlinf_vla.data.lerobot_reader import LeRobotReader
 from rlinf_vla.data.lerobot_writer import LeRobotWriter
 from rlinf_vla.features.realworld.action_space import ActionSpace
 from rlinf_vla.features.realworld.camera_geometry import geometry
 from rlinf_vla.features.realworld.cell import (
-    RobotCell,
     open_cell,
     require_demonstrator,
     require_robot,
+    spec_of,
 )
 from rlinf_vla.features.realworld.episode import DEMONSTRATION, Job, RobotEpisode, first_jobs
 from rlinf_vla.features.realworld.operator_session import OperatorLeft
@@ -57,6 +59,48 @@ def robot_frames(episode: RobotEpisode, space: ActionSpace) -> dict[str, Column]
     return columns | {
         form.IMAGES + name: images[:rows].numpy() for name, images in episode.images.items()
     }
+
+
+INTERVENTION = "intervention"
+"""Feature of a run's dataset that is true where the operator acted."""
+
+
+def dataset(config: DictConfig) -> None:
+    """Write the episodes that a run kept at its robot, failures included, as a LeRobotDataset.
+
+    Raises UserError if there is none, or the output is not empty.
+    """
+    recipe = recipes.read(config)
+    require_robot(recipe, "dataset")
+    if recipe.checkpoint is None or not recipe.output:
+        raise UserError("robot dataset needs a run and an output: run=RUN output=DIR")
+    directory, _ = run_directory.split(Path(recipe.checkpoint))
+    episodes = sorted((directory / run_directory.EPISODES).glob("*.safetensors"))
+    if not episodes:
+        raise UserError(
+            f"{builders.relative(directory)} has no episodes: SAC's family keeps them in its replay, hg_dagger and robot run in episodes/"
+        )
+    output = builders.new_directory(recipe.output)
+    spec = spec_of(recipe, builders.outline(recipe).spec)
+    space = (
+        plugins.choose("robot", recipe.robot.name, plugins.robots()).make(recipe.robot).spec.space
+    )
+    features = _features(spec, space, recipe.record.video) | {INTERVENTION: Feature("bool", (1,))}
+    successes = people = 0
+    with LeRobotWriter(output, spec.control_hz, features, recipe.robot.name) as writer:
+        for path in episodes:
+            episode = RobotEpisode.read(path)
+            if not len(episode):
+                continue
+            frames = robot_frames(episode, space)
+            frames[INTERVENTION] = np.zeros(len(frames[form.ACTION]), bool)
+            frames[INTERVENTION][: len(episode)] = episode.human.numpy()
+            writer.add_episode(frames, episode.instruction)
+            successes += episode.success
+            people += int(episode.human.sum())
+    print(
+        f"{writer.episodes} episodes, {successes} with success; {writer.frames} frames, {people} of a person: {builders.relative(output)}"
+    )
 
 
 class ReplayScene:
@@ -129,9 +173,9 @@ def _record(recipe: Recipe, jobs: list[Job], parts: Path, output: Path) -> None:
         )
 
     with open_cell(recipe, say) as cell:
-        features = _features(recipe, cell)
-        hz = cell.spec.control_hz
         space = cell.robot.spec.space
+        features = _features(cell.spec, space, recipe.record.video)
+        hz = cell.spec.control_hz
         cameras = {
             form.IMAGES + camera.name: intrinsics
             for camera in cell.cameras
@@ -169,10 +213,10 @@ def _record(recipe: Recipe, jobs: list[Job], parts: Path, output: Path) -> None:
     shutil.rmtree(parts)
 
 
-def _features(recipe: Recipe, cell: RobotCell) -> dict[str, Feature]:
+def _features(spec: EnvSpec, space: ActionSpace, video: bool) -> dict[str, Feature]:
     """Return the dataset's features; joints have LeRobot's names."""
-    features = recorded_features(cell.spec, recipe.record.video)
-    names = cell.robot.spec.space.joint_names
+    features = recorded_features(spec, video)
+    names = space.joint_names
     if names is None:
         return features
     return features | {

@@ -20,7 +20,7 @@ from rlinf_vla.config.recipe import INTERACTIVE, OFF_POLICY, ON_POLICY, SUPERVIS
 from rlinf_vla.config.robot import NO_OPERATOR
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.core.tasks import EVALUATION_SEEDS
-from rlinf_vla.data.from_dataset import require_same_control_rate
+from rlinf_vla.data.dataset_source import require_same_control_rate
 from rlinf_vla.features.realworld.cell import (
     check,
     require_demonstrator,
@@ -57,7 +57,7 @@ def at_robot(
     check(recipe)
     config = recipe.algorithm
     family = recipe.algorithm.family
-    if family == ON_POLICY or config.trains_reward:
+    if family == ON_POLICY or not config.acts:
         raise UserError(
             f"algorithm={config.name} cannot learn at a robot, in single episodes: set algorithm=sac or hg_dagger, or sft"
         )

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from rlinf_vla.core.verb import DATA, RECIPE, Help, Verb
 
-ROBOT_VERBS = ("check", "home", "stop", "acknowledge", "run", "record", "replay")
+ROBOT_VERBS = ("check", "home", "stop", "acknowledge", "run", "record", "dataset", "replay")
 ROBOT = Verb(
     DATA,
-    "control an arm: check, home, stop, run, record, replay",
+    "control an arm: check, home, stop, run, record, dataset, replay",
     "rlinf_vla.features.realworld.command",
     Help(
         (
             "{check|home|stop} robot=NAME [robot.KEY=VALUE ...]",
             "acknowledge robot=NAME operator=PERSON",
             "{run|record|replay} {recipe=NAME|run=RUN} [KEY=VALUE ...]",
+            "dataset run=RUN output=DIR",
         ),
         (
             *RECIPE,

@@ -42,13 +42,20 @@ class Classifier:
         files.load_weights(model, files.read_weights(directory), directory)
         return model
 
-    def create(self, config: ClassifierOptions, env: EnvSpec, device: torch.device) -> Reward:
-        from .success_classifier import ClassifierReward
-
+    def check(self, config: ClassifierOptions) -> None:
         if config.checkpoint is None:
             raise UserError(
                 "reward.options.checkpoint has no value: train one with `rlinf-vla train recipe=reward_classifier`"
             )
+        if not Path(config.checkpoint).expanduser().is_dir():
+            raise UserError(
+                f"reward.options.checkpoint={config.checkpoint} is no directory: give the one of a trained classifier"
+            )
+
+    def create(self, config: ClassifierOptions, env: EnvSpec, device: torch.device) -> Reward:
+        from .success_classifier import ClassifierReward
+
+        self.check(config)
         model = self.learner(config)
         for name, size in model.images.items():
             if env.images.get(name) != size:

@@ -20,6 +20,9 @@ class CompactOptions:
     encoder: Name = "conv"
     """Image encoder: ``conv`` (convolutions on patches), or ``timm:NAME`` for a backbone of timm
     from random weights, such as ``timm:resnet10t``."""
+    reads_instruction: bool = False
+    """See the words of the instruction, as a bag of ``WORDS`` kinds that they are hashed to. A
+    checkpoint that does says so itself."""
     std: Positive = 0.5
     """Initial standard deviation of the actions."""
 

@@ -8,9 +8,12 @@ proprioceptive dimension) and model.safetensors.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
+from zlib import crc32
 
 import torch
 from torch import Tensor, nn
@@ -27,11 +30,16 @@ from ..pretrained import PretrainedPolicy
 from .encoder import ImageEncoder
 from .options import CompactOptions
 
+WORDS = 256
+"""Kinds that the words of instructions are hashed to, if the policy reads them."""
+_WORD = re.compile(r"[^\s_.,;]+")
+
 
 class Encoder(nn.Module):
-    """Encode images and state as ``width`` features per camera and ``width`` of the state."""
+    """Encode images and state as ``width`` features per camera and ``width`` of the state, then
+    ``width`` of the instruction if it is read."""
 
-    def __init__(self, config: dict[str, Any], encoder: str, sees: bool) -> None:
+    def __init__(self, config: dict[str, Any], encoder: str, sees: bool, reads: bool) -> None:
         super().__init__()
         if sees:
             self.image = ImageEncoder(config, encoder)
@@ -40,10 +48,25 @@ class Encoder(nn.Module):
             nn.LayerNorm(config["width"]),
             nn.Tanh(),
         )
+        self.words = nn.Linear(WORDS, config["width"], bias=False) if reads else None
 
-    def forward(self, images: list[Tensor], state: Tensor) -> Tensor:
-        """``images``: uint8 ``[B, H, W, 3]`` each; ``state``: ``[B, S]`` in [-1, 1]."""
-        return torch.cat([*(self.image(image) for image in images), self.state(state)], dim=1)
+    def forward(self, images: list[Tensor], state: Tensor, words: Tensor | None = None) -> Tensor:
+        """``images``: uint8 ``[B, H, W, 3]`` each; ``state``: ``[B, S]`` in [-1, 1]; ``words``:
+        uint8 ``[B, WORDS]``, how often each kind occurs."""
+        parts = [*(self.image(image) for image in images), self.state(state)]
+        if self.words is not None:
+            assert words is not None
+            parts.append(self.words(words.float()).tanh())
+        return torch.cat(parts, dim=1)
+
+
+@dataclass(frozen=True)
+class Guided:
+    """Features of ``CompactPolicy.guided``."""
+
+    features: Tensor
+    without: Tensor
+    scale: float
 
 
 class CompactPolicy(PretrainedPolicy):
@@ -70,8 +93,12 @@ class CompactPolicy(PretrainedPolicy):
             config["state_dim"],
             dict.fromkeys(options.images, size),
         )
-        self.backbone = Encoder(config, options.encoder, bool(options.images))
-        features = config["width"] * (len(options.images) + 1)
+        reads = self.reads = options.reads_instruction or config.get("reads_instruction") is True
+        self.condition_unsupported = (
+            None if reads else "reads no instruction: set model.options.reads_instruction=true"
+        )
+        self.backbone = Encoder(config, options.encoder, bool(options.images), reads)
+        features = config["width"] * (len(options.images) + 1 + reads)
         actions = self.spec.chunk * self.spec.action_dim
         self.head = nn.Sequential(nn.Linear(features, 256), nn.ReLU(), nn.Linear(256, actions))
         self.log_std = nn.Parameter(
@@ -99,23 +126,39 @@ class CompactPolicy(PretrainedPolicy):
         return self.readers("", files.read_weights(checkpoint), checkpoint)
 
     def save(self, checkpoint: Path, dtype: torch.dtype | None = None) -> None:
-        files.save(self.state_dict(), self.config, checkpoint, {}, dtype or torch.float32)
+        config = self.config | {"reads_instruction": self.reads}
+        files.save(self.state_dict(), config, checkpoint, {}, dtype or torch.float32)
 
     def prepare(self, obs: Observation) -> Inputs:
         state = (2 * (obs.state - self.low) / (self.high - self.low) - 1).clamp(-1, 1)
-        return {
-            f"image.{name}": resized(obs.images[name], size)
-            for name, size in self.spec.images.items()
-        } | {"state": state}
+        return (
+            {
+                f"image.{name}": resized(obs.images[name], size)
+                for name, size in self.spec.images.items()
+            }
+            | {"state": state}
+            | self.prompt(obs)
+        )
+
+    def prompt(self, obs: Observation) -> Inputs:
+        if not self.reads:
+            return {}
+        words = torch.zeros(len(obs.instruction), WORDS, dtype=torch.uint8)
+        for row, instruction in enumerate(obs.instruction):
+            for word in _WORD.findall(instruction.lower()):
+                words[row, crc32(word.encode()) % WORDS] += 1
+        return {"words": words.to(obs.state.device)}
 
     def encode(self, inputs: Inputs) -> Tensor:
         """Return features ``[B, F]``."""
-        return self.backbone(
-            [inputs[f"image.{name}"] for name in self.spec.images], inputs["state"]
-        )
+        images = [inputs[f"image.{name}"] for name in self.spec.images]
+        return self.backbone(images, inputs["state"], inputs.get("words"))
 
-    def pooled(self, features: Tensor) -> Tensor:
-        return features
+    def guided(self, features: Tensor, without: Tensor, scale: float) -> Guided:
+        return Guided(features, without, scale)
+
+    def pooled(self, features: Tensor | Guided) -> Tensor:
+        return features.features if isinstance(features, Guided) else features
 
     def pack(self, features: Tensor) -> Tensors:
         return {"features": features}
@@ -123,11 +166,18 @@ class CompactPolicy(PretrainedPolicy):
     def unpack(self, tensors: Tensors) -> Tensor:
         return tensors["features"]
 
-    def _distribution(self, features: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        mean = self.head(features).unflatten(1, (self.spec.chunk, self.spec.action_dim))
+    def _distribution(self, features: Tensor | Guided, temperature: float) -> tuple[Tensor, Tensor]:
+        if isinstance(features, Guided):
+            without = self.head(features.without)
+            flat = without + features.scale * (self.head(features.features) - without)
+        else:
+            flat = self.head(features)
+        mean = flat.unflatten(1, (self.spec.chunk, self.spec.action_dim))
         return mean, self.log_std + math.log(temperature or 1.0)
 
-    def act(self, features: Tensor, noise: Noise | None, temperature: float) -> ActionSample:
+    def act(
+        self, features: Tensor | Guided, noise: Noise | None, temperature: float
+    ) -> ActionSample:
         mean, log_std = self._distribution(features, temperature)
         drawn = (
             mean

@@ -71,6 +71,7 @@ class Pi0Policy(FlowPolicy):
     """Those of openpi's ``to_bfloat16_for_selected_params``, and what is outside its cast."""
     split_unsupported: ClassVar[str | None] = None
     augmentation_unsupported: str | None = None
+    condition_unsupported: str | None = None
     head_modules: tuple[str, ...] = ("paligemma_with_expert.gemma_expert.model", *full_modules)
 
     def __init__(self, directory: Path, options: Pi0Options) -> None:
@@ -174,12 +175,16 @@ class Pi0Policy(FlowPolicy):
             for name, size in self.spec.images.items()
         }
         state = self.state_normalizer(obs.state)
+        padding = (0, self.config.action_dim - state.shape[-1])
+        return inputs | self.prompt(obs) | {"state": F.pad(state, padding)}
+
+    def prompt(self, obs: Observation) -> Inputs:
+        state = self.state_normalizer(obs.state)
         token_ids, token_mask = self.prompts(obs.instruction, state)
-        inputs |= {
+        return {
             "token_ids": token_ids.to(state.device),
             "token_mask": token_mask.to(state.device),
         }
-        return inputs | {"state": F.pad(state, (0, self.config.action_dim - state.shape[-1]))}
 
     def augment(self, inputs: Inputs, noise: Noise) -> Inputs:
         from .augmentation import openpi_augmented

@@ -64,12 +64,16 @@ class WeightedDataset:
     """As ``algorithm.demonstrations.state_key``, which counts if this is null."""
     cameras: list[Label] | None = None
     """As ``algorithm.demonstrations.cameras``, which count if this is null."""
+    all_succeed: bool | None = None
+    """As ``algorithm.demonstrations.all_succeed``, which counts if this is null."""
 
 
 @dataclass
 class DemonstrationConfig:
     """Recipe node ``algorithm.demonstrations``: those of a scripted expert or of datasets."""
 
+    advantage_key: ClassVar[str | None] = None
+    """Feature that tells which actions are better than usual; None: it is not told."""
     dataset: str | None = None
     """LeRobotDataset to use in full; the keys of the scripted expert are then ignored."""
     action_key: Label = "action"
@@ -78,9 +82,13 @@ class DemonstrationConfig:
     """Name of the dataset's feature that the policy reads as its state."""
     cameras: list[Label] = field(default_factory=list)
     """Camera names that differ, as policy:dataset pairs: [base:front]."""
+    all_succeed: bool = False
+    """For values: every episode of the dataset succeeds, and ``next.success`` is not read."""
+    only_successes: bool = False
+    """Imitate the successful episodes of a dataset alone."""
     mixture: list[WeightedDataset] = field(default_factory=list)
     """Several datasets instead of one: [{dataset: DIR, weight: 0.7}, {dataset: B, weight: 0.3}].
-    Each may have its own action_key, state_key and cameras."""
+    Each may have its own action_key, state_key, cameras and all_succeed."""
     episodes: Count = 300
     """Number of episodes of the scripted expert."""
     noise: Annotated[list[Annotated[float, Range(0, 100)]], NonEmpty()] = field(
@@ -120,6 +128,7 @@ class DemonstrationConfig:
             entry.action_key or self.action_key,
             entry.state_key or self.state_key,
             self.cameras if entry.cameras is None else entry.cameras,
+            self.all_succeed if entry.all_succeed is None else entry.all_succeed,
         )
 
 

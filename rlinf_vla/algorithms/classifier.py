@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlinf_vla.algorithms.augmentation import shift_images
 from rlinf_vla.algorithms.base import DemonstrationConfig
-from rlinf_vla.algorithms.sft import StepFlow, Supervised, warmup_cosine
+from rlinf_vla.algorithms.sft import Draws, StepFlow, Supervised, warmup_cosine
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import (
     CountOrZero,
@@ -31,6 +31,7 @@ class ClassifierConfig(AlgorithmConfig):
     """Recipe node ``algorithm``."""
 
     family: ClassVar[str] = SUPERVISED
+    acts: ClassVar[bool] = False
     trains_reward: ClassVar[bool] = True
 
     name: Name = "classifier"
@@ -73,7 +74,7 @@ class Flow(StepFlow, Protocol):
     def label(self, config: DemonstrationConfig) -> Frames:
         """Return all labelled frames; the first iteration of a run collects or reads them."""
 
-    def classify(self, batch: Frames, rate: float) -> None:
+    def fit(self, batch: Frames, rate: float) -> None:
         """Take one optimiser step with ``rate`` times the learning rate."""
 
 
@@ -82,6 +83,7 @@ class ClassifierTraining(Supervised):
 
     Config = ClassifierConfig
     config: ClassifierConfig
+    product = ("classifier", "reward=classifier reward.options.checkpoint")
 
     def iteration(self, flow: Flow) -> None:
         frames = flow.label(self.config.demonstrations)
@@ -91,9 +93,18 @@ class ClassifierTraining(Supervised):
         batch = Frames(
             shift_images(batch.inputs, self.config.shift, generator), batch.success, batch.episode
         )
-        flow.classify(
-            batch, warmup_cosine(flow.iteration, self.config.warmup_steps, self.iterations)
-        )
+        flow.fit(batch, warmup_cosine(flow.iteration, self.config.warmup_steps, self.iterations))
+
+    def loss(self, model: Any, batch: Any, draws: Draws) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return binary cross-entropy and number of correct predictions, summed over the batch."""
+        logits = model(batch.inputs)
+        loss = F.binary_cross_entropy_with_logits(logits, batch.success.float(), reduction="sum")
+        right = ((logits > 0) == batch.success).sum()
+        return loss, {"classifier/loss": loss.detach(), "classifier/accuracy": right.detach()}
+
+    def predict(self, model: Any, inputs: Inputs) -> Tensor:
+        """Return the logits of success."""
+        return model(inputs)
 
     def split(self, frames: Frames) -> tuple[Tensor, Tensor]:
         """Return the training rows and the held-out rows, int64. The last episodes are held out.
@@ -120,11 +131,3 @@ def balanced(success: Tensor, size: int, generator: torch.Generator) -> Tensor:
         rows[torch.randint(len(rows), (size,), generator=generator)] for rows in kinds
     )
     return torch.where(torch.arange(size) % 2 == 0, of_success, others)
-
-
-def success_loss(model: Any, batch: Frames) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return binary cross-entropy and number of correct predictions, summed over the batch."""
-    logits = model(batch.inputs)
-    loss = F.binary_cross_entropy_with_logits(logits, batch.success.float(), reduction="sum")
-    right = ((logits > 0) == batch.success).sum()
-    return loss, {"classifier/loss": loss.detach(), "classifier/accuracy": right.detach()}

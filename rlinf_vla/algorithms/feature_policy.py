@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,7 @@ STANDARD_BOUND = 10.0
 """Standardised features are clipped to this magnitude."""
 LEAST_SPREAD = 0.01
 """Least standard deviation that a feature is divided by, relative to the largest one."""
+Wrapped = TypeVar("Wrapped", bound=Policy)
 ACTOR_OUTPUT = "chosen"
 """Key in a sample's latent: the actor's output ``[B, ...]`` in [-1, 1], an input of the critics."""
 
@@ -203,8 +204,8 @@ class FeaturePolicy(Policy):
 
 
 def with_fresh_heads(
-    policy: Policy, frozen_backbone: bool, seed: int, wrapped: Callable[[int], FeaturePolicy]
-) -> FeaturePolicy:
+    policy: Policy, frozen_backbone: bool, seed: int, wrapped: Callable[[int], Wrapped]
+) -> Wrapped:
     """Return ``wrapped(features per row)``, whose random weights depend only on ``seed``."""
     if frozen_backbone:
         policy.backbone.requires_grad_(False)

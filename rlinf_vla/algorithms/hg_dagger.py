@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
+from torch import Tensor
 
 from rlinf_vla.algorithms.base import Algorithm, DemonstrationConfig
-from rlinf_vla.algorithms.sft import Demonstrations
+from rlinf_vla.algorithms.sft import Demonstrations, Draws, imitation_loss
 from rlinf_vla.config.ranges import Count, LearningRate, Name, Positive, Probability, Size
 from rlinf_vla.config.recipe import INTERACTIVE, AlgorithmConfig
 
@@ -65,6 +66,9 @@ class HGDAgger(Algorithm):
 
     Config = HGDAggerConfig
     config: HGDAggerConfig
+
+    def loss(self, model: Any, batch: Any, draws: Draws) -> tuple[Tensor, dict[str, Tensor]]:
+        return imitation_loss(model, batch, draws.noise)
 
     def iteration(self, flow: Flow) -> None:
         config = self.config

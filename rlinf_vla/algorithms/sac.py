@@ -82,14 +82,12 @@ class SAC(OffPolicy):
         super().__init__(config, temperature, iterations)
 
     def wrap(self, policy: Policy, seed: int) -> SACPolicy:
-        sac_policy = with_fresh_heads(
+        return with_fresh_heads(
             policy,
             self.config.frozen_backbone,
             seed,
             lambda features: SACPolicy(policy, features, self.config),
         )
-        assert isinstance(sac_policy, SACPolicy)
-        return sac_policy
 
     def optimizers(self, parameters: Mapping[str, Tensor]) -> dict[str, Optimizer]:
         """Return those of the actor, of alpha and of all else: critics and encoder."""

@@ -85,11 +85,7 @@ class Demonstrations(Batched):
 
     def draw(self, count: int, generator: torch.Generator) -> Demonstrations:
         """Draw rows with replacement; they have no weight any more."""
-        if self.weight is None:
-            return self[torch.randint(len(self), (count,), generator=generator)]
-        ends = self.weight.cumsum(0)
-        drawn = ends[-1] * torch.rand(count, dtype=torch.float64, generator=generator)
-        rows = torch.searchsorted(ends, drawn, right=True).clamp(max=len(self) - 1)
+        rows = drawn_rows(self.weight, len(self), count, generator)
         return replace(self[rows], weight=None)
 
     @property
@@ -98,6 +94,16 @@ class Demonstrations(Batched):
 
     def __len__(self) -> int:
         return len(self.actions)
+
+
+def drawn_rows(weight: Tensor | None, rows: int, count: int, generator: torch.Generator) -> Tensor:
+    """Draw ``count`` of ``rows`` with replacement, int64, in proportion to ``weight`` ``[rows]``;
+    None: all alike."""
+    if weight is None:
+        return torch.randint(rows, (count,), generator=generator)
+    ends = weight.cumsum(0)
+    drawn = ends[-1] * torch.rand(count, dtype=torch.float64, generator=generator)
+    return torch.searchsorted(ends, drawn, right=True).clamp(max=rows - 1)
 
 
 def action_chunks(actions: Tensor, chunk: int) -> Tensor:
@@ -145,18 +151,41 @@ class Flow(StepFlow, Protocol):
 
         ``augmented``: prepare them for ``Policy.augment``."""
 
-    def imitate(self, batch: Demonstrations, rate: float) -> None:
+    def fit(self, batch: Demonstrations, rate: float) -> None:
         """Take one optimiser step with ``rate`` times the learning rate."""
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The random numbers of a batch's rows by their counters, int64 ``[N]``."""
+
+    noise: Callable[[Tensor], Noise]
+    augmentation: Callable[[Tensor], Noise]
 
 
 class Supervised(Algorithm):
     """Base class of algorithms in which an iteration is one optimiser step on labelled data."""
 
+    product: ClassVar[tuple[str, str]] = ("policy", "model.checkpoint")
+    """Directory that a network trained in full is written to at the end, and the key to use it."""
+    adds_heads: ClassVar[bool] = False
+    """Whether the network has heads that are not in the model's own layout."""
+
+    def loss(self, model: Any, batch: Any, draws: Draws) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss and statistics, each summed over the batch; by default of imitation."""
+        return imitation_loss(
+            model, batch, draws.noise, draws.augmentation if self.augments else None
+        )
+
+    def predict(self, model: Any, inputs: Inputs) -> Tensor:
+        """Of a model that does not act: return what it predicts of each row, float32 ``[B]``."""
+        raise NotImplementedError
+
 
 class SFT(Supervised):
     """Behaviour cloning: each iteration is one optimiser step on random demonstrations."""
 
-    Config = SFTConfig
+    Config: ClassVar[type[AlgorithmConfig]] = SFTConfig
     config: SFTConfig
 
     def __init__(self, config: Any, temperature: float = 1.0, iterations: int = 0) -> None:
@@ -188,7 +217,7 @@ class SFT(Supervised):
         batch = demonstrations.draw(size, flow.generator())
         batch = replace(batch, draws=flow.iteration * size + torch.arange(size))
         rate = self.rate(flow.iteration)
-        flow.imitate(batch, rate)
+        flow.fit(batch, rate)
         flow.log({"sft/learning_rate": rate * self.config.learning_rate})
 
 

@@ -31,11 +31,18 @@ def run(config: DictConfig) -> None:
     checkpoint = run_directory.checkpoint_at(recipe.checkpoint, "checkpoint")
     policy = builders.build_policy(recipe)
     state = load_checkpoint(checkpoint, policy)
+    algorithm = builders.build_algorithm(recipe)
+    algorithm.restore(state)
     merge_lora(policy.backbone)
     with replacing_directory(output) as aside:
         dtype = DTYPES[recipe.output_dtype] if recipe.output_dtype else None
         write_policy(
-            policy, aside, OmegaConf.to_container(config), dtype, iteration=state["iteration"]
+            policy,
+            aside,
+            OmegaConf.to_container(config),
+            dtype,
+            iteration=state["iteration"],
+            algorithm=algorithm.state(),
         )
         save_heads(policy, aside)
     print(

@@ -32,7 +32,7 @@ from rlinf_vla.telemetry.console import TrainingConsole
 from rlinf_vla.telemetry.environment import record
 from rlinf_vla.telemetry.metrics import MetricsLog
 from rlinf_vla.telemetry.timeline import PREDICTED, RECORDED
-from rlinf_vla.training.checkpoint import load_checkpoint
+from rlinf_vla.training.checkpoint import load_checkpoint, save_heads
 from rlinf_vla.training.checkpoint_files import ADAPTER, STATE, complete_checkpoints, newest_sound
 
 if TYPE_CHECKING:
@@ -298,7 +298,7 @@ class TrainingRun:
         stage = self.flow.progress
         version = self.flow.policy_version
         if runtime.play is None:
-            self._classify(name)
+            self._assess(name)
             return
         document = evaluate(
             self.recipe,
@@ -313,15 +313,13 @@ class TrainingRun:
         self.console.say(f"{name}: success {headline(document)}")
         self.metrics.write(iteration, rates(document))
 
-    def _classify(self, name: str) -> None:
-        """Evaluate a reward classifier on the frames that its training did not use."""
-        from rlinf_vla.evaluation.classification import accuracy_headline, classification_accuracy
+    def _assess(self, name: str) -> None:
+        """Evaluate a model that does not act on the frames that its training did not use."""
+        from rlinf_vla.evaluation.held_out import assess
 
-        frames = self.flow.label(self.algorithm.config.demonstrations)
-        held_out = frames[self.algorithm.split(frames)[1]]
-        document = classification_accuracy(self.flow.success_logits(held_out), held_out.success)
+        document, headline = assess(self.flow, self.algorithm)
         write_json(self._evaluation(name), document)
-        self.console.say(f"{name}: {accuracy_headline(document)}")
+        self.console.say(f"{name}: {headline}")
 
     def export(self) -> None:
         """Write a network that was trained whole in its official layout, ready to be used."""
@@ -336,19 +334,17 @@ class TrainingRun:
                 replace(self.recipe, cluster=replace(self.recipe.cluster, device=CPU))
             )
             load_checkpoint(checkpoints[-1], learner)
-        of_policy = isinstance(learner, Policy)
-        use, name = (
-            ("model.checkpoint", "policy")
-            if of_policy
-            else ("reward=classifier reward.options.checkpoint", "classifier")
-        )
+        name, use = self.algorithm.product
         target = self.directory / name
         target.mkdir(exist_ok=True)
         write_policy(
             learner,
             target,
             OmegaConf.to_container(OmegaConf.load(self.directory / run_directory.RECIPE)),
+            algorithm=self.algorithm.state(),
         )
+        if self.algorithm.adds_heads and isinstance(learner, Policy):
+            save_heads(learner, target)
         self.console.say(f"{name}: {builders.relative(target)} (use it as {use})")
 
     def evaluated(self, name: str, version: int) -> bool:

@@ -137,6 +137,34 @@ TRAINERS = {
         composed=True,
         keys=True,
     ),
+    "label": Verb(
+        DATA,
+        "write values and advantages into a copy of a dataset",
+        "rlinf_vla.cli.label",
+        Help(
+            ("DATASET [DATASET ...] value=DIR output=DIR [KEY=VALUE ...]",),
+            (
+                ("DATASET", "directory of a LeRobotDataset; several are labelled as one"),
+                ("value=DIR", "model of values: the directory value of a run with algorithm=value"),
+                (
+                    "output=DIR",
+                    "directory of the labelled copy; of several, with a folder for each",
+                ),
+                ("positive=0.3", "share of each task's frames that are labelled positive"),
+                ("steps=10", "actions whose advantage counts"),
+                ("human_key=NAME", "feature that is true where a person acted: always positive"),
+                ("all_succeed=true", "every episode succeeds; next.success is not read"),
+                ("action_key, state_key, cameras", "as of algorithm.demonstrations"),
+                ("device=cuda", "where the model computes (cpu)"),
+            ),
+            (
+                "mixed value=RUN/value output=labelled",
+                "mixed value=RUN/value output=labelled positive=0.4 steps=50",
+                "robot value=RUN/value output=labelled human_key=intervention",
+            ),
+            "rlinf-vla view shows the labels along the film.",
+        ),
+    ),
     "data": Verb(
         DATA,
         "statistics of datasets, as checkpoints have them",

@@ -56,8 +56,8 @@ def check(recipe: Recipe) -> None:
     require(on_policy or recipe.profile is None, f"profile is for on-policy algorithms: {family}")
     _check_split(recipe, require)
     require(
-        not algorithm.trains_reward or recipe.rollout.split == "none",
-        f"rollout.split=head is for policies: algorithm={algorithm.name} trains a reward, leave rollout.split out",
+        algorithm.acts or recipe.rollout.split == "none",
+        f"rollout.split=head is for policies: what algorithm={algorithm.name} trains does not act, leave rollout.split out",
     )
     if algorithm.family == OFF_POLICY:
         whole = recipe.rollout.split == "none" and cluster.trainer_sharding == "none"

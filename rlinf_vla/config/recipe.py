@@ -38,6 +38,8 @@ NO_ALGORITHM = "none"
 """Algorithm name of a recipe without training, for ``rlinf-vla eval``."""
 NO_AUGMENTATION = "none"
 """Value of ``algorithm.augmentation`` with which images stay as they are."""
+POLICY = "policy"
+"""``record.player``: the recipe's policy."""
 EXPERT = "expert"
 """``algorithm.teacher``: the simulator's scripted expert."""
 
@@ -102,6 +104,8 @@ class AlgorithmConfig:
     family: ClassVar[str] = ""
     """How it learns: from its own rollouts, from a replay buffer, from labelled data, or from an
     operator who corrects it at a robot."""
+    acts: ClassVar[bool] = True
+    """Whether what it trains acts, and so can be evaluated in an environment."""
     trains_reward: ClassVar[bool] = False
     """Whether it trains the network of a reward instead of a policy."""
 
@@ -232,6 +236,11 @@ class SweepConfig:
 class RecordConfig:
     """Settings of ``rlinf-vla record`` and ``rlinf-vla robot record``."""
 
+    player: Annotated[str, OneOf(EXPERT, POLICY)] = EXPERT
+    """Who plays a simulator's episodes: its scripted expert, or the policy of the recipe or of
+    ``checkpoint``."""
+    first: CountOrZero = 0
+    """Number of the first episode; the same numbers are the same initial states."""
     video: bool = True
     """Store cameras as H.264 video; false: as PNG images, which are larger and lossless."""
     failures: bool = False

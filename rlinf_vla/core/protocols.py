@@ -167,6 +167,12 @@ class Policy(nn.Module):
     """Weights of the head of which only these rows are used, unless they have adapters."""
     noise_dim: int | None = None
     """Dimension of the noise that ``act_from_noise`` takes; None: it is unsupported."""
+    condition_unsupported: str | None = "does not declare which of its inputs the instruction gives"
+    """Why a condition cannot be added to its instructions (``algorithm=recap``), as a phrase that
+    follows the name.
+
+    None: it can, by ``prompt`` and ``guided``.
+    """
     augmentation_unsupported: str | None = "does not declare an official augmentation of its images"
     """Why ``algorithm.augmentation=official`` is not supported, as a phrase that follows the name.
 
@@ -246,6 +252,17 @@ class Policy(nn.Module):
     @abstractmethod
     def prepare(self, obs: Observation) -> Inputs:
         """Tokenise and resize an observation. The result is cheap to store."""
+
+    def prompt(self, obs: Observation) -> Inputs:
+        """Return those of the inputs of ``prepare`` that depend on the instruction."""
+        raise NotImplementedError
+
+    def guided(self, features: Any, without: Any, scale: float) -> Any:
+        """Return features of which ``act`` extrapolates from those ``without`` a condition.
+
+        It generates from ``without + scale * (features - without)``: of velocities (classifier-free
+        guidance, arXiv 2207.12598), or of the mean action."""
+        raise NotImplementedError
 
     def prepare_to_augment(self, obs: Observation) -> Inputs:
         """Prepare a demonstration for ``augment``: without what the augmentation replaces."""
@@ -607,6 +624,14 @@ class Reward(Protocol):
         ``actions`` ``[B, C, D]`` were executed after observation ``before``. The reward may set
         ``terminated`` in a row's last valid step to end that episode. Invalid steps are ignored.
         """
+
+
+@runtime_checkable
+class ChecksOptions(Protocol):
+    """A ``RewardPlugin`` that refuses wrong options before simulators start."""
+
+    def check(self, config: Any) -> None:
+        """Raise UserError if ``create`` would refuse the options in any environment."""
 
 
 class RewardPlugin(Protocol):

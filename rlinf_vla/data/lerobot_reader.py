@@ -79,6 +79,11 @@ class LeRobotReader:
         """Features that are colour images."""
         return {key: feature for key, feature in self.features.items() if feature.is_camera}
 
+    @property
+    def data_files(self) -> list[Path]:
+        """The files that hold the columns of all episodes."""
+        return sorted(self._rows_of)
+
     def listed(self) -> list[tuple[int, str]]:
         """Return the number of frames and the instruction of each episode."""
         return [

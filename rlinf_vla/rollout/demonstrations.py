@@ -1,44 +1,31 @@
-"""Play a simulator's scripted expert under noise: to imitate it, to label frames, to record it."""
+"""Play a simulator's scripted expert under noise: to imitate it or to label frames."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any
-from zipfile import BadZipFile
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from rlinf_vla.algorithms.base import DemonstrationConfig
 from rlinf_vla.algorithms.classifier import Frames
 from rlinf_vla.algorithms.sft import Demonstrations
-from rlinf_vla.config.errors import Failure, UserError
-from rlinf_vla.core.devices import CPU, moved
-from rlinf_vla.core.io import replacing
-from rlinf_vla.core.protocols import EnvSpec, Policy, RewardModel, VectorEnv, prepared
-from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Tensors
+from rlinf_vla.config.errors import Failure
+from rlinf_vla.core.devices import CPU
+from rlinf_vla.core.protocols import Policy, RewardModel, VectorEnv, prepared
+from rlinf_vla.core.types import ActionSample, Episodes, Inputs
 from rlinf_vla.data import lerobot_format as form
-from rlinf_vla.data.from_dataset import (
-    dataset_demonstrations,
-    dataset_frames,
-    require_same_control_rate,
-)
-from rlinf_vla.data.lerobot_format import Column, Feature
+from rlinf_vla.data.dataset_source import require_same_control_rate
+from rlinf_vla.data.from_dataset import dataset_demonstrations, dataset_frames
 from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS, numbered_episodes
 from rlinf_vla.rollout.noise import DETOUR, EXPLORATION, LEVEL, CounterNoise
 from rlinf_vla.rollout.player import Call, EpisodeRows, play_episodes
 from rlinf_vla.rollout.scripted_actors import ExpertActor, Prepare
 
 LABEL = "label"
-EXPERT_ACTION = "expert_action"
-"""Dataset feature of the expert's noise-free action; ``action`` is the executed one.
-LeRobot's policies learn features whose name begins with ``action``, so this one does not."""
 _DETOUR_SPEED = 0.5
 """Largest component of a detour's action."""
 
@@ -113,102 +100,6 @@ def labelled_frames(
     )
 
 
-@dataclass
-class RecordedEpisode:
-    """One episode. frames: every feature of :func:`expert_features` ``[L, *shape]``."""
-
-    frames: dict[str, Column]
-    instruction: str
-    success: bool
-    cut: bool
-    """The simulator failed, see ``faults``."""
-
-    def write(self, path: Path, frames: bool = True) -> None:
-        """Write the episode atomically, without its ``frames`` if they are not needed."""
-        values: dict[str, Any] = {
-            "instruction": self.instruction,
-            "success": self.success,
-            "cut": self.cut,
-        }
-        values |= self.frames if frames else {}
-        with replacing(path) as aside, aside.open("wb") as file:
-            np.savez_compressed(file, **values)
-
-    @classmethod
-    def read(cls, path: Path) -> RecordedEpisode:
-        """Read what ``write`` wrote. Raises UserError if it is damaged."""
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                arrays = {key: file[key] for key in file.files}
-            return cls(
-                arrays,
-                str(arrays.pop("instruction")),
-                bool(arrays.pop("success")),
-                bool(arrays.pop("cut")),
-            )
-        except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
-            raise UserError(
-                f"{path} is no recorded episode ({error}): delete it and all later ones"
-            ) from None
-
-
-def expert_features(spec: EnvSpec, video: bool) -> dict[str, Feature]:
-    """Return the dataset's features; ``video``: store cameras as video instead of images."""
-    return form.recorded_features(
-        spec, video, {EXPERT_ACTION: Feature("float32", (spec.action_dim,))}
-    )
-
-
-def record_expert(
-    groups: Sequence[VectorEnv],
-    config: DemonstrationConfig,
-    run_seed: int,
-    finished: Callable[[RecordedEpisode], None],
-    first: int = 0,
-) -> None:
-    """Run the episodes of :func:`collect_demonstrations` from the ``first`` on; ``finished`` gets
-    them in their order."""
-    rows = EpisodeRows(config.episodes - first)
-    waiting = dict[int, RecordedEpisode]()
-    following = 0
-
-    def on_call(env: VectorEnv, call: Call, index: Tensor) -> None:
-        nonlocal following
-        rows.add(index, _frame(call))
-        done, failed = call.result.done.tolist(), call.result.failed.tolist()
-        for slot, number in enumerate(index.tolist()):
-            if number >= 0 and done[slot]:
-                frames = {key: value.numpy() for key, value in rows.take(number).items()}
-                success = bool(frames[form.SUCCESS][-1])
-                waiting[number] = RecordedEpisode(
-                    frames, call.observation.instruction[slot], success, failed[slot]
-                )
-        while following in waiting:
-            finished(waiting.pop(following))
-            following += 1
-
-    if first < config.episodes:
-        play_expert(lambda obs: {}, groups, config, run_seed, on_call, first=first)
-
-
-def _frame(call: Call) -> Tensors:
-    """Return the frame of each environment, ``[B, *shape]``: observation, action and outcome."""
-    result = call.result
-    values = {
-        form.STATE: call.observation.state,
-        form.ACTION: call.sample.actions[:, 0],
-        EXPERT_ACTION: call.sample.latent[LABEL],
-        form.REWARD: result.reward[:, 0],
-        form.DONE: result.done,
-        form.TRUNCATED: (result.truncated & ~result.terminated)[
-            :, 0
-        ],  # reaching the goal at the time limit is no truncation
-        form.SUCCESS: result.success[:, 0],
-    }
-    values |= {form.IMAGES + name: images for name, images in call.observation.images.items()}
-    return moved(values, CPU)
-
-
 def play_expert(
     prepare: Prepare,
     groups: Sequence[VectorEnv],
@@ -216,16 +107,17 @@ def play_expert(
     run_seed: int,
     on_call: Callable[[VectorEnv, Call, Tensor], None],
     progress: Callable[[float], None] = lambda fraction: None,
-    first: int = 0,
+    numbers: range | None = None,
 ) -> None:
-    """Run the demonstration episodes from the ``first`` on, one control step per call; see
-    :func:`play_episodes`.
+    """Run the demonstration episodes of these numbers, by default ``config.episodes``, one control
+    step per call; see :func:`play_episodes`.
 
     ``latent[LABEL]`` ``[B, D]`` is the expert's action, ``actions`` the executed one. Of an episode
     in which the simulator fails, the steps before count. Raises Failure if no episode has any.
     """
+    numbers = range(config.episodes) if numbers is None else numbers
     listed = numbered_episodes(
-        DEMONSTRATION_SEEDS, first, config.episodes - first, len(groups[0].spec.tasks)
+        DEMONSTRATION_SEEDS, numbers.start, len(numbers), len(groups[0].spec.tasks)
     )
     cut = steps = 0
 
@@ -241,7 +133,7 @@ def play_expert(
         groups,
         listed,
         counting,
-        _Untimed(),
+        Untimed(),
         progress,
     )
     if not steps:
@@ -271,7 +163,7 @@ class _NoisyExpert(ExpertActor):
         )
 
 
-class _Untimed:
+class Untimed:
     def span(self, name: str, track: str) -> nullcontext[None]:
         return nullcontext()
 

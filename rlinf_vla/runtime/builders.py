@@ -29,6 +29,7 @@ from rlinf_vla.core import plugins
 from rlinf_vla.core.devices import accelerator, set_fused_kernels, set_tf32
 from rlinf_vla.core.origin import Origin
 from rlinf_vla.core.protocols import (
+    ChecksOptions,
     EnvSpec,
     HasBackends,
     HasOutline,
@@ -164,6 +165,11 @@ def require_training(recipe: Recipe) -> None:
         raise UserError(
             f"algorithm={recipe.algorithm.name} trains the network of a reward: set reward=classifier"
         )
+    if recipe.reward.name is not None and not recipe.algorithm.trains_reward:
+        reward = plugins.choose("reward", recipe.reward.name, plugins.rewards())
+        if isinstance(reward, ChecksOptions):
+            reward.check(recipe.reward.options)
+    build_algorithm(recipe)  # it refuses keys that do not go together
     require_trackers(recipe.tracker)
 
 
@@ -268,7 +274,7 @@ def size_of(recipe: Recipe, weights: int, trained: int) -> str:
 def needs_environments(recipe: Recipe) -> bool:
     """Return false for supervised training on a dataset, unless its policy is evaluated."""
     config = recipe.algorithm
-    evaluates = not config.trains_reward and recipe.evaluation.before_and_after
+    evaluates = config.acts and recipe.evaluation.before_and_after
     return config.family != SUPERVISED or not config.demonstrations.datasets or evaluates
 
 

@@ -17,7 +17,7 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.devices import device_of
 from rlinf_vla.core.transitions import ACTED, EpisodeRecords
 from rlinf_vla.core.types import Episodes, Tensors
-from rlinf_vla.data.from_dataset import require_same_control_rate
+from rlinf_vla.data.dataset_source import require_same_control_rate
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.collector import call_metrics
 from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS, drawn_episodes, numbered_episodes

@@ -68,7 +68,7 @@ def open_runtime(
             earlier = flow.packed_earlier()
             workers.trainers.save(checkpoints, state, recipe.checkpoints.keep, earlier)
 
-        env = None if recipe.algorithm.trains_reward else worker.env
+        env = worker.env if recipe.algorithm.acts else None
         if env is None or worker.policy is None:
             yield Runtime(flow, None, 0.0, None, save, state)
         else:

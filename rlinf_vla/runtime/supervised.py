@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlinf_vla.algorithms.base import DemonstrationConfig
-from rlinf_vla.algorithms.classifier import Frames, success_loss
-from rlinf_vla.algorithms.sft import Demonstrations, imitation_loss
+from rlinf_vla.algorithms.classifier import Frames
+from rlinf_vla.algorithms.sft import Demonstrations, Draws, Supervised
+from rlinf_vla.algorithms.value import Returns
 from rlinf_vla.core.devices import device_of
+from rlinf_vla.core.types import Batched
 from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.rollout.evaluation_episodes import EpisodeResult
 from rlinf_vla.rollout.noise import augmentation_noise, imitation_noise
@@ -23,7 +26,7 @@ from rlinf_vla.training.trainer import Trainer
 
 
 class SupervisedFlow(BaseFlow):
-    """Flow of imitation, and of the training of reward classifiers."""
+    """Flow of imitation, and of the training of reward classifiers and models of values."""
 
     metrics_every = 10
 
@@ -41,6 +44,7 @@ class SupervisedFlow(BaseFlow):
         self._sent: Weights | None = None
         self._demonstrations: Demonstrations | None = None
         self._frames: Frames | None = None
+        self._returns: tuple[Returns, dict[str, int]] | None = None
 
     def generator(self) -> torch.Generator:
         return torch.Generator().manual_seed(self.settings.run_seed * 1_000_003 + self.iteration)
@@ -60,11 +64,20 @@ class SupervisedFlow(BaseFlow):
             )
         return self._frames
 
-    def imitate(self, batch: Demonstrations, rate: float) -> None:
-        self.log(self.step(batch, rate))
-        self.publish()
+    def returns(
+        self, config: DemonstrationConfig, failure: float
+    ) -> tuple[Returns, dict[str, int]]:
+        if self._returns is None:
+            with self.rollouts.heard(partial(self.progress, "frames")):
+                self._returns = self.rollouts.call("returns", config, failure)[0]
+            frames = self._returns[0]
+            self.say(
+                f"{_source(config)}: {len(frames)} frames of {int(frames.episode.max()) + 1} episodes"
+            )
+        return self._returns
 
-    def classify(self, batch: Frames, rate: float) -> None:
+    def fit(self, batch: Batched, rate: float) -> None:
+        """Take one optimiser step with ``rate`` times the learning rate."""
         self.log(self.step(batch, rate))
         self.publish()
 
@@ -82,17 +95,17 @@ class SupervisedFlow(BaseFlow):
             frames: Frames = self.rollouts.call("label", config)[0]
         return frames
 
-    def step(self, batch: Demonstrations | Frames, rate: float) -> dict[str, float]:
+    def step(self, batch: Batched, rate: float) -> dict[str, float]:
         """Take one optimiser step with ``rate`` times the learning rate; return its metrics.
 
         Every rank gets the whole batch, and computes its rows (``training/ranks.py``)."""
         metrics: dict[str, float] = self.trainers.call("step", self.trainers.put(batch), rate)[0][0]
         return metrics
 
-    def success_logits(self, frames: Frames) -> Tensor:
-        """Return the reward model's logits of success, float32 ``[N]``, on the CPU."""
-        logits: Tensor = self.trainers.call("success_logits", self.trainers.put(frames))[0][0]
-        return logits
+    def predictions(self, frames: Frames | Returns) -> Tensor:
+        """Return what a model that does not act predicts, float32 ``[N]``, on the CPU."""
+        predicted: Tensor = self.trainers.call("predictions", self.trainers.put(frames))[0][0]
+        return predicted
 
     def evaluate(
         self,
@@ -115,34 +128,22 @@ class SupervisedFlow(BaseFlow):
 
 
 def supervised_step(
-    trainer: Trainer,
-    run_seed: int,
-    batch: Demonstrations | Frames,
-    rate: float,
-    augmented: bool = False,
+    trainer: Trainer, algorithm: Any, run_seed: int, batch: Any, rate: float
 ) -> dict[str, float]:
-    """Take one optimiser step: imitate demonstrations, or classify frames. Return its metrics.
-
-    ``augmented``: augment the images of the demonstrations.
-    """
-    loss = (
-        success_loss
-        if isinstance(batch, Frames)
-        else partial(
-            imitation_loss,
-            noise=partial(imitation_noise, run_seed),
-            augmentation=partial(augmentation_noise, run_seed) if augmented else None,
-        )
-    )
-    return trainer.step(batch, loss, rate)
+    """Take one optimiser step with the loss of ``algorithm``; return its metrics."""
+    draws = Draws(partial(imitation_noise, run_seed), partial(augmentation_noise, run_seed))
+    return trainer.step(batch, partial(algorithm.loss, draws=draws), rate)
 
 
 @torch.no_grad()
-def success_logits(trainer: Trainer, frames: Frames) -> Tensor:
-    """See ``SupervisedFlow.success_logits``; the trainer ranks share the work."""
+def predictions(trainer: Trainer, algorithm: Supervised, frames: Frames | Returns) -> Tensor:
+    """See ``SupervisedFlow.predictions``; the trainer ranks share the work."""
     model = trainer.policy
     return map_rows(
-        lambda part: model(part.inputs), frames, trainer.micro_batch_size, device_of(model)
+        lambda part: algorithm.predict(model, part.inputs),
+        frames,
+        trainer.micro_batch_size,
+        device_of(model),
     )
 
 

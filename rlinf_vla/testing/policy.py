@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +192,30 @@ class PolicyConformance:
             found.divergence(itself), torch.zeros_like(entropy), rtol=0, atol=TOLERANCE
         )
         assert (found.divergence(policy.distributions(inputs, latent, 0.7)) > 0).all()
+
+    def test_a_condition_changes_the_prompt_and_guides(self, policy: Policy) -> None:
+        if policy.condition_unsupported is not None:
+            return
+        seen = observations(policy, 3)
+        told = replace(seen, instruction=[f"{text} well" for text in seen.instruction])
+        policy.fit_instructions(told.instruction)
+        inputs, other = policy.prepare(seen), policy.prepare(told)
+        prompt = policy.prompt(told)
+        assert any(not torch.equal(value, inputs[name]) for name, value in prompt.items())
+        for name, value in (inputs | prompt).items():
+            assert torch.equal(value, other[name]), "what depends on the instruction is the prompt"
+        with torch.no_grad():
+            told_features, features = policy.encode(other), policy.encode(inputs)
+            seeds = torch.arange(3)
+            device = device_of(policy)
+            for scale, expected in ((1.0, told_features), (0.0, features)):
+                guided = policy.guided(told_features, features, scale)
+                torch.testing.assert_close(
+                    policy.act(guided, noise(seeds, device), 0.0).actions,
+                    policy.act(expected, noise(seeds, device), 0.0).actions,
+                    rtol=0,
+                    atol=1e-4,
+                )
 
     def test_temperature_changes_the_distribution(self, policy: Policy) -> None:
         inputs = policy.prepare(observations(policy, 4))

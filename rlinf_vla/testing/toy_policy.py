@@ -28,6 +28,8 @@ class LinearOptions:
     bins: int = 5
     action_dim: int = 4
     seed: int = 0
+    reads: bool = False
+    """See how long the instruction is."""
 
 
 class LinearPolicy(Policy):
@@ -51,7 +53,8 @@ class LinearPolicy(Policy):
             state_dim=0,
             images={"base": (64, 64)},
         )
-        features = 3 * (64 // STRIDE) ** 2
+        features = 3 * (64 // STRIDE) ** 2 + options.reads
+        self.condition_unsupported = None if options.reads else "does not read instructions"
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(options.seed)
             logits = nn.Linear(features, options.chunk * self.spec.action_dim * options.bins)
@@ -89,10 +92,22 @@ class LinearPolicy(Policy):
         return {f"backbone.{name}": partial(stored.__getitem__, name) for name in stored}
 
     def prepare(self, obs: Observation) -> Inputs:
-        return {"image": obs.images["base"][:, ::STRIDE, ::STRIDE].contiguous()}
+        image = obs.images["base"][:, ::STRIDE, ::STRIDE].contiguous()
+        return {"image": image} | (self.prompt(obs) if self.options.reads else {})
+
+    def prompt(self, obs: Observation) -> Inputs:
+        lengths = torch.tensor([[len(text)] for text in obs.instruction])
+        return {"length": lengths.to(obs.state.device)}
 
     def encode(self, inputs: Inputs) -> Tensor:
-        return inputs["image"].flatten(1).float() / 255 - 0.5
+        seen = inputs["image"].flatten(1).float() / 255 - 0.5
+        if not self.options.reads:
+            return seen
+        return torch.cat([seen, inputs["length"].float() / 64 - 0.5], dim=1)
+
+    def guided(self, features: Tensor, without: Tensor, scale: float) -> Tensor:
+        """The logits are linear in the features."""
+        return without + scale * (features - without)
 
     def pooled(self, features: Tensor) -> Tensor:
         return features

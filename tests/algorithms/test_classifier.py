@@ -14,9 +14,11 @@ from rlinf_vla.algorithms.classifier import (
     ClassifierTraining,
     Frames,
     balanced,
-    success_loss,
 )
+from rlinf_vla.algorithms.sft import Draws
 from rlinf_vla.config.errors import UserError
+
+NONE = Draws(lambda draws: None, lambda draws: None)
 
 
 def frames(lengths: list[int], successes: list[int]) -> Frames:
@@ -71,7 +73,7 @@ def test_the_loss_is_cross_entropy() -> None:
     logits = [2.0, -1.0, 0.5]
     success = [True, True, False]
     batch = Frames({"x": torch.tensor(logits)[:, None]}, torch.tensor(success), torch.zeros(3))
-    loss, statistics = success_loss(Given(), batch)
+    loss, statistics = ClassifierTraining(ClassifierConfig(), 10).loss(Given(), batch, NONE)
     chances = [1 / (1 + math.exp(-logit)) for logit in logits]
     expected = -sum(
         math.log(chance if shown else 1 - chance)
@@ -90,7 +92,7 @@ def test_an_iteration_learns_from_a_balanced_batch_of_training_frames() -> None:
         def label(self, config: DemonstrationConfig) -> Frames:
             return shown
 
-        def classify(self, batch: Frames, rate: float) -> None:
+        def fit(self, batch: Frames, rate: float) -> None:
             batches.append((batch, rate))
 
         def generator(self) -> torch.Generator:

@@ -90,7 +90,7 @@ class Flow:
         assert not augmented
         return Demonstrations({"x": torch.arange(50)}, torch.zeros(50, 1, 1), torch.arange(50))
 
-    def imitate(self, batch: Demonstrations, rate: float) -> None:
+    def fit(self, batch: Demonstrations, rate: float) -> None:
         self.batch = batch
         self.rate = rate
 

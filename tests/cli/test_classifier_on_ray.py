@@ -47,6 +47,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         name="counting_sft", algorithm="sft", iterations=4, rank=0, checkpoint=found / "model"
     )
     (found / "recipe" / "counting_sft.yaml").write_text(sft)
+    value = sft.replace("algorithm: sft", "algorithm: value").replace("counting_sft", "value")
+    (found / "recipe" / "counting_value.yaml").write_text(value)
     return found
 
 
@@ -169,10 +171,12 @@ def test_a_dataset_needs_no_simulator(folder: Path, start: Start, train: Train) 
         *STEPS,
         "iterations=3",
         "algorithm.demonstrations.dataset=data",
-        "evaluation.before_and_after=false",
     )
-    for recipe in ("counting_classifier", "counting_sft"):
+    unplayed = "evaluation.before_and_after=false"
+    for recipe in ("counting_classifier", "counting_sft", "counting_value"):
         for run, cluster in ((f"{recipe}_here", ()), (f"{recipe}_there", (ON_RAY,))):
-            said = train(run, *shown, *cluster, recipe=recipe)
+            played = () if recipe == "counting_value" else (unplayed,)
+            said = train(run, *shown, *played, *cluster, recipe=recipe)
             assert "data: " in said and "environments" not in said, said
         assert_same_files(folder / f"{recipe}_here", folder / f"{recipe}_there", 3)
+    assert evaluation(folder / "counting_value_here") == evaluation(folder / "counting_value_there")

@@ -329,7 +329,7 @@ def test_a_classifier_is_no_policy(rlinf_vla: CommandLine) -> None:
     )
     split = ["cluster.runtime=ray", "rollout.split=head"]
     assert (
-        "trains a reward"
+        "does not act"
         in rlinf_vla("train", "recipe=reward_classifier", "cluster=laptop", *split).complaint
     )
 

@@ -24,10 +24,13 @@ VERBS = verbs()
     [
         ("ex", ["export"]),
         ("train recipe=maniskill_ppo_putonplate2", ["recipe=maniskill_ppo_putonplate25"]),
-        ("train rec", ["recipe=", "record.failures=", "record.video="]),
+        (
+            "train rec",
+            ["recipe=", "record.failures=", "record.first=", "record.player=", "record.video="],
+        ),
         ("train preset=rl4", ["preset=rl4vla"]),
         ("train cluster=1", ["cluster=1gpu"]),
-        ("train algorithm=d", ["algorithm=dapo", "algorithm=dr_grpo"]),
+        ("train algorithm=d", ["algorithm=dagger", "algorithm=dapo", "algorithm=dr_grpo"]),
         ("eval --j", ["--json"]),
         ("train --d", ["--dry-run"]),
         ("runs p", ["prune"]),

@@ -25,14 +25,14 @@ from rlinf_vla.data.from_dataset import dataset_transitions
 from rlinf_vla.data.lerobot_format import Column, Feature
 from rlinf_vla.data.lerobot_writer import LeRobotWriter
 from rlinf_vla.rollout.actor import Actor, Settings
-from rlinf_vla.rollout.demonstrations import (
+from rlinf_vla.rollout.demonstrations import collect_demonstrations
+from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS, numbered_episodes
+from rlinf_vla.rollout.recording import (
     EXPERT_ACTION,
     RecordedEpisode,
-    collect_demonstrations,
-    expert_features,
+    features_of,
     record_expert,
 )
-from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS, numbered_episodes
 from rlinf_vla.rollout.transitions import record_transitions
 from rlinf_vla.telemetry.timeline import Timeline
 from rlinf_vla.testing.policy_calls import noise
@@ -66,7 +66,7 @@ def played(
 def write(directory: Path, episodes: list[RecordedEpisode], drop: tuple[str, ...] = ()) -> str:
     features = {
         key: each
-        for key, each in expert_features(groups(1, 1)[0].spec, video=False).items()
+        for key, each in features_of(groups(1, 1)[0].spec, video=False).items()
         if key not in drop
     }
     with LeRobotWriter(directory, 10, features) as writer:

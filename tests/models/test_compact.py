@@ -36,6 +36,16 @@ class TestCompactPolicy(PolicyConformance):
         return compact()
 
 
+class TestReading(PolicyConformance):
+    """It reads the instruction, too."""
+
+    continuous = True
+
+    @pytest.fixture
+    def policy(self) -> Policy:
+        return compact(reads_instruction=True)
+
+
 class TestWithoutImages(PolicyConformance):
     """It acts on the state alone."""
 

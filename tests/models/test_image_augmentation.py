@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from rlinf_vla.algorithms.base import DemonstrationConfig, OptimizerConfig
-from rlinf_vla.algorithms.sft import Demonstrations
+from rlinf_vla.algorithms.sft import SFT, Demonstrations, SFTConfig
 from rlinf_vla.core.protocols import Policy
 from rlinf_vla.models.augmentation import hsv, rgb
 from rlinf_vla.models.openvla.augmentation import prismatic_augmented
@@ -281,7 +281,8 @@ def imitated(micro: int) -> dict[int, Tensor]:
     for step in range(3):
         numbers = 7 * step + torch.arange(7)
         inputs = {"image": pictures(7, seed=step), "number": numbers}
-        supervised_step(trainer, 9, Demonstrations(inputs, torch.ones(7, 1, 1), numbers), 1.0, True)
+        shown = Demonstrations(inputs, torch.ones(7, 1, 1), numbers)
+        supervised_step(trainer, SFT(SFTConfig(augmentation="official")), 9, shown, 1.0)
     return policy.seen
 
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
-
+from rlinf_vla.cli.words import read_words
 from rlinf_vla.config.errors import UserError
-from rlinf_vla.config.ranges import Count, Label, OneOf, Range, check_values
-from rlinf_vla.core import plugins
+from rlinf_vla.config.ranges import Count, Label, OneOf, Range
 from rlinf_vla.data import checkpoint_statistics as statistics
 from rlinf_vla.data.checkpoint_statistics import FILES, OPENPI, OPENVLA, Numbers
 
@@ -48,7 +44,7 @@ def run(arguments: Sequence[str]) -> None:
     paths = [Path(word).expanduser() for word in arguments if "=" not in word]
     if not paths:
         raise UserError(f"data statistics needs a dataset: {EXAMPLE}")
-    config = _config([word for word in arguments if "=" in word])
+    config = read_words("data statistics", StatisticsConfig, arguments, EXAMPLE)
     if config.layout == OPENPI and config.horizon is None:
         raise UserError(
             "layout=openpi needs horizon=N, the action_horizon of the model: its statistics are those of whole chunks"
@@ -76,22 +72,3 @@ def run(arguments: Sequence[str]) -> None:
         f"{len(joined.lengths)} episodes, {len(joined.actions)} frames, states of {joined.states.shape[1]} and "
         f"actions of {joined.actions.shape[1]} numbers: {', '.join(str(output / name) for name in FILES[config.layout])}"
     )
-
-
-def _config(words: Sequence[str]) -> StatisticsConfig:
-    """Return the values of ``KEY=VALUE``. Raises UserError."""
-    known = [each.name for each in fields(StatisticsConfig)]
-    for word in words:
-        key = word.partition("=")[0]
-        if key not in known:
-            raise UserError(
-                f"data statistics has no key {key}{plugins.nearest(key, known)} (keys: {', '.join(known)})"
-            )
-    try:
-        schema = OmegaConf.structured(StatisticsConfig)
-        config = OmegaConf.to_object(OmegaConf.merge(schema, OmegaConf.from_dotlist(list(words))))
-    except (OmegaConfBaseException, YAMLError) as error:
-        raise UserError(f"data statistics: {str(error).splitlines()[0]} ({EXAMPLE})") from None
-    assert isinstance(config, StatisticsConfig)
-    check_values(config)
-    return config

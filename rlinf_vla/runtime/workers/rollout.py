@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from rlinf_vla.algorithms.base import DemonstrationConfig
     from rlinf_vla.algorithms.classifier import Frames
     from rlinf_vla.algorithms.sft import Demonstrations
+    from rlinf_vla.algorithms.value import Returns
     from rlinf_vla.rollout.split import FeatureServer
     from rlinf_vla.rollout.transitions import ChunkRewards
     from rlinf_vla.runtime.ray.broadcast import Inbox, Layout, Order, Received
@@ -407,6 +408,14 @@ class RolloutWorker(PolicyWorker):
                 self.progress,
                 augmented,
             )
+
+    def returns(
+        self, config: DemonstrationConfig, failure: float
+    ) -> tuple[Returns, dict[str, int]]:
+        from rlinf_vla.data.value_labels import dataset_returns
+
+        with self.builders.rollout_threads():
+            return dataset_returns(self.policy, config, failure, self.progress)
 
     def label(self, config: DemonstrationConfig) -> Frames:
         from rlinf_vla.rollout.demonstrations import labelled_frames

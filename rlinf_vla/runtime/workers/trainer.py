@@ -21,7 +21,7 @@ from rlinf_vla.algorithms.on_policy import Batch, OnPolicy, OnPolicyConfig
 from rlinf_vla.algorithms.parity import FLOAT32, Parity, parity_errors, unit_of
 from rlinf_vla.core.devices import device_of, free_cache, measured_memory
 from rlinf_vla.core.protocols import Policy, precompute_frozen
-from rlinf_vla.core.types import Tensors, Trajectory, flattened
+from rlinf_vla.core.types import Batched, Tensors, Trajectory, flattened
 from rlinf_vla.runtime.workers.base import Builders, Worker, WorkerInfo, node_address
 from rlinf_vla.runtime.workers.shards import HeavyParts, Packed, whole
 from rlinf_vla.telemetry.timeline import Span, trainer_track
@@ -33,6 +33,7 @@ from rlinf_vla.training.trainer import PROXIMAL, REFERENCE, ExtraLoss, Trainer
 if TYPE_CHECKING:
     from rlinf_vla.algorithms.classifier import Frames
     from rlinf_vla.algorithms.sft import Demonstrations
+    from rlinf_vla.algorithms.value import Returns
     from rlinf_vla.runtime.ray.broadcast import Held, Order, Outbox
 
 
@@ -341,25 +342,25 @@ class TrainerWorker(Worker):
         """Set the demonstrations for the imitation loss of updates."""
         self.learning.demonstrations = demonstrations
 
-    def step(self, batch: Demonstrations | Frames, rate: float) -> dict[str, float]:
+    def step(self, batch: Batched, rate: float) -> dict[str, float]:
         """Take one optimiser step on ``batch``; return its metrics."""
         from rlinf_vla.runtime.supervised import supervised_step
 
         with self.updating() as memory:
             metrics = supervised_step(
                 self.trainer,
+                self.algorithm,
                 self.builders.settings.run_seed,
                 batch,
                 rate,
-                self.algorithm.augments,
             )
         return metrics | memory
 
-    def success_logits(self, frames: Frames) -> Tensor:
-        from rlinf_vla.runtime.supervised import success_logits
+    def predictions(self, frames: Frames | Returns) -> Tensor:
+        from rlinf_vla.runtime.supervised import predictions
 
         with self.builders.update_threads():
-            return success_logits(self.trainer, frames)
+            return predictions(self.trainer, self.algorithm, frames)
 
     def update(
         self,

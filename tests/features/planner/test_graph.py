@@ -105,8 +105,8 @@ def test_dagger() -> None:
 @pytest.mark.parametrize(
     ("algorithm", "pair"),
     [
-        (SFT(SFTConfig(), 10), ("demonstrate", "imitate")),
-        (ClassifierTraining(ClassifierConfig(), 10), ("label", "classify")),
+        (SFT(SFTConfig(), 10), ("demonstrate", "fit")),
+        (ClassifierTraining(ClassifierConfig(), 10), ("label", "fit")),
     ],
 )
 def test_the_graph_shows_the_inputs_of_each_operation(
