@@ -38,7 +38,7 @@ from rlinf_vla.features.planner.replay_memory import ReplayUpdate
 from rlinf_vla.rollout.noise import CounterNoise
 from rlinf_vla.runtime import builders
 from rlinf_vla.runtime.recipes import asset_path, located
-from rlinf_vla.runtime.teacher import load_teacher
+from rlinf_vla.runtime.teacher import load_teacher, require_teacher
 from rlinf_vla.training.gradient_checkpointing import checkpoint_blocks, repeated_blocks
 from rlinf_vla.training.lora import add_lora, is_lora, network_dtype
 
@@ -269,6 +269,8 @@ class MemoryModel:
     def _replay(self) -> ReplayUpdate:
         inputs = self.inputs(1)
         sample = self.act(self.policy, inputs)
+        if self.missing is None:  # else the student's sizes are not those of its checkpoint
+            require_teacher(self.recipe, self.policy)
         teacher = load_teacher(self.recipe, weights=False)
         teacher = None if teacher is None else teacher.to(META)
         return ReplayUpdate(self.algorithm, self.policy, inputs, sample, teacher)

@@ -177,6 +177,12 @@ class Algorithm:
         """Decay, per step, of the moving average of the trained weights that acts; None: none."""
         return None
 
+    @property
+    def ends_with_run(self) -> str | None:
+        """What changes until the last iteration, so that a resumed run must keep ``iterations``: a
+        key with its value, and what it does; None: nothing."""
+        return None
+
     def optimizers(self, parameters: Mapping[str, Tensor]) -> dict[str, Optimizer]:
         """Return the optimisers, by name, of the trainable ``parameters``: one AdamW by default."""
         config = self.config

@@ -381,6 +381,15 @@ class OnPolicy(CostLimited):
         self.entropy_coef = float(state.get(ENTROPY_COEF, self.config.entropy_coef))
         self.rate = float(state.get(LEARNING_RATE, 1.0))
 
+    @property
+    def ends_with_run(self) -> str | None:
+        end, rate = self.config.entropy_coef_end, self.config.learning_rate_end
+        if end is not None:
+            return f"algorithm.entropy_coef_end={end}: it is reached in the last iteration"
+        if rate < 1:
+            return f"algorithm.learning_rate_end={rate}: it is reached in the last iteration"
+        return None
+
     def schedule(self, iteration: int) -> dict[str, float]:
         """Set what changes from iteration to iteration; return it as metrics."""
         config = self.config

@@ -203,6 +203,12 @@ class SFT(Supervised):
     def ema_decay(self) -> float | None:
         return self.config.ema_decay
 
+    @property
+    def ends_with_run(self) -> str | None:
+        if self.config.decay_steps is not None or self.config.learning_rate_end == 1:
+            return None
+        return "algorithm.decay_steps=null: the learning rate falls until the last iteration"
+
     def rate(self, step: int) -> float:
         """Return the share of the learning rate at ``step``."""
         config = self.config

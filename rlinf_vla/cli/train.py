@@ -47,6 +47,8 @@ def run(config: DictConfig) -> None:
     """Train the recipe in a new or resumed run directory. Raises UserError."""
     recipe = run_directory.read(config)
     builders.require_training(recipe)
+    builders.require_trainable(recipe)
+    algorithm = builders.build_algorithm(recipe)
     directory, checkpoint = run_directory.resolve_run(config)
     preview = None
     if recipe.cluster.on_accelerator:
@@ -55,16 +57,22 @@ def run(config: DictConfig) -> None:
     if preview is not None:
         preview.show(recipe)
         preview.require_nothing()
-    with run_directory.locked(directory, config, checkpoint), out_of_memory.explained(recipe, True):
-        _train(
-            recipe, directory.absolute(), checkpoint and checkpoint.absolute(), monitor
-        )  # workers may have another working directory
+    with (
+        run_directory.locked(directory, config, checkpoint, algorithm.ends_with_run),
+        out_of_memory.explained(recipe, True),
+    ):
+        # workers may have another working directory
+        checkpoint = checkpoint and checkpoint.absolute()
+        _train(recipe, algorithm, directory.absolute(), checkpoint, monitor)
 
 
 def _train(
-    recipe: Recipe, directory: Path, checkpoint: Path | None, monitor: Monitor | None
+    recipe: Recipe,
+    algorithm: Algorithm,
+    directory: Path,
+    checkpoint: Path | None,
+    monitor: Monitor | None,
 ) -> None:
-    algorithm = builders.build_algorithm(recipe)
     started = time.monotonic()
     for line in record(directory):
         print(line)

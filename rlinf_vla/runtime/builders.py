@@ -82,7 +82,6 @@ def build_policy(recipe: Recipe, lora: bool = True) -> Policy:
         torch.manual_seed(recipe.seed)
         directory = asset_path(recipe.model.checkpoint)
         policy = model.load(directory, recipe.model.options)
-    require_augmentation(recipe, policy)
     if lora:
         add_lora(policy, located(recipe.model.lora), recipe.seed)
     base = policy
@@ -107,21 +106,7 @@ def outline(recipe: Recipe) -> Policy:
         )
     with torch.random.fork_rng(devices=[]):
         policy = model.without_weights(description(recipe), recipe.model.options)
-    require_augmentation(recipe, policy)
-    if teacher_of(recipe) is not None:
-        from rlinf_vla.runtime.teacher import require_labels
-
-        require_labels(recipe, policy)
     return policy
-
-
-def require_augmentation(recipe: Recipe, policy: Policy) -> None:
-    """Raise UserError if the recipe augments images in a way that the policy does not support."""
-    wanted = getattr(recipe.algorithm, "augmentation", NO_AUGMENTATION)
-    if wanted != NO_AUGMENTATION and policy.augmentation_unsupported is not None:
-        raise UserError(
-            f"algorithm.augmentation={wanted}: {policy.name} {policy.augmentation_unsupported}"
-        )
 
 
 def description(recipe: Recipe) -> Path:
@@ -171,6 +156,29 @@ def require_training(recipe: Recipe) -> None:
             reward.check(recipe.reward.options)
     build_algorithm(recipe)  # it refuses keys that do not go together
     require_trackers(recipe.tracker)
+
+
+def require_trainable(recipe: Recipe) -> None:
+    """Raise UserError if the recipe's policy cannot be trained with its augmentation or teacher.
+
+    Only for these a policy is built, without weights.
+    """
+    augments = getattr(recipe.algorithm, "augmentation", NO_AUGMENTATION) != NO_AUGMENTATION
+    if augments or teacher_of(recipe) is not None:
+        policy = outline(recipe)
+        require_augmentation(recipe, policy)
+        from rlinf_vla.runtime.teacher import require_teacher
+
+        require_teacher(recipe, policy)
+
+
+def require_augmentation(recipe: Recipe, policy: Policy) -> None:
+    """Raise UserError if the recipe augments images in a way that the policy does not support."""
+    wanted = getattr(recipe.algorithm, "augmentation", NO_AUGMENTATION)
+    if wanted != NO_AUGMENTATION and policy.augmentation_unsupported is not None:
+        raise UserError(
+            f"algorithm.augmentation={wanted}: {policy.name} {policy.augmentation_unsupported}"
+        )
 
 
 def require_weights(recipe: Recipe, purpose: str) -> None:

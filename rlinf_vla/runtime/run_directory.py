@@ -224,11 +224,12 @@ def for_sweep(config: DictConfig) -> Path:
 
 
 def locked(
-    directory: Path, config: DictConfig, checkpoint: Path | None
+    directory: Path, config: DictConfig, checkpoint: Path | None, schedule: str | None = None
 ) -> AbstractContextManager[None]:
     """Lock the run directory within the context and save the recipe.
 
-    Raises UserError if it is in use or not writable, or if a resumed run has another recipe.
+    ``schedule``: why a resumed run must keep ``iterations`` (``Algorithm.ends_with_run``). Raises
+    UserError if the directory is in use or not writable, or if a resumed run has another recipe.
     """
 
     def begun() -> bool:
@@ -238,16 +239,9 @@ def locked(
             or any(directory.glob(f"{EPISODES}/*"))
         )
 
-    follows = (
-        OmegaConf.select(config, "algorithm.decay_steps", default=0) is None
-        and OmegaConf.select(config, "algorithm.learning_rate_end", default=0.0) < 1
-    )
-    what = (
-        "resume (algorithm.decay_steps=null: the learning rate falls until the last iteration)"
-        if follows
-        else "resume"
-    )
-    return _locked(directory, config, _FREE - {"iterations"} if follows else _FREE, begun, what)
+    free = _FREE if schedule is None else _FREE - {"iterations"}
+    what = "resume" if schedule is None else f"resume ({schedule})"
+    return _locked(directory, config, free, begun, what)
 
 
 def opened_for_sweep(directory: Path, config: DictConfig) -> AbstractContextManager[None]:

@@ -102,6 +102,17 @@ def test_a_schedule_that_ends_with_the_run_has_its_length(
     assert rlinf_vla("train", "run=fixed", "iterations=4").code == 0
 
 
+@pytest.mark.parametrize("key", ["learning_rate_end=0.5", "entropy_coef_end=0.0"])
+def test_a_coefficient_that_changes_until_the_end_keeps_the_runs_length(
+    rlinf_vla: CommandLine, counting: Counting, key: str
+) -> None:
+    words = (*QUICK, "evaluation.before_and_after=false", f"algorithm.{key}", "iterations=1")
+    assert rlinf_vla(*counting.arguments("train", "counting_ppo", *words)).code == 0
+    told = rlinf_vla("train", "run=run", "iterations=2").complaint
+    reason = f"resume (algorithm.{key}: it is reached in the last iteration): iterations was 1 in "
+    assert told.startswith(reason)
+
+
 def test_addresses_of_a_cluster_that_is_not_used(
     rlinf_vla: CommandLine, counting: Counting, monkeypatch: pytest.MonkeyPatch
 ) -> None:

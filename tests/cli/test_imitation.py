@@ -58,9 +58,15 @@ QUICK = (
     ],
 )
 def test_settings_that_make_no_sense_are_refused(
-    rlinf_vla: CommandLine, counting: Counting, words: tuple[str, ...], complaint: str
+    rlinf_vla: CommandLine,
+    counting: Counting,
+    tmp_path: Path,
+    words: tuple[str, ...],
+    complaint: str,
 ) -> None:
+    """Before there is a run directory."""
     assert rlinf_vla(*counting.arguments("train", "counting_sft", *words)).complaint == complaint
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_constant_learning_rate_does_not_depend_on_the_runs_length(

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from rlinf_vla.cli import compose
 from rlinf_vla.config.errors import UserError
+from rlinf_vla.config.recipe import Recipe
 from rlinf_vla.core.types import Inputs, Observation
-from rlinf_vla.runtime import builders, recipes
+from rlinf_vla.features.planner.memory import MemoryModel
+from rlinf_vla.runtime import builders, hub, recipes
 from rlinf_vla.runtime.teacher import load_teacher, unlike
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 
 OPENVLA = "asset://openvla_tiny_pushcube"
 
 
-def built(*keys: str) -> None:
+def read(*keys: str) -> Recipe:
     words = ["recipe=maniskill_dagger", "algorithm.beta=null", "cluster=laptop", *keys]
-    recipe = recipes.read(compose.load("train", words))
-    policy = builders.build_policy(recipe)
-    builders.outline(recipe)
-    builders.build_trainer(recipe, policy)
+    return recipes.read(compose.load("train", words))
 
 
 @pytest.mark.parametrize(
@@ -49,12 +50,31 @@ def built(*keys: str) -> None:
             ],
             "model=openvla_oft has no distribution with model.options.head=l1",
         ),
+        (
+            [f"algorithm.teacher={OPENVLA}"],
+            f"algorithm.teacher={OPENVLA} cannot be read as model=compact with its model.options (",
+        ),
+        (
+            [
+                "model=openvla",
+                "model.checkpoint=asset://openvla_tiny",
+                "algorithm.teacher=asset://pi0_tiny_pushcube",
+            ],
+            "): give a teacher of the student's model",
+        ),
     ],
 )
 def test_it_is_refused(keys: list[str], complaint: str) -> None:
     with pytest.raises(UserError) as found:
-        built(*keys)
+        builders.require_trainable(read(*keys))
     assert complaint in str(found.value) and "\n" not in str(found.value)
+
+
+def test_a_teacher_of_another_robot_is_refused_before_its_weights_are_read(tmp_path: Path) -> None:
+    config = json.loads((recipes.asset_path("asset://compact") / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"action_dim": 7}))
+    with pytest.raises(UserError, match="has action_dim=7, the policy 4: choose a teacher that is"):
+        builders.require_trainable(read(f"algorithm.teacher={tmp_path}"))
 
 
 class Dimmed(LinearPolicy):
@@ -78,13 +98,11 @@ def test_what_differs_is_found(teacher: LinearPolicy, difference: str | None) ->
 
 def test_it_is_loaded_with_its_weights_though_the_student_begins_with_random_ones() -> None:
     words = [
-        "recipe=maniskill_dagger",
         "model=openvla",
         "model.checkpoint=asset://openvla_tiny",
-        "algorithm.beta=null",
         f"algorithm.teacher={OPENVLA}",
     ]
-    recipe = recipes.read(compose.load("train", words))
+    recipe = read(*words)
     assert recipe.model.options.random_weights
     teacher = load_teacher(recipe)
     student = builders.build_policy(recipe)
@@ -93,3 +111,22 @@ def test_it_is_loaded_with_its_weights_though_the_student_begins_with_random_one
     for name, value in stored.backbone.state_dict().items():
         assert (teacher.backbone.state_dict()[name] == value).all()
     assert unlike(teacher, student, "reverse_kl") is None
+
+
+def test_a_dry_run_downloads_no_weights_of_a_teacher(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Sequence[str]] = []
+
+    def download(location: str, patterns: Sequence[str] = hub.DATA) -> Path:
+        assert location == "hf://org/teacher"
+        asked.append(patterns)
+        return recipes.asset_path(OPENVLA)
+
+    monkeypatch.setattr(hub, "download", download)
+    recipe = read(
+        "model=openvla",
+        f"model.checkpoint={OPENVLA}",
+        "algorithm.teacher=hf://org/teacher",
+    )
+    MemoryModel(recipe)
+    builders.require_trainable(recipe)
+    assert asked and set(asked) == {hub.DESCRIPTION}
