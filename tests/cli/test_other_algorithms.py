@@ -9,9 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from tests.cli.conftest import COUNTING, CommandLine, Counting
 from tests.cli.counting_plugins import announce
-from tests.cli.runs import assert_same_files
+from tests.cli.runs import assert_same_files, checkpoint
 from tests.features.planner.made_up import profile
 from tests.forked import Forked
 
@@ -125,6 +126,43 @@ def test_the_same_bits_on_ray(
     if name == "sft":
         documents = [json.loads(path.read_text())["greedy"]["episodes"] for path in after]
         assert documents[0] == documents[1]
+
+
+TAUGHT = ("iterations=3", "algorithm.episodes=5", "algorithm.beta=null", "algorithm.updates=3")
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+def test_a_policy_teaches_on_two_ranks(strangers: Counting, forked: Forked, tmp_path: Path) -> None:
+    """Each rank has the teacher. On one worker the bits are those of one process, on two ranks its
+    weights up to the order of sums; a resumed run has the same bits."""
+    teacher = LinearPolicy(LinearOptions(chunk=2, seed=1))
+    teacher.save(tmp_path / "teacher")
+    keys = [*QUICK, *TAUGHT, f"algorithm.teacher={tmp_path / 'teacher'}", "reward=success"]
+    keys.append("algorithm.loss=reverse_kl")
+    ray = ["cluster.runtime=ray", "cluster.rollout_workers=2"]
+    ranks = [*ray, "cluster.trainer_ranks=2"]
+
+    def run(folder: str, *more: str) -> None:
+        words = [*keys, f"run_dir={folder}", *more]
+        done = forked(
+            strangers.arguments("train", "counting_dagger", *words),
+            tmp_path,
+            CUDA_VISIBLE_DEVICES="",
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    run("here")
+    run("there", *ray)
+    assert_same_files(tmp_path / "here", tmp_path / "there", 3)
+    run("two", *ranks)
+    run("parts", *ranks, "iterations=2")
+    run("parts", *ranks, "resume=auto")
+    assert_same_files(tmp_path / "two", tmp_path / "parts", 3)
+    here, two = (checkpoint(tmp_path / folder, 3) for folder in ("here", "two"))
+    assert here.keys() == two.keys()
+    for name, value in here.items():
+        torch.testing.assert_close(two[name], value, rtol=0, atol=1e-5, msg=name)
 
 
 @pytest.mark.nightly

@@ -91,6 +91,11 @@ ALGORITHMS = {
         "algorithm.critics=3",
         "algorithm.shift=1",
     ],
+    "dagger": [
+        "algorithm.episodes=2",
+        "algorithm.updates=2",
+        "algorithm.batch_size=8",
+    ],
     "sft": [
         "algorithm.batch_size=8",
         "algorithm.warmup_steps=1",
@@ -99,6 +104,7 @@ ALGORITHMS = {
 }
 LORA, FULL = ["model.lora.rank=2"], ["model.lora.rank=0"]
 OFFICIAL = ["algorithm.augmentation=official", "algorithm.ema_decay=0.9"]
+TAUGHT = ["algorithm.teacher=asset://openvla_tiny_pushcube", "algorithm.beta=null"]
 BFLOAT16 = ["model.options.dtype=bfloat16"]
 RUNS = {
     "ppo of openvla": ("ppo", "openvla", LORA),
@@ -144,6 +150,9 @@ RUNS = {
         "smolvla",
         [*FULL, "algorithm.frozen_backbone=true", "algorithm.noise_bound=2.0"],
     ),
+    "dagger of compact": ("dagger", "compact", [*FULL, "algorithm.beta=0.5"]),
+    "distillation of openvla": ("dagger", "openvla", [*FULL, *TAUGHT, "algorithm.loss=reverse_kl"]),
+    "distillation of openvla in bfloat16": ("dagger", "openvla", [*LORA, *BFLOAT16, *TAUGHT]),
     "sft of smolvla": ("sft", "smolvla", FULL),
     "ppo of gr00t": ("ppo", "gr00t", [*LORA, "model.options.frozen_vlm=false"]),
     "grpo of gr00t with a frozen vlm in bfloat16": ("grpo", "gr00t", LORA + BFLOAT16),
@@ -159,7 +168,7 @@ RUNS = {
     "augmented sft of pi0 in bfloat16": ("sft", "pi0", [*FULL, *BFLOAT16, *OFFICIAL]),
     "sft of pi0 with delays": ("sft", "pi0", [*FULL, "model.options.simulated_delay=1"]),
 }
-CHEAP = {run for run in RUNS if run.startswith("sft of ")} | {"sac of compact"}
+CHEAP = {run for run in RUNS if run.startswith("sft of ")} | {"sac of compact", "dagger of compact"}
 VARIANTS = {
     "ppo of openvla",
     "ppo of openvla in full",
@@ -175,6 +184,7 @@ VARIANTS = {
     "ppo of smolvla",
     "ppo of gr00t",
     "rl token on pi0",
+    "distillation of openvla in bfloat16",
 }
 """Each differs in one setting from a run that trains the same model, and the setting is in another run."""
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from rlinf_vla.algorithms.dagger import DAgger, DAggerConfig
 from rlinf_vla.algorithms.off_policy import ReplayConfig, ReplayLearner
 from rlinf_vla.algorithms.sac import SAC, SACConfig
+from rlinf_vla.config.recipe import EXPERT
 from rlinf_vla.core.types import Inputs
 from rlinf_vla.runtime.off_policy import learn_from_replay, open_replays
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
@@ -29,12 +30,16 @@ COMMON: dict[str, Any] = {
 }
 SOFT = SACConfig(critics=3, backup_entropy=True, **COMMON)
 SHOWN = {"demonstrations": 3, "sft_coef": 0.3, "demonstration_share": 0.5}
+TAUGHT = DAggerConfig(batch_size=7, replay_capacity=30, teacher="somewhere")
 RECIPES: dict[str, tuple[type[ReplayLearner], ReplayConfig]] = {
     "sac": (SAC, SOFT),
     "rlpd": (SAC, replace(SOFT, **SHOWN)),
     "dsrl": (SAC, replace(SOFT, frozen_backbone=True, noise_bound=1.5)),
     "td3": (TD3, TD3Config(**COMMON)),
     "dagger": (DAgger, DAggerConfig(batch_size=7, replay_capacity=30)),
+    "imitated teacher": (DAgger, replace(TAUGHT, loss="imitation")),
+    "forward kl": (DAgger, replace(TAUGHT, loss="forward_kl")),
+    "reverse kl": (DAgger, replace(TAUGHT, loss="reverse_kl")),
 }
 
 
@@ -43,10 +48,10 @@ class Seeing(LinearPolicy):
 
     noise_dim = 4
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int = 0) -> None:
         super().__init__(LinearOptions(chunk=1))
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+            torch.manual_seed(seed)
             self.backbone["seen"] = nn.Linear(8 * 8 * 3, 6)
             self.backbone["logits"] = nn.Linear(6, 4 * self.options.bins)
             self.value_head = nn.Linear(6, 1)
@@ -81,6 +86,7 @@ def episode(number: int, features: bool = False) -> dict[str, Tensor]:
     )
     action = torch.rand(rows, *((4,) if features else (1, 4)), generator=generator) * 2 - 1
     return seen | {
+        "latent.choice": torch.randint(5, (rows, 1, 4), generator=generator),
         "action": action,
         "reward": torch.randn(rows, generator=generator),
         "discount": discount,
@@ -92,7 +98,10 @@ def make(name: str) -> tuple[Trainer, ReplayLearner]:
     kind, config = RECIPES[name]
     algorithm = kind(config)
     policy = algorithm.wrap(Seeing(), 0).double()
-    return Trainer(policy, algorithm, 64), algorithm
+    trainer = Trainer(policy, algorithm, 64)
+    if getattr(config, "teacher", EXPERT) != EXPERT:
+        trainer.teacher = Seeing(1).double().requires_grad_(False)
+    return trainer, algorithm
 
 
 def learnt(name: str, folder: Path, iterations: int = 3) -> dict[str, Any]:
