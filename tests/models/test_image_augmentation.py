@@ -218,7 +218,7 @@ def openvla(tmp_path_factory: pytest.TempPathFactory) -> Policy:
 
 @pytest.fixture(scope="module")
 def pi0(tmp_path_factory: pytest.TempPathFactory) -> Policy:
-    return small_pi0(tmp_path_factory.mktemp("pi0"))
+    return small_pi0(tmp_path_factory.mktemp("pi0"), images=["base", "wrist"])
 
 
 def test_openvla_s_random_crop_takes_the_place_of_the_centre_crop(openvla: Policy) -> None:
@@ -241,6 +241,7 @@ def test_openvla_s_random_crop_takes_the_place_of_the_centre_crop(openvla: Polic
 
 
 def test_pi0_s_wrist_cameras_do_not_move(pi0: Policy) -> None:
+    assert any("wrist" in name for name in pi0.spec.images)
     obs = observations(pi0, 3)
     inputs = pi0.prepare_to_augment(obs)
     assert all(torch.equal(value, inputs[name]) for name, value in pi0.prepare(obs).items())
