@@ -146,6 +146,12 @@ class Algorithm:
         self.temperature = temperature
         self.iterations = iterations
 
+    asks_policy: ClassVar[bool] = False
+    """Whether ``require`` may refuse a policy."""
+
+    def require(self, policy: Policy) -> None:
+        """Raise UserError if the policy, which may have no weights, cannot be trained by it."""
+
     def check(self, env: EnvSpec) -> None:
         """Raise UserError if the recipe does not fit the environment."""
 

@@ -67,10 +67,7 @@ class ConditionedPolicy(WrappedPolicy):
     split_unsupported: ClassVar[str | None] = "is told its advantage, which has no split here"
 
     def __init__(self, base: Policy, dropout: float, guidance: float) -> None:
-        """Raise UserError if the instructions of ``base`` cannot have a condition."""
         super().__init__(base)
-        if base.condition_unsupported is not None:
-            raise UserError(f"algorithm=recap: model={base.name} {base.condition_unsupported}")
         self.dropout = dropout
         self.guidance = guidance
 
@@ -166,7 +163,15 @@ class Recap(SFT):
                 f"algorithm=recap learns from labelled datasets: set {DEMONSTRATIONS}.dataset=DIR, which rlinf-vla label wrote"
             )
 
+    asks_policy = True
+
+    def require(self, policy: Policy) -> None:
+        """Raise UserError if the instructions of ``policy`` cannot have a condition."""
+        if (reason := policy.condition_unsupported) is not None:
+            raise UserError(f"algorithm=recap: model={policy.name} {reason}")
+
     def wrap(self, policy: Policy, seed: int) -> ConditionedPolicy:
+        self.require(policy)
         chunking = isinstance(policy, RealTimeChunking)
         wrapped = ConditionedChunkingPolicy if chunking else ConditionedPolicy
         return wrapped(policy, self.config.condition_dropout, self.config.guidance)

@@ -144,6 +144,12 @@ class ValueTraining(Supervised):
             )
         self.longest: dict[str, int] = {}
 
+    @property
+    def ends_with_run(self) -> str | None:
+        if self.config.decay_steps is not None:
+            return None
+        return "algorithm.decay_steps=null: the learning rate falls until the last iteration"
+
     def wrap(self, policy: Policy, seed: int) -> Policy:
         config = self.config
         return with_fresh_heads(

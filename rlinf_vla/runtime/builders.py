@@ -154,19 +154,21 @@ def require_training(recipe: Recipe) -> None:
         reward = plugins.choose("reward", recipe.reward.name, plugins.rewards())
         if isinstance(reward, ChecksOptions):
             reward.check(recipe.reward.options)
-    build_algorithm(recipe)  # it refuses keys that do not go together
     require_trackers(recipe.tracker)
 
 
 def require_trainable(recipe: Recipe) -> None:
-    """Raise UserError if the recipe's policy cannot be trained with its augmentation or teacher.
+    """Raise UserError if the recipe's policy cannot be trained with its augmentation, its teacher
+    or its algorithm.
 
-    Only for these a policy is built, without weights.
+    Only if one of these asks something of it a policy is built, without weights.
     """
+    algorithm = build_algorithm(recipe)
     augments = getattr(recipe.algorithm, "augmentation", NO_AUGMENTATION) != NO_AUGMENTATION
-    if augments or teacher_of(recipe) is not None:
+    if augments or teacher_of(recipe) is not None or algorithm.asks_policy:
         policy = outline(recipe)
         require_augmentation(recipe, policy)
+        algorithm.require(policy)
         from rlinf_vla.runtime.teacher import require_teacher
 
         require_teacher(recipe, policy)

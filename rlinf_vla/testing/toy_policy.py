@@ -66,12 +66,12 @@ class LinearPolicy(Policy):
 
     @classmethod
     def without_weights(cls, checkpoint: Path, config: Any) -> LinearPolicy:
-        return cls(config)
+        return cls(LinearOptions(**json.loads((checkpoint / "config.json").read_text())))
 
     @classmethod
     def load(cls, checkpoint: Path, config: Any) -> LinearPolicy:
         """Random weights if there is only config.json."""
-        policy = cls(LinearOptions(**json.loads((checkpoint / "config.json").read_text())))
+        policy = cls.without_weights(checkpoint, config)
         if (stored := checkpoint / "model.safetensors").exists():
             policy.backbone.load_state_dict(load_file(stored))
         return policy

@@ -159,6 +159,7 @@ def test_mistakes_are_one_line(
             "algorithm=recap learns from labelled",
         ),
         ("recap", [], "mixed has no feature advantage_positive: label it with"),
+        ("recap", ["model.checkpoint=plain"], "algorithm=recap: model=linear does not read"),
         ("ppo", ["reward=progress"], "reward.options.checkpoint has no value: train a model"),
         (
             "ppo",
@@ -170,6 +171,7 @@ def test_mistakes_are_one_line(
 def test_what_is_missing_is_said_before_simulators_start(
     rlinf_vla: CommandLine, mixed: Counting, recipe: str, words: list[str], complaint: str
 ) -> None:
+    LinearPolicy(LinearOptions(chunk=2)).save(Path("plain"))
     opened = len(mixed.plugin.created)
     found = rlinf_vla(*mixed.arguments("train", f"counting_{recipe}", *words, UNPLAYED))
     assert found.complaint.startswith(complaint)
