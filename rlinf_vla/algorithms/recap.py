@@ -72,7 +72,9 @@ class ConditionedPolicy(WrappedPolicy):
         self.guidance = guidance
 
     def fit_instructions(self, instructions: Sequence[str]) -> None:
-        self.base.fit_instructions([told(instruction) for instruction in instructions])
+        self.base.fit_instructions(
+            [told(text, positive) for text in instructions for positive in (True, False)]
+        )
 
     def prepare(self, obs: Observation) -> Inputs:
         return self._both(obs, self.base.prepare(_told(obs)))

@@ -134,7 +134,7 @@ class ValueTraining(Supervised):
     Config = ValueConfig
     config: ValueConfig
     adds_heads = True
-    product = ("value", "reward=progress reward.options.checkpoint, or rlinf-vla label value")
+    product = ("value", "reward.options.checkpoint of reward=progress, or value of rlinf-vla label")
 
     def __init__(self, config: Any, temperature: float = 1.0, iterations: int = 0) -> None:
         super().__init__(config, temperature, iterations)

@@ -63,6 +63,11 @@ def run(arguments: Sequence[str]) -> None:
             f"two of the datasets are called {max(names, key=names.count)}, and so would be their copies: rename one"
         )
     output = builders.new_directory(config.output)
+    for path in paths:
+        if path.resolve() in (output.resolve(), *output.resolve().parents):
+            raise UserError(
+                f"output={config.output} is inside of {path}, which is copied: choose another output"
+            )
     if config.device == CUDA and not torch.cuda.is_available():
         raise UserError("device=cuda: PyTorch sees no GPU here: leave device out")
     for path in paths:

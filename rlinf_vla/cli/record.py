@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from rlinf_vla.algorithms.base import DemonstrationConfig
 from rlinf_vla.config.errors import Failure, UserError
-from rlinf_vla.config.recipe import POLICY, Recipe
+from rlinf_vla.config.recipe import POLICY, DeadlineConfig, Recipe
 from rlinf_vla.core.interrupt import Interrupt, deferred_signals
 from rlinf_vla.core.protocols import Policy, VectorEnv
 from rlinf_vla.data import lerobot_format as form
@@ -49,6 +49,10 @@ def run(config: DictConfig) -> None:
     demonstrations = getattr(recipe.algorithm, "demonstrations", None)
     if recipe.record.player == POLICY:
         builders.require_weights(recipe, "no policy to record")
+        if recipe.rollout.deadline != DeadlineConfig():
+            raise UserError(
+                "record.player=policy executes one action after the other, without delays: leave rollout.deadline out"
+            )
         played = range(recipe.record.first, recipe.record.first + recipe.episodes)
     else:
         if not isinstance(demonstrations, DemonstrationConfig):
@@ -163,7 +167,9 @@ class Recording:
         settings = builders.actor_settings(self.recipe, self.recipe.rollout.temperature)
         with acting(policy, settings.rounded):
             actor = Actor(policy, settings)
-            record_policy(actor, policy.spec.chunk, groups, numbers, finished)
+            chunk = policy.spec.chunk
+            limited = builders.timed(self.recipe, groups, chunk)
+            record_policy(actor, chunk, limited, numbers, finished)
 
     def _part(self, number: int) -> Path:
         return self.parts / f"episode_{number:06d}.npz"

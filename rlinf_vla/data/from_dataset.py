@@ -70,6 +70,10 @@ def dataset_demonstrations(
                 continue
             if label:
                 positive = episode.columns[label].tolist()
+                if not {0, 1}.issuperset(positive):
+                    raise UserError(
+                        f"{source.reader.directory}: {label} is neither true nor false in episode {episode.number}, so it is no label"
+                    )
                 instruction = [
                     told(*pair) for pair in zip(episode.instruction, positive, strict=True)
                 ]

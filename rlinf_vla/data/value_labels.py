@@ -177,4 +177,9 @@ def _values(model: ValuePolicy, inputs: dict[str, Tensor]) -> Tensor:
     for first in range(0, rows, FRAMES_AT_ONCE):
         part = {name: value[first : first + FRAMES_AT_ONCE] for name, value in inputs.items()}
         parts.append(model.value(model.encode(moved(part, device_of(model)))).float().cpu())
-    return torch.cat(parts)
+    values = torch.cat(parts)
+    if not values.isfinite().all():
+        raise UserError(
+            "the model's values are not finite: train it again, with a lower learning rate"
+        )
+    return values

@@ -136,6 +136,10 @@ def test_progress_towards_success_is_a_reward(
         (["nowhere", "value=x", "output=x"], "nowhere is not a directory"),
         (["mixed", "value=x", "output=x", "steps=0"], "steps=0 is out of range"),
         (["mixed", "value=x", "output=x", "positiv=0.3"], "label has no key positiv; did you mean"),
+        (
+            ["mixed", "value=x", "output=mixed/x"],
+            "output=mixed/x is inside of mixed, which is copied",
+        ),
         (["mixed", "./mixed", "value=x", "output=x"], "two of the datasets are called mixed"),
     ],
 )

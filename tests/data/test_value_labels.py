@@ -243,6 +243,9 @@ def test_the_instructions_tell_the_labels(tmp_path: Path) -> None:
         for positive in episode[POSITIVE]
     ]
     assert found.inputs["words"].tolist() == expected
+    wrong = replace(config, advantage_key=ADVANTAGE)
+    with pytest.raises(UserError, match="advantage is neither true nor false in episode 0"):
+        dataset_demonstrations(Sees(), wrong, lambda fraction: None)
     with pytest.raises(UserError, match="has no feature advantage_positive: label it with"):
         dataset_demonstrations(Sees(), replace(config, dataset=path), lambda fraction: None)
 
