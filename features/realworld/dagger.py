@@ -40,6 +40,7 @@ class DAggerFlow(SupervisedFlow):
         self.trainer: Trainer = learner.trainer
         self.policy = learner.policy
         self._episodes = episodes
+        self._augmented: bool = learner.algorithm.augments
         self._convention = ArmConvention(self.policy.spec.convention)
         self._corrections: list[tuple[Inputs, Tensor]] = []
         self._read = 0
@@ -101,7 +102,7 @@ class DAggerFlow(SupervisedFlow):
         """Return inputs and actions of each run of the operator's steps."""
         if not bool(episode.human.any()):
             return []
-        inputs = policy_inputs(self.policy, self._convention, episode)
+        inputs = policy_inputs(self.policy, self._convention, episode, self._augmented)
         actions = self._convention.to_policy(episode.action)
         return [
             ({name: value[start:end] for name, value in inputs.items()}, actions[start:end])

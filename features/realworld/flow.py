@@ -14,7 +14,7 @@ from rlinf_vla.algorithms.off_policy import ReplayLearner
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.protocols import Policy, prepared
 from rlinf_vla.core.transitions import EpisodeRecords
-from rlinf_vla.core.types import Episodes, Inputs
+from rlinf_vla.core.types import Episodes, Inputs, Observation
 from rlinf_vla.features.realworld.arm_convention import ArmConvention
 from rlinf_vla.features.realworld.client import RobotClient
 from rlinf_vla.features.realworld.episode import (
@@ -189,11 +189,20 @@ def training_jobs(settings: Settings, iteration: int, count: int) -> list[Job]:
     ]
 
 
-def policy_inputs(policy: Policy, convention: ArmConvention, episode: RobotEpisode) -> Inputs:
-    """Return the policy's inputs of all observations of the episode, ``[N + 1, ...]``."""
-    return episode_inputs(
-        episode, lambda seen: policy.precompute(prepared(policy, convention.seen(seen)))
-    )
+def policy_inputs(
+    policy: Policy, convention: ArmConvention, episode: RobotEpisode, augmented: bool = False
+) -> Inputs:
+    """Return the policy's inputs of all observations of the episode, ``[N + 1, ...]``.
+
+    ``augmented``: with the images, for ``Policy.augment``; otherwise with what is computed from
+    them, if no update changes it.
+    """
+
+    def inputs(seen: Observation) -> Inputs:
+        found = prepared(policy, convention.seen(seen), augmented)
+        return found if augmented else policy.precompute(found)
+
+    return episode_inputs(episode, inputs)
 
 
 def session_metrics(played: Sequence[RobotEpisode]) -> dict[str, float]:

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import torch
-from torch import Tensor
 
-from rlinf_vla.algorithms.base import Algorithm, DemonstrationConfig
-from rlinf_vla.algorithms.sft import Demonstrations, Draws, imitation_loss
-from rlinf_vla.config.ranges import Count, LearningRate, Name, Positive, Probability, Size
-from rlinf_vla.config.recipe import INTERACTIVE, AlgorithmConfig
+from rlinf_vla.algorithms.base import DemonstrationConfig
+from rlinf_vla.algorithms.sft import Demonstrations, Imitation, ImitationConfig
+from rlinf_vla.config.ranges import Count, LearningRate, Name, Probability
+from rlinf_vla.config.recipe import INTERACTIVE
 
 
 @dataclass
-class HGDAggerConfig(AlgorithmConfig):
+class HGDAggerConfig(ImitationConfig):
     """Recipe node ``algorithm``."""
 
     family: ClassVar[str] = INTERACTIVE
@@ -34,10 +33,8 @@ class HGDAggerConfig(AlgorithmConfig):
     """Optimiser steps per iteration; none while there is neither dataset nor correction."""
     correction_share: Probability = 0.5
     """Fraction of every batch drawn from the corrections, if there are any and a dataset."""
-    batch_size: Size = 64
     learning_rate: LearningRate = 3e-4
-    weight_decay: Probability = 0.01
-    max_grad_norm: Positive = 1.0
+    """Constant: how many steps a run takes is not known, as iterations without data take none."""
 
 
 class Flow(Protocol):
@@ -48,8 +45,8 @@ class Flow(Protocol):
     def generator(self) -> torch.Generator:
         """Return this iteration's random number generator, identical in a resumed run."""
 
-    def demonstrate(self, config: DemonstrationConfig) -> Demonstrations:
-        """Return the dataset's demonstrations."""
+    def demonstrate(self, config: DemonstrationConfig, augmented: bool) -> Demonstrations:
+        """Return the dataset's demonstrations. ``augmented``: see ``sft.Flow``."""
 
     def correct(self, episodes: int) -> Demonstrations | None:
         """Run the policy's episodes; return the operator's steps of all iterations so far, None
@@ -61,20 +58,17 @@ class Flow(Protocol):
     def publish(self) -> None: ...
 
 
-class HGDAgger(Algorithm):
+class HGDAgger(Imitation):
     """Run episodes under the operator's eyes, then imitate demonstrations and corrections."""
 
     Config = HGDAggerConfig
     config: HGDAggerConfig
 
-    def loss(self, model: Any, batch: Any, draws: Draws) -> tuple[Tensor, dict[str, Tensor]]:
-        return imitation_loss(model, batch, draws.noise)
-
     def iteration(self, flow: Flow) -> None:
         config = self.config
-        demonstrations = (
-            flow.demonstrate(config.demonstrations) if config.demonstrations.datasets else None
-        )
+        demonstrations = None
+        if config.demonstrations.datasets:
+            demonstrations = flow.demonstrate(config.demonstrations, self.augments)
         corrections = flow.correct(config.episodes)
         if demonstrations is not None or corrections is not None:
             flow.aggregate(self.batches(demonstrations, corrections, flow))

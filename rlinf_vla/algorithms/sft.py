@@ -29,22 +29,12 @@ from rlinf_vla.core.types import Batched, Inputs
 
 
 @dataclass
-class SFTConfig(AlgorithmConfig):
-    """Recipe node ``algorithm``."""
+class ImitationConfig(AlgorithmConfig):
+    """Recipe node ``algorithm``: keys shared by algorithms that imitate demonstrations alone."""
 
-    family: ClassVar[str] = SUPERVISED
-
-    name: Name = "sft"
     demonstrations: DemonstrationConfig = field(default_factory=DemonstrationConfig)
     batch_size: Size = 64
     learning_rate: LearningRate = 1e-3
-    warmup_steps: CountOrZero = 60
-    schedule: Annotated[str, OneOf("cosine", "step")] = "cosine"
-    """How the learning rate falls after the warm-up: on a half cosine, or at once (step)."""
-    decay_steps: Count | None = None
-    """Step from which on learning_rate_end is left, possibly beyond the run; null: iterations."""
-    learning_rate_end: Probability = 0.0
-    """Share of the learning rate that is left from decay_steps on; 1: it stays constant."""
     adam_beta2: Annotated[float, Range(0, 1, below=True)] = 0.95
     """Adam's beta2; beta1 is 0.9."""
     weight_decay: Probability = 0.01
@@ -56,6 +46,22 @@ class SFTConfig(AlgorithmConfig):
     """
     augmentation: Annotated[str, OneOf(NO_AUGMENTATION, "official")] = NO_AUGMENTATION
     """Augment training images as the model's official trainer does (official), or not (none)."""
+
+
+@dataclass
+class SFTConfig(ImitationConfig):
+    """Recipe node ``algorithm``."""
+
+    family: ClassVar[str] = SUPERVISED
+
+    name: Name = "sft"
+    warmup_steps: CountOrZero = 60
+    schedule: Annotated[str, OneOf("cosine", "step")] = "cosine"
+    """How the learning rate falls after the warm-up: on a half cosine, or at once (step)."""
+    decay_steps: Count | None = None
+    """Step from which on learning_rate_end is left, possibly beyond the run; null: iterations."""
+    learning_rate_end: Probability = 0.0
+    """Share of the learning rate that is left from decay_steps on; 1: it stays constant."""
 
 
 @dataclass(frozen=True)
@@ -172,17 +178,35 @@ class Supervised(Algorithm):
     """Whether the network has heads that are not in the model's own layout."""
 
     def loss(self, model: Any, batch: Any, draws: Draws) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss and statistics, each summed over the batch; by default of imitation."""
-        return imitation_loss(
-            model, batch, draws.noise, draws.augmentation if self.augments else None
-        )
+        """Return the loss and statistics, each summed over the batch."""
+        raise NotImplementedError
 
     def predict(self, model: Any, inputs: Inputs) -> Tensor:
         """Of a model that does not act: return what it predicts of each row, float32 ``[B]``."""
         raise NotImplementedError
 
 
-class SFT(Supervised):
+class Imitation(Algorithm):
+    """Base class of algorithms that imitate demonstrations alone."""
+
+    config: ImitationConfig
+
+    def loss(self, model: Any, batch: Any, draws: Draws) -> tuple[Tensor, dict[str, Tensor]]:
+        """See ``Supervised``."""
+        return imitation_loss(
+            model, batch, draws.noise, draws.augmentation if self.augments else None
+        )
+
+    @property
+    def augments(self) -> bool:
+        return self.config.augmentation != NO_AUGMENTATION
+
+    @property
+    def ema_decay(self) -> float | None:
+        return self.config.ema_decay
+
+
+class SFT(Imitation, Supervised):
     """Behaviour cloning: each iteration is one optimiser step on random demonstrations."""
 
     Config: ClassVar[type[AlgorithmConfig]] = SFTConfig
@@ -194,14 +218,6 @@ class SFT(Supervised):
             raise UserError(
                 "algorithm.schedule=step needs the step at which the learning rate falls: set algorithm.decay_steps"
             )
-
-    @property
-    def augments(self) -> bool:
-        return self.config.augmentation != NO_AUGMENTATION
-
-    @property
-    def ema_decay(self) -> float | None:
-        return self.config.ema_decay
 
     @property
     def ends_with_run(self) -> str | None:

@@ -417,10 +417,11 @@ class Trainer:
         return ranks.gather_full(self.spread_weights())
 
     def acting_weights(self) -> Tensors:
-        """Return the trainable weights that an actor needs, which has no critic. Not if sharded."""
+        """Return those of ``spread_weights`` that an actor needs, which has no critic. Not if
+        sharded."""
         return {
-            name: parameter.detach()
-            for name, parameter in self.parameters.items()
+            name: value
+            for name, value in self.spread_weights().tensors.items()
             if not name.startswith(CRITIC)
         }
 

@@ -12,10 +12,13 @@ from torch import Tensor
 
 from rlinf_vla.algorithms.hg_dagger import HGDAgger, HGDAggerConfig
 from rlinf_vla.algorithms.sft import Demonstrations
+from rlinf_vla.core.protocols import Noise
+from rlinf_vla.core.types import Inputs, Observation
 from rlinf_vla.features.planner.graph import trace
 from rlinf_vla.features.realworld.dagger import DAggerFlow
 from rlinf_vla.features.realworld.episode import TRAINING, Job, RobotEpisode
 from rlinf_vla.rollout.actor import Settings
+from rlinf_vla.rollout.noise import imitation_noise
 from rlinf_vla.runtime.workers.local import local_workers
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from rlinf_vla.training.trainer import Trainer
@@ -128,6 +131,48 @@ def test_a_resumed_run_goes_on_with_the_same_corrections(tmp_path: Path) -> None
         weights(whole)["backbone.logits.weight"],
         LinearPolicy(LinearOptions(chunk=CHUNK)).backbone["logits"].weight,
     )
+
+
+class Inverting(LinearPolicy):
+    """Its trainer shows it inverted images, made from those that it does not act on."""
+
+    augmentation_unsupported = None
+
+    def prepare_to_augment(self, obs: Observation) -> Inputs:
+        return {name: value // 2 for name, value in self.prepare(obs).items()}
+
+    def augment(self, inputs: Inputs, noise: Noise) -> Inputs:
+        assert noise.uniform(1).shape == (len(inputs["image"]), 1)
+        return {"image": 255 - 2 * inputs["image"]}
+
+
+def test_it_has_the_settings_of_imitation(tmp_path: Path) -> None:
+    """Images are augmented, and a moving average of the weights acts."""
+    config = replace(CONFIG, updates=1, augmentation="official", ema_decay=0.75)
+    policy = Inverting(LinearOptions(chunk=CHUNK))
+    flow = flow_of(Corrected(tmp_path), policy, config)
+    before = weights(policy)
+    flow.begin(0)
+    found = flow.correct(2)
+    assert found is not None
+    episode = RobotEpisode.read(tmp_path / Job(TRAINING, 0, 0).file)
+    seen = policy.prepare(episode.observation())["image"]
+    assert torch.equal(found.inputs["image"], seen[[0, 1, 3]] // 2)
+
+    algorithm = HGDAgger(config)
+    (batch,) = algorithm.batches(None, found, flow)
+    inverted = {"image": 255 - 2 * batch.inputs["image"]}
+    expected = policy.supervised_loss(inverted, batch.actions, imitation_noise(0, batch.draws))
+    flow.aggregate([batch])
+    flow.publish()
+    assert flow.metrics["sft/loss"] == pytest.approx(expected.mean().item(), rel=1e-5)
+    flow.begin(1)
+    flow.correct(2)
+    shared = flow.player.weights  # type: ignore[attr-defined]
+    learnt = weights(policy)
+    name = "backbone.logits.weight"
+    assert not torch.equal(learnt[name], before[name])
+    torch.testing.assert_close(shared[name], 0.75 * before[name] + 0.25 * learnt[name])
 
 
 def test_without_a_correction_nothing_is_learnt(tmp_path: Path) -> None:
