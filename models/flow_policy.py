@@ -200,13 +200,11 @@ class FlowPolicy(PretrainedPolicy):
         )
 
     def _flow(self, features: Features) -> Velocity:
-        prefix, state = features.prefix, features.state
-
         def guided(x: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
-            velocity, states = self._velocity(prefix, state, x, time)
+            velocity, states = self._velocity(features.prefix, features.state, x, time)
             if features.without is None:
                 return velocity, states
-            plain, _ = self._velocity(features.without, state, x, time)
+            plain, _ = self._velocity(features.without, features.state, x, time)
             return plain + features.scale * (velocity - plain), states
 
         return guided

@@ -174,8 +174,12 @@ class ValueTraining(Supervised):
         )
 
     def is_held_out(self, frames: Returns) -> Tensor:
-        """Return which frames are of episodes that validate, bool ``[N]``: every ``n``-th one."""
-        every = round(1 / self.config.held_out)
+        """Return which frames are of episodes that validate, bool ``[N]``: every ``n``-th one, at
+        least one. Raises UserError if there is only one episode."""
+        episodes = int(frames.episode.max()) + 1
+        if episodes < 2:
+            raise UserError("algorithm=value needs two episodes: one is held out for validation")
+        every = min(round(1 / self.config.held_out), episodes)
         return frames.episode % every == every - 1
 
     def loss(self, model: Any, batch: Any, draws: Draws) -> tuple[Tensor, dict[str, Tensor]]:

@@ -97,6 +97,14 @@ def test_an_iteration_learns_from_episodes_that_are_not_held_out() -> None:
     assert set(held_out.episode.tolist()) == {3, 7}
 
 
+def test_one_of_few_episodes_is_held_out() -> None:
+    algorithm = ValueTraining(replace(CONFIG, held_out=0.1), iterations=100)
+    few = frames()[:20]
+    assert set(few[algorithm.is_held_out(few)].episode.tolist()) == {1}
+    with pytest.raises(UserError, match="needs two episodes"):
+        algorithm.is_held_out(frames()[:10])
+
+
 def test_rows_are_drawn_by_weight() -> None:
     flow = Flow(frames(torch.where(torch.arange(80) // 10 == 5, 1.0, 0.0).double()))
     ValueTraining(CONFIG, iterations=100).iteration(flow)

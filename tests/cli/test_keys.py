@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from rlinf_vla.algorithms.hg_dagger import HGDAggerConfig
+from rlinf_vla.algorithms.recap import LabelledDemonstrationConfig
 from rlinf_vla.config.cluster import ClusterConfig, RobotRoleConfig, RoleConfig, RolesConfig
 from rlinf_vla.config.policy_server import BackboneConfig
 from rlinf_vla.config.recipe import DeadlineConfig, PresetConfig, Recipe
@@ -231,6 +232,18 @@ def test_the_engine_reads_its_keys(
         "evaluation.before_and_after=false",
         of_dataset,
     )
+    LinearPolicy(LinearOptions(chunk=2, reads=True)).save(tmp_path / "reader")
+    reader = f"model.checkpoint={tmp_path}/reader"
+    short = ("iterations=1", "model.lora.rank=0", reader)
+    text = (counting.folder / "recipe" / "counting_sft.yaml").read_text()
+    for name in ("value", "recap"):
+        recipe = text.partition("algorithm:\n")[0].replace("/algorithm: sft", f"/algorithm: {name}")
+        (counting.folder / "recipe" / f"counting_{name}.yaml").write_text(recipe)
+    run("train", "counting_value", "run_dir=value", of_dataset, *short)
+    assert rlinf_vla("label", "dataset", "value=value/value", "output=labelled").code == 0
+    labelled = "algorithm.demonstrations.dataset=labelled"
+    unplayed = "evaluation.before_and_after=false"
+    run("train", "counting_recap", "run_dir=recap", labelled, unplayed, *short)
     run("eval", "counting_ppo", "checkpoint=ppo/checkpoints/step_000002", "episodes=2")
     run("eval", "counting_eval", "episodes=2")
     assert rlinf_vla(*counting.arguments("train", "counting_eval")).code == 2, "it trains nothing"
@@ -279,9 +292,12 @@ def test_the_engine_reads_its_keys(
     }
     seen |= {(Recipe, name) for name in said(iter(beside), {"recipe"})}
     # an operator corrects the policy there, and delays need chunks that move a tool
-    dagger = (ROOT / "rlinf_vla" / "algorithms" / name for name in ("hg_dagger.py", "base.py"))
+    dagger = (
+        ROOT / "rlinf_vla" / "algorithms" / name for name in ("hg_dagger.py", "sft.py", "base.py")
+    )
     seen |= {
-        (HGDAggerConfig, name) for name in said(dagger, {"config"}) | {"name", "weight_decay"}
+        (HGDAggerConfig, name)
+        for name in said(dagger, {"config"}) | {"name", "weight_decay", "adam_beta2"}
     }  # which are read as any algorithm's
     seen |= {
         (DeadlineConfig, name)
@@ -303,6 +319,9 @@ def test_the_engine_reads_its_keys(
     on_ray = realworld / "ray_link.py"
     seen |= {(RolesConfig, name) for name in said(iter([on_ray]), {"roles"})}
     seen |= {(RobotRoleConfig, name) for name in said(iter([on_ray]), {"own"})}
+    # recap has datasets, for which the keys of the scripted expert are said to be ignored
+    expert = ("noise", "random_actions", "detour")
+    seen |= {(LabelledDemonstrationConfig, name) for name in expert}
     # a server runs until a signal comes
     seen.add((Recipe, "serve"))
     # a head needs such a server

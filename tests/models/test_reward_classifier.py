@@ -70,7 +70,7 @@ class TestClassifier(RewardConformance):
     ("options", "said"),
     [
         ({}, "reward.options.checkpoint has no value"),
-        ({"checkpoint": "nowhere"}, "nowhere is not a checkpoint of this model"),
+        ({"checkpoint": "nowhere"}, "nowhere is no directory: give the one of a trained"),
         ({"checkpoint": "HERE", "images": ["wrist"]}, "needs image 'wrist'"),
         ({"checkpoint": "HERE", "images": ["base", "base2"]}, "base2|head"),
     ],
