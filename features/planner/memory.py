@@ -292,9 +292,8 @@ class MemoryModel:
         if self.on_policy:
             return self.algorithm.loss(policy, batch, False)[0]
         noise = CounterNoise(0, *[batch.draws] * 3)
-        return self.algorithm.loss(policy, batch, Draws(lambda draws: noise, lambda draws: noise))[
-            0
-        ]
+        draws = Draws(lambda draws: noise, lambda draws: noise)
+        return self.algorithm.loss(policy, batch, draws)[0]
 
     def step(self, rows: int, checkpointing: bool = False) -> None:
         """Run forward and backward pass of a micro-batch.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rlinf_vla.core.images import resized
 from rlinf_vla.core.protocols import RewardModel, prepared
-from rlinf_vla.core.types import Inputs, Observation, StepResult
+from rlinf_vla.core.types import Inputs, Observation, StepResult, last_true
 
 from .. import files
 from .encoder import ImageEncoder
@@ -59,7 +59,6 @@ class ClassifierReward:
         seen = (self.model(prepared(self.model, result.observation)).sigmoid() > self.threshold).to(
             result.valid.device
         )
-        last = result.valid & (result.valid.cumsum(1) == result.valid.sum(1, keepdim=True))
-        success = last & seen[:, None]
+        success = last_true(result.valid) & seen[:, None]
         terminated = result.terminated | success if self.ends_episode else result.terminated
         return replace(result, reward=success.float(), terminated=terminated)

@@ -139,15 +139,14 @@ class Algorithm:
     """Dataclass of a recipe's ``algorithm`` node."""
     averaged: ClassVar[tuple[str, ...]] = ()
     """Modules of the policy of which the trainer keeps a moving average."""
+    asks_policy: ClassVar[bool] = False
+    """Whether ``require`` may refuse a policy."""
 
     def __init__(self, config: Any, temperature: float = 1.0, iterations: int = 0) -> None:
         """``temperature``: of the rollouts; ``iterations``: of the run. Raises UserError."""
         self.config = config
         self.temperature = temperature
         self.iterations = iterations
-
-    asks_policy: ClassVar[bool] = False
-    """Whether ``require`` may refuse a policy."""
 
     def require(self, policy: Policy) -> None:
         """Raise UserError if the policy, which may have no weights, cannot be trained by it."""

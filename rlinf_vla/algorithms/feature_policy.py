@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rlinf_vla.algorithms.wrapped_policy import WrappedPolicy
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.protocols import Noise, Policy
-from rlinf_vla.core.types import Inputs, Observation
+from rlinf_vla.core.types import Inputs
 
 FEATURES = "features"
 STANDARD_BOUND = 10.0
@@ -34,7 +34,7 @@ class Features:
     base: Any = None
 
 
-class FeaturePolicy(Policy):
+class FeaturePolicy(WrappedPolicy):
     """Base of policies with their own ``actor`` on the features of another policy.
 
     The actor outputs ``size`` numbers: actions in [-1, 1] in place of the policy's head, or, with
@@ -47,7 +47,6 @@ class FeaturePolicy(Policy):
     split_unsupported: ClassVar[str | None] = (
         "is trained off-policy here, which stores rollout features in the trainer process"
     )
-    lora_targets: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,
@@ -63,14 +62,9 @@ class FeaturePolicy(Policy):
         ``actor`` maps them to ``[B, outputs, *size]``. Raises UserError if ``noise_bound`` is set
         but ``base`` has no ``act_from_noise``.
         """
-        super().__init__()
+        super().__init__(base, shares_critic=False)
         self.noise_bound = noise_bound
         self.refine = refine
-        self.backbone = base.backbone
-        self.base = base
-        self.spec = base.spec
-        self.merge_adapters = base.merge_adapters
-        self.state_limit = base.state_limit
         for name, parameter in base.named_parameters():
             if not name.startswith("backbone."):
                 parameter.requires_grad_(False)
@@ -97,19 +91,6 @@ class FeaturePolicy(Policy):
     @property
     def frozen(self) -> bool:
         return not any(parameter.requires_grad for parameter in self.backbone.parameters())
-
-    @classmethod
-    def load(cls, checkpoint: Path, config: Any) -> Policy:
-        raise NotImplementedError(f"{cls.__name__} wraps another policy: load that one")
-
-    def save(self, checkpoint: Path, dtype: torch.dtype | None = None) -> None:
-        self.base.save(checkpoint, dtype)
-
-    def fit_instructions(self, instructions: Sequence[str]) -> None:
-        self.base.fit_instructions(instructions)
-
-    def prepare(self, obs: Observation) -> Inputs:
-        return self.base.prepare(obs)
 
     def precompute(self, inputs: Inputs) -> Inputs:
         return {FEATURES: self.encode(inputs).pooled} if self.frozen else inputs

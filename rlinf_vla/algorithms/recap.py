@@ -68,6 +68,8 @@ class ConditionedPolicy(WrappedPolicy):
 
     def __init__(self, base: Policy, dropout: float, guidance: float) -> None:
         super().__init__(base)
+        self.augmentation_unsupported = base.augmentation_unsupported
+        self.horizon = base.horizon
         self.dropout = dropout
         self.guidance = guidance
 
@@ -82,6 +84,9 @@ class ConditionedPolicy(WrappedPolicy):
     def prepare_to_augment(self, obs: Observation) -> Inputs:
         return self._both(obs, self.base.prepare_to_augment(_told(obs)))
 
+    def augment(self, inputs: Inputs, noise: Noise) -> Inputs:
+        return self.base.augment(inputs, noise)
+
     def _both(self, obs: Observation, inputs: Inputs) -> Inputs:
         without = replace(obs, instruction=[untold(text) for text in obs.instruction])
         return inputs | {
@@ -92,7 +97,7 @@ class ConditionedPolicy(WrappedPolicy):
         features = self.base.encode(inputs)
         if self.guidance == 1:
             return Told(features, None)
-        return Told(features, self.base.encode(without_condition(inputs)))
+        return Told(features, self.base.encode(inputs | untold_inputs(inputs)))
 
     def pooled(self, features: Told) -> Tensor:
         return self.base.pooled(features.features)
@@ -112,10 +117,9 @@ class ConditionedPolicy(WrappedPolicy):
         """Return the loss of ``base``, of which ``dropout`` of the rows are not told."""
         dropped = noise.uniform(1)[:, 0] < self.dropout
         chosen = dict(inputs)
-        for name, value in without_condition(inputs).items():
-            if _WITHOUT + name in inputs:
-                rows = dropped.reshape(-1, *[1] * (value.ndim - 1))
-                chosen[name] = torch.where(rows, value, inputs[name])
+        for name, value in untold_inputs(inputs).items():
+            rows = dropped.reshape(-1, *[1] * (value.ndim - 1))
+            chosen[name] = torch.where(rows, value, inputs[name])
         return self.base.supervised_loss(chosen, actions, noise)
 
 
@@ -138,10 +142,9 @@ class ConditionedChunkingPolicy(ConditionedPolicy):
         return sample
 
 
-def without_condition(inputs: Inputs) -> Inputs:
-    """Return the inputs of the instruction alone."""
-    alone = {name.removeprefix(_WITHOUT): value for name, value in inputs.items()}
-    return alone | {
+def untold_inputs(inputs: Inputs) -> Inputs:
+    """Return those that the instruction alone gives, in place of the ones that tell."""
+    return {
         name.removeprefix(_WITHOUT): value
         for name, value in inputs.items()
         if name.startswith(_WITHOUT)
@@ -157,6 +160,7 @@ class Recap(SFT):
 
     Config = RecapConfig
     config: RecapConfig
+    asks_policy = True
 
     def __init__(self, config: Any, temperature: float = 1.0, iterations: int = 0) -> None:
         super().__init__(config, temperature, iterations)
@@ -164,8 +168,6 @@ class Recap(SFT):
             raise UserError(
                 f"algorithm=recap learns from labelled datasets: set {DEMONSTRATIONS}.dataset=DIR, which rlinf-vla label wrote"
             )
-
-    asks_policy = True
 
     def require(self, policy: Policy) -> None:
         """Raise UserError if the instructions of ``policy`` cannot have a condition."""

@@ -177,6 +177,13 @@ class Supervised(Algorithm):
     adds_heads: ClassVar[bool] = False
     """Whether the network has heads that are not in the model's own layout."""
 
+    @property
+    def ends_with_run(self) -> str | None:
+        constant = getattr(self.config, "learning_rate_end", 0.0) == 1
+        if constant or getattr(self.config, "decay_steps", 0) is not None:
+            return None
+        return "algorithm.decay_steps=null: the learning rate falls until the last iteration"
+
     def loss(self, model: Any, batch: Any, draws: Draws) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss and statistics, each summed over the batch."""
         raise NotImplementedError
@@ -218,12 +225,6 @@ class SFT(Imitation, Supervised):
             raise UserError(
                 "algorithm.schedule=step needs the step at which the learning rate falls: set algorithm.decay_steps"
             )
-
-    @property
-    def ends_with_run(self) -> str | None:
-        if self.config.decay_steps is not None or self.config.learning_rate_end == 1:
-            return None
-        return "algorithm.decay_steps=null: the learning rate falls until the last iteration"
 
     def rate(self, step: int) -> float:
         """Return the share of the learning rate at ``step``."""

@@ -144,12 +144,6 @@ class ValueTraining(Supervised):
             )
         self.longest: dict[str, int] = {}
 
-    @property
-    def ends_with_run(self) -> str | None:
-        if self.config.decay_steps is not None:
-            return None
-        return "algorithm.decay_steps=null: the learning rate falls until the last iteration"
-
     def wrap(self, policy: Policy, seed: int) -> Policy:
         config = self.config
         return with_fresh_heads(
@@ -163,8 +157,10 @@ class ValueTraining(Supervised):
         config = self.config
         frames, self.longest = flow.returns(config.demonstrations, config.failure)
         generator = flow.generator()
-        learnt = frames[(~self.is_held_out(frames)).nonzero()[:, 0]]
-        batch = learnt[drawn_rows(learnt.weight, len(learnt), config.batch_size, generator)]
+        learnt = (~self.is_held_out(frames)).nonzero()[:, 0]
+        weight = None if frames.weight is None else frames.weight[learnt]
+        rows = drawn_rows(weight, len(learnt), config.batch_size, generator)
+        batch = frames[learnt[rows]]
         inputs = shift_images(batch.inputs, config.shift, generator)
         flow.fit(
             Returns(inputs, batch.returns, batch.episode),

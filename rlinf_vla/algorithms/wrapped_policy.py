@@ -18,16 +18,16 @@ class WrappedPolicy(Policy):
 
     lora_targets: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, base: Policy) -> None:
+    def __init__(self, base: Policy, shares_critic: bool = True) -> None:
+        """``shares_critic``: the critic is that of ``base``, until a subclass replaces it."""
         super().__init__()
         self.backbone = base.backbone
-        self.value_head = base.value_head  # first, so that this is the name of its parameters
+        if shares_critic:
+            self.value_head = base.value_head  # first, so that this is the name of its parameters
         self.base = base
         self.spec = base.spec
         self.merge_adapters = base.merge_adapters
         self.state_limit = base.state_limit
-        self.augmentation_unsupported = base.augmentation_unsupported
-        self.horizon = base.horizon
 
     @classmethod
     def load(cls, checkpoint: Path, config: Any) -> Policy:
@@ -41,12 +41,6 @@ class WrappedPolicy(Policy):
 
     def prepare(self, obs: Observation) -> Inputs:
         return self.base.prepare(obs)
-
-    def prepare_to_augment(self, obs: Observation) -> Inputs:
-        return self.base.prepare_to_augment(obs)
-
-    def augment(self, inputs: Inputs, noise: Noise) -> Inputs:
-        return self.base.augment(inputs, noise)
 
     def encode(self, inputs: Inputs) -> Any:
         return self.base.encode(inputs)

@@ -106,8 +106,7 @@ class Recording:
                 builders.open_envs(self.recipe, policy, depth) as groups,
             ):
                 spec = groups[0].spec
-                by_expert = policy is None
-                features = features_of(spec, self.recipe.record.video, by_expert)
+                features = features_of(spec, self.recipe.record.video, by_expert=policy is None)
                 writer = LeRobotWriter(
                     self.parts / DATASET, spec.control_hz, features, self.recipe.env.name
                 )
@@ -167,9 +166,8 @@ class Recording:
         settings = builders.actor_settings(self.recipe, self.recipe.rollout.temperature)
         with acting(policy, settings.rounded):
             actor = Actor(policy, settings)
-            chunk = policy.spec.chunk
-            limited = builders.timed(self.recipe, groups, chunk)
-            record_policy(actor, chunk, limited, numbers, finished)
+            limited = builders.timed(self.recipe, groups, policy.spec.chunk)
+            record_policy(actor, limited, numbers, finished)
 
     def _part(self, number: int) -> Path:
         return self.parts / f"episode_{number:06d}.npz"

@@ -47,8 +47,8 @@ def run(config: DictConfig) -> None:
     """Train the recipe in a new or resumed run directory. Raises UserError."""
     recipe = run_directory.read(config)
     builders.require_training(recipe)
-    builders.require_trainable(recipe)
     algorithm = builders.build_algorithm(recipe)
+    builders.require_trainable(recipe, algorithm)
     directory, checkpoint = run_directory.resolve_run(config)
     preview = None
     if recipe.cluster.on_accelerator:

@@ -200,6 +200,11 @@ class StepResult:
         return replace(self, **outcome)
 
 
+def last_true(flags: Tensor) -> Tensor:
+    """Return which entry of each row is its last true one, bool ``[B, C]`` as ``flags``."""
+    return flags & (flags.cumsum(1) == flags.sum(1, keepdim=True))
+
+
 @dataclass(frozen=True)
 class ActionSample:
     """An action chunk sampled from a policy for each environment.

@@ -2,5 +2,5 @@
 
 May enter: files of recorded episodes. Read lerobot_format (names and types), lerobot_layout (where
 each version has its episodes), lerobot_video, lerobot_statistics, lerobot_reader, lerobot_writer;
-then from_dataset, which alone knows policies.
+then dataset_source, from_dataset and value_labels, which alone know policies.
 """

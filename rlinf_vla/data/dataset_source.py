@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlinf_vla.algorithms.base import WeightedDataset
+from rlinf_vla.algorithms.base import DemonstrationConfig, WeightedDataset
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.devices import CPU, moved
 from rlinf_vla.core.observation_features import require_colours
-from rlinf_vla.core.protocols import EnvSpec, Learner, prepared
+from rlinf_vla.core.protocols import EnvSpec, Learner, Policy, prepared
 from rlinf_vla.core.types import Inputs, Observation
 from rlinf_vla.data import lerobot_format as form
 from rlinf_vla.data.lerobot_columns import NUMBERS
@@ -32,16 +32,6 @@ def require_same_control_rate(path: str, environments: Iterable[EnvSpec]) -> Non
             raise UserError(
                 f"{path} has {fps:g} steps per second, the environment {spec.control_hz:g}: a policy trained at one rate fails at "
                 "the other; use an environment of that control rate, or a dataset recorded at this one"
-            )
-
-
-def require_one_rate(readers: Sequence[LeRobotReader]) -> None:
-    """Raise UserError unless the datasets of a mixture have one control rate."""
-    for reader in readers[1:]:
-        if abs(reader.fps - readers[0].fps) > 0.01 * readers[0].fps:
-            raise UserError(
-                f"{reader.directory} has {reader.fps:g} steps per second, {readers[0].directory} {readers[0].fps:g}: "
-                "a mixture needs datasets of one control rate"
             )
 
 
@@ -179,3 +169,30 @@ class DatasetSource:
                 )
             )
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def open_mixture(policy: Policy, config: DemonstrationConfig) -> list[tuple[DatasetSource, float]]:
+    """Return the datasets and the share of a batch that each has, which sum to 1.
+
+    Raises UserError if one is unreadable or does not fit the policy, or unless they have one
+    control rate.
+    """
+    entries = config.datasets
+    sources = [
+        DatasetSource.of_demonstrations(policy, entry, node) for node, entry in entries.items()
+    ]
+    first = sources[0].reader
+    for reader in (source.reader for source in sources[1:]):
+        if abs(reader.fps - first.fps) > 0.01 * first.fps:
+            raise UserError(
+                f"{reader.directory} has {reader.fps:g} steps per second, {first.directory} {first.fps:g}: "
+                "a mixture needs datasets of one control rate"
+            )
+    total = sum(entry.weight for entry in entries.values())
+    shares = [entry.weight / total for entry in entries.values()]
+    return list(zip(sources, shares, strict=True))
+
+
+def part_of(progress: Callable[[float], None], number: int, count: int) -> Callable[[float], None]:
+    """Return the progress of part ``number`` of ``count`` equal ones."""
+    return lambda fraction: progress((number + fraction) / count)

@@ -20,7 +20,7 @@ from rlinf_vla.core.protocols import Policy, RewardModel, precompute_frozen
 from rlinf_vla.core.transitions import ACTED, ACTION, COST, DISCOUNT, REWARD, EpisodeRecords
 from rlinf_vla.core.types import Inputs
 from rlinf_vla.data import lerobot_format as form
-from rlinf_vla.data.dataset_source import FRAMES_AT_ONCE, DatasetSource, require_one_rate
+from rlinf_vla.data.dataset_source import FRAMES_AT_ONCE, DatasetSource, open_mixture, part_of
 from rlinf_vla.data.lerobot_reader import Episode
 
 _UNITS = 1 + 1e-3
@@ -40,28 +40,22 @@ def dataset_demonstrations(
     success. With ``config.advantage_key``, the instructions tell the label of each frame. Raises
     UserError if a dataset is unreadable or does not fit the policy.
     """
-    sources = {
-        node: DatasetSource.of_demonstrations(policy, entry, node)
-        for node, entry in config.datasets.items()
-    }
-    require_one_rate([source.reader for source in sources.values()])
+    mixture = open_mixture(policy, config)
+    sources = [source for source, _ in mixture]
     label = config.advantage_key
-    for source in sources.values():
+    for source in sources:
         if label and label not in source.reader.features:
             raise UserError(
                 f"{source.reader.directory} has no feature {label}: label it with `rlinf-vla label`"
             )
-    recorded = all(form.SUCCESS in source.reader.features for source in sources.values())
+    recorded = all(form.SUCCESS in source.reader.features for source in sources)
 
     def read(number: int, source: DatasetSource) -> tuple[list[tuple[Inputs, Tensor]], float]:
         """Return the episodes of a dataset, and its share of successful ones."""
         shown: list[tuple[Inputs, Tensor]] = []
         episodes = successes = 0
         columns = [form.SUCCESS] if recorded or config.only_successes else []
-
-        def part(fraction: float) -> None:
-            progress((number + fraction) / len(sources))
-
+        part = part_of(progress, number, len(sources))
         for episode in source.episodes([*columns, *([label] if label else [])], part):
             success = form.SUCCESS in columns and bool(episode.columns[form.SUCCESS].any())
             episodes += 1
@@ -85,12 +79,10 @@ def dataset_demonstrations(
             )
         return shown, successes / episodes
 
-    total = sum(entry.weight for entry in config.datasets.values())
     episodes: list[tuple[Inputs, Tensor]] = []
     weights = []
     success = 0.0
-    for number, (node, source) in enumerate(sources.items()):
-        share = config.datasets[node].weight / total
+    for number, (source, share) in enumerate(mixture):
         shown, succeeded = read(number, source)
         frames = sum(len(actions) for _, actions in shown)
         weights.append(torch.full((frames,), share / frames, dtype=torch.float64))

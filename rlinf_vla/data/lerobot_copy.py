@@ -38,13 +38,18 @@ def copy_with_features(
         return {name for name in names if Path(folder) / name in data}
 
     shutil.copytree(reader.directory, target, ignore=ignore, dirs_exist_ok=True)
+    whole = {key: np.concatenate([episode[key] for episode in episodes]) for key in features}
+    lengths = [len(next(iter(episode.values()))) for episode in episodes]
+    first = np.cumsum([0, *lengths[:-1]])
     for path in data:
         copy = target / path.relative_to(reader.directory)
         copy.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(_extended(pq.read_table(path), features, episodes), copy)
+        table = pq.read_table(path)
+        rows = first[table["episode_index"].to_numpy()] + table["frame_index"].to_numpy()
+        columns = {key: values[rows] for key, values in whole.items()}
+        pq.write_table(_extended(table, features, columns), copy)
     info = read_json(reader.directory / form.INFO)
     info["features"] |= {key: feature.as_json() for key, feature in features.items()}
-    whole = {key: np.concatenate([episode[key] for episode in episodes]) for key in features}
     if (target / form.STATS).exists():
         statistics = read_json(target / form.STATS)
         statistics |= {key: of_vectors(values) for key, values in whole.items()}
@@ -52,25 +57,21 @@ def copy_with_features(
     if (target / form.OLD_EPISODES_STATS).exists():
         lines = read_json_lines(target / form.OLD_EPISODES_STATS)
         for line in lines:
-            columns = episodes[line["episode_index"]]
-            line["stats"] |= {key: of_vectors(columns[key]) for key in features}
+            episode = episodes[line["episode_index"]]
+            line["stats"] |= {key: of_vectors(episode[key]) for key in features}
         text = "".join(json.dumps(line) + "\n" for line in lines)
         write_text(target / form.OLD_EPISODES_STATS, text)
     write_text(target / form.INFO, json.dumps(info, indent=4))
 
 
 def _extended(
-    table: pa.Table, features: Mapping[str, Feature], episodes: Sequence[Mapping[str, Column]]
+    table: pa.Table, features: Mapping[str, Feature], columns: Mapping[str, Column]
 ) -> pa.Table:
-    """Return the rows of a data file with the values of ``features``."""
-    lengths = [len(next(iter(episode.values()))) for episode in episodes]
-    first = np.cumsum([0, *lengths[:-1]])
-    rows = first[table["episode_index"].to_numpy()] + table["frame_index"].to_numpy()
+    """Return a data file's table with ``columns``, the values of ``features`` by row."""
     described = json.loads((table.schema.metadata or {}).get(_DESCRIBED, b"{}"))
     table = table.drop_columns([key for key in features if key in table.column_names])
     for key in features:
-        values = np.concatenate([episode[key] for episode in episodes])[rows]
-        table = table.append_column(key, pa.array(values))
+        table = table.append_column(key, pa.array(columns[key]))
     if "features" in described.get("info", {}):
         added = json.loads(form.data_schema(features).metadata[_DESCRIBED])
         described["info"]["features"] |= added["info"]["features"]

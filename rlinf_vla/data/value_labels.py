@@ -18,7 +18,7 @@ from rlinf_vla.algorithms.value import Returns, ValuePolicy
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.devices import device_of, moved
 from rlinf_vla.core.protocols import Policy
-from rlinf_vla.data.dataset_source import FRAMES_AT_ONCE, DatasetSource, require_one_rate
+from rlinf_vla.data.dataset_source import FRAMES_AT_ONCE, DatasetSource, open_mixture, part_of
 from rlinf_vla.data.lerobot_format import Column, Feature
 from rlinf_vla.data.lerobot_reader import LeRobotReader
 
@@ -47,25 +47,15 @@ def dataset_returns(
     ``failure``: as of ``returns_to_go``. Raises UserError if a dataset is unreadable, does not fit
     the policy or does not record success.
     """
-    sources = {
-        node: DatasetSource.of_demonstrations(policy, entry, node)
-        for node, entry in config.datasets.items()
-    }
-    require_one_rate([source.reader for source in sources.values()])
-    total = sum(entry.weight for entry in config.datasets.values())
+    mixture = open_mixture(policy, config)
     inputs, tasks, succeeded, weights = [], [], [], []
-    for number, (node, source) in enumerate(sources.items()):
+    for number, (source, share) in enumerate(mixture):
         frames = sum(length for length, _ in source.reader.listed())
-        share = config.datasets[node].weight / total / frames
-
-        def part(fraction: float, number: int = number) -> None:
-            progress((number + fraction) / len(sources))
-
-        for episode, success in source.ended([], part):
+        for episode, success in source.ended([], part_of(progress, number, len(mixture))):
             inputs.append(source.inputs(episode))
             tasks.append(episode.instruction[0])
             succeeded.append(success)
-            weights.append(torch.full((len(episode),), share, dtype=torch.float64))
+            weights.append(torch.full((len(episode),), share / frames, dtype=torch.float64))
     lengths = [len(weight) for weight in weights]
     longest = longest_of(tasks, lengths)
     returns = [
@@ -76,7 +66,7 @@ def dataset_returns(
         {name: torch.cat([seen[name] for seen in inputs]) for name in inputs[0]},
         torch.cat(returns),
         torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)),
-        torch.cat(weights) if len(sources) > 1 else None,
+        torch.cat(weights) if len(mixture) > 1 else None,
     )
     return labelled, longest
 
@@ -118,10 +108,7 @@ def value_labels(
             raise UserError(
                 f"{source.reader.directory} has no feature {human}: leave human_key out, or name the one that is true where a person acted"
             )
-
-        def part(fraction: float, number: int = number) -> None:
-            progress((number + fraction) / len(sources))
-
+        part = part_of(progress, number, len(sources))
         for episode, success in source.ended([] if human is None else [human], part):
             tasks.append(episode.instruction[0])
             succeeded.append(success)

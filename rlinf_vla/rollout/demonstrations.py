@@ -164,6 +164,8 @@ class _NoisyExpert(ExpertActor):
 
 
 class Untimed:
+    """``Spans`` that nobody reads."""
+
     def span(self, name: str, track: str) -> nullcontext[None]:
         return nullcontext()
 

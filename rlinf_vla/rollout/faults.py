@@ -17,6 +17,7 @@ from rlinf_vla.core.types import (
     Observation,
     StepResult,
     Trajectory,
+    last_true,
 )
 from rlinf_vla.rollout.actor import rows_chosen
 
@@ -74,8 +75,7 @@ class GuardedEnv(WrappedEnv):
         reason = torch.where(finite_reward.all(1), reason, REWARD_FAULT)
         reason = torch.where(finite & ~self._unseen, reason, STATE_FAULT)
         going = result.valid & ~self._cut[:, None]
-        last = going & (going.cumsum(1) == going.sum(1, keepdim=True))
-        fault = (last * reason[:, None]).to(torch.uint8)
+        fault = (last_true(going) * reason[:, None]).to(torch.uint8)
         failed = fault > 0
         cut_result = replace(
             result,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from rlinf_vla.algorithms.base import DemonstrationConfig
@@ -17,12 +17,14 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.devices import CPU, moved
 from rlinf_vla.core.io import replacing
 from rlinf_vla.core.protocols import EnvSpec, VectorEnv
-from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Observation, Tensors
+from rlinf_vla.core.types import Tensors
 from rlinf_vla.data import lerobot_format as form
 from rlinf_vla.data.lerobot_format import Column, Feature
+from rlinf_vla.rollout.actor import Actor
 from rlinf_vla.rollout.demonstrations import LABEL, Untimed, play_expert
 from rlinf_vla.rollout.episodes import DEMONSTRATION_SEEDS, numbered_episodes
-from rlinf_vla.rollout.player import ActorProtocol, Call, EpisodeRows, play_episodes
+from rlinf_vla.rollout.player import Call, EpisodeRows, play_episodes
+from rlinf_vla.rollout.stepwise import Stepwise
 
 EXPERT_ACTION = "expert_action"
 """Dataset feature of the expert's noise-free action; ``action`` is the executed one.
@@ -97,20 +99,18 @@ def record_expert(
 
 
 def record_policy(
-    actor: ActorProtocol,
-    chunk: int,
+    actor: Actor,
     groups: Sequence[VectorEnv],
     numbers: range,
     finished: Callable[[RecordedEpisode], None],
 ) -> None:
-    """Run the episodes of these numbers by ``actor``, whose calls have ``chunk`` actions;
-    ``finished`` gets them in their order."""
+    """Run the episodes of these numbers by ``actor``; ``finished`` gets them in their order."""
     listed = numbered_episodes(
         DEMONSTRATION_SEEDS, numbers.start, len(numbers), len(groups[0].spec.tasks)
     )
 
     def play(on_call: OnCall) -> None:
-        play_episodes(lambda env: _Stepwise(actor, chunk), groups, listed, on_call, Untimed())
+        play_episodes(partial(Stepwise, actor), groups, listed, on_call, Untimed())
 
     if numbers:
         _record(play, len(numbers), finished)
@@ -159,29 +159,3 @@ def _frame(call: Call) -> Tensors:
         values[EXPERT_ACTION] = call.sample.latent[LABEL]
     values |= {form.IMAGES + name: images for name, images in call.observation.images.items()}
     return moved(values, CPU)
-
-
-class _Stepwise:
-    """Execute the chunks of ``actor`` action by action, so that every step has its observation."""
-
-    def __init__(self, actor: ActorProtocol, chunk: int) -> None:
-        self._actor = actor
-        self._chunk = chunk
-        self._actions: Tensor | None = None
-        """The chunk that each environment executes, ``[B, C, D]``."""
-
-    def prepare(self, obs: Observation) -> Inputs:
-        return self._actor.prepare(obs)
-
-    def act(self, inputs: Inputs, episodes: Episodes, step: Tensor) -> ActionSample:
-        place = step % self._chunk
-        begins = place == 0
-        if self._actions is None or begins.any():
-            chosen = self._actor.act(inputs, episodes, step).actions
-            before = chosen if self._actions is None else self._actions
-            self._actions = torch.where(begins[:, None, None], chosen, before)
-        actions = self._actions[torch.arange(len(step)), place][:, None]
-        return ActionSample(actions, {}, torch.zeros_like(actions), torch.zeros(len(step)))
-
-    def value(self, obs: Observation, wanted: Tensor) -> Tensor:
-        return self._actor.value(obs, wanted)

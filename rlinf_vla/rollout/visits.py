@@ -12,11 +12,12 @@ from rlinf_vla.algorithms.sft import action_chunks
 from rlinf_vla.core.devices import CPU
 from rlinf_vla.core.protocols import Policy, VectorEnv
 from rlinf_vla.core.transitions import ACTED, ACTION, LATENT, REWARD, EpisodeRecords
-from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Observation
-from rlinf_vla.rollout.actor import Actor, noise_task, whole_blocks
+from rlinf_vla.core.types import ActionSample, Episodes, Inputs
+from rlinf_vla.rollout.actor import Actor, noise_task
 from rlinf_vla.rollout.demonstrations import LABEL
 from rlinf_vla.rollout.noise import MIXTURE, CounterNoise
 from rlinf_vla.rollout.player import Call, EpisodeRows, Spans, play_episodes
+from rlinf_vla.rollout.stepwise import Stepwise
 from rlinf_vla.rollout.transitions import add_outcome
 
 
@@ -64,41 +65,26 @@ def record_visits(
     return records
 
 
-class MixedActor:
+class MixedActor(Stepwise):
     """Execute the policy's chunks, or the expert's actions, one action per call.
 
     Who acts is drawn where a chunk begins, until the next one: the expert with probability
-    ``beta``. The states are those that the policy visits with whole chunks. ``latent[LABEL]``
-    ``[B, D]`` is the expert's action in each of them.
+    ``beta``. ``latent[LABEL]`` ``[B, D]`` is the expert's action in each state.
     """
 
     def __init__(self, actor: Actor, beta: float, env: VectorEnv) -> None:
-        spec = actor.policy.spec
-        self._actor = actor
+        super().__init__(actor, env)
         self._beta = beta
         self._env = env
-        self._chunk = torch.zeros(env.spec.num_envs, spec.chunk, spec.action_dim)
-        """The policy's present chunk in each environment; arbitrary where the expert acts."""
-
-    def prepare(self, obs: Observation) -> Inputs:
-        return self._actor.prepare(obs)
 
     def act(self, inputs: Inputs, episodes: Episodes, step: Tensor) -> ActionSample:
         label = self._env.expert_actions().to(CPU, copy=True)
-        settings = self._actor.settings
-        position = step % self._chunk.shape[1]
+        position = self._position(step)
         keys = (noise_task(episodes), episodes.seed, step - position)
-        by_expert = CounterNoise(settings.run_seed, *keys, MIXTURE).uniform(1)[:, 0] < self._beta
+        drawn = CounterNoise(self._actor.settings.run_seed, *keys, MIXTURE).uniform(1)[:, 0]
+        by_expert = drawn < self._beta
         begins = (position == 0) & ~by_expert
-        if bool(begins.any()):
-            rows = whole_blocks(begins, settings.batch_size)
-            blocks = {name: value[rows.to(value.device)] for name, value in inputs.items()}
-            fresh = self._actor.act(blocks, episodes[rows], step[rows]).actions
-            self._chunk[rows] = torch.where(begins[rows, None, None], fresh, self._chunk[rows])
-        own = self._chunk[torch.arange(len(step)), position]
+        own = self._continued(inputs, episodes, step, begins)
         actions = torch.where(by_expert[:, None], label.clamp(-1, 1), own)[:, None]
         none = torch.zeros_like(actions)
         return ActionSample(actions, {LABEL: label}, none, torch.zeros(len(step)))
-
-    def value(self, obs: Observation, wanted: Tensor) -> Tensor:
-        raise NotImplementedError("an episode is played to its end")

@@ -50,6 +50,7 @@ from rlinf_vla.training.lora import add_lora
 from rlinf_vla.training.trainer import Trainer
 
 if TYPE_CHECKING:
+    from rlinf_vla.algorithms.base import Algorithm
     from rlinf_vla.rollout.reward_shaping import RewardShaper
 
 
@@ -157,13 +158,12 @@ def require_training(recipe: Recipe) -> None:
     require_trackers(recipe.tracker)
 
 
-def require_trainable(recipe: Recipe) -> None:
+def require_trainable(recipe: Recipe, algorithm: Algorithm) -> None:
     """Raise UserError if the recipe's policy cannot be trained with its augmentation, its teacher
     or its algorithm.
 
     Only if one of these asks something of it a policy is built, without weights.
     """
-    algorithm = build_algorithm(recipe)
     augments = getattr(recipe.algorithm, "augmentation", NO_AUGMENTATION) != NO_AUGMENTATION
     if augments or teacher_of(recipe) is not None or algorithm.asks_policy:
         policy = outline(recipe)

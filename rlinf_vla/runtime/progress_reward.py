@@ -63,7 +63,9 @@ class ProgressReward:
 
     def __call__(self, before: Observation, actions: Tensor, result: StepResult) -> StepResult:
         gain = self._value(result.observation) - self._value(before)
-        last = result.valid & (result.valid.cumsum(1) == result.valid.sum(1, keepdim=True))
+        from rlinf_vla.core.types import last_true
+
+        last = last_true(result.valid)
         return replace(result, reward=last * gain.to(result.valid.device)[:, None])
 
     def _value(self, seen: Observation) -> Tensor:

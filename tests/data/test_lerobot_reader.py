@@ -36,6 +36,7 @@ from rlinf_vla.data.lerobot_format import (
 from rlinf_vla.data.lerobot_reader import LeRobotReader
 from rlinf_vla.data.lerobot_video import read_frames
 from tests.data import lerobot_peer
+from tests.data.changed import changed_bytes
 from tests.data.episodes import FRONT, WRIST, write
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -516,17 +517,11 @@ def test_changed_bytes_are_read_or_refused(tmp_path: Path, data: st.DataObject) 
             [directory / name for name in ("meta/info.json", "meta/tasks.parquet", EPISODES, DATA)]
         )
     )
-    whole = path.read_bytes()
     try:
-        broken = bytearray(whole)
-        for _ in range(data.draw(st.integers(1, 4))):
-            broken[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
-        path.write_bytes(bytes(broken))
-        read_all(directory)
+        with changed_bytes(path, data):
+            read_all(directory)
     except UserError as error:
         assert "\n" not in str(error)
-    finally:
-        path.write_bytes(whole)
 
 
 def grey_video(path: Path, fps: int, levels: list[int], pixels: str = "yuv420p") -> None:

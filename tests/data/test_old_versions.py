@@ -23,6 +23,7 @@ from rlinf_vla.data.lerobot_format import ACTION, READ, REWARD, STATE, UNUSED
 from rlinf_vla.data.lerobot_reader import LeRobotReader
 from rlinf_vla.rollout.demonstrations import collect_demonstrations
 from tests.data import test_from_dataset as worlds
+from tests.data.changed import changed_bytes
 from tests.data.episodes import FRONT, write
 from tests.data.old_versions import V20, V21, rewrite
 from tests.data.test_lerobot_reader import (
@@ -265,14 +266,8 @@ def test_changed_bytes_are_read_or_refused(tmp_path: Path, data: st.DataObject) 
         old(tmp_path)
     names = ("meta/info.json", EPISODES, TASKS, DATA)
     path = data.draw(st.sampled_from([directory / name for name in names]))
-    whole = path.read_bytes()
     try:
-        broken = bytearray(whole)
-        for _ in range(data.draw(st.integers(1, 4))):
-            broken[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
-        path.write_bytes(bytes(broken))
-        read_all(directory)
+        with changed_bytes(path, data):
+            read_all(directory)
     except UserError as error:
         assert "\n" not in str(error)
-    finally:
-        path.write_bytes(whole)
