@@ -25,6 +25,10 @@ def read(*keys: str) -> Recipe:
     return recipes.read(compose.load("train", words))
 
 
+def require_trainable(recipe: Recipe) -> None:
+    builders.require_trainable(recipe, builders.build_algorithm(recipe))
+
+
 @pytest.mark.parametrize(
     ("keys", "complaint"),
     [
@@ -66,7 +70,7 @@ def read(*keys: str) -> Recipe:
 )
 def test_it_is_refused(keys: list[str], complaint: str) -> None:
     with pytest.raises(UserError) as found:
-        builders.require_trainable(read(*keys))
+        require_trainable(read(*keys))
     assert complaint in str(found.value) and "\n" not in str(found.value)
 
 
@@ -74,7 +78,7 @@ def test_a_teacher_of_another_robot_is_refused_before_its_weights_are_read(tmp_p
     config = json.loads((recipes.asset_path("asset://compact") / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"action_dim": 7}))
     with pytest.raises(UserError, match="has action_dim=7, the policy 4: choose a teacher that is"):
-        builders.require_trainable(read(f"algorithm.teacher={tmp_path}"))
+        require_trainable(read(f"algorithm.teacher={tmp_path}"))
 
 
 class Dimmed(LinearPolicy):
@@ -128,5 +132,5 @@ def test_a_dry_run_downloads_no_weights_of_a_teacher(monkeypatch: pytest.MonkeyP
         "algorithm.teacher=hf://org/teacher",
     )
     MemoryModel(recipe)
-    builders.require_trainable(recipe)
+    require_trainable(recipe)
     assert asked and set(asked) == {hub.DESCRIPTION}
