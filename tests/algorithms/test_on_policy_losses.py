@@ -149,7 +149,7 @@ def test_a_proximal_policy_equal_to_the_behaviour_policy_changes_nothing(case: D
         Clip(),
     )
     plain = policy_loss(*arguments)
-    decoupled = policy_loss(*arguments, case.elements("old"))
+    decoupled = policy_loss(*arguments, proximal=case.elements("old"))
     torch.testing.assert_close(plain[0], decoupled[0])
     for name, value in plain[1].items():
         torch.testing.assert_close(value, decoupled[1][name])

@@ -8,7 +8,7 @@ from dataclasses import is_dataclass
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from rlinf_vla.cli import compose
 from rlinf_vla.cli import config as config_command
@@ -39,7 +39,8 @@ WITH_A_CHOICE = {"model.name", "model.checkpoint", "model.options", "reward.name
 def written(file: str) -> dict[str, object]:
     """What a packaged file sets: key of the recipe -> value."""
     path = ROOT / file
-    node = OmegaConf.create(path.read_text())
+    node = OmegaConf.load(path)
+    assert isinstance(node, DictConfig)
     node.pop("defaults", None)
     prefix = "" if path.read_text().startswith("# @package _global_") else f"{path.parent.name}."
     return {

@@ -96,30 +96,32 @@ def test_the_velocity_is_that_of_openpis_einsums(name: str) -> None:
 
 def to_jax(state: dict[str, torch.Tensor], pi05: bool) -> dict[str, np.ndarray[Any, Any]]:
     """Our weights in JAX's layout, by NumPy and independently of the reader."""
-    state = {name: value.float().numpy() for name, value in state.items()}
+    arrays: dict[str, np.ndarray[Any, Any]] = {}
+    for name, value in state.items():
+        arrays[name] = value.float().numpy()
     paligemma = "paligemma_with_expert.paligemma.model"
     vision = f"{paligemma}.vision_tower.vision_model"
     language = f"{paligemma}.language_model"
     found: dict[str, Any] = {}
 
     def stack(name: str, ours: str, count: int, change: Any = lambda value: value) -> None:
-        found[name] = np.stack([change(state[ours.format(i)]) for i in range(count)])
+        found[name] = np.stack([change(arrays[ours.format(i)]) for i in range(count)])
 
     def linear(name: str, ours: str) -> None:
-        found[f"{name}/kernel"] = state[f"{ours}.weight"].T
-        found[f"{name}/bias"] = state[f"{ours}.bias"]
+        found[f"{name}/kernel"] = arrays[f"{ours}.weight"].T
+        found[f"{name}/bias"] = arrays[f"{ours}.bias"]
 
-    found["PaliGemma/img/embedding/kernel"] = state[
+    found["PaliGemma/img/embedding/kernel"] = arrays[
         f"{vision}.embeddings.patch_embedding.weight"
     ].transpose(2, 3, 1, 0)
-    found["PaliGemma/img/embedding/bias"] = state[f"{vision}.embeddings.patch_embedding.bias"]
-    found["PaliGemma/img/pos_embedding"] = state[f"{vision}.embeddings.position_embedding.weight"][
+    found["PaliGemma/img/embedding/bias"] = arrays[f"{vision}.embeddings.patch_embedding.bias"]
+    found["PaliGemma/img/pos_embedding"] = arrays[f"{vision}.embeddings.position_embedding.weight"][
         None
     ]
     linear("PaliGemma/img/head", f"{paligemma}.multi_modal_projector.linear")
     norm = "PaliGemma/img/Transformer/encoder_norm"
-    found[f"{norm}/scale"] = state[f"{vision}.post_layernorm.weight"]
-    found[f"{norm}/bias"] = state[f"{vision}.post_layernorm.bias"]
+    found[f"{norm}/scale"] = arrays[f"{vision}.post_layernorm.weight"]
+    found[f"{norm}/bias"] = arrays[f"{vision}.post_layernorm.bias"]
     depth, heads = openpi_jax.VISION_DEPTH, openpi_jax.VISION_HEADS
     for i in (0, 1):
         layer = f"{vision}.encoder.layers.{{}}"
@@ -153,7 +155,7 @@ def to_jax(state: dict[str, torch.Tensor], pi05: bool) -> dict[str, np.ndarray[A
         lambda value: value.T.reshape(heads, -1, len(value)),
     )
     stack(f"{openpi_jax.ATTENTION}/out/bias", f"{layer}.self_attn.out_proj.bias", depth)
-    found["PaliGemma/llm/embedder/input_embedding"] = state[
+    found["PaliGemma/llm/embedder/input_embedding"] = arrays[
         "paligemma_with_expert.paligemma.lm_head.weight"
     ]
     depth, size = openpi_jax.DEPTH, openpi_jax.HEAD
@@ -170,7 +172,7 @@ def to_jax(state: dict[str, torch.Tensor], pi05: bool) -> dict[str, np.ndarray[A
         keys, values = (
             np.stack(
                 [
-                    by_head(state[f"{layer.format(i)}.self_attn.{name}_proj.weight"])
+                    by_head(arrays[f"{layer.format(i)}.self_attn.{name}_proj.weight"])
                     for i in range(depth)
                 ]
             )
@@ -184,7 +186,7 @@ def to_jax(state: dict[str, torch.Tensor], pi05: bool) -> dict[str, np.ndarray[A
             lambda value: value.T.reshape(-1, size, len(value)),
         )
         gates, ups = (
-            np.stack([state[f"{layer.format(i)}.mlp.{name}_proj.weight"].T for i in range(depth)])
+            np.stack([arrays[f"{layer.format(i)}.mlp.{name}_proj.weight"].T for i in range(depth)])
             for name in ("gate", "up")
         )
         found[f"{layers}/mlp{suffix}/gating_einsum"] = np.stack([gates, ups], axis=1)
@@ -208,7 +210,7 @@ def to_jax(state: dict[str, torch.Tensor], pi05: bool) -> dict[str, np.ndarray[A
         if pi05 and suffix:
             linear(f"PaliGemma/llm/final_norm{suffix}/Dense_0", f"{ours}.norm.dense")
         else:
-            found[f"PaliGemma/llm/final_norm{suffix}/scale"] = state[f"{ours}.norm.weight"]
+            found[f"PaliGemma/llm/final_norm{suffix}/scale"] = arrays[f"{ours}.norm.weight"]
     for name in {key.partition(".")[0] for key in state if "." in key} - {"paligemma_with_expert"}:
         linear(name, name)
     return found

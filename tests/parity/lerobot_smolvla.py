@@ -102,12 +102,12 @@ def small_vlm(sizes: dict[str, Any]) -> Any:
         "pad_token_id": 3,
     }
     vision = sizes["vision"] | {"patch_size": sizes["patch_size"]}
+    settings: dict[str, Any] = {"image_token_id": 5, "pad_token_id": 3}
     return SmolVLMConfig(
         text_config=text,
         vision_config=vision,
         scale_factor=sizes["scale_factor"],
-        image_token_id=5,
-        pad_token_id=3,
+        **settings,
     )
 
 

@@ -57,8 +57,14 @@ class Walk(VectorEnv):
             self._clock = self._clock + valid[:, c].long()
             ended[:, c] = valid[:, c] & (self._clock == self.spec.episode_limit)
         nothing = torch.zeros_like(ended)
-        ends = (ended, nothing) if self._terminates else (nothing, ended)
-        return StepResult(self.reset_wait(), reward, *ends, nothing, valid)
+        return StepResult(
+            self.reset_wait(),
+            reward,
+            terminated=ended if self._terminates else nothing,
+            truncated=nothing if self._terminates else ended,
+            success=nothing,
+            valid=valid,
+        )
 
 
 class Places(LinearPolicy):
