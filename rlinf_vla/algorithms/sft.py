@@ -180,9 +180,11 @@ class Supervised(Algorithm):
     @property
     def ends_with_run(self) -> str | None:
         constant = getattr(self.config, "learning_rate_end", 0.0) == 1
-        if constant or getattr(self.config, "decay_steps", 0) is not None:
+        if constant or getattr(self.config, "decay_steps", None) is not None:
             return None
-        return "algorithm.decay_steps=null: the learning rate falls until the last iteration"
+        chosen = hasattr(self.config, "decay_steps")
+        key = "algorithm.decay_steps=null" if chosen else f"algorithm={self.config.name}"
+        return f"{key}: the learning rate falls until the last iteration"
 
     def loss(self, model: Any, batch: Any, draws: Draws) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss and statistics, each summed over the batch."""

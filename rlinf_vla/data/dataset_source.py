@@ -129,12 +129,12 @@ class DatasetSource:
 
     def _require_numbers(self, column: str, size: int, requirement: str) -> None:
         """Raise UserError if a feature of the dataset is not ``size`` numbers."""
-        feature = self.reader.features.get(column)
-        if feature is not None and feature.dtype not in NUMBERS:
+        feature = self.reader.feature(column)
+        if feature.dtype not in NUMBERS:
             raise UserError(
                 f"{self.reader.directory}: {column} is {feature.dtype}, numbers are needed: choose another column"
             )
-        if feature is not None and feature.shape != (size,):
+        if feature.shape != (size,):
             raise UserError(
                 f"{self.reader.directory}: {column} has shape {list(feature.shape)}, {requirement}: they must match"
             )
@@ -174,13 +174,19 @@ class DatasetSource:
 def open_mixture(policy: Policy, config: DemonstrationConfig) -> list[tuple[DatasetSource, float]]:
     """Return the datasets and the share of a batch that each has, which sum to 1.
 
-    Raises UserError if one is unreadable or does not fit the policy, or unless they have one
-    control rate.
+    Raises UserError if one is unreadable, does not fit the policy or lacks
+    ``config.advantage_key``, or unless they have one control rate.
     """
     entries = config.datasets
     sources = [
         DatasetSource.of_demonstrations(policy, entry, node) for node, entry in entries.items()
     ]
+    label = config.advantage_key
+    for reader in (source.reader for source in sources):
+        if label and label not in reader.features:
+            raise UserError(
+                f"{reader.directory} has no feature {label}: label it with `rlinf-vla label`"
+            )
     first = sources[0].reader
     for reader in (source.reader for source in sources[1:]):
         if abs(reader.fps - first.fps) > 0.01 * first.fps:

@@ -43,11 +43,6 @@ def dataset_demonstrations(
     mixture = open_mixture(policy, config)
     sources = [source for source, _ in mixture]
     label = config.advantage_key
-    for source in sources:
-        if label and label not in source.reader.features:
-            raise UserError(
-                f"{source.reader.directory} has no feature {label}: label it with `rlinf-vla label`"
-            )
     recorded = all(form.SUCCESS in source.reader.features for source in sources)
 
     def read(number: int, source: DatasetSource) -> tuple[list[tuple[Inputs, Tensor]], float]:

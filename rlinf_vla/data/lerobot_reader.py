@@ -94,12 +94,17 @@ class LeRobotReader:
         """Return the camera called ``name``, with or without ``observation.images.``, or None."""
         return next((key for key in self.cameras if name in (key, form.short_name(key))), None)
 
+    def feature(self, key: str) -> Feature:
+        """Return a feature. Raises UserError if there is none of this name."""
+        if key not in self.features:
+            names = ", ".join(key for key in self.features if key not in form.INDICES)
+            raise UserError(f"{self.directory} has no feature {key} (it has {names})")
+        return self.features[key]
+
     def episode(self, number: int, columns: Sequence[str]) -> Episode:
         """Read an episode. Raises UserError for missing columns or frames and non-finite values."""
         for key in columns:
-            if key not in self.features:
-                names = ", ".join(key for key in self.features if key not in form.INDICES)
-                raise UserError(f"{self.directory} has no feature {key} (it has {names})")
+            self.feature(key)
         table = self._table(number, [*columns, *_INDICES])
         indices = {
             key: self._values(number, table, key, feature) for key, feature in _INDICES.items()

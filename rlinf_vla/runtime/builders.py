@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rlinf_vla.algorithms.base import DemonstrationConfig
 from rlinf_vla.config.checks import NO_MODEL
 from rlinf_vla.config.cluster import CUDA
 from rlinf_vla.config.errors import UserError
@@ -159,19 +160,32 @@ def require_training(recipe: Recipe) -> None:
 
 
 def require_trainable(recipe: Recipe, algorithm: Algorithm) -> None:
-    """Raise UserError if the recipe's policy cannot be trained with its augmentation, its teacher
-    or its algorithm.
+    """Raise UserError if the recipe's policy cannot be trained with its augmentation, its teacher,
+    its datasets or its algorithm.
 
     Only if one of these asks something of it a policy is built, without weights.
     """
     augments = getattr(recipe.algorithm, "augmentation", NO_AUGMENTATION) != NO_AUGMENTATION
-    if augments or teacher_of(recipe) is not None or algorithm.asks_policy:
+    recorded = _recorded(recipe)
+    if augments or recorded or teacher_of(recipe) is not None or algorithm.asks_policy:
         policy = outline(recipe)
         require_augmentation(recipe, policy)
         algorithm.require(policy)
+        if recorded is not None:
+            from rlinf_vla.data.dataset_source import open_mixture
+
+            open_mixture(policy, recorded)
         from rlinf_vla.runtime.teacher import require_teacher
 
         require_teacher(recipe, policy)
+
+
+def _recorded(recipe: Recipe) -> DemonstrationConfig | None:
+    """Return the demonstrations that the recipe's policy imitates, if they are datasets."""
+    demonstrations = getattr(recipe.algorithm, "demonstrations", None)
+    if recipe.algorithm.trains_reward or not isinstance(demonstrations, DemonstrationConfig):
+        return None
+    return demonstrations if demonstrations.datasets else None
 
 
 def require_augmentation(recipe: Recipe, policy: Policy) -> None:
