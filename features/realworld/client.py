@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -131,9 +132,13 @@ class RobotClient:
         if self.link is not None:
             self.link.publish(path)
 
-    def forget(self, job: Job) -> None:
-        """Delete an episode that will not be requested again."""
-        self._path(job).unlink(missing_ok=True)
+    def forget(self, job: Job, kept: Path | None = None) -> None:
+        """Delete an episode that will not be requested again, or move it to directory ``kept``."""
+        if kept is None:
+            self._path(job).unlink(missing_ok=True)
+            return
+        kept.mkdir(parents=True, exist_ok=True)
+        shutil.move(self._path(job), kept / job.file)
 
     def control_metrics(self) -> dict[str, float]:
         """Return the control loop's statistics since the beginning of the run, to be logged."""

@@ -12,7 +12,6 @@ from rich.console import Console
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.evaluation.evaluate import evaluate, headline
 from rlinf_vla.features.realworld.cell import require_robot
-from rlinf_vla.features.realworld.episode import RUN
 from rlinf_vla.features.realworld.runtime import playing_at_robot
 from rlinf_vla.runtime import builders, run_directory
 from rlinf_vla.telemetry import robot_report
@@ -26,7 +25,8 @@ def run_policy(config: DictConfig) -> None:
 
     It acts in the first of ``evaluation.modes``. The operator may take over and give back; an
     episode succeeds by the scene, the operator's word or the recipe's classifier. Films, outcomes
-    and the control loop's timing are in ``run_dir`` (default: a new run), with ``report.html``.
+    and the control loop's timing are in ``run_dir`` (default: a new run), with ``report.html``, and
+    the episodes, of which ``robot dataset`` makes a dataset.
     """
     recipe = run_directory.read(config)
     require_robot(recipe, "run")
@@ -46,7 +46,11 @@ def run_policy(config: DictConfig) -> None:
     source = str(checkpoint or recipe.model.checkpoint)
     control = directory / CONTROL_FILE
     with run_directory.locked(directory, config, None):
-        with stages() as progress, playing_at_robot(recipe, config, control, RUN) as (play, rate):
+        with (
+            stages() as progress,
+            playing_at_robot(recipe, config, control, directory / run_directory.EPISODES) as played,
+        ):
+            play, rate = played
             document = evaluate(recipe, play, rate, name, source, 0, directory, progress)
         _show(recipe.name, document, mode, control)
         report = robot_report.write_report(

@@ -29,7 +29,7 @@ from rlinf_vla.features.realworld.cell import (
 )
 from rlinf_vla.features.realworld.client import LocalRobotLink, RobotClient
 from rlinf_vla.features.realworld.dagger import DAggerFlow
-from rlinf_vla.features.realworld.episode import EVALUATION, RobotEpisode, first_jobs
+from rlinf_vla.features.realworld.episode import EVALUATION, RUN, RobotEpisode, first_jobs
 from rlinf_vla.features.realworld.flow import OnlineFlow
 from rlinf_vla.rollout.evaluation_episodes import EpisodeResult
 from rlinf_vla.runtime import builders, run_directory
@@ -134,7 +134,7 @@ def at_robot(
             flow,
             spec,
             spec.control_hz,
-            _playing(recipe.episodes, EVALUATION, share, side),
+            _playing(recipe.episodes, share, side),
             save,
             state,
         )
@@ -153,13 +153,14 @@ def _robot_side(
 
 @contextmanager
 def playing_at_robot(
-    recipe: Recipe, config: DictConfig, control: Path, kind: str = EVALUATION
+    recipe: Recipe, config: DictConfig, control: Path, kept: Path | None = None
 ) -> Iterator[tuple[PlayEpisodes, float]]:
     """Yield what plays the recipe's episodes at the robot, and the control rate in Hz.
 
     Nobody learns: the robot process loads ``recipe.checkpoint``. ``config``: the composed recipe.
-    ``control``: file that gets the control loop's statistics. ``kind``: EVALUATION or RUN. Raises
-    UserError.
+    ``control``: file that gets the control loop's statistics. ``kept``: directory that gets the
+    episodes, in which the operator may help; None: an evaluation, whose episodes are deleted.
+    Raises UserError.
     """
     check(recipe)
     spec = spec_of(recipe, builders.outline(recipe).spec)
@@ -187,7 +188,7 @@ def playing_at_robot(
                 }
                 side.share(lambda: weights, 0)
             try:
-                yield _playing(recipe.episodes, kind, lambda: 0, side), spec.control_hz
+                yield _playing(recipe.episodes, lambda: 0, side, kept), spec.control_hz
             finally:
                 if (directory / CONTROL_FILE).exists():
                     control.parent.mkdir(parents=True, exist_ok=True)
@@ -200,12 +201,14 @@ def _without_data(recipe: Recipe) -> dict[str, None]:
 
 
 def _playing(
-    episodes: int, kind: str, weights: Callable[[], int], side: RobotClient
+    episodes: int, weights: Callable[[], int], side: RobotClient, kept: Path | None = None
 ) -> PlayEpisodes:
-    """Return the function that runs episodes of ``kind`` with the current ``weights``.
+    """Return the function that runs episodes with the current ``weights``.
 
-    An episode that a fault cuts has failed; one that a pause cuts is repeated.
+    An episode that a fault cuts has failed; one that a pause cuts is repeated. ``kept``: see
+    ``playing_at_robot``.
     """
+    kind = EVALUATION if kept is None else RUN
 
     def play(
         temperature: float, filmed: int, progress: Callable[[float], None], probe: str | None
@@ -220,7 +223,7 @@ def _playing(
         for job in jobs:
             episode = side.episode(job, lambda: progress(len(results) / episodes))
             results.append(_result(episode, job.number < filmed))
-            side.forget(job)
+            side.forget(job, kept)
         return results
 
     return play
@@ -232,7 +235,7 @@ def _result(episode: RobotEpisode, filmed: bool) -> EpisodeResult:
     result.episode_return = float(episode.reward.sum())
     result.details = {
         "ended": episode.ended,
-        "fault": episode.fault,
+        "stopped": episode.fault,
         "executed": len(episode),
         "by_operator": int(episode.human.sum()),
         "interventions": episode.interventions,

@@ -274,6 +274,7 @@ def test_a_chunked_policy_acts_and_learns(
             and episode["executed"] > 0
             and episode["by_operator"] == 0
         )
+    assert "simulator failed" not in found.out
     page = (run / "report.html").read_text()
     assert "Control loop" in page and "time is up" in page and "<video" in page
     control = json.loads((run / "control.json").read_text())

@@ -17,6 +17,7 @@ import pytest
 from torch import Tensor
 
 from rlinf_vla.core import plugins
+from rlinf_vla.data.lerobot_reader import LeRobotReader
 from rlinf_vla.models.openvla.oft import OpenVLAOFTPolicy
 from rlinf_vla.models.pi0.policy import Pi0Policy
 from rlinf_vla.models.remote.policy import RemotePolicy
@@ -300,7 +301,15 @@ def test_a_policy_on_a_server_drives_a_robot(
         ]
         found = rlinf_vla("robot", "run", *words, "run_dir=run")
         assert found.code == 0 and "in 2 episodes at toy" in found.out, found.out + found.err
+        assert "simulator failed" not in found.out
         assert json.loads((tmp_path / "run" / "control.json").read_text())["steps"]["policy"] > 0
+        document = json.loads((tmp_path / "run" / "evaluation" / "start.json").read_text())
+        steps = [episode["executed"] for episode in document["greedy"]["episodes"]]
+        output = ["output=data", "record.video=false"]
+        kept = rlinf_vla("robot", "dataset", "run=run", *output, f"model.options.url={url}")
+        assert kept.code == 0 and "2 episodes, 0 with success" in kept.out, kept.out + kept.err
+        lengths = [length - 1 for length, _ in LeRobotReader(tmp_path / "data").listed()]
+        assert lengths == steps, "and the last observation"
         process.kill()
         process.wait()
         assert (
