@@ -114,11 +114,12 @@ def _later(lag: int) -> str:
 
 
 def trace(algorithm: Any) -> Graph:
-    """Return the graph of ``algorithm.iteration``.
+    """Return the graph of ``algorithm.iteration``, of one after a phase without rollouts.
 
     Data that passes through a replay buffer or a dataset counts as input of the next operation.
     """
     tracer = _Tracer()
+    tracer.iteration = getattr(algorithm.config, "offline_iterations", 0)
     algorithm.iteration(tracer)
     first = next(operation for operation in tracer.operations if not operation.once)
     edges = list(tracer.edges)

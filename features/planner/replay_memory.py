@@ -13,9 +13,6 @@ from rlinf_vla.core.transitions import Transitions
 from rlinf_vla.core.types import ActionSample, Inputs
 from rlinf_vla.features.planner.accounting import UnknownNumbers, repeated
 
-AFTER_WARMUP = 1 << 30
-"""Number of an iteration in which every part of the policy learns."""
-
 
 class _Passes:
     """A ``Trainable`` that computes gradients. It takes no step, for which Adam needs no memory."""
@@ -78,7 +75,7 @@ class ReplayUpdate:
                 _Passes(policy, self._averages, self.teacher),
                 batch,
                 torch.Generator(),
-                AFTER_WARMUP,
+                self._algorithm.peak_iteration,
                 0,
                 lambda: batch,
             )

@@ -28,7 +28,15 @@ from rlinf_vla.config.ranges import (
 )
 from rlinf_vla.config.recipe import OFF_POLICY, AlgorithmConfig
 from rlinf_vla.core.protocols import Policy
-from rlinf_vla.core.transitions import ACTED, ACTION, COST, DISCOUNT, REWARD, Transitions
+from rlinf_vla.core.transitions import (
+    ACTED,
+    ACTION,
+    COST,
+    DISCOUNT,
+    OUTCOME,
+    REWARD,
+    Transitions,
+)
 from rlinf_vla.core.types import ActionSample, Episodes, Inputs, Tensors
 
 
@@ -109,8 +117,16 @@ class ReplayLearner(Algorithm):
     """Base class of algorithms that learn from a replay buffer."""
 
     config: Any
-    demonstration_share = 0.0
-    """Fraction of every batch drawn from the demonstrations, if there are any."""
+    peak_iteration = 1 << 30
+    """Number of an iteration whose updates take the most memory: one in which all parts learn."""
+
+    def demonstrated(self, iteration: int) -> float:
+        """Return the fraction of a batch drawn from the demonstrations, if there are any."""
+        return 0.0
+
+    def stored(self, records: Tensors) -> Tensors:
+        """Return the records ``[L, ...]`` of an episode as the replay stores them."""
+        return records
 
     def charged(self, batch: Transitions) -> Transitions:
         """Return a replay batch as ``step`` learns from it."""
@@ -184,8 +200,7 @@ class OffPolicy(CostLimited, ReplayLearner):
         flow.update_from_replay(round(steps * self.config.updates_per_step), self)
         flow.publish()
 
-    @property
-    def demonstration_share(self) -> float:  # type: ignore[override]
+    def demonstrated(self, iteration: int) -> float:
         return self.config.demonstration_share
 
     def record(self, policy: Policy, inputs: Inputs, sample: ActionSample) -> Tensors:
@@ -202,11 +217,7 @@ class OffPolicy(CostLimited, ReplayLearner):
         self, batch: Transitions, records: Tensors, generator: torch.Generator, device: torch.device
     ) -> Tensors:
         """Return the inputs in ``records`` of ``batch`` on ``device``, images shifted at random."""
-        inputs = {
-            name: value.to(device)
-            for name, value in records.items()
-            if name not in (ACTION, REWARD, DISCOUNT, ACTED, COST)
-        }
+        inputs = {name: value.to(device) for name, value in records.items() if name not in OUTCOME}
         return shift_images(inputs, self.config.shift, generator, batch)
 
 

@@ -24,7 +24,7 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import Count, CountOrZero, Name, NonNegative, OneOf, Range
 from rlinf_vla.core.protocols import Noise, Policy
 from rlinf_vla.core.transitions import ACTION, DISCOUNT, REWARD, Transitions
-from rlinf_vla.core.types import ActionEval, ActionSample, Inputs
+from rlinf_vla.core.types import ActionEval, ActionSample, Inputs, Tensors
 
 AGGREGATES = ("mean", "min")
 LOG_STD_RANGE = (-5.0, 2.0)
@@ -155,9 +155,11 @@ class SAC(OffPolicy):
             )
         estimates = policy.critics(policy.standard(features), action)
         loss = batch.part(critic_loss(estimates, target))
-        trainer.descend("critic", loss)
+        seen = (features, next_features)
+        penalty, statistics = self.penalty(policy, batch, generator, iteration, seen, estimates)
+        trainer.descend("critic", loss + penalty)
         trainer.average(config.target_rate)
-        metrics = {
+        metrics = statistics | {
             "critic/vf_loss": loss,
             "critic/value_mean": batch.part(estimates.mean()),
             "critic/target_mean": batch.part(target.mean()),
@@ -200,6 +202,22 @@ class SAC(OffPolicy):
                 "actor/alpha": batch.part(alpha),
             }
         return {name: float(value.detach()) for name, value in metrics.items()}
+
+    def penalty(
+        self,
+        policy: SACPolicy,
+        batch: Transitions,
+        generator: torch.Generator,
+        iteration: int,
+        seen: tuple[Tensor, Tensor],
+        estimates: Tensor,
+    ) -> tuple[Tensor | float, Tensors]:
+        """Return a term of the critics' loss beside ``critic_loss``, and its metrics: none here.
+
+        ``seen``: features ``[n, F]`` now and at the next observation. ``estimates``: values
+        ``[K, n]`` of the stored actions. Of a trainer rank's rows, see ``ReplayLearner.step``.
+        """
+        return 0.0, {}
 
 
 def soft_target(

@@ -50,6 +50,8 @@ def run(config: DictConfig) -> None:
     algorithm = builders.build_algorithm(recipe)
     builders.require_trainable(recipe, algorithm)
     directory, checkpoint = run_directory.resolve_run(config)
+    if checkpoint is None:  # otherwise the replay has the dataset's episodes
+        builders.require_dataset(recipe)
     preview = None
     if recipe.cluster.on_accelerator:
         recipe, preview = hooks.planner().choose_rows(config, directory if checkpoint else None)

@@ -15,7 +15,11 @@ REWARD = "reward"
 DISCOUNT = "discount"
 ACTED = "acted"
 COST = "cost"
-"""Fields of a replay record beside the policy's inputs: see ``EpisodeRecords``."""
+RETURN = "return"
+OUTCOME = (ACTION, REWARD, DISCOUNT, ACTED, COST, RETURN)
+"""Fields of a replay record beside the policy's inputs: see ``EpisodeRecords``.
+
+``return``: only of an algorithm whose ``stored`` adds it."""
 LATENT = "latent."
 """Prefix of the names of a sample's latents in a record."""
 

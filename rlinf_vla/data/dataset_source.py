@@ -35,6 +35,15 @@ def require_same_control_rate(path: str, environments: Iterable[EnvSpec]) -> Non
             )
 
 
+def require_rewards(path: str) -> None:
+    """Raise UserError if a dataset is unreadable or has no rewards, without reading its frames."""
+    reader = LeRobotReader(Path(path).expanduser())
+    if form.REWARD not in reader.features:
+        raise UserError(
+            f"algorithm.dataset={path} has no rewards ({form.REWARD}): choose a dataset that has, or imitate this one with algorithm=sft"
+        )
+
+
 class DatasetSource:
     """Read a dataset's frames as inputs of a policy."""
 

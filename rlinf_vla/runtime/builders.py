@@ -188,6 +188,15 @@ def _recorded(recipe: Recipe) -> DemonstrationConfig | None:
     return demonstrations if demonstrations.datasets else None
 
 
+def require_dataset(recipe: Recipe) -> None:
+    """Raise UserError if the dataset of an off-policy algorithm is unreadable or has no rewards."""
+    path = getattr(recipe.algorithm, "dataset", None)
+    if path is not None:
+        from rlinf_vla.data.dataset_source import require_rewards
+
+        require_rewards(path)
+
+
 def require_augmentation(recipe: Recipe, policy: Policy) -> None:
     """Raise UserError if the recipe augments images in a way that the policy does not support."""
     wanted = getattr(recipe.algorithm, "augmentation", NO_AUGMENTATION)

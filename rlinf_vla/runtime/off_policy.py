@@ -114,7 +114,12 @@ def learn_from_replay(
     config = algorithm.config
     demonstrations = replays[1]
     size = config.batch_size
-    share = algorithm.demonstration_share if len(demonstrations) else 0.0
+    share = algorithm.demonstrated(iteration) if len(demonstrations) else 0.0
+    if share == 1 and not demonstrations.on_all_ranks:
+        raise UserError(
+            f"cluster.trainer_ranks={world_size()}: there are fewer demonstrations than ranks, and each rank needs one while "
+            "nothing is collected: use fewer ranks or more demonstrations"
+        )
     for index in range(updates):
         # random numbers depend only on the update's index: a resumed run draws the same
         seed = ((run_seed * 1_000_003 + iteration) << 20) + index
@@ -185,8 +190,10 @@ class ReplayFlow(BaseFlow):
         raise NotImplementedError
 
     def update_from_replay(self, updates: int, algorithm: ReplayLearner) -> None:
-        if not len(self.replay):  # every episode was cut before its first step
-            return
+        offline = algorithm.demonstrated(self.iteration) == 1
+        if not len(self.demonstrations if offline else self.replay):
+            return  # every episode was cut before its first step
+        self.changed = True
         started = time.perf_counter()
         with (
             self.timeline.span("update", "trainer"),

@@ -36,7 +36,9 @@ def rows(episodes: Sequence[dict[str, Any]]) -> list[list[str]]:
     """Return the cells under HEADS of each episode of an evaluation file."""
     table = []
     for number, episode in enumerate(episodes, 1):
-        outcome = "success" if episode["success"] else "fault" if episode["stopped"] else "no success"
+        outcome = (
+            "success" if episode["success"] else "fault" if episode["stopped"] else "no success"
+        )
         limits = ", ".join(f"{count} × {rule}" for rule, count in episode["interventions"].items())
         operator = f"{episode['by_operator']} of {episode['executed']}"
         table.append(

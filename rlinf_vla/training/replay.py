@@ -154,6 +154,8 @@ class Replay(Records):
 
     stores_next = True
     """Whether the records of the next episode are stored in this process."""
+    on_all_ranks = True
+    """Whether every trainer rank has stored an episode."""
 
     def __init__(self, directory: Path, capacity: int, total: int = 0) -> None:
         """Open a replay in ``directory`` that keeps the newest ``capacity`` records.
@@ -168,6 +170,11 @@ class Replay(Records):
             else np.zeros(0, dtype=bool)
         )
         """``acted`` of the records from ``first`` on."""
+
+    @property
+    def held(self) -> int:
+        """Number of records that this process has ever stored."""
+        return self.total
 
     @property
     def first(self) -> int:
@@ -237,6 +244,16 @@ class ShardedReplay:
         """Whether the records of the next episode are stored by this rank."""
         return self._episodes % self._ranks == self._rank
 
+    @property
+    def held(self) -> int:
+        """See ``Replay``."""
+        return self._records.total
+
+    @property
+    def on_all_ranks(self) -> bool:
+        """See ``Replay``."""
+        return self._episodes >= self._ranks
+
     def __len__(self) -> int:
         """Return the number of transitions of all ranks to sample from."""
         return len(self._index)
@@ -287,7 +304,7 @@ def sample_mixed(
     """Sample ``batch`` transitions, a fixed share from each store; the first store gets the rest.
 
     RLPD, Ball et al. 2023, takes half of each batch from demonstrations. A trainer rank without any
-    of the rows gets the newest record of the first store, which does not count.
+    of the rows gets the newest one that it has, which does not count.
     """
     counts = [round(share * batch) for share in shares[1:]]
     counts = [batch - sum(counts), *counts]
@@ -300,7 +317,7 @@ def sample_mixed(
     )
     if transitions.of_rank is None or len(transitions.of_rank.rows):
         return transitions
-    record = stores[0].newest()
+    record = next(store for store in stores if store.held).newest()
     return Transitions(
         record, record, RankRows(torch.zeros(1, dtype=torch.int64), batch, counts=False)
     )

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rlinf_vla.algorithms.cal_ql import CalQL, CalQLConfig
 from rlinf_vla.algorithms.dagger import DAgger, DAggerConfig
 from rlinf_vla.algorithms.off_policy import ReplayConfig, ReplayLearner
 from rlinf_vla.algorithms.sac import SAC, SACConfig
@@ -35,6 +36,16 @@ RECIPES: dict[str, tuple[type[ReplayLearner], ReplayConfig]] = {
     "sac": (SAC, SOFT),
     "rlpd": (SAC, replace(SOFT, **SHOWN)),
     "dsrl": (SAC, replace(SOFT, frozen_backbone=True, noise_bound=1.5)),
+    "cal_ql": (
+        CalQL,
+        CalQLConfig(
+            critics=3,
+            demonstrations=5,
+            offline_iterations=2,
+            conservative_samples=2,
+            **COMMON,
+        ),
+    ),
     "td3": (TD3, TD3Config(**COMMON)),
     "dagger": (DAgger, DAggerConfig(batch_size=7, replay_capacity=30)),
     "imitated teacher": (DAgger, replace(TAUGHT, loss="imitation")),
@@ -110,12 +121,13 @@ def learnt(name: str, folder: Path, iterations: int = 3) -> dict[str, Any]:
     config = algorithm.config
     stores = open_replays(folder, config, {})
     for number in range(getattr(config, "demonstrations", 0)):
-        stores[1].append(episode(100 + number))
+        stores[1].append(algorithm.stored(episode(100 + number)))
     metrics = []
     frozen = getattr(config, "frozen_backbone", False)
     for iteration in range(iterations):
-        for number in range(4):
-            stores[0].append(episode(4 * iteration + number, frozen))
+        collected = 0 if algorithm.demonstrated(iteration) == 1 else 4
+        for number in range(collected):
+            stores[0].append(algorithm.stored(episode(4 * iteration + number, frozen)))
         metrics.append(learn_from_replay(trainer, algorithm, stores, 5, 0, iteration))
     return {"metrics": metrics, "weights": trainer.weights(), "state": trainer.state()}
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from rlinf_vla.algorithms.cal_ql import CalQL
 from rlinf_vla.algorithms.dagger import DAgger
 from rlinf_vla.algorithms.grpo import GRPO
 from rlinf_vla.algorithms.ppo import PPO
@@ -20,6 +21,7 @@ from rlinf_vla.testing.algorithm import AlgorithmConformance, Train
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
 from tests.algorithms.a2c import A2C
 from tests.algorithms.td3 import TD3
+from tests.data.test_from_dataset import played, write
 
 REPLAY = (
     "algorithm.episodes=4",
@@ -55,6 +57,23 @@ class TestGRPO(Suite):
 class TestSAC(Suite):
     algorithm = SAC
     keys = ("algorithm.critics=3", *REPLAY)
+
+
+class TestCalQL(Suite):
+    algorithm = CalQL
+    keys = (
+        *TestSAC.keys,
+        "algorithm.dataset=dataset",
+        "algorithm.offline_iterations=1",
+        "algorithm.offline_updates=2",
+    )
+
+    @classmethod
+    @contextmanager
+    def installed(cls, folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Train]:
+        with super().installed(folder, patch) as train:
+            write(folder / "dataset", played())
+            yield train
 
 
 class TestDAgger(Suite):

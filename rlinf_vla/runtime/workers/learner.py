@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,10 @@ class LearnerWorker(TrainerWorker):
         """Add an episode. ``episode``: its records, or a reference to them, which only one rank
         stores; the others need ``acted``."""
         store = self.replays[number]
-        store.append((fetched(episode[0]) if store.stores_next else acted).tensors())
+        if store.stores_next:
+            store.append(self.algorithm.stored(fetched(episode[0]).tensors()))
+        else:
+            store.append(acted.tensors())
         return store.total, len(store)
 
     def append_dataset(self, config: OffPolicyConfig) -> tuple[tuple[int, int], list[bool]]:
@@ -39,7 +43,11 @@ class LearnerWorker(TrainerWorker):
         Every rank reads the whole dataset.
         """
         store = self.replays[1]
-        successes = append_all(store, dataset_transitions(self.policy, config))
+        episodes = (
+            replace(episode, records=self.algorithm.stored(episode.records))
+            for episode in dataset_transitions(self.policy, config)
+        )
+        successes = append_all(store, episodes)
         return (store.total, len(store)), successes
 
     def flush(self, number: int) -> None:
