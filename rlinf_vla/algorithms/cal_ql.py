@@ -140,7 +140,7 @@ class CalQL(SAC):
         below = values[:, 1:] < returns[:, None]
         metrics = {
             "critic/conservative": batch.part(gap.mean()),
-            "critic/calibrated": batch.part(below.float().mean()),
+            "critic/calibrated": batch.part(below.to(values.dtype).mean()),
         }
         return coefficient * batch.part(gap.mean(dim=1).sum()), metrics
 

@@ -142,6 +142,7 @@ SAC = (
     COUNTING
     + "  episodes: 4\n  updates_per_step: 0.2\n  batch_size: 8\n  critics: 3\n  hidden: 16\n"
 )
+CAL_QL = SAC + "  offline_iterations: 2\n  offline_updates: 3\n  conservative_samples: 2\n"
 CLASSIFIER = """# @package _global_
 # Sees when counting is done.
 defaults:
@@ -211,6 +212,7 @@ def write_recipes(folder: Path) -> None:
         ("ppo", PPO, 2, 2),
         ("grpo", GRPO, 2, 2),
         ("sac", SAC, 2, 0),
+        ("cal_ql", CAL_QL, 4, 0),
         ("dagger", DAGGER, 2, 0),
         ("sft", SFT, 6, 0),
     ):

@@ -223,6 +223,14 @@ def test_the_engine_reads_its_keys(
         "algorithm.dataset=dataset",
         f"model.checkpoint={tmp_path}/single",
     )
+    run(
+        "train",
+        "counting_cal_ql",
+        "run_dir=cal_ql",
+        "iterations=2",
+        "algorithm.dataset=dataset",
+        f"model.checkpoint={tmp_path}/single",
+    )
     of_dataset = "algorithm.demonstrations.dataset=dataset"
     run(
         "train",

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from rlinf_vla.algorithms.cal_ql import CalQL, CalQLConfig
 from rlinf_vla.algorithms.classifier import ClassifierConfig, ClassifierTraining
 from rlinf_vla.algorithms.dagger import DAgger, DAggerConfig
 from rlinf_vla.algorithms.grpo import GRPO, GRPOConfig
@@ -92,6 +93,11 @@ def test_sac() -> None:
         ("publish", "collect_transitions"): "barrier",
     }
     assert [each.name for each in graph.operations if each.once] == ["demonstrate"]
+
+
+def test_cal_ql_has_the_graph_of_its_online_iterations() -> None:
+    graph = trace(CalQL(CalQLConfig(demonstrations=2, offline_iterations=3), 1.0))
+    assert edges(graph) == edges(trace(SAC(SACConfig(demonstrations=2), 1.0)))
 
 
 def test_dagger() -> None:

@@ -39,6 +39,7 @@ RUNS = {
     "sac": ["recipe=maniskill_sac"],
     "co-training": ["recipe=maniskill_rlpd", "algorithm.sft_coef=1.0"],
     "dsrl": ["recipe=maniskill_dsrl"],
+    "cal_ql": ["recipe=maniskill_cal_ql", "algorithm.online_conservative_coef=0"],
     "adapters": [
         "recipe=maniskill_sac",
         "model=openvla",
@@ -66,7 +67,7 @@ def stored(wanted: Recipe, policy: Policy, algorithm: ReplayLearner) -> Tensors:
     """Records as the replay has them."""
     settings = builders.actor_settings(wanted, 1.0)
     if not isinstance(algorithm, DAgger):
-        return records(policy, ROWS, settings, 0.9)
+        return algorithm.stored(records(policy, ROWS, settings, 0.9))
     inputs = policy.prepare(observation(policy.spec, 1))
     with torch.no_grad():
         record = algorithm.record(policy, inputs, policy.act(policy.encode(inputs), None, 1.0))
