@@ -8,7 +8,7 @@ have; but not the values of the policy's actions below the return of the stored 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from rlinf_vla.algorithms.sac import SAC, SACConfig, SACPolicy
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.ranges import Count, CountOrZero, Name, NonNegative
 from rlinf_vla.core.protocols import Policy
-from rlinf_vla.core.transitions import DISCOUNT, RETURN, REWARD, Transitions
+from rlinf_vla.core.transitions import COST, COST_RETURN, DISCOUNT, RETURN, REWARD, Transitions
 from rlinf_vla.core.types import ActionSample, Inputs, Tensors
 
 
@@ -58,10 +58,6 @@ class CalQL(SAC):
                 f"algorithm.offline_iterations={config.offline_iterations} are part of the {iterations} iterations of the run: "
                 "raise iterations, or lower algorithm.offline_iterations"
             )
-        if config.cost_limit is not None:
-            raise UserError(
-                "algorithm.cost_limit changes rewards, and the returns that algorithm=cal_ql stores do not follow: leave it out"
-            )
 
     def offline(self, iteration: int) -> bool:
         """Return whether the iteration learns from the demonstrations alone."""
@@ -93,10 +89,23 @@ class CalQL(SAC):
         return 1.0 if self.offline(iteration) else super().demonstrated(iteration)
 
     def stored(self, records: Tensors) -> Tensors:
-        return records | {RETURN: returns_to_go(records[REWARD], records[DISCOUNT])}
+        discount = records[DISCOUNT]
+        return records | {
+            RETURN: returns_to_go(records[REWARD], discount),
+            COST_RETURN: returns_to_go(records[COST], discount),
+        }
+
+    def charged(self, batch: Transitions) -> Transitions:
+        """Return a replay batch with the penalty subtracted from the reward and its return."""
+        if not self.multiplier:
+            return batch
+        returns = batch.now[RETURN] - self.multiplier * batch.now[COST_RETURN]
+        charged = super().charged(batch)
+        return replace(charged, now=charged.now | {RETURN: returns})
 
     def record(self, policy: Policy, inputs: Inputs, sample: ActionSample) -> Tensors:
-        return super().record(policy, inputs, sample) | {RETURN: sample.value.new_empty(1)}
+        number = sample.value.new_empty(1)
+        return super().record(policy, inputs, sample) | {RETURN: number, COST_RETURN: number}
 
     def penalty(
         self,

@@ -16,10 +16,11 @@ DISCOUNT = "discount"
 ACTED = "acted"
 COST = "cost"
 RETURN = "return"
-OUTCOME = (ACTION, REWARD, DISCOUNT, ACTED, COST, RETURN)
+COST_RETURN = "cost_return"
+OUTCOME = (ACTION, REWARD, DISCOUNT, ACTED, COST, RETURN, COST_RETURN)
 """Fields of a replay record beside the policy's inputs: see ``EpisodeRecords``.
 
-``return``: only of an algorithm whose ``stored`` adds it."""
+``return`` and ``cost_return``: only of an algorithm whose ``stored`` adds them."""
 LATENT = "latent."
 """Prefix of the names of a sample's latents in a record."""
 

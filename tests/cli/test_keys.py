@@ -227,8 +227,9 @@ def test_the_engine_reads_its_keys(
         "train",
         "counting_cal_ql",
         "run_dir=cal_ql",
-        "iterations=2",
+        "iterations=3",
         "algorithm.dataset=dataset",
+        *limited,
         f"model.checkpoint={tmp_path}/single",
     )
     of_dataset = "algorithm.demonstrations.dataset=dataset"

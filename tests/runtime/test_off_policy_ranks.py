@@ -100,6 +100,7 @@ def episode(number: int, features: bool = False) -> dict[str, Tensor]:
         "latent.choice": torch.randint(5, (rows, 1, 4), generator=generator),
         "action": action,
         "reward": torch.randn(rows, generator=generator),
+        "cost": torch.zeros(rows),
         "discount": discount,
         "acted": acted,
     }
