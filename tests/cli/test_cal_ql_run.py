@@ -10,10 +10,12 @@ import pytest
 from rlinf_vla.data import lerobot_format as form
 from rlinf_vla.telemetry.metrics import read_metrics
 from tests.cli.conftest import CommandLine, Counting
+from tests.cli.counting_plugins import announce
 from tests.cli.runs import assert_same_files
 from tests.data.test_from_dataset import played, write
 from tests.forked import Forked
 
+ROOT = Path(__file__).parents[2]
 WORDS = (
     "evaluation.before_and_after=false",
     "checkpoints.keep=9",
@@ -93,9 +95,11 @@ def test_what_makes_no_sense_is_refused_first(
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_cal_ql_has_the_same_bits_on_ray(
-    recorded: Counting, forked: Forked, tmp_path: Path
+    recorded: Counting, forked: Forked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And resumed between its phases; on two ranks it has its phases, too."""
+    announce(tmp_path / "package")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'package'}:{ROOT}")
     ray = ("cluster.runtime=ray", "cluster.rollout_workers=2", "cluster.weights=broadcast")
     ranks = (*ray[:2], "cluster.trainer_ranks=2")
 
