@@ -188,17 +188,37 @@ def test_sampled_actions_and_their_densities_against_a_loop() -> None:
     assert float(metrics["critic/calibrated"]) == pytest.approx(lower / (6 * 3 * 8))
 
 
+def test_what_follows_a_terminated_episode_changes_nothing() -> None:
+    subject = policy(CONFIG)
+    batch = transitions()
+    now, following = encoded(subject, batch)
+    estimates = subject.critics(now, batch.now["action"])
+
+    def found(row: int) -> float:
+        other = following.clone()
+        other[row] += 1.0
+        generator = torch.Generator().manual_seed(3)
+        return float(
+            CalQL(CONFIG).penalty(subject, batch, generator, 0, (now, other), estimates)[0]
+        )
+
+    assert batch.now["discount"][1] == 0
+    torch.testing.assert_close(found(1), float(loss_of(subject, batch)), rtol=0, atol=0)
+    assert found(2) != found(1)
+
+
+def loss_of(subject: SACPolicy, batch: Transitions) -> Tensor:
+    seen = encoded(subject, batch)
+    estimates = subject.critics(seen[0], batch.now["action"])
+    generator = torch.Generator().manual_seed(3)
+    loss = CalQL(CONFIG).penalty(subject, batch, generator, 0, seen, estimates)[0]
+    assert isinstance(loss, Tensor)
+    return loss
+
+
 def test_ranks_add_up_to_the_whole_batch() -> None:
     subject = policy(CONFIG)
     whole = transitions()
-
-    def of(batch: Transitions) -> Tensor:
-        seen = encoded(subject, batch)
-        estimates = subject.critics(seen[0], batch.now["action"])
-        generator = torch.Generator().manual_seed(3)
-        loss = CalQL(CONFIG).penalty(subject, batch, generator, 0, seen, estimates)[0]
-        assert isinstance(loss, Tensor)
-        return loss
 
     parts = []
     for rows in (torch.tensor([4, 0]), torch.tensor([1, 2, 3, 5])):
@@ -206,8 +226,8 @@ def test_ranks_add_up_to_the_whole_batch() -> None:
             {name: value[rows] for name, value in each.items()}
             for each in (whole.now, whole.following)
         )
-        parts.append(of(Transitions(now, following, RankRows(rows, 6))))
-    torch.testing.assert_close(parts[0] + parts[1], of(whole))
+        parts.append(loss_of(subject, Transitions(now, following, RankRows(rows, 6))))
+    torch.testing.assert_close(parts[0] + parts[1], loss_of(subject, whole))
 
 
 def test_the_bound_stops_the_push_on_the_policys_actions() -> None:
