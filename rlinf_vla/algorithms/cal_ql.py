@@ -31,8 +31,9 @@ class CalQLConfig(SACConfig):
     """First iterations, which learn from the demonstrations alone and collect nothing."""
     offline_updates: Count = 200
     """Critic updates in each of them."""
-    conservative_coef: NonNegative = 5.0
-    """Coefficient of the conservative loss of the critics (alpha of CQL)."""
+    conservative_coef: NonNegative = 0.5
+    """Coefficient of the conservative loss of the critics (alpha of CQL). It goes with the scale of
+    returns, here of 1: the paper has 5 for returns of 10."""
     online_conservative_coef: NonNegative | None = None
     """The same after the offline iterations; null: conservative_coef; 0: the updates are SAC's."""
     conservative_samples: Count = 10

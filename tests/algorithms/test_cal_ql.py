@@ -45,6 +45,7 @@ CONFIG = CalQLConfig(
     updates_per_step=0.2,
     offline_iterations=2,
     offline_updates=3,
+    conservative_coef=5.0,
     conservative_samples=4,
     dataset="unread",
     **SIZES,
