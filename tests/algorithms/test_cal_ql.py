@@ -189,6 +189,7 @@ def test_sampled_actions_and_their_densities_against_a_loop() -> None:
     assert float(metrics["critic/calibrated"]) == pytest.approx(lower / (6 * 3 * 8))
 
 
+@torch.no_grad()
 def test_what_follows_a_terminated_episode_changes_nothing() -> None:
     subject = policy(CONFIG)
     batch = transitions()
