@@ -209,6 +209,15 @@ def test_what_follows_a_terminated_episode_changes_nothing() -> None:
     assert found(2) != found(1)
 
 
+def loss_of(subject: SACPolicy, batch: Transitions) -> Tensor:
+    seen = encoded(subject, batch)
+    estimates = subject.critics(seen[0], batch.now["action"])
+    generator = torch.Generator().manual_seed(3)
+    loss = CalQL(CONFIG).penalty(subject, batch, generator, 0, seen, estimates)[0]
+    assert isinstance(loss, Tensor)
+    return loss
+
+
 def test_ranks_add_up_to_the_whole_batch() -> None:
     subject = policy(CONFIG)
     whole = transitions()
