@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -190,8 +191,13 @@ def test_the_evaluation_of_a_classifier_has_no_earlier_one(
         "run_dir=run",
         "checkpoints.every=1",
         "algorithm.demonstrations.episodes=8",
-        "iterations=1",
+        "iterations=2",
     )
     assert rlinf_vla(*counting.arguments("train", "counting_classifier", *quick)).code == 0
-    assert rlinf_vla("train", "run=run", "iterations=2").code == 0
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step_000002")
+    (tmp_path / "run" / "evaluation" / "after.json").unlink()
+    found = rlinf_vla("train", "run=run")
+    assert found.code == 0 and "continuing after iteration 1" in found.out, found.out + found.err
     assert not list((tmp_path / "run" / "evaluation").glob("step_*"))
+    longer = rlinf_vla("train", "run=run", "iterations=3").complaint
+    assert "algorithm=classifier: the learning rate falls until the last iteration" in longer
