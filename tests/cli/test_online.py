@@ -80,6 +80,13 @@ def test_demonstrations_are_recorded_learnt_from_and_done_again(
     assert found.code == 0 and read_metrics(tmp_path / "run")[0]["demonstrations/success"] == 1, (
         found.out + found.err
     )
+    phases = ("algorithm=cal_ql", "algorithm.offline_iterations=1", "algorithm.offline_updates=3")
+    never = "evaluation.before_and_after=false"
+    found = rlinf_vla(*toy("train", "run_dir=phases", "iterations=2", never, *phases, *shown))
+    assert found.code == 0, found.out + found.err
+    offline, online = read_metrics(tmp_path / "phases")
+    assert offline["actor/updates"] == 3 and "rollout/steps" not in offline
+    assert online["rollout/steps"] > 0 and online["replay/size"] > 0
     found = rlinf_vla("robot", *toy("replay", "episode=1", *shown))
     assert (
         found.code == 0
