@@ -29,15 +29,12 @@ from rlinf_vla.config.errors import UserError
 from rlinf_vla.core.transitions import RankRows, Transitions
 from rlinf_vla.core.types import Episodes
 from rlinf_vla.data.lerobot_reader import LeRobotReader
-from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.runtime.off_policy import OffPolicyFlow
-from rlinf_vla.testing.toy_env import groups
-from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
-from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
 from rlinf_vla.training.replay import ShardedReplay
 from rlinf_vla.training.trainer import Trainer
+from tests.algorithms.sac_runs import flow, policy, run
 from tests.data.test_from_dataset import played, write
-from tests.runtime.here import off_policy_flow, replays_of
+from tests.runtime.here import replays_of
 
 SIZES: dict[str, Any] = {"critics": 3, "hidden": 16, "batch_size": 16, "shift": 0}
 CONFIG = CalQLConfig(
@@ -50,6 +47,7 @@ CONFIG = CalQLConfig(
     dataset="unread",
     **SIZES,
 )
+CHUNK = 2
 seeds = st.integers(0, 2**32 - 1)
 
 
@@ -117,11 +115,6 @@ def test_returns_against_a_loop(unit: str, terminated: bool) -> None:
     assert terminated or float(found[-1]) == 0
 
 
-def policy(config: SACConfig, chunk: int = 2) -> SACPolicy:
-    algorithm = CalQL(config) if isinstance(config, CalQLConfig) else SAC(config)
-    return algorithm.wrap(LinearPolicy(LinearOptions(chunk=chunk)), 0)
-
-
 def transitions(size: int = 6) -> Transitions:
     generator = torch.Generator().manual_seed(5)
 
@@ -147,7 +140,7 @@ def encoded(subject: SACPolicy, batch: Transitions) -> tuple[Tensor, Tensor]:
 
 def test_sampled_actions_and_their_densities_against_a_loop() -> None:
     """Actions are random, the policy's, and the policy's at the next observation, with values here."""
-    subject = policy(CONFIG)
+    subject = policy(CalQL(CONFIG), CHUNK)
     batch = transitions()
     seen = encoded(subject, batch)
     action = batch.now["action"]
@@ -192,7 +185,7 @@ def test_sampled_actions_and_their_densities_against_a_loop() -> None:
 @torch.no_grad()
 def test_what_follows_a_terminated_episode_changes_nothing() -> None:
     """In float64, because single rows change the loss by little."""
-    subject = policy(CONFIG).double()
+    subject = policy(CalQL(CONFIG), CHUNK).double()
     batch = transitions()
     now, following = (features.double() for features in encoded(subject, batch))
     estimates = subject.critics(now, batch.now["action"].double())
@@ -219,7 +212,7 @@ def loss_of(subject: SACPolicy, batch: Transitions) -> Tensor:
 
 
 def test_ranks_add_up_to_the_whole_batch() -> None:
-    subject = policy(CONFIG)
+    subject = policy(CalQL(CONFIG), CHUNK)
     whole = transitions()
 
     parts = []
@@ -244,8 +237,8 @@ def test_the_bound_stops_the_push_on_the_policys_actions() -> None:
 
 
 def stepped(config: SACConfig, iteration: int) -> tuple[dict[str, Tensor], dict[str, float]]:
-    subject = policy(config)
     algorithm = CalQL(config) if isinstance(config, CalQLConfig) else SAC(config)
+    subject = policy(algorithm, CHUNK)
     trainer = Trainer(subject, algorithm, 64)
     generator = torch.Generator().manual_seed(0)
     metrics = algorithm.step(trainer, transitions(), generator, iteration, 0, transitions)
@@ -273,13 +266,10 @@ def test_each_phase_has_its_coefficient() -> None:
 
 
 def test_memory_is_counted_in_an_iteration_with_the_conservative_loss() -> None:
-    for online, loss in ((0.0, True), (None, True)):
+    for online in (0.0, None):
         algorithm = CalQL(replace(CONFIG, online_conservative_coef=online))
-        assert bool(algorithm.coefficient(algorithm.peak_iteration)) == loss
+        assert algorithm.coefficient(algorithm.peak_iteration)
     assert CalQL(replace(CONFIG, offline_iterations=0)).peak_iteration == SAC.peak_iteration
-
-
-SETTINGS = Settings(0, 1.0, 2)
 
 
 @pytest.fixture(scope="module")
@@ -289,37 +279,6 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write(tmp_path_factory.mktemp("recorded") / "data", played(config=noisy))
 
 
-def opened(
-    directory: Path, subject: SACPolicy, trainer: Trainer, config: CalQLConfig, state: Any
-) -> OffPolicyFlow:
-    return off_policy_flow(
-        subject, groups(4, 2), trainer, SETTINGS, CalQL(config), directory / "replay", state
-    )
-
-
-def run(
-    directory: Path, config: CalQLConfig, iterations: int, stop: int | None = None
-) -> tuple[Trainer, list[dict[str, float]], OffPolicyFlow]:
-    """``stop``: iterations before a checkpoint; then a process continues and is lost, and another one resumes."""
-    metrics: list[dict[str, float]] = []
-    state: dict[str, Any] = {}
-    checkpoint = None
-    for first, last in [(0, iterations)] if stop is None else [(0, stop + 1), (stop, iterations)]:
-        subject = policy(config)
-        trainer = Trainer(subject, CalQL(config), 64)
-        if checkpoint is not None:
-            state = load_checkpoint(checkpoint, subject, trainer)
-        running = opened(directory, subject, trainer, config, state)
-        for iteration in range(first, last):
-            if iteration == stop and checkpoint is None:
-                saved = {"iteration": iteration} | running.save()
-                checkpoint = save_checkpoint(directory / "checkpoints", subject, trainer, saved, 3)
-            running.begin(iteration)
-            CalQL(config).iteration(running)
-            metrics.append(running.metrics)
-    return trainer, metrics, running
-
-
 def test_nothing_is_collected_offline(
     tmp_path: Path, dataset: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -327,12 +286,12 @@ def test_nothing_is_collected_offline(
     played_in = list[int]()
     collect = OffPolicyFlow.collect_transitions
 
-    def noted(flow: OffPolicyFlow, episodes: Episodes) -> int:
-        played_in.append(flow.iteration)
-        return collect(flow, episodes)
+    def noted(running: OffPolicyFlow, episodes: Episodes) -> int:
+        played_in.append(running.iteration)
+        return collect(running, episodes)
 
     monkeypatch.setattr(OffPolicyFlow, "collect_transitions", noted)
-    _, metrics, running = run(tmp_path, config, 4)
+    _, metrics, running = run(tmp_path, CalQL(config), 4, chunk=CHUNK)
     assert played_in == [2, 3]
     assert [each["cal_ql/offline"] for each in metrics] == [1, 1, 0, 0]
     assert all(each["actor/updates"] == 3 for each in metrics[:2])
@@ -346,8 +305,8 @@ def test_updates_offline_are_of_the_dataset_alone(tmp_path: Path, dataset: str) 
     config = replace(CONFIG, dataset=dataset, demonstration_share=0.25)
     algorithm = CalQL(config)
     assert [algorithm.demonstrated(iteration) for iteration in range(4)] == [1, 1, 0.25, 0.25]
-    subject = policy(config)
-    running = opened(tmp_path, subject, Trainer(subject, algorithm, 64), config, {})
+    subject = policy(CalQL(config), CHUNK)
+    running = flow(tmp_path, subject, Trainer(subject, algorithm, 64), algorithm, {})
     running.begin(0)
     running.demonstrate(0)
     newest = replays_of(running)[1].newest()
@@ -362,8 +321,8 @@ def test_updates_offline_are_of_the_dataset_alone(tmp_path: Path, dataset: str) 
 
 def test_the_replay_has_the_returns_of_the_dataset(tmp_path: Path, dataset: str) -> None:
     config = replace(CONFIG, dataset=dataset, gamma=0.9)
-    subject = policy(config)
-    running = opened(tmp_path, subject, Trainer(subject, CalQL(config), 64), config, {})
+    subject = policy(CalQL(config), CHUNK)
+    running = flow(tmp_path, subject, Trainer(subject, CalQL(config), 64), CalQL(config), {})
     running.begin(0)
     running.demonstrate(0)
     replay = replays_of(running)[1]
@@ -400,8 +359,8 @@ def test_a_penalty_for_costs_is_subtracted_from_the_return() -> None:
 def test_a_resumed_run_has_the_same_bits(tmp_path: Path, dataset: str, stop: int) -> None:
     """In the middle of the offline phase, between the two, and online."""
     config = replace(CONFIG, dataset=dataset, online_conservative_coef=0.5)
-    whole, metrics, _ = run(tmp_path / "whole", config, 4)
-    parts, again, _ = run(tmp_path / "parts", config, 4, stop)
+    whole, metrics, _ = run(tmp_path / "whole", CalQL(config), 4, chunk=CHUNK)
+    parts, again, _ = run(tmp_path / "parts", CalQL(config), 4, stop, chunk=CHUNK)
     for name, value in whole.weights().items():
         assert torch.equal(value, parts.weights()[name]), name
     for name, value in whole.state().items():
@@ -451,7 +410,7 @@ def test_features_of_a_frozen_backbone_are_stored_and_standardised_offline(
     tmp_path: Path, dataset: str, anchor: float | None
 ) -> None:
     config = replace(CONFIG, dataset=dataset, frozen_backbone=True, anchor=anchor)
-    trainer, metrics, running = run(tmp_path, config, 3)
+    trainer, metrics, running = run(tmp_path, CalQL(config), 3, chunk=CHUNK)
     stored = replays_of(running)[1].newest()
     assert "features" in stored and "image" not in stored
     assert bool((trainer.policy.feature_spread != 1).any())

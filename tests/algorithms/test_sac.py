@@ -29,17 +29,15 @@ from rlinf_vla.algorithms.sac import (
 from rlinf_vla.config.errors import UserError
 from rlinf_vla.config.recipe import LoraOptions
 from rlinf_vla.core.transitions import Transitions
-from rlinf_vla.rollout.actor import Settings
 from rlinf_vla.runtime.off_policy import OffPolicyFlow
 from rlinf_vla.testing.policy_calls import noise, observations
-from rlinf_vla.testing.toy_env import groups
 from rlinf_vla.testing.toy_policy import LinearOptions, LinearPolicy
-from rlinf_vla.training.checkpoint import load_checkpoint, save_checkpoint
 from rlinf_vla.training.lora import add_lora
 from rlinf_vla.training.trainer import Trainer
+from tests.algorithms.sac_runs import flow, policy, run
 from tests.algorithms.sac_step import sac_step
 from tests.models.tiny_openvla import tiny
-from tests.runtime.here import off_policy_flow, replays_of
+from tests.runtime.here import replays_of
 
 RATES = {"learning_rate": 1e-3, "value_learning_rate": 1e-3}
 CONFIG = SACConfig(
@@ -149,10 +147,6 @@ def test_random_shifts_against_a_loop() -> None:
     assert torch.equal(found[1], images[1]), "the middle one is none"
 
 
-def policy(config: SACConfig = CONFIG, seed: int = 0) -> SACPolicy:
-    return SAC(config).wrap(LinearPolicy(LinearOptions(chunk=1)), seed)
-
-
 def transitions(seed: int = 0, size: int = 8) -> Transitions:
     generator = torch.Generator().manual_seed(seed)
 
@@ -176,7 +170,7 @@ def snapshot(trainer: Trainer) -> dict[str, Tensor]:
 
 
 def test_each_loss_trains_its_own_modules() -> None:
-    subject = policy()
+    subject = policy(SAC(CONFIG))
     trainer = Trainer(subject, SAC(CONFIG), 64)
     assert {name.split(".")[0] for name in trainer.parameters} == {
         "backbone",
@@ -216,7 +210,7 @@ def test_each_loss_trains_its_own_modules() -> None:
 
 def test_the_actor_waits_until_its_warm_up_is_over() -> None:
     config = replace(CONFIG, actor_warmup=2)
-    trainer = Trainer(policy(config), SAC(config), 64)
+    trainer = Trainer(policy(SAC(config)), SAC(config), 64)
     before = snapshot(trainer)
 
     def changed(iteration: int) -> set[str]:
@@ -271,7 +265,7 @@ def test_a_vlas_adapters_learn_only_from_the_critics() -> None:
 def test_the_actor_maximises_the_critics() -> None:
     """With critics that prefer one action, the actor converges to it, and alpha reaches the target entropy."""
     config = replace(CONFIG, learning_rate=1e-2, value_learning_rate=0.0, initial_alpha=0.01)
-    subject = policy(config)
+    subject = policy(SAC(config))
     trainer = Trainer(subject, SAC(config), 64)
 
     class Likes(nn.Module):
@@ -297,42 +291,8 @@ def test_the_actor_maximises_the_critics() -> None:
     assert (subject.distribution(features)[0].tanh() - 0.5).abs().mean() < 0.1
 
 
-SETTINGS = Settings(0, 1.0, 2)
-
-
-def flow(
-    directory: Path, subject: SACPolicy, trainer: Trainer, config: SACConfig, state: dict[str, Any]
-) -> OffPolicyFlow:
-    return off_policy_flow(
-        subject, groups(4, 2), trainer, SETTINGS, SAC(config, 1.0), directory / "replay", state
-    )
-
-
-def run(
-    directory: Path, config: SACConfig, iterations: int, stop: int | None = None
-) -> tuple[SACPolicy, list[dict[str, float]]]:
-    """``stop``: iterations before a checkpoint; then a process continues and is lost, and another one resumes."""
-    metrics: list[dict[str, float]] = []
-    state: dict[str, Any] = {}
-    checkpoint = None
-    for first, last in [(0, iterations)] if stop is None else [(0, stop + 1), (stop, iterations)]:
-        subject = policy(config)
-        trainer = Trainer(subject, SAC(config), 64)
-        if checkpoint is not None:
-            state = load_checkpoint(checkpoint, subject, trainer)
-        running = flow(directory, subject, trainer, config, state)
-        for iteration in range(first, last):
-            if iteration == stop and checkpoint is None:
-                saved = {"iteration": iteration} | running.save()
-                checkpoint = save_checkpoint(directory / "checkpoints", subject, trainer, saved, 3)
-            running.begin(iteration)
-            SAC(config, 1.0).iteration(running)
-            metrics.append(running.metrics)
-    return subject, metrics
-
-
 def test_an_iteration_collects_stores_and_learns(tmp_path: Path) -> None:
-    _, (metrics,) = run(tmp_path, CONFIG, 1)
+    _, (metrics,), _ = run(tmp_path, SAC(CONFIG), 1)
     assert metrics["rollout/episodes"] == 4 and metrics["actor/updates"] == round(
         metrics["rollout/steps"] * 0.3
     )
@@ -350,7 +310,7 @@ def test_an_iteration_collects_stores_and_learns(tmp_path: Path) -> None:
 def test_replay_rewards_are_discounted_per_step_or_per_chunk(tmp_path: Path, unit: str) -> None:
     config = replace(CONFIG, gamma=0.5, gamma_unit=unit)
     subject = SAC(config).wrap(LinearPolicy(LinearOptions(chunk=4)), 0)
-    running = flow(tmp_path, subject, Trainer(subject, SAC(config), 64), config, {})
+    running = flow(tmp_path, subject, Trainer(subject, SAC(config), 64), SAC(config), {})
     running.begin(0)
     running.collect_transitions(running.training_episodes(16, 0))
     now = replays_of(running)[0].sample(64, torch.Generator().manual_seed(0)).now
@@ -366,10 +326,10 @@ def test_resume_from_a_checkpoint_is_deterministic(
 ) -> None:
     monkeypatch.setattr("rlinf_vla.training.replay.SEGMENT", 16)
     config = replace(CONFIG, demonstrations=demonstrations, sft_coef=sft_coef, replay_capacity=60)
-    straight, _ = run(tmp_path / "straight", config, 4)
-    stopped, _ = run(tmp_path / "stopped", config, 4, stop=2)
-    for name, value in straight.state_dict().items():
-        assert torch.equal(value, stopped.state_dict()[name]), name
+    straight, _, _ = run(tmp_path / "straight", SAC(config), 4)
+    stopped, _, _ = run(tmp_path / "stopped", SAC(config), 4, stop=2)
+    for name, value in straight.policy.state_dict().items():
+        assert torch.equal(value, stopped.policy.state_dict()[name]), name
 
 
 def test_training_improves_success(tmp_path: Path) -> None:
@@ -381,7 +341,7 @@ def test_training_improves_success(tmp_path: Path) -> None:
         learning_rate=3e-3,
         value_learning_rate=3e-3,
     )
-    _, metrics = run(tmp_path, config, 12)
+    _, metrics, _ = run(tmp_path, SAC(config), 12)
     early, late = (
         [m["rollout/success_once"] for m in part] for part in (metrics[:3], metrics[-3:])
     )
@@ -390,7 +350,7 @@ def test_training_improves_success(tmp_path: Path) -> None:
 
 def test_co_training_moves_the_actor_towards_demonstrations() -> None:
     config = replace(CONFIG, sft_coef=100.0, demonstrations=1, learning_rate=1e-2)
-    subject = policy(config)
+    subject = policy(SAC(config))
     trainer = Trainer(subject, SAC(config), 64)
     shown = transitions(seed=5)
     losses = [
@@ -442,7 +402,7 @@ def test_a_frozen_flow_is_steered_by_its_noise(tmp_path: Path) -> None:
     } == LEARNT | {"feature_mean", "feature_spread"}
     trainer = Trainer(subject, SAC(STEERED), 64)
     assert SAC(STEERED).target_entropy(subject) == -4
-    running = flow(tmp_path, subject, trainer, STEERED, {})
+    running = flow(tmp_path, subject, trainer, SAC(STEERED), {})
     success = successes(running, STEERED, 10)
     assert sum(success[-3:]) / 3 > sum(success[:3]) / 3 + 0.25
     stored = replays_of(running)[0].sample(16, torch.Generator().manual_seed(0)).now
@@ -593,7 +553,7 @@ def stored(subject: SACPolicy, inputs: dict[str, Tensor]) -> Transitions:
 def test_refining_a_frozen_policy_improves_it(tmp_path: Path) -> None:
     subject = refining(0.0)
     trainer = Trainer(subject, SAC(REFINED), 64)
-    running = flow(tmp_path, subject, trainer, REFINED, {})
+    running = flow(tmp_path, subject, trainer, SAC(REFINED), {})
     success = successes(running, REFINED, 12)
     assert sum(success[-3:]) / 3 > sum(success[:3]) / 3 + 0.25
     stored = replays_of(running)[0].sample(16, torch.Generator().manual_seed(0)).now
@@ -602,7 +562,7 @@ def test_refining_a_frozen_policy_improves_it(tmp_path: Path) -> None:
 
 def test_a_policy_without_noise_cannot_be_steered() -> None:
     with pytest.raises(UserError, match="model=linear has no initial noise: use a flow policy"):
-        policy(STEERED)
+        policy(SAC(STEERED))
 
 
 @pytest.mark.parametrize(

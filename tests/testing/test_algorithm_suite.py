@@ -43,6 +43,17 @@ def no_report() -> Iterator[None]:
 class Suite(AlgorithmConformance):
     on_ray = False  # test_algorithm_on_ray.py, tests/cli/test_other_algorithms.py
 
+    @classmethod
+    def prepare(cls, folder: Path) -> None:
+        """Write what the keys name, into the working directory of the runs."""
+
+    @classmethod
+    @contextmanager
+    def installed(cls, folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Train]:
+        with super().installed(folder, patch) as train:
+            cls.prepare(folder)
+            yield train
+
 
 class TestPPO(Suite):
     algorithm = PPO
@@ -69,11 +80,8 @@ class TestCalQL(Suite):
     )
 
     @classmethod
-    @contextmanager
-    def installed(cls, folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Train]:
-        with super().installed(folder, patch) as train:
-            write(folder / "dataset", played())
-            yield train
+    def prepare(cls, folder: Path) -> None:
+        write(folder / "dataset", played())
 
 
 class TestDAgger(Suite):
@@ -95,11 +103,8 @@ class TestDistillation(Suite):
     )
 
     @classmethod
-    @contextmanager
-    def installed(cls, folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Train]:
-        with super().installed(folder, patch) as train:
-            LinearPolicy(LinearOptions(chunk=2, seed=1)).save(folder / "teacher")
-            yield train
+    def prepare(cls, folder: Path) -> None:
+        LinearPolicy(LinearOptions(chunk=2, seed=1)).save(folder / "teacher")
 
 
 class TestSFT(Suite):
